@@ -1,0 +1,370 @@
+//! The ledger of one execution: messages appended by compare-and-set on the subject's last
+//! sequence. Whoever loses the race reads again and decides again; nobody is fenced by luck.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::{PublishAckFuture, PublishErrorKind};
+use async_nats::jetstream::message::{PublishMessage, StreamMessage};
+use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use bytes::Bytes;
+use fiec_schemas::event::MessageError;
+use fiec_schemas::{
+    Digest, Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Sequence, StatePlace,
+    Tenant, Timestamp, TransitionError, subjects,
+};
+use std::sync::Arc;
+use tokio::sync::OnceCell;
+
+use crate::{Broker, BrokerError, store};
+
+/// Messages after which the one with the last σ is in danger of dropping out of the stream: the
+/// next message carries σ again.
+pub const CARRY_AGAIN_AFTER: Ordinal = subjects::LEDGER_DEPTH - 8;
+
+/// A message as it stands in the stream.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its sequence.
+    pub seq: Sequence,
+    /// Digest of its header.
+    pub digest: Digest,
+    /// What it says, with its own sequence put in.
+    pub message: LedgerMessage,
+    /// σ, where it carries one.
+    pub body: Bytes,
+}
+
+/// Where a ledger stands, as its next writer must know it.
+#[derive(Debug, Clone)]
+pub struct Tip {
+    /// Sequence of the last message; 0 where there is none.
+    pub seq: Sequence,
+    /// Digest of its header.
+    pub digest: Option<Digest>,
+    /// The state that it gives.
+    pub state: ExecutionState,
+}
+
+impl From<Entry> for Tip {
+    fn from(entry: Entry) -> Self {
+        Self {
+            seq: entry.seq,
+            digest: Some(entry.digest),
+            state: entry.message.state,
+        }
+    }
+}
+
+/// Why an append did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// Somebody else appended first: read the last message and decide again.
+    #[error("the ledger has moved on")]
+    Conflict,
+    /// The state does not allow the events.
+    #[error(transparent)]
+    Transition(#[from] TransitionError),
+    /// The message is too large or cannot be written.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The broker did not answer or refused; whether the message is stored is not known.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
+
+/// A message ready to be appended.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    /// Sequence that must be the subject's last.
+    pub expected: Sequence,
+    /// The header's value.
+    pub header: String,
+    /// Its digest.
+    pub digest: Digest,
+    /// The state after it; 0 stands for the message's own sequence until it is known.
+    pub state: ExecutionState,
+    subject: String,
+    carries_state: bool,
+}
+
+impl Draft {
+    /// A message with these events on top of `tip`.
+    ///
+    /// # Errors
+    /// When the state does not allow the events, or the message would be too large.
+    pub fn new(
+        tip: &Tip,
+        events: Vec<Event>,
+        author: &str,
+        at: Timestamp,
+    ) -> Result<Self, AppendError> {
+        let mut state = tip.state.after(&events, author, at, tip.digest)?;
+        let commits = state
+            .boundary
+            .as_ref()
+            .is_some_and(|b| b.ordinal == state.ordinal);
+        let ages = state
+            .boundary
+            .as_ref()
+            .is_some_and(|b| b.seq.is_some() && state.ordinal - b.ordinal >= CARRY_AGAIN_AFTER);
+        let carries_state = !commits && ages && !state.phase.is_terminal();
+        if carries_state {
+            state.carry_state_again();
+        }
+        let message = LedgerMessage {
+            v: 1,
+            events,
+            state,
+            sig: None,
+        };
+        let header = message.encode()?;
+        let state = message.state;
+        Ok(Self {
+            expected: tip.seq,
+            digest: Digest::of(header.as_bytes()),
+            header,
+            subject: subjects::ledger(&state.tenant, state.execution),
+            state,
+            carries_state,
+        })
+    }
+
+    /// True when the body must be the last σ once more, though nothing new is committed.
+    pub fn carries_state(&self) -> bool {
+        self.carries_state
+    }
+
+    /// The tip that this message makes once the broker has given it a sequence.
+    pub fn into_tip(self, seq: Sequence) -> Tip {
+        let mut state = self.state;
+        state.resolve(seq);
+        Tip {
+            seq,
+            digest: Some(self.digest),
+            state,
+        }
+    }
+}
+
+/// An append on its way.
+pub struct InFlight {
+    /// What is being appended.
+    pub draft: Draft,
+    body: Bytes,
+    ack: PublishAckFuture,
+}
+
+/// All ledgers, through one connection.
+#[derive(Clone)]
+pub struct Ledger {
+    broker: Broker,
+    stream: Arc<OnceCell<Stream<()>>>,
+}
+
+impl Ledger {
+    /// Uses this connection.
+    pub fn new(broker: &Broker) -> Self {
+        Self {
+            broker: broker.clone(),
+            stream: Arc::default(),
+        }
+    }
+
+    async fn stream(&self) -> Result<&Stream<()>, BrokerError> {
+        self.stream
+            .get_or_try_init(|| self.broker.js.get_stream_no_info(subjects::LEDGER_STREAM))
+            .await
+            .map_err(BrokerError::operation("open the ledger stream"))
+    }
+
+    /// The last message of an execution's ledger, if it has one.
+    ///
+    /// # Errors
+    /// When the broker does not answer, or the message cannot be read.
+    pub async fn last(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+    ) -> Result<Option<Entry>, BrokerError> {
+        self.last_of(&subjects::ledger(tenant, execution)).await
+    }
+
+    async fn last_of(&self, subject: &str) -> Result<Option<Entry>, BrokerError> {
+        match self
+            .stream()
+            .await?
+            .direct_get_last_for_subject(subject)
+            .await
+        {
+            Ok(message) => entry(message).map(Some),
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
+            Err(error) => Err(BrokerError::operation(format!(
+                "read the last of {subject}"
+            ))(error)),
+        }
+    }
+
+    /// The message of this sequence.
+    ///
+    /// # Errors
+    /// When it is not there any more, or cannot be read.
+    pub async fn by_sequence(&self, seq: Sequence) -> Result<Entry, BrokerError> {
+        match self.stream().await?.direct_get(seq).await {
+            Ok(message) => entry(message),
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+                Err(BrokerError::Missing {
+                    what: format!("ledger message {seq}"),
+                    hint: ": it has dropped out of the stream; PostgreSQL has its history"
+                        .to_owned(),
+                })
+            }
+            Err(error) => Err(BrokerError::operation(format!("read ledger message {seq}"))(error)),
+        }
+    }
+
+    /// σ of the last commit, from wherever it is.
+    ///
+    /// # Errors
+    /// When it is not there, or damaged.
+    pub async fn state(&self, place: &StatePlace) -> Result<Bytes, BrokerError> {
+        store::get_state(&self.broker, place).await
+    }
+
+    /// Sends a message without waiting for its acknowledgement. `body` is σ when the events
+    /// commit a boundary (empty for a σ in the object store), otherwise empty; a σ that must be
+    /// carried again is fetched here unless `body` already holds it.
+    ///
+    /// # Errors
+    /// When it could not be sent.
+    pub async fn send(&self, draft: Draft, body: Bytes) -> Result<InFlight, AppendError> {
+        let body = match &draft.state.boundary {
+            Some(place) if draft.carries_state && body.is_empty() && place.bytes > 0 => {
+                // The draft says "here"; σ still lies where the message before says.
+                match self.last_of(&draft.subject).await? {
+                    Some(last) if last.seq == draft.expected => {
+                        match &last.message.state.boundary {
+                            Some(before) => self.state(before).await?,
+                            None => return Err(AppendError::Conflict),
+                        }
+                    }
+                    _ => return Err(AppendError::Conflict),
+                }
+            }
+            _ => body,
+        };
+        let ack = self.publish(&draft, body.clone()).await?;
+        Ok(InFlight { draft, body, ack })
+    }
+
+    async fn publish(&self, draft: &Draft, body: Bytes) -> Result<PublishAckFuture, AppendError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(subjects::EVENT_HEADER, draft.header.as_str());
+        let message = PublishMessage::build()
+            .payload(body)
+            .headers(headers)
+            .expected_last_subject_sequence(draft.expected);
+        self.broker
+            .js
+            .send_publish(draft.subject.clone(), message)
+            .await
+            .map_err(BrokerError::operation(format!(
+                "append to {}",
+                draft.subject
+            )))
+            .map_err(AppendError::Broker)
+    }
+
+    /// Waits for the acknowledgement of a message that was sent.
+    ///
+    /// # Errors
+    /// [`AppendError::Conflict`] when somebody else was first. A message whose acknowledgement
+    /// was lost is looked up, and sent again where it was not stored.
+    pub async fn settle(&self, in_flight: InFlight) -> Result<Tip, AppendError> {
+        let InFlight { draft, body, ack } = in_flight;
+        let error = match ack.await {
+            Ok(ack) => return Ok(draft.into_tip(ack.sequence)),
+            Err(error) => error,
+        };
+        match error.kind() {
+            // Also what a retry of ours sees when its first try was stored after all.
+            PublishErrorKind::WrongLastSequence => self.conflict_or_own(draft).await,
+            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
+                tracing::warn!(
+                    subject = draft.subject,
+                    "append was not acknowledged; reading back"
+                );
+                self.retry(draft, body).await
+            }
+            _ => Err(AppendError::Broker(BrokerError::operation(format!(
+                "append to {}",
+                draft.subject
+            ))(error))),
+        }
+    }
+
+    async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {
+        match self.last_of(&draft.subject).await? {
+            Some(last) if last.digest == draft.digest => Ok(draft.into_tip(last.seq)),
+            _ => Err(AppendError::Conflict),
+        }
+    }
+
+    async fn retry(&self, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
+        let mut wait = Duration::from_millis(100);
+        let mut last_error = None;
+        for _ in 0..8 {
+            match self.last_of(&draft.subject).await {
+                Ok(Some(last)) if last.digest == draft.digest => {
+                    return Ok(draft.into_tip(last.seq));
+                }
+                Ok(last) if last.as_ref().map_or(0, |l| l.seq) == draft.expected => {
+                    match self.publish(&draft, body.clone()).await?.await {
+                        Ok(ack) => return Ok(draft.into_tip(ack.sequence)),
+                        Err(error) => last_error = Some(error),
+                    }
+                }
+                Ok(_) => return Err(AppendError::Conflict),
+                Err(error) => tracing::debug!(%error, "cannot read the ledger back yet"),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(2));
+        }
+        let what = format!("append to {}", draft.subject);
+        Err(AppendError::Broker(match last_error {
+            Some(error) => BrokerError::operation(what)(error),
+            None => BrokerError::Missing {
+                what,
+                hint: ": no acknowledgement came".to_owned(),
+            },
+        }))
+    }
+
+    /// Appends a message and waits for its acknowledgement.
+    ///
+    /// # Errors
+    /// As [`Ledger::settle`].
+    pub async fn append(&self, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
+        let in_flight = self.send(draft, body).await?;
+        self.settle(in_flight).await
+    }
+}
+
+fn entry(message: StreamMessage) -> Result<Entry, BrokerError> {
+    let malformed = |reason: String| BrokerError::Malformed {
+        what: format!("ledger message {} on {}", message.sequence, message.subject),
+        reason,
+    };
+    let header = message
+        .headers
+        .get(subjects::EVENT_HEADER)
+        .ok_or_else(|| malformed(format!("it has no {} header", subjects::EVENT_HEADER)))?
+        .as_str();
+    Ok(Entry {
+        seq: message.sequence,
+        digest: Digest::of(header.as_bytes()),
+        message: LedgerMessage::decode(header, message.sequence)
+            .map_err(|error| malformed(error.to_string()))?,
+        body: message.payload.clone(),
+    })
+}

@@ -1,0 +1,233 @@
+//! Streams and buckets as data (`broker-config/streams/*.json`, readable by
+//! `nats stream add --config`), applied idempotently.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
+use async_nats::jetstream::{kv, object_store, stream};
+use fiec_schemas::{NodeId, subjects};
+
+use crate::{Broker, BrokerError};
+
+const STREAMS: [(&str, &str); 6] = [
+    ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
+    ("FIEC_LEDGER", include_str!("../streams/FIEC_LEDGER.json")),
+    ("FIEC_CAPSULE", include_str!("../streams/FIEC_CAPSULE.json")),
+    ("FIEC_RECORD", include_str!("../streams/FIEC_RECORD.json")),
+    (
+        "FIEC_TELEMETRY",
+        include_str!("../streams/FIEC_TELEMETRY.json"),
+    ),
+    ("FIEC_LOG", include_str!("../streams/FIEC_LOG.json")),
+];
+
+/// A running program's node may keep a capsule unacknowledged while it fetches σ.
+const CAPSULE_ACK_WAIT: Duration = Duration::from_secs(30);
+
+/// What differs between installations.
+#[derive(Debug, Clone, Copy)]
+pub struct Profile {
+    /// Copies of each stream: 1, or 3 and 5 in a cluster.
+    pub replicas: usize,
+    /// Shards of nodes; about 500 nodes each.
+    pub shards: u16,
+    /// First sequence of the ledger stream, for a stream that is made again after a loss.
+    pub ledger_first_sequence: Option<u64>,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            shards: 1,
+            ledger_first_sequence: None,
+        }
+    }
+}
+
+/// The stream configurations of a profile.
+///
+/// # Errors
+/// When a committed configuration cannot be read; a test keeps that from happening.
+pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
+    let mut configs = Vec::new();
+    for (name, text) in STREAMS {
+        let config: stream::Config =
+            serde_json::from_str(text).map_err(|error| BrokerError::Malformed {
+                what: format!("broker-config/streams/{name}.json"),
+                reason: error.to_string(),
+            })?;
+        let config = stream::Config {
+            num_replicas: profile.replicas,
+            ..config
+        };
+        if name == "FIEC_CAPSULE" {
+            for shard in 0..profile.shards {
+                configs.push(stream::Config {
+                    name: subjects::capsule_stream(shard),
+                    subjects: vec![subjects::capsule_shard(shard)],
+                    ..config.clone()
+                });
+            }
+        } else if name == subjects::LEDGER_STREAM {
+            configs.push(stream::Config {
+                first_sequence: profile.ledger_first_sequence,
+                ..config
+            });
+        } else {
+            configs.push(config);
+        }
+    }
+    Ok(configs)
+}
+
+/// Makes or updates every stream, bucket and shared consumer.
+///
+/// # Errors
+/// When the broker refuses one.
+pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
+    for config in streams(profile)? {
+        let name = config.name.clone();
+        // A stream's first sequence cannot be changed, only given.
+        if broker.js.get_stream(&name).await.is_ok() {
+            let config = stream::Config {
+                first_sequence: None,
+                ..config
+            };
+            broker
+                .js
+                .update_stream(&config)
+                .await
+                .map_err(BrokerError::operation(format!("update stream {name}")))?;
+        } else {
+            broker
+                .js
+                .create_stream(config)
+                .await
+                .map_err(BrokerError::operation(format!("create stream {name}")))?;
+        }
+    }
+    broker
+        .js
+        .create_or_update_key_value(kv::Config {
+            bucket: subjects::NODES_BUCKET.to_owned(),
+            description: "Node descriptors and operators' flags".to_owned(),
+            history: 4,
+            num_replicas: profile.replicas,
+            ..Default::default()
+        })
+        .await
+        .map_err(BrokerError::operation(format!(
+            "create bucket {}",
+            subjects::NODES_BUCKET
+        )))?;
+    for (bucket, description, max_age) in [
+        (
+            subjects::STATE_BUCKET,
+            "Large state by digest",
+            Duration::from_secs(30 * 86_400),
+        ),
+        (
+            subjects::DATA_BUCKET,
+            "Inputs and outputs by digest",
+            Duration::ZERO,
+        ),
+    ] {
+        if broker.js.get_object_store(bucket).await.is_err() {
+            broker
+                .js
+                .create_object_store(object_store::Config {
+                    bucket: bucket.to_owned(),
+                    description: Some(description.to_owned()),
+                    max_age,
+                    num_replicas: profile.replicas,
+                    ..Default::default()
+                })
+                .await
+                .map_err(BrokerError::operation(format!(
+                    "create object store {bucket}"
+                )))?;
+        }
+    }
+    broker
+        .js
+        .create_consumer_on_stream(
+            pull::Config {
+                durable_name: Some(subjects::SUBMIT_CONSUMER.to_owned()),
+                ack_policy: AckPolicy::Explicit,
+                ack_wait: Duration::from_secs(30),
+                max_ack_pending: 20_000,
+                deliver_policy: DeliverPolicy::All,
+                ..Default::default()
+            },
+            subjects::SUBMIT_STREAM,
+        )
+        .await
+        .map_err(BrokerError::operation("create the submission consumer"))?;
+    Ok(())
+}
+
+/// Opens the durable consumer of the policy services on `FIEC_SUBMIT`.
+///
+/// # Errors
+/// When it is not there: [`apply`] makes it.
+pub async fn submit_consumer(broker: &Broker) -> Result<Consumer<pull::Config>, BrokerError> {
+    broker
+        .js
+        .get_consumer_from_stream(subjects::SUBMIT_CONSUMER, subjects::SUBMIT_STREAM)
+        .await
+        .map_err(BrokerError::operation("open the submission consumer"))
+}
+
+/// Makes or opens a node's durable pull consumer with its exact filter.
+///
+/// # Errors
+/// When the broker refuses it.
+pub async fn node_consumer(
+    broker: &Broker,
+    shard: u16,
+    node: &NodeId,
+) -> Result<Consumer<pull::Config>, BrokerError> {
+    broker
+        .js
+        .create_consumer_on_stream(
+            pull::Config {
+                durable_name: Some(subjects::capsule_consumer(node)),
+                ack_policy: AckPolicy::Explicit,
+                ack_wait: CAPSULE_ACK_WAIT,
+                max_ack_pending: 20_000,
+                filter_subject: subjects::capsule(shard, node),
+                deliver_policy: DeliverPolicy::All,
+                ..Default::default()
+            },
+            subjects::capsule_stream(shard),
+        )
+        .await
+        .map_err(BrokerError::operation(format!(
+            "create the consumer of node {node}"
+        )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_committed_stream_reads_and_keeps_the_design() {
+        let configs = streams(&Profile {
+            replicas: 3,
+            shards: 2,
+            ..Profile::default()
+        })
+        .unwrap();
+        assert_eq!(configs.len(), 7);
+        assert!(configs.iter().all(|c| c.num_replicas == 3));
+        let ledger = configs
+            .iter()
+            .find(|c| c.name == subjects::LEDGER_STREAM)
+            .unwrap();
+        assert_eq!(ledger.max_messages_per_subject, 64);
+        assert!(ledger.allow_direct && ledger.republish.is_none() && !ledger.allow_rollup);
+        assert!(configs.iter().any(|c| c.subjects == ["fiec.capsule.1.*"]));
+    }
+}

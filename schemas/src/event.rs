@@ -1,0 +1,555 @@
+//! What a ledger message says: the events that happened together, and the cumulative state after
+//! them. The transitions themselves are in [`crate::fold`].
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::hardware::{Reading, Signal, Threshold};
+use crate::ids::{
+    BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
+    Tenant, Timestamp,
+};
+use crate::subjects::EVENT_HEADER_LIMIT;
+use crate::submission::{Contract, Submission};
+
+/// Longest canonical submission in bytes that a ledger message carries itself; a longer one lies
+/// in `FIEC_DATA` by its digest.
+pub const INLINE_SUBMISSION_LIMIT: usize = 2 * 1024;
+/// Most candidates that a message lists; the others are counted.
+pub const CANDIDATES_LIMIT: usize = 12;
+/// Longest tail of a program's stderr in an event, in bytes.
+pub const STDERR_TAIL_LIMIT: usize = 1_500;
+
+/// One message of a ledger: events that became true together, and the state after them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LedgerMessage {
+    /// Version of this message: 1.
+    pub v: u8,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// The state after it; this alone suffices to go on.
+    pub state: ExecutionState,
+    /// Place for a signature by the binding's holder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sig: Option<String>,
+}
+
+/// A ledger message that cannot be encoded or decoded.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    /// Over the limit of the header.
+    #[error(
+        "ledger message of {size} bytes is over the {EVENT_HEADER_LIMIT} that a header may have"
+    )]
+    TooLarge {
+        /// Its size in bytes.
+        size: usize,
+    },
+    /// No JSON of this form.
+    #[error("ledger message is not of the expected form: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A version that this program does not know.
+    #[error("ledger message has version {0}, this program knows 1: upgrade it")]
+    Version(u8),
+}
+
+impl LedgerMessage {
+    /// The header's value.
+    ///
+    /// # Errors
+    /// [`MessageError::TooLarge`] over 8 KiB.
+    pub fn encode(&self) -> Result<String, MessageError> {
+        let text = serde_json::to_string(self)?;
+        if text.len() > EVENT_HEADER_LIMIT {
+            return Err(MessageError::TooLarge { size: text.len() });
+        }
+        Ok(text)
+    }
+
+    /// Reads a header's value; `sequence` is the message's own and takes the place of 0 wherever
+    /// the message speaks of itself.
+    ///
+    /// # Errors
+    /// When it is no such message.
+    pub fn decode(text: &str, sequence: Sequence) -> Result<Self, MessageError> {
+        let mut message: Self = serde_json::from_str(text)?;
+        if message.v != 1 {
+            return Err(MessageError::Version(message.v));
+        }
+        message.state.resolve(sequence);
+        Ok(message)
+    }
+}
+
+/// Something that happened to an execution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    /// It exists.
+    Submitted,
+    /// It is tied to a node under a new epoch.
+    Bound {
+        /// The new epoch: one more than before.
+        epoch: Epoch,
+        /// The node.
+        node: NodeId,
+        /// Which life of the node's agent.
+        instance: InstanceId,
+        /// Which place on it.
+        substrate: String,
+        /// Why.
+        cause: Cause,
+        /// Whom the choice was made from; absent when a decision lies in another message.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decision: Option<Decision>,
+    },
+    /// Its node computes.
+    Started {
+        /// Under which epoch.
+        epoch: Epoch,
+        /// When its first capsule of this binding began.
+        computing_since: Timestamp,
+    },
+    /// A boundary became durable.
+    Boundary(BoundaryEvent),
+    /// The node gave it up at its last committed boundary.
+    Yielded {
+        /// Why.
+        cause: Cause,
+        /// When the last capsule on this node ended.
+        computed_until: Timestamp,
+    },
+    /// The node did not take it.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Slots that it could offer.
+        offer: u32,
+    },
+    /// It waits until somebody resumes it.
+    Paused {
+        /// Who asked.
+        who: String,
+    },
+    /// It may be bound again.
+    Resumed {
+        /// Who asked.
+        who: String,
+    },
+    /// Somebody asked for something that the holder of the binding will do.
+    Requested {
+        /// Who asked.
+        who: String,
+        /// What: `cancel`, `pause`, `yield`.
+        what: String,
+    },
+    /// The program ended without completing; it is tried again from the last commit.
+    Crashed {
+        /// Crashes so far.
+        attempt: u32,
+        /// Exit status or signal, in words.
+        exit: String,
+        /// The end of what it wrote to stderr.
+        stderr: String,
+        /// How long the next attempt waits.
+        backoff_ms: u64,
+    },
+    /// It is done.
+    Completed {
+        /// The program's own words on the result; small.
+        #[serde(default, skip_serializing_if = "Value::is_null")]
+        result: Value,
+        /// When its last capsule ended.
+        computed_until: Timestamp,
+        /// Capsules in all.
+        capsules: BoundaryIndex,
+        /// Outputs made since the last commit.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        outputs: Vec<Output>,
+    },
+    /// It cannot complete.
+    Failed {
+        /// Why, for a person.
+        reason: String,
+        /// The end of what the program wrote to stderr.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        stderr: String,
+    },
+    /// Somebody ended it.
+    Cancelled {
+        /// Who.
+        who: String,
+    },
+}
+
+/// A committed boundary.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BoundaryEvent {
+    /// Capsules completed before it.
+    pub index: BoundaryIndex,
+    /// Digest of σ.
+    pub digest: Digest,
+    /// Bytes of σ.
+    pub bytes: u64,
+    /// When the capsule before it ended.
+    pub computed_at: Timestamp,
+    /// Time spent computing since the commit before, in microseconds.
+    pub compute_us: u64,
+    /// Boundaries in all, where the program knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<BoundaryIndex>,
+    /// The program's own short word on its progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Outputs that become visible with this commit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<Output>,
+}
+
+/// An output, in `FIEC_DATA` by its digest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Output {
+    /// The program's name for it.
+    pub name: String,
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Why an execution was bound or yielded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Cause {
+    /// Its first binding.
+    Initial,
+    /// A signal pressed beyond its threshold for longer than its dwell.
+    Pressure {
+        /// What was seen.
+        evidence: Box<Evidence>,
+    },
+    /// Somebody asked for it.
+    Operator {
+        /// Who.
+        who: String,
+    },
+    /// Its node is leaving.
+    Drain {
+        /// Who asked: an operator, or `sigterm`.
+        who: String,
+    },
+    /// Its node fell silent.
+    Lost {
+        /// For how long, in milliseconds, when that was decided.
+        silent_ms: u64,
+    },
+    /// Its node did not take it, or not in time.
+    NotTaken {
+        /// Why.
+        reason: String,
+    },
+    /// It was resumed after a pause.
+    Resumed,
+    /// It waited in a node's queue while another had room.
+    Balance,
+}
+
+impl Cause {
+    /// The name in SQL and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Cause::Initial => "initial",
+            Cause::Pressure { .. } => "pressure",
+            Cause::Operator { .. } => "operator",
+            Cause::Drain { .. } => "drain",
+            Cause::Lost { .. } => "lost",
+            Cause::NotTaken { .. } => "not_taken",
+            Cause::Resumed => "resumed",
+            Cause::Balance => "balance",
+        }
+    }
+
+    /// One sentence for people.
+    pub fn in_words(&self) -> String {
+        match self {
+            Cause::Initial => "first placement".to_owned(),
+            Cause::Pressure { evidence: e } => format!(
+                "{} on {} was {:.1} % (limit {:.1} % for {} ms) since {}",
+                e.signal,
+                e.node,
+                e.value * 100.0,
+                e.threshold.high * 100.0,
+                e.threshold.dwell_ms,
+                e.since
+            ),
+            Cause::Operator { who } => format!("asked for by {who}"),
+            Cause::Drain { who } => format!("node is draining, asked for by {who}"),
+            Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
+            Cause::NotTaken { reason } => format!("node did not take it: {reason}"),
+            Cause::Resumed => "resumed after a pause".to_owned(),
+            Cause::Balance => "another node had a free slot".to_owned(),
+        }
+    }
+}
+
+/// The pressure that made a node unviable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Evidence {
+    /// Where.
+    pub node: NodeId,
+    /// Which signal.
+    pub signal: Signal,
+    /// Which device of the node, if it was one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Its value in [0, 1] at the decision.
+    pub value: f64,
+    /// The threshold in force.
+    pub threshold: Threshold,
+    /// Since when it was at or above `high`.
+    pub since: Timestamp,
+    /// The hardware vector at the decision (readings that were measured, 16 at most).
+    pub vector: Vec<Reading>,
+}
+
+/// A choice of a node, with everybody who was considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Decision {
+    /// Who was considered, the chosen one first ([`CANDIDATES_LIMIT`] at most).
+    pub candidates: Vec<Candidate>,
+    /// Candidates beyond those listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// A node that was considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Candidate {
+    /// The node.
+    pub node: NodeId,
+    /// Its score where it was acceptable; higher is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// Why it was rejected, each reason a sentence; empty where it was acceptable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rejected: Vec<String>,
+}
+
+/// The cumulative state of an execution; the last message alone gives it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ExecutionState {
+    /// Which execution.
+    pub execution: ExecutionId,
+    /// Whose.
+    pub tenant: Tenant,
+    /// The message's place in the ledger, from 1.
+    pub ordinal: Ordinal,
+    /// Digest of the `Fiec-Event` header of the message before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prev: Option<Digest>,
+    /// Who wrote the message: `policy/<id>` or `worker/<node>/<instance>`.
+    pub author: String,
+    /// When, by the author's clock.
+    pub at: Timestamp,
+    /// Digest of the canonical submission.
+    pub submission: Digest,
+    /// The submission itself while the execution lives, if it is small; a large one lies in
+    /// `FIEC_DATA`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Arc<Submission>>,
+    /// The contract under which it may move.
+    #[serde(default, skip_serializing_if = "is_bitwise")]
+    pub contract: Contract,
+    /// Its batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchPlace>,
+    /// When it was submitted, by the broker's clock.
+    pub submitted_at: Timestamp,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Epoch of the last binding; 0 before the first.
+    pub epoch: Epoch,
+    /// The last committed boundary, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<StatePlace>,
+    /// When it was last bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_at: Option<Timestamp>,
+    /// Nodes that it left because of pressure, the last 8.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<Left>,
+    /// Something that was asked of the holder and is not yet done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<Requested>,
+    /// Counters over its whole life.
+    pub totals: Totals,
+}
+
+fn is_bitwise(contract: &Contract) -> bool {
+    *contract == Contract::Bitwise
+}
+
+/// Where an execution stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Phase {
+    /// Waits to be bound.
+    Pending,
+    /// Tied to a node that has not started it yet.
+    Bound(Binding),
+    /// Computing there.
+    Started(Binding),
+    /// Waits for `resume`.
+    Paused {
+        /// Who paused it.
+        who: String,
+    },
+    /// Done.
+    Completed,
+    /// Given up.
+    Failed,
+    /// Ended by somebody.
+    Cancelled,
+}
+
+impl Phase {
+    /// The name in SQL, metrics and for people.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Phase::Pending => "pending",
+            Phase::Bound(_) => "bound",
+            Phase::Started(_) => "started",
+            Phase::Paused { .. } => "paused",
+            Phase::Completed => "completed",
+            Phase::Failed => "failed",
+            Phase::Cancelled => "cancelled",
+        }
+    }
+
+    /// True when nothing more will happen.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Phase::Completed | Phase::Failed | Phase::Cancelled)
+    }
+
+    /// The binding in force, if any.
+    pub fn binding(&self) -> Option<&Binding> {
+        match self {
+            Phase::Bound(binding) | Phase::Started(binding) => Some(binding),
+            _ => None,
+        }
+    }
+}
+
+/// The tie between an execution and one life of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Binding {
+    /// The node.
+    pub node: NodeId,
+    /// Which life of its agent.
+    pub instance: InstanceId,
+    /// Which place on it.
+    pub substrate: String,
+    /// Sequence of the message that made the binding and identifies it.
+    pub seq: Sequence,
+    /// When it was made.
+    pub at: Timestamp,
+}
+
+/// The last committed boundary and where its σ is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StatePlace {
+    /// Capsules completed before it.
+    pub index: BoundaryIndex,
+    /// Digest of σ.
+    pub digest: Digest,
+    /// Bytes of σ.
+    pub bytes: u64,
+    /// Sequence of the message whose body is σ; absent where σ is in the object store
+    /// `FIEC_STATE` under its digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<Sequence>,
+    /// Ordinal of the message that carries it.
+    pub ordinal: Ordinal,
+}
+
+/// A node that was left because of pressure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Left {
+    /// The node.
+    pub node: NodeId,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// An order that the holder of the binding has taken and will carry out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Requested {
+    /// What.
+    pub what: String,
+    /// By whom.
+    pub who: String,
+}
+
+/// A place in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BatchPlace {
+    /// The batch.
+    pub id: BatchId,
+    /// Line in it, from 1.
+    pub line: u32,
+}
+
+/// Counters over an execution's life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Totals {
+    /// Boundaries committed.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub commits: u64,
+    /// Bytes of σ committed.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub state_bytes: u64,
+    /// Bindings after the first, whatever the cause.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub rebindings: u64,
+    /// Of those, the ones for pressure.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub pressure: u64,
+    /// Crashes of the program.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub crashes: u64,
+    /// Microseconds spent computing, as committed.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub compute_us: u64,
+}
+
+fn none64(n: &u64) -> bool {
+    *n == 0
+}
+
+impl ExecutionState {
+    /// Puts a message's own sequence in the place of 0.
+    pub fn resolve(&mut self, sequence: Sequence) {
+        if let Phase::Bound(binding) | Phase::Started(binding) = &mut self.phase
+            && binding.seq == 0
+        {
+            binding.seq = sequence;
+        }
+        if let Some(place) = &mut self.boundary
+            && place.seq == Some(0)
+        {
+            place.seq = Some(sequence);
+        }
+    }
+
+    /// The index of the last committed boundary; 0 where nothing was committed.
+    pub fn boundary_index(&self) -> BoundaryIndex {
+        self.boundary.as_ref().map_or(0, |b| b.index)
+    }
+}

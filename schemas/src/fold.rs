@@ -1,0 +1,288 @@
+//! The state of an execution is a pure fold over its ledger. Every writer computes the next state
+//! here, so that no message can say what the rules forbid.
+//!
+//! ```text
+//!             submitted                bound                started
+//!   (nothing) ─────────▶ pending ─────────────▶ bound ─────────────────▶ started ──▶ completed
+//!                        ▲  ▲ ▲    refused        │ bound (not taken,      │  │ ▲     failed
+//!                        │  │ └──────────────────┘        balance, lost)  │  │ └─ boundary,
+//!                        │  └───────────── yielded ───────────────────────┘  │    crashed, requested
+//!                        └─ resumed ── paused ◀── paused ── (any live) ◀──────┘
+//!   cancelled: from every live phase.   bound over started: only when the node is lost.
+//! ```
+
+use std::sync::Arc;
+
+use crate::event::{
+    BatchPlace, Binding, Cause, Event, ExecutionState, INLINE_SUBMISSION_LIMIT, Left, Phase,
+    Requested, StatePlace, Totals,
+};
+use crate::ids::{Digest, ExecutionId, Tenant, Timestamp};
+use crate::subjects::INLINE_STATE_LIMIT;
+use crate::submission::Submission;
+
+/// How many nodes left under pressure are remembered.
+const LEFT_LIMIT: usize = 8;
+
+/// An event that the state does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransitionError {
+    /// The phase does not allow the event.
+    #[error("an execution that is {phase} cannot become {event}")]
+    Phase {
+        /// The phase before.
+        phase: &'static str,
+        /// The event.
+        event: &'static str,
+    },
+    /// The epoch does not follow.
+    #[error("epoch {found} where {expected} was expected")]
+    Epoch {
+        /// What the event says.
+        found: u64,
+        /// What the state demands.
+        expected: u64,
+    },
+    /// Progress would not be monotonic.
+    #[error("boundary {found} after boundary {last}: progress must grow")]
+    Progress {
+        /// What the event says.
+        found: u64,
+        /// The last committed boundary.
+        last: u64,
+    },
+}
+
+impl ExecutionState {
+    /// The state before any message, from which `submitted` is the only way on.
+    pub fn unborn(
+        tenant: Tenant,
+        execution: ExecutionId,
+        submission: Arc<Submission>,
+        batch: Option<BatchPlace>,
+        submitted_at: Timestamp,
+    ) -> Self {
+        let canonical = submission.to_json();
+        Self {
+            execution,
+            tenant,
+            ordinal: 0,
+            prev: None,
+            author: String::new(),
+            at: submitted_at,
+            submission: Digest::of(&canonical),
+            contract: submission.contract,
+            spec: (canonical.len() <= INLINE_SUBMISSION_LIMIT).then_some(submission),
+            batch,
+            submitted_at,
+            phase: Phase::Pending,
+            epoch: 0,
+            boundary: None,
+            moved_at: None,
+            left: Vec::new(),
+            requested: None,
+            totals: Totals::default(),
+        }
+    }
+
+    /// The state after a message with these events, written by `author` at `at` on top of a
+    /// message whose header has the digest `prev` (none for the first).
+    ///
+    /// # Errors
+    /// The first event that the state before it does not allow.
+    pub fn after(
+        &self,
+        events: &[Event],
+        author: &str,
+        at: Timestamp,
+        prev: Option<Digest>,
+    ) -> Result<Self, TransitionError> {
+        let mut next = self.clone();
+        next.ordinal += 1;
+        next.prev = prev;
+        next.author.clear();
+        next.author.push_str(author);
+        next.at = at;
+        for event in events {
+            next.apply(event, at)?;
+        }
+        if next.phase.is_terminal() {
+            next.spec = None;
+            next.requested = None;
+            next.left.clear();
+        }
+        Ok(next)
+    }
+
+    fn apply(&mut self, event: &Event, at: Timestamp) -> Result<(), TransitionError> {
+        match event {
+            Event::Submitted => {
+                if self.ordinal != 1 {
+                    return Err(self.refuse("submitted"));
+                }
+            }
+            Event::Bound {
+                epoch,
+                node,
+                instance,
+                substrate,
+                cause,
+                ..
+            } => {
+                let allowed = match &self.phase {
+                    Phase::Pending | Phase::Bound(_) => true,
+                    Phase::Started(_) => matches!(cause, Cause::Lost { .. }),
+                    _ => false,
+                };
+                if !allowed {
+                    return Err(self.refuse("bound"));
+                }
+                self.expect_epoch(*epoch, self.epoch + 1)?;
+                if self.epoch > 0 {
+                    self.totals.rebindings += 1;
+                }
+                if let Cause::Pressure { evidence } = cause {
+                    self.totals.pressure += 1;
+                    self.remember_left(evidence.node.clone(), at);
+                }
+                self.epoch = *epoch;
+                self.moved_at = Some(at);
+                self.phase = Phase::Bound(Binding {
+                    node: node.clone(),
+                    instance: *instance,
+                    substrate: substrate.clone(),
+                    seq: 0,
+                    at,
+                });
+            }
+            Event::Started { epoch, .. } => {
+                let Phase::Bound(binding) = &self.phase else {
+                    return Err(self.refuse("started"));
+                };
+                self.expect_epoch(*epoch, self.epoch)?;
+                self.phase = Phase::Started(binding.clone());
+            }
+            Event::Boundary(boundary) => {
+                self.must_be_started("boundary")?;
+                let last = self.boundary_index();
+                if boundary.index <= last && self.boundary.is_some() {
+                    return Err(TransitionError::Progress {
+                        found: boundary.index,
+                        last,
+                    });
+                }
+                let inline = boundary.bytes <= INLINE_STATE_LIMIT as u64;
+                self.boundary = Some(StatePlace {
+                    index: boundary.index,
+                    digest: boundary.digest,
+                    bytes: boundary.bytes,
+                    seq: inline.then_some(0),
+                    ordinal: self.ordinal,
+                });
+                self.totals.commits += 1;
+                self.totals.state_bytes += boundary.bytes;
+                self.totals.compute_us += boundary.compute_us;
+            }
+            Event::Yielded { cause, .. } => {
+                let Phase::Started(binding) = &self.phase else {
+                    return Err(self.refuse("yielded"));
+                };
+                if matches!(cause, Cause::Pressure { .. }) {
+                    let node = binding.node.clone();
+                    self.remember_left(node, at);
+                }
+                self.phase = Phase::Pending;
+            }
+            Event::Refused { .. } => {
+                if !matches!(self.phase, Phase::Bound(_)) {
+                    return Err(self.refuse("refused"));
+                }
+                self.phase = Phase::Pending;
+            }
+            Event::Paused { who } => {
+                if self.phase.is_terminal() || matches!(self.phase, Phase::Started(_)) {
+                    return Err(self.refuse("paused"));
+                }
+                self.requested = None;
+                self.phase = Phase::Paused { who: who.clone() };
+            }
+            Event::Resumed { .. } => {
+                if !matches!(self.phase, Phase::Paused { .. }) {
+                    return Err(self.refuse("resumed"));
+                }
+                self.phase = Phase::Pending;
+            }
+            Event::Requested { who, what } => {
+                self.must_be_started("requested")?;
+                self.requested = Some(Requested {
+                    what: what.clone(),
+                    who: who.clone(),
+                });
+            }
+            Event::Crashed { .. } => {
+                self.must_be_started("crashed")?;
+                self.totals.crashes += 1;
+            }
+            Event::Completed { .. } => {
+                self.must_be_started("completed")?;
+                self.phase = Phase::Completed;
+            }
+            Event::Failed { .. } => {
+                if self.phase.is_terminal() {
+                    return Err(self.refuse("failed"));
+                }
+                self.phase = Phase::Failed;
+            }
+            Event::Cancelled { .. } => {
+                if self.phase.is_terminal() {
+                    return Err(self.refuse("cancelled"));
+                }
+                self.phase = Phase::Cancelled;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that the message of this state carries σ again in its body, so that the message which
+    /// carried it so far may drop out of the stream.
+    pub fn carry_state_again(&mut self) {
+        let ordinal = self.ordinal;
+        if let Some(place) = &mut self.boundary
+            && place.seq.is_some()
+        {
+            place.seq = Some(0);
+            place.ordinal = ordinal;
+        }
+    }
+
+    fn remember_left(&mut self, node: crate::ids::NodeId, at: Timestamp) {
+        self.left.retain(|left| left.node != node);
+        if self.left.len() >= LEFT_LIMIT {
+            self.left.remove(0);
+        }
+        self.left.push(Left { node, at });
+    }
+
+    fn must_be_started(&self, event: &'static str) -> Result<(), TransitionError> {
+        if matches!(self.phase, Phase::Started(_)) {
+            Ok(())
+        } else {
+            Err(self.refuse(event))
+        }
+    }
+
+    fn refuse(&self, event: &'static str) -> TransitionError {
+        TransitionError::Phase {
+            phase: self.phase.as_str(),
+            event,
+        }
+    }
+
+    fn expect_epoch(&self, found: u64, expected: u64) -> Result<(), TransitionError> {
+        if found == expected {
+            Ok(())
+        } else {
+            Err(TransitionError::Epoch { found, expected })
+        }
+    }
+}

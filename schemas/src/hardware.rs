@@ -1,0 +1,342 @@
+//! The hardware vector H(t), thresholds with hysteresis, and what a node says of itself.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Timestamp};
+
+/// A component of H(t). Each is normalized to [0, 1], where 1 is exhausted.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Signal {
+    /// M: memory in use of the host, or of the tightest limit that encloses the node.
+    Memory,
+    /// M stall: time lost waiting for memory (pressure stall information).
+    MemoryStall,
+    /// P: power drawn against the enforced limit.
+    Power,
+    /// T: temperature between idle and slowdown.
+    Thermal,
+    /// L: round trips to the broker and to other nodes.
+    Latency,
+    /// C: contention for processors or a device's units.
+    Contention,
+    /// F: degradation of a device's links.
+    Fabric,
+    /// E: errors reported by a device.
+    Errors,
+}
+
+impl Signal {
+    /// Every signal, in the order in which it is shown.
+    pub const ALL: [Signal; 8] = [
+        Signal::Memory,
+        Signal::MemoryStall,
+        Signal::Power,
+        Signal::Thermal,
+        Signal::Latency,
+        Signal::Contention,
+        Signal::Fabric,
+        Signal::Errors,
+    ];
+
+    /// The name in messages, SQL and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Signal::Memory => "memory",
+            Signal::MemoryStall => "memory_stall",
+            Signal::Power => "power",
+            Signal::Thermal => "thermal",
+            Signal::Latency => "latency",
+            Signal::Contention => "contention",
+            Signal::Fabric => "fabric",
+            Signal::Errors => "errors",
+        }
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One component of H(t) as measured at one place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Reading {
+    /// Which component.
+    pub signal: Signal,
+    /// GPU or MIG UUID; absent for the node itself. Devices are never averaged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Normalized to [0, 1]; absent when it could not be measured, which is not zero.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// The raw reading in `unit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw: Option<f64>,
+    /// The limit that the raw reading is held against, in `unit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+    /// Unit of `raw` and `limit`: `bytes`, `percent`, `mW`, `celsius`, `us`, `ratio`, `event`.
+    pub unit: String,
+    /// Where it was read: a file, a library call.
+    pub source: String,
+    /// When it was read.
+    pub at: Timestamp,
+    /// Why there is no value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+}
+
+/// What a running execution has reached, as its agent last heard; not durable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunningProgress {
+    /// Which execution.
+    pub execution: ExecutionId,
+    /// Under which binding.
+    pub epoch: Epoch,
+    /// Boundaries reached, committed or not.
+    pub boundary: BoundaryIndex,
+    /// Boundaries in all, where the program knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<BoundaryIndex>,
+    /// A short word of the program on where it stands, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// H(t) of one node, with what it is running; published on `fiec.telemetry.<node>` when
+/// something changes by more than a step and at a slow heartbeat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct HardwareVector {
+    /// Version of this message: 1.
+    pub v: u8,
+    /// The node.
+    pub node: NodeId,
+    /// Its instance.
+    pub instance: InstanceId,
+    /// Counts this instance's vectors.
+    pub count: u64,
+    /// When the vector was made.
+    pub at: Timestamp,
+    /// The components; one for each signal and place, missing ones included.
+    pub readings: Vec<Reading>,
+    /// True once the node takes no more work and is giving up what it has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+    /// Executions that the node can run at once.
+    pub slots: u32,
+    /// Executions that run now.
+    pub running_count: u32,
+    /// Bindings taken up that wait for a slot.
+    pub queued_count: u32,
+    /// The running executions (at most 64 are listed).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub running: Vec<RunningProgress>,
+}
+
+impl HardwareVector {
+    /// The reading of a signal at the node itself (no device).
+    pub fn host(&self, signal: Signal) -> Option<&Reading> {
+        self.readings
+            .iter()
+            .find(|r| r.signal == signal && r.device.is_none())
+    }
+}
+
+/// A threshold with hysteresis: unviable after `dwell_ms` at or above `high`, viable again after
+/// `dwell_ms` below `low`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Threshold {
+    /// At or above this the signal presses; in (0, 1].
+    pub high: f64,
+    /// Below this it recovers; in [0, high).
+    pub low: f64,
+    /// How long either must last, in milliseconds.
+    pub dwell_ms: u32,
+}
+
+impl Threshold {
+    /// Checks 0 ≤ low < high ≤ 1. The error is the broken rule and the field it is about.
+    ///
+    /// # Errors
+    /// The field (`high` or `low`) and the rule.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        if !(self.high > 0.0 && self.high <= 1.0) {
+            return Err((
+                "high",
+                format!("must be above 0 and at most 1, but is {}", self.high),
+            ));
+        }
+        if !(self.low >= 0.0 && self.low <= 1.0) {
+            return Err((
+                "low",
+                format!("must be at least 0 and at most 1, but is {}", self.low),
+            ));
+        }
+        if self.low >= self.high {
+            return Err((
+                "low",
+                format!(
+                    "must be below high, but {} is not below {}",
+                    self.low, self.high
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Thresholds by signal. A signal that is absent is not judged.
+pub type Thresholds = BTreeMap<Signal, Threshold>;
+
+/// The thresholds of a node that declares none of its own.
+pub fn default_thresholds() -> Thresholds {
+    let t = |high, low, dwell_ms| Threshold {
+        high,
+        low,
+        dwell_ms,
+    };
+    BTreeMap::from([
+        (Signal::Memory, t(0.90, 0.75, 10_000)),
+        (Signal::MemoryStall, t(0.80, 0.30, 10_000)),
+        (Signal::Power, t(1.00, 0.90, 30_000)),
+        (Signal::Thermal, t(0.95, 0.80, 30_000)),
+        (Signal::Latency, t(0.95, 0.50, 30_000)),
+        (Signal::Fabric, t(0.75, 0.40, 30_000)),
+        (Signal::Errors, t(0.50, 0.10, 0)),
+    ])
+}
+
+/// A place that can execute.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Substrate {
+    /// `host`, or the UUID of a GPU or MIG slice.
+    pub id: String,
+    /// `cpu`, `gpu` or `mig`.
+    pub kind: String,
+    /// For people.
+    pub name: String,
+    /// Memory in bytes that belongs to it, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// What a node says of itself when it joins: the value of its key in `FIEC_NODES`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeDescriptor {
+    /// Version of this message: 1.
+    pub v: u8,
+    /// The node.
+    pub node: NodeId,
+    /// The instance that holds the name.
+    pub instance: InstanceId,
+    /// The host's name as the host says it.
+    pub host: String,
+    /// Process id of the agent on its host.
+    pub pid: u32,
+    /// Version of the worker.
+    pub version: String,
+    /// When the instance started.
+    pub started_at: Timestamp,
+    /// Which `FIEC_CAPSULE_<shard>` it pulls from.
+    pub shard: u16,
+    /// Executions that it runs at once.
+    pub slots: u32,
+    /// Logical processors.
+    pub cpus: u32,
+    /// Instruction set and the extensions that numeric contracts depend on, e.g. `x86_64+avx2+fma`.
+    pub isa: String,
+    /// Memory limit in bytes that M is measured against.
+    pub memory_limit_bytes: u64,
+    /// What sets that limit: `cgroup v1 …`, `cgroup v2 …`, `declared`, `host`.
+    pub memory_limit_source: String,
+    /// Places that execute.
+    pub substrates: Vec<Substrate>,
+    /// Programs that it runs, as `name@version`.
+    pub programs: Vec<String>,
+    /// The operator's labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Thresholds in force here unless a submission overrides them.
+    pub thresholds: Thresholds,
+    /// Where its `/metrics` and `/healthz` are, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<String>,
+}
+
+/// What an operator has said about a node: the value of its flags key in `FIEC_NODES`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeFlags {
+    /// No new binding goes here.
+    #[serde(default)]
+    pub cordoned: bool,
+    /// What runs here is moved away at its next boundary.
+    #[serde(default)]
+    pub draining: bool,
+    /// Who said so.
+    #[serde(default)]
+    pub who: String,
+    /// When.
+    #[serde(default)]
+    pub at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_thresholds_keep_their_own_rules() {
+        for (signal, threshold) in default_thresholds() {
+            assert!(threshold.check().is_ok(), "{signal}: {threshold:?}");
+        }
+    }
+
+    #[test]
+    fn a_low_that_is_not_below_high_is_named() {
+        let (field, rule) = Threshold {
+            high: 0.5,
+            low: 0.5,
+            dwell_ms: 1,
+        }
+        .check()
+        .unwrap_err();
+        assert_eq!(field, "low");
+        assert!(rule.contains("below high"), "{rule}");
+        assert_eq!(
+            Threshold {
+                high: -0.1,
+                low: 0.0,
+                dwell_ms: 1
+            }
+            .check()
+            .unwrap_err()
+            .0,
+            "high"
+        );
+        assert!(
+            Threshold {
+                high: f64::NAN,
+                low: 0.0,
+                dwell_ms: 1
+            }
+            .check()
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn every_signal_is_named_as_it_is_serialized() {
+        for signal in Signal::ALL {
+            assert_eq!(serde_json::to_value(signal).unwrap(), signal.as_str());
+        }
+    }
+}

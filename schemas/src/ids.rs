@@ -1,0 +1,513 @@
+//! Typed names, identifiers, digests and times: every value that crosses a process has a type
+//! here, so that a node's name cannot be passed where a tenant's is meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use uuid::Uuid;
+
+/// Why a name, an identifier or a digest was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// The text is no `[A-Za-z0-9_-]{1,64}`.
+    #[error(
+        "{kind} {text:?} must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-' \
+         (a dot would split a NATS subject)"
+    )]
+    Name {
+        /// What the text was meant to name.
+        kind: &'static str,
+        /// The offending text, cut to a readable length.
+        text: String,
+    },
+    /// The text is no UUID.
+    #[error("{kind} {text:?} is not a UUID")]
+    Uuid {
+        /// What the text was meant to identify.
+        kind: &'static str,
+        /// The offending text.
+        text: String,
+    },
+    /// The text is no digest.
+    #[error("digest {text:?} must be 64 lower-case hexadecimal digits (BLAKE3-256)")]
+    Digest {
+        /// The offending text.
+        text: String,
+    },
+    /// The text is no time.
+    #[error("time {text:?} must be RFC 3339, for example 2026-05-01T12:00:00.000001Z")]
+    Time {
+        /// The offending text.
+        text: String,
+    },
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+/// True for `[A-Za-z0-9_-]{1,64}`.
+pub fn is_name(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(std::sync::Arc<str>);
+
+        impl $name {
+            /// Checks the text against `[A-Za-z0-9_-]{1,64}`.
+            ///
+            /// # Errors
+            /// [`IdError::Name`] when the text is anything else.
+            pub fn new(text: impl AsRef<str>) -> Result<Self, IdError> {
+                let text = text.as_ref();
+                if is_name(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err(IdError::Name { kind: $kind, text: shorten(text) })
+                }
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                Self::new(text)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", &self.0)
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                Self::new(text).map_err(de::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$" })
+            }
+        }
+    };
+}
+
+name_type!(
+    /// Who owns an execution; a part of its ledger's subject.
+    Tenant, "tenant"
+);
+name_type!(
+    /// A worker agent's name; unique in a cluster, held by one instance at a time.
+    NodeId, "node"
+);
+name_type!(
+    /// An id that a client gave its submission.
+    ClientId, "id"
+);
+name_type!(
+    /// A batch's name as a client gave it.
+    BatchName, "batch"
+);
+
+impl NodeId {
+    /// Maps a host name to a node id: every character that may not stand in one becomes `-`.
+    pub fn from_host_name(host: &str) -> Self {
+        let mapped: String = host
+            .chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || c == '_' {
+                    c
+                } else {
+                    '-'
+                }
+            })
+            .take(64)
+            .collect();
+        let text = if mapped.is_empty() { "node" } else { &mapped };
+        Self(text.into())
+    }
+}
+
+macro_rules! uuid_type {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub Uuid);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                Uuid::parse_str(text)
+                    .map(Self)
+                    .map_err(|_| IdError::Uuid { kind: $kind, text: shorten(text) })
+            }
+        }
+    };
+}
+
+uuid_type!(
+    /// Identifies one execution: UUIDv7 from its submission's place, or UUIDv8 from a client's id.
+    ExecutionId, "execution"
+);
+uuid_type!(
+    /// Identifies one batch of submissions.
+    BatchId, "batch"
+);
+uuid_type!(
+    /// One life of a worker agent's process (UUIDv7); a restart makes a new one.
+    InstanceId, "instance"
+);
+
+impl ExecutionId {
+    /// The id of an execution whose client named it: the same (tenant, id) gives the same
+    /// execution, whoever computes it. UUIDv8 of BLAKE3 over `tenant/id`.
+    pub fn from_client(tenant: &Tenant, client: &ClientId) -> Self {
+        Self(uuid_v8(&["execution", tenant.as_str(), client.as_str()]))
+    }
+
+    /// The id of an execution without a client's id: a UUIDv7 whose time is the broker's time
+    /// stamp of the submission and whose other bits derive from the message's sequence and the
+    /// line in it, so that a redelivered message gives the same ids.
+    pub fn from_submission(tenant: &Tenant, stamp: Timestamp, sequence: u64, line: u32) -> Self {
+        Self(uuid_v7(
+            &["execution", tenant.as_str()],
+            stamp,
+            sequence,
+            line,
+        ))
+    }
+}
+
+impl BatchId {
+    /// The batch that a client named.
+    pub fn from_client(tenant: &Tenant, name: &BatchName) -> Self {
+        Self(uuid_v8(&["batch", tenant.as_str(), name.as_str()]))
+    }
+
+    /// The batch that one submission message of several lines is.
+    pub fn from_submission(tenant: &Tenant, stamp: Timestamp, sequence: u64) -> Self {
+        Self(uuid_v7(&["batch", tenant.as_str()], stamp, sequence, 0))
+    }
+}
+
+impl InstanceId {
+    /// A new instance, for a starting agent.
+    pub fn random() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+fn hash_parts(parts: &[&str]) -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        // Names hold no '/', so the parts cannot run into each other.
+        hasher.update(part.as_bytes());
+        hasher.update(b"/");
+    }
+    hasher
+}
+
+fn uuid_v8(parts: &[&str]) -> Uuid {
+    let mut bytes = [0u8; 16];
+    hash_parts(parts).finalize_xof().fill(&mut bytes);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+fn uuid_v7(parts: &[&str], stamp: Timestamp, sequence: u64, line: u32) -> Uuid {
+    let mut hasher = hash_parts(parts);
+    hasher.update(&sequence.to_le_bytes());
+    hasher.update(&line.to_le_bytes());
+    hasher.update(&stamp.micros().to_le_bytes());
+    let mut bytes = [0u8; 10];
+    hasher.finalize_xof().fill(&mut bytes);
+    let millis = u64::try_from(stamp.micros() / 1_000).unwrap_or(0);
+    uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid()
+}
+
+/// A BLAKE3-256 digest over exact bytes (f64 as little-endian), written as lower-case hex.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// The digest of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The first twelve digits, for people.
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(12).collect()
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let lower = !text.bytes().any(|b| b.is_ascii_uppercase());
+        blake3::Hash::from_hex(text)
+            .ok()
+            .filter(|_| lower)
+            .map(|hash| Self(*hash.as_bytes()))
+            .ok_or_else(|| IdError::Digest {
+                text: shorten(text),
+            })
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl JsonSchema for Digest {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Digest".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "pattern": "^[0-9a-f]{64}$", "description": "BLAKE3-256, lower-case hex"
+        })
+    }
+}
+
+/// A moment in UTC, microseconds since the Unix epoch, stamped by whoever observed it.
+/// Written as RFC 3339 with six digits of a second.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// From microseconds since the Unix epoch.
+    pub const fn from_micros(micros: i64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the Unix epoch.
+    pub const fn micros(self) -> i64 {
+        self.0
+    }
+
+    /// Milliseconds since the Unix epoch.
+    pub const fn millis(self) -> i64 {
+        self.0.div_euclid(1_000)
+    }
+
+    /// The system clock's time now. For shells; the policy is handed its times.
+    pub fn now() -> Self {
+        let since = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Civil date from days (Howard Hinnant, "chrono-compatible low-level date algorithms"):
+        // this runs on every message of the ledger, several times faster than a general formatter.
+        let days = self.0.div_euclid(86_400_000_000);
+        let micros = self.0.rem_euclid(86_400_000_000);
+        let z = days + 719_468;
+        let era = z.div_euclid(146_097);
+        let doe = z.rem_euclid(146_097);
+        let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
+        let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+        let mp = (5 * doy + 2) / 153;
+        let day = doy - (153 * mp + 2) / 5 + 1;
+        let month = if mp < 10 { mp + 3 } else { mp - 9 };
+        let year = yoe + era * 400 + i64::from(month <= 2);
+        let seconds = micros / 1_000_000;
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:06}Z",
+            seconds / 3_600,
+            seconds / 60 % 60,
+            seconds % 60,
+            micros % 1_000_000
+        )
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        text.parse::<jiff::Timestamp>()
+            .map(|t| Self(t.as_microsecond()))
+            .map_err(|_| IdError::Time {
+                text: shorten(text),
+            })
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl JsonSchema for Timestamp {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Timestamp".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "format": "date-time", "description": "UTC with microseconds"
+        })
+    }
+}
+
+/// Counts the bindings of an execution; the fencing token that people read. 0 before the first.
+pub type Epoch = u64;
+/// The index of a boundary: the number of capsules completed before it.
+pub type BoundaryIndex = u64;
+/// The place of a message in its execution's ledger, from 1 without gaps.
+pub type Ordinal = u64;
+/// A JetStream stream sequence; 0 in a message means "this message", since a writer cannot know
+/// the sequence that the broker will give.
+pub type Sequence = u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_dot_is_refused_with_the_rule() {
+        let error = Tenant::new("a.b").unwrap_err().to_string();
+        assert!(error.contains("dot would split"), "{error}");
+        assert!(NodeId::new("").is_err());
+        assert!(ClientId::new("x".repeat(65)).is_err());
+    }
+
+    #[test]
+    fn a_host_name_becomes_a_node_id() {
+        assert_eq!(
+            NodeId::from_host_name("gpu01.lab.example").as_str(),
+            "gpu01-lab-example"
+        );
+        assert_eq!(NodeId::from_host_name("").as_str(), "node");
+    }
+
+    #[test]
+    fn ids_from_the_same_place_are_the_same() {
+        let tenant = Tenant::new("lab").unwrap();
+        let stamp = Timestamp::from_micros(1_700_000_000_123_456);
+        let a = ExecutionId::from_submission(&tenant, stamp, 7, 1);
+        assert_eq!(a, ExecutionId::from_submission(&tenant, stamp, 7, 1));
+        assert_ne!(a, ExecutionId::from_submission(&tenant, stamp, 7, 2));
+        assert_eq!(a.0.get_version_num(), 7);
+        let client = ClientId::new("job-1").unwrap();
+        assert_eq!(
+            ExecutionId::from_client(&tenant, &client)
+                .0
+                .get_version_num(),
+            8
+        );
+    }
+
+    #[test]
+    fn a_timestamp_survives_its_text() {
+        for micros in [
+            0,
+            1,
+            951_782_400_000_000,
+            1_709_164_800_999_999,
+            4_102_444_799_000_001,
+        ] {
+            let t = Timestamp::from_micros(micros);
+            assert_eq!(t.to_string().parse::<Timestamp>().unwrap(), t, "{t}");
+        }
+    }
+
+    #[test]
+    fn a_digest_is_lower_case_hex() {
+        let digest = Digest::of(b"abc");
+        assert_eq!(digest.to_string().parse::<Digest>().unwrap(), digest);
+        assert!(digest.to_string().to_uppercase().parse::<Digest>().is_err());
+    }
+}

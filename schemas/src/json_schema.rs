@@ -1,0 +1,42 @@
+//! JSON Schemas of everything that crosses a process, generated from the types and committed as
+//! `schemas/json/*.json`; a test fails when a committed one is stale.
+
+use schemars::{JsonSchema, generate::SchemaSettings};
+use serde_json::Value;
+
+use crate::{event, hardware, messages, programs, submission};
+
+/// Every schema: file name without its ending, and content.
+pub fn all() -> Vec<(&'static str, Value)> {
+    vec![
+        ("submission", schema::<submission::Submission>()),
+        ("cg-params", schema::<programs::CgParams>()),
+        ("synthetic-params", schema::<programs::SyntheticParams>()),
+        ("ledger-message", schema::<event::LedgerMessage>()),
+        ("capsule-message", schema::<messages::CapsuleMessage>()),
+        ("handover", schema::<messages::Handover>()),
+        ("control-request", schema::<messages::ControlRequest>()),
+        ("control-reply", schema::<messages::ControlReply>()),
+        ("hardware-vector", schema::<hardware::HardwareVector>()),
+        ("node-descriptor", schema::<hardware::NodeDescriptor>()),
+        ("node-flags", schema::<hardware::NodeFlags>()),
+        ("execution-request", schema::<messages::ExecutionRequest>()),
+        ("node-request", schema::<messages::NodeRequest>()),
+        ("api-reply", schema::<messages::ApiReply>()),
+        ("submit-reply", schema::<messages::SubmitReply>()),
+        ("record", schema::<messages::Record>()),
+        (
+            "recorder-checkpoint",
+            schema::<messages::RecorderCheckpoint>(),
+        ),
+        ("policy-presence", schema::<messages::PolicyPresence>()),
+        ("log-line", schema::<messages::LogLine>()),
+    ]
+}
+
+fn schema<T: JsonSchema>() -> Value {
+    SchemaSettings::draft2020_12()
+        .into_generator()
+        .into_root_schema_for::<T>()
+        .to_value()
+}

@@ -1,0 +1,26 @@
+//! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
+//! Depends on nothing else of FIEC; everything else depends on it.
+
+pub mod event;
+pub mod fold;
+pub mod hardware;
+pub mod ids;
+pub mod json_schema;
+pub mod messages;
+pub mod programs;
+pub mod subjects;
+pub mod submission;
+
+pub use event::{
+    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Event, Evidence,
+    ExecutionState, LedgerMessage, Output, Phase, StatePlace,
+};
+pub use fold::TransitionError;
+pub use hardware::{
+    HardwareVector, NodeDescriptor, NodeFlags, Reading, Signal, Threshold, Thresholds,
+};
+pub use ids::{
+    BatchId, BatchName, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, IdError, InstanceId,
+    NodeId, Ordinal, Sequence, Tenant, Timestamp,
+};
+pub use submission::{CommitPolicy, Contract, FieldError, LineError, Requirements, Submission};

@@ -1,0 +1,207 @@
+//! The built-in programs and their parameters, so that a submission is checked field by field
+//! before anything is created.
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::submission::FieldError;
+
+/// Conjugate gradients.
+pub const CG: &str = "cg@1";
+/// A program that does declared work with a declared state; for tests and benches.
+pub const SYNTHETIC: &str = "synthetic@1";
+/// Every built-in program.
+pub const BUILT_IN: [&str; 2] = [CG, SYNTHETIC];
+
+/// Parameters of `cg@1`: solves A·x = b by Jacobi-preconditioned conjugate gradients, once for
+/// each load case. One capsule is `iterations_per_capsule` iterations; σ holds x, r, p and the
+/// scalars. Reductions have a fixed order, so that digests do not depend on threads or node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CgParams {
+    /// The matrix.
+    pub matrix: MatrixSource,
+    /// Stop when ‖r‖/‖b‖ is at most this; in (0, 1).
+    #[serde(default = "default_tolerance")]
+    pub tolerance: f64,
+    /// Fail when one load case needs more iterations than this.
+    #[serde(default = "default_max_iterations")]
+    pub max_iterations: u64,
+    /// Iterations in one capsule.
+    #[serde(default = "default_iterations_per_capsule")]
+    pub iterations_per_capsule: u64,
+    /// Right-hand sides, solved one after the other. Case 0 is A·1, the others are drawn from
+    /// `seed`.
+    #[serde(default = "default_load_cases")]
+    pub load_cases: u64,
+    /// Seed of the right-hand sides.
+    #[serde(default)]
+    pub seed: u64,
+    /// Threads for the kernels; changes the speed, never the bits.
+    #[serde(default = "default_threads")]
+    pub threads: u32,
+}
+
+/// Where a matrix comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum MatrixSource {
+    /// A Matrix Market file (`coordinate real symmetric` or `general`), absolute or relative to
+    /// the worker's data folder; it must be readable on every node.
+    File(String),
+    /// The five-point Laplacian on an n × n grid.
+    #[serde(rename = "poisson2d")]
+    Poisson2d {
+        /// Grid points a side.
+        n: u32,
+    },
+    /// The seven-point Laplacian on an n × n × n grid.
+    #[serde(rename = "poisson3d")]
+    Poisson3d {
+        /// Grid points a side.
+        n: u32,
+    },
+}
+
+fn default_tolerance() -> f64 {
+    1e-10
+}
+fn default_max_iterations() -> u64 {
+    100_000
+}
+fn default_iterations_per_capsule() -> u64 {
+    10
+}
+fn default_load_cases() -> u64 {
+    1
+}
+fn default_threads() -> u32 {
+    1
+}
+
+/// Parameters of `synthetic@1`: `capsules` capsules, each of `work_us` of computation, with a σ
+/// of `state_bytes` that changes at every boundary and folds into the result's digest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SyntheticParams {
+    /// Capsules in all; 0 completes at once.
+    #[serde(default = "one")]
+    pub capsules: u64,
+    /// Bytes of σ.
+    #[serde(default)]
+    pub state_bytes: u64,
+    /// Microseconds of computation in one capsule.
+    #[serde(default)]
+    pub work_us: u64,
+    /// Exits with status 1 when the capsule of this index begins, after writing to stderr.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crash_at: Option<u64>,
+    /// How many times it crashes there: the marker file counts them, so that a later attempt
+    /// passes. Without it, every attempt crashes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crash_marker: Option<String>,
+    /// Prints a line at each boundary.
+    #[serde(default)]
+    pub print: bool,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
+    serde_path_to_error::deserialize(params).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." {
+            "params".to_owned()
+        } else {
+            format!("params.{path}")
+        };
+        FieldError::new(field, error.inner().to_string())
+    })
+}
+
+impl CgParams {
+    /// Reads and checks the parameters.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn from_value(params: &Value) -> Result<Self, FieldError> {
+        let p: Self = parse(params)?;
+        let fail =
+            |field: &str, rule: String| Err(FieldError::new(format!("params.{field}"), rule));
+        if !(p.tolerance > 0.0 && p.tolerance < 1.0) {
+            return fail(
+                "tolerance",
+                format!("must be above 0 and below 1, but is {}", p.tolerance),
+            );
+        }
+        for (field, value) in [
+            ("max_iterations", p.max_iterations),
+            ("iterations_per_capsule", p.iterations_per_capsule),
+            ("load_cases", p.load_cases),
+            ("threads", u64::from(p.threads)),
+        ] {
+            if value == 0 {
+                return fail(field, "must be at least 1".to_owned());
+            }
+        }
+        if p.threads > 1024 {
+            return fail(
+                "threads",
+                format!("must be at most 1024, but is {}", p.threads),
+            );
+        }
+        match &p.matrix {
+            MatrixSource::File(path) if path.is_empty() => {
+                fail("matrix.file", "must name a file".to_owned())
+            }
+            MatrixSource::Poisson2d { n } if !(2..=20_000).contains(n) => fail(
+                "matrix.poisson2d.n",
+                format!("must be 2 to 20000, but is {n}"),
+            ),
+            MatrixSource::Poisson3d { n } if !(2..=700).contains(n) => fail(
+                "matrix.poisson3d.n",
+                format!("must be 2 to 700, but is {n}"),
+            ),
+            _ => Ok(p),
+        }
+    }
+}
+
+impl SyntheticParams {
+    /// Reads and checks the parameters.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn from_value(params: &Value) -> Result<Self, FieldError> {
+        let p: Self = parse(params)?;
+        if p.state_bytes > 1 << 32 {
+            return Err(FieldError::new(
+                "params.state_bytes",
+                format!("must be at most 4 GiB, but is {}", p.state_bytes),
+            ));
+        }
+        Ok(p)
+    }
+}
+
+/// Checks a program's name and its parameters.
+///
+/// # Errors
+/// The field and the rule: a program that does not exist, or a parameter that it refuses.
+pub fn check(program: &str, params: &Value) -> Result<(), FieldError> {
+    match program {
+        CG => CgParams::from_value(params).map(|_| ()),
+        SYNTHETIC => SyntheticParams::from_value(params).map(|_| ()),
+        _ => Err(FieldError::new(
+            "program",
+            format!(
+                "{program:?} does not exist; known programs are {}",
+                BUILT_IN.join(", ")
+            ),
+        )),
+    }
+}

@@ -1,0 +1,137 @@
+//! Names of subjects, streams, buckets and headers: the one place where they are spelled.
+
+use crate::ids::{ExecutionId, NodeId, Tenant};
+
+/// Header of a ledger message that holds its [`crate::LedgerMessage`] as JSON.
+pub const EVENT_HEADER: &str = "Fiec-Event";
+/// Longest `Fiec-Event` value in bytes; the broker refuses header blocks of 64 KiB.
+pub const EVENT_HEADER_LIMIT: usize = 8 * 1024;
+/// Largest σ in bytes that travels in a ledger message's body; larger ones go to [`STATE_BUCKET`].
+pub const INLINE_STATE_LIMIT: usize = 768 * 1024;
+/// Messages kept for each execution in the ledger stream.
+pub const LEDGER_DEPTH: u64 = 64;
+
+/// Stream of submissions (work queue).
+pub const SUBMIT_STREAM: &str = "FIEC_SUBMIT";
+/// Stream of ledgers, one subject an execution.
+pub const LEDGER_STREAM: &str = "FIEC_LEDGER";
+/// Stream of facts that belong to no ledger: rejections, node changes. Read by the recorder.
+pub const RECORD_STREAM: &str = "FIEC_RECORD";
+/// Memory stream with the last hardware vector of each node.
+pub const TELEMETRY_STREAM: &str = "FIEC_TELEMETRY";
+/// Stream of what programs print.
+pub const LOG_STREAM: &str = "FIEC_LOG";
+/// KV bucket of node descriptors and cordon flags.
+pub const NODES_BUCKET: &str = "FIEC_NODES";
+/// Object store of large σ, by digest.
+pub const STATE_BUCKET: &str = "FIEC_STATE";
+/// Object store of inputs and outputs, by digest.
+pub const DATA_BUCKET: &str = "FIEC_DATA";
+/// Durable consumer of the policy services on [`SUBMIT_STREAM`].
+pub const SUBMIT_CONSUMER: &str = "policy";
+
+/// The stream that carries capsules of one shard of nodes.
+pub fn capsule_stream(shard: u16) -> String {
+    format!("FIEC_CAPSULE_{shard}")
+}
+
+/// All capsules of one shard.
+pub fn capsule_shard(shard: u16) -> String {
+    format!("fiec.capsule.{shard}.*")
+}
+
+/// Where a node's capsules arrive.
+pub fn capsule(shard: u16, node: &NodeId) -> String {
+    format!("fiec.capsule.{shard}.{node}")
+}
+
+/// The durable consumer of a node on its capsule stream.
+pub fn capsule_consumer(node: &NodeId) -> String {
+    format!("node-{node}")
+}
+
+/// Where a tenant submits.
+pub fn submit(tenant: &Tenant) -> String {
+    format!("fiec.submit.{tenant}")
+}
+
+/// An execution's ledger.
+pub fn ledger(tenant: &Tenant, execution: ExecutionId) -> String {
+    format!("fiec.ledger.{tenant}.{execution}")
+}
+
+/// The tenant and execution that a ledger subject names, if it is one.
+pub fn parse_ledger(subject: &str) -> Option<(Tenant, ExecutionId)> {
+    let (tenant, execution) = subject.strip_prefix("fiec.ledger.")?.split_once('.')?;
+    Some((tenant.parse().ok()?, execution.parse().ok()?))
+}
+
+/// The tenant that a submission's subject names, if it is one.
+pub fn parse_submit(subject: &str) -> Option<Tenant> {
+    subject.strip_prefix("fiec.submit.")?.parse().ok()
+}
+
+/// σ on its way to a prepared node.
+pub fn handover(node: &NodeId) -> String {
+    format!("fiec.handover.{node}")
+}
+
+/// A node's hardware vectors.
+pub fn telemetry(node: &NodeId) -> String {
+    format!("fiec.telemetry.{node}")
+}
+
+/// The node that a telemetry subject names, if it is one.
+pub fn parse_telemetry(subject: &str) -> Option<NodeId> {
+    subject.strip_prefix("fiec.telemetry.")?.parse().ok()
+}
+
+/// A node's control requests.
+pub fn control(node: &NodeId) -> String {
+    format!("fiec.control.{node}")
+}
+
+/// What an execution's program prints.
+pub fn log(tenant: &Tenant, execution: ExecutionId) -> String {
+    format!("fiec.log.{tenant}.{execution}")
+}
+
+/// A refused submission line of this tenant.
+pub fn rejection(tenant: &str) -> String {
+    format!("fiec.record.rejection.{tenant}")
+}
+
+/// A node's coming, going, cordoning.
+pub fn node_record(node: &NodeId) -> String {
+    format!("fiec.record.node.{node}")
+}
+
+/// Presence of policy services, so that replicas share work without a leader.
+pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
+
+/// The recorder's checkpoint, published once a second so that writers can see it lag.
+pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";
+
+/// KV key of a node's descriptor in [`NODES_BUCKET`].
+pub fn node_key(node: &NodeId) -> String {
+    format!("node.{node}")
+}
+
+/// KV key of a node's flags (cordoned, draining) in [`NODES_BUCKET`].
+pub fn flags_key(node: &NodeId) -> String {
+    format!("flags.{node}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_subject_survives_its_text() {
+        let tenant = Tenant::new("lab").unwrap();
+        let execution = ExecutionId(uuid::Uuid::now_v7());
+        let subject = ledger(&tenant, execution);
+        assert_eq!(parse_ledger(&subject), Some((tenant, execution)));
+        assert_eq!(parse_ledger("fiec.ledger.x"), None);
+    }
+}

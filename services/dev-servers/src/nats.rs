@@ -1,0 +1,324 @@
+//! One private nats-server with JetStream on loopback.
+//!
+//! The server picks its ports itself (`-1`) and writes them to a file, so no
+//! port can be lost between choosing and binding. A restart asks for the same
+//! ports again. A data folder is locked while a server uses it.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::child::{Child, Plan, tail};
+use crate::error::{At, Error, Result};
+use crate::locate::NatsBinary;
+use crate::lock::FileLock;
+
+/// When JetStream forces its files to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sync {
+    /// The server's own interval (two minutes): development.
+    #[default]
+    Default,
+    Every(Duration),
+    /// Before each acknowledgement: a durable single server.
+    Always,
+}
+
+#[derive(Debug, Clone)]
+pub struct NatsOptions {
+    pub binary: NatsBinary,
+    /// Holds the store, the configuration and the log; created if missing.
+    pub data_dir: PathBuf,
+    /// `None`: a free one.
+    pub port: Option<u16>,
+    pub monitoring_port: Option<u16>,
+    pub server_name: String,
+    pub sync: Sync,
+    /// Bytes, headers included.
+    pub max_payload: u64,
+    /// Added to the configuration as it is, for instance accounts and permissions.
+    pub extra_config: String,
+    /// Recovery of a large store counts.
+    pub ready_within: Duration,
+}
+
+impl NatsOptions {
+    pub fn new(binary: NatsBinary, data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            binary,
+            data_dir: data_dir.into(),
+            port: None,
+            monitoring_port: None,
+            server_name: "fiec-dev".into(),
+            sync: Sync::Default,
+            max_payload: 1 << 20,
+            extra_config: String::new(),
+            ready_within: Duration::from_secs(60),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ports {
+    client: u16,
+    monitoring: u16,
+}
+
+/// A running server; dropping it kills it.
+#[derive(Debug)]
+pub struct NatsServer {
+    child: Child,
+    ports: Ports,
+    options: NatsOptions,
+    _lock: FileLock,
+}
+
+impl NatsServer {
+    pub async fn start(mut options: NatsOptions) -> Result<Self> {
+        let dir = &options.data_dir;
+        std::fs::create_dir_all(dir).at("cannot create", dir)?;
+        // The configuration names the folder, whatever the working folder is.
+        options.data_dir = dir.canonicalize().at("cannot resolve", dir)?;
+        let lock = FileLock::own(
+            &options.data_dir.join("fiec.lock"),
+            &options.data_dir,
+            Duration::from_secs(2),
+        )
+        .await?;
+        let (child, ports) = launch(&options, options.port, options.monitoring_port).await?;
+        Ok(Self {
+            child,
+            ports,
+            options,
+            _lock: lock,
+        })
+    }
+
+    pub fn client_url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.ports.client)
+    }
+
+    pub fn monitor_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.monitoring)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.ports.client
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        &self.options.data_dir
+    }
+
+    pub fn log(&self) -> PathBuf {
+        log_of(&self.options.data_dir)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.child.status().is_none()
+    }
+
+    /// `SIGKILL`, and waits until it is gone.
+    pub async fn kill(&mut self) {
+        self.child.end(Signal::KILL, Duration::from_secs(5)).await;
+    }
+
+    /// Stops it if it runs and starts it on the same ports and data.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.stop(Duration::from_secs(10)).await;
+        let ports = self.ports;
+        let (child, ports) =
+            launch(&self.options, Some(ports.client), Some(ports.monitoring)).await?;
+        self.child = child;
+        self.ports = ports;
+        Ok(())
+    }
+
+    /// Graceful until `deadline`, then `SIGKILL`. True if it was graceful.
+    pub async fn stop(&mut self, deadline: Duration) -> bool {
+        self.child.end(Signal::INT, deadline).await
+    }
+}
+
+fn log_of(data_dir: &Path) -> PathBuf {
+    data_dir.join("nats-server.log")
+}
+
+/// Tries again while a wanted port is taken: after a kill it may be for a moment.
+async fn launch(
+    options: &NatsOptions,
+    port: Option<u16>,
+    monitoring: Option<u16>,
+) -> Result<(Child, Ports)> {
+    let deadline = Instant::now() + options.ready_within;
+    let mut attempts = 5;
+    loop {
+        match launch_once(options, port, monitoring, deadline).await {
+            Err(Error::NotStarted { tail, .. })
+                if attempts > 0 && tail.contains("address already in use") =>
+            {
+                attempts -= 1;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn launch_once(
+    options: &NatsOptions,
+    port: Option<u16>,
+    monitoring: Option<u16>,
+    deadline: Instant,
+) -> Result<(Child, Ports)> {
+    let dir = &options.data_dir;
+    let ports_dir = dir.join("ports");
+    // A killed server leaves its file behind.
+    let _ = std::fs::remove_dir_all(&ports_dir);
+    std::fs::create_dir(&ports_dir).at("cannot create", &ports_dir)?;
+    let config = dir.join("nats-server.conf");
+    std::fs::write(&config, config_text(options, port, monitoring)).at("cannot write", &config)?;
+    let log = log_of(dir);
+    let _ = std::fs::rename(&log, log.with_extension("log.old"));
+    let mut command = Command::new(&options.binary.path);
+    command.arg("--config").arg(&config).current_dir(dir);
+    let child = Child::spawn(Plan {
+        command,
+        log: log.clone(),
+        account: None,
+        on_parent_death: Signal::KILL,
+        on_drop: Signal::KILL,
+    })
+    .await?;
+    let file = ports_dir.join(format!("nats-server_{}.ports", child.id()));
+    let failed = |reason: String| Error::NotStarted {
+        server: "nats-server",
+        reason,
+        log: log.clone(),
+        tail: tail(&log),
+    };
+    loop {
+        if let Some(status) = child.status() {
+            return Err(failed(format!("it ended with {status}")));
+        }
+        if let Some(ports) = std::fs::read(&file).ok().and_then(|t| read_ports(&t))
+            && healthy(ports.monitoring).await
+        {
+            return Ok((child, ports));
+        }
+        if Instant::now() > deadline {
+            let limit = options.ready_within.as_secs();
+            return Err(failed(format!("it was not ready within {limit} s")));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn config_text(options: &NatsOptions, port: Option<u16>, monitoring: Option<u16>) -> String {
+    let number = |p: Option<u16>| p.map_or("-1".into(), |p| p.to_string());
+    let path = |p: &Path| serde_json::Value::from(p.to_string_lossy()).to_string();
+    let mut text = String::from("# Written by fiec at every start.\n");
+    let mut line = |args: std::fmt::Arguments<'_>| {
+        let _ = text.write_fmt(args);
+        text.push('\n');
+    };
+    let name = serde_json::Value::from(options.server_name.as_str());
+    line(format_args!("server_name: {name}"));
+    line(format_args!("listen: \"127.0.0.1:{}\"", number(port)));
+    line(format_args!("http: \"127.0.0.1:{}\"", number(monitoring)));
+    line(format_args!("max_payload: {}", options.max_payload));
+    line(format_args!(
+        "ports_file_dir: {}",
+        path(&options.data_dir.join("ports"))
+    ));
+    line(format_args!("jetstream {{"));
+    line(format_args!("  store_dir: {}", path(&options.data_dir)));
+    match options.sync {
+        Sync::Default => {}
+        Sync::Every(every) => line(format_args!("  sync_interval: \"{}ms\"", every.as_millis())),
+        Sync::Always => line(format_args!("  sync_interval: always")),
+    }
+    line(format_args!("}}"));
+    line(format_args!("{}", options.extra_config));
+    text
+}
+
+#[derive(Deserialize)]
+struct PortsFile {
+    nats: Vec<String>,
+    monitoring: Vec<String>,
+}
+
+fn read_ports(text: &[u8]) -> Option<Ports> {
+    let file: PortsFile = serde_json::from_slice(text).ok()?;
+    let port = |urls: &[String]| urls.first()?.rsplit(':').next()?.parse().ok();
+    Some(Ports {
+        client: port(&file.nats)?,
+        monitoring: port(&file.monitoring)?,
+    })
+}
+
+/// `/healthz` is 200 once JetStream has recovered.
+async fn healthy(port: u16) -> bool {
+    let ask = async {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .await?;
+        let mut answer = String::new();
+        stream.take(4096).read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    match tokio::time::timeout(Duration::from_secs(2), ask).await {
+        Ok(Ok(answer)) => answer.lines().next().is_some_and(|l| l.contains(" 200 ")),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locate::{Origin, Version};
+
+    #[test]
+    fn the_configuration_stays_on_loopback_and_quotes_paths() {
+        let binary = NatsBinary {
+            path: "nats-server".into(),
+            version: Version(2, 15),
+            origin: Origin::System,
+        };
+        let mut options = NatsOptions::new(binary, "/tmp/a \"b\"");
+        options.sync = Sync::Always;
+        let text = config_text(&options, None, Some(8222));
+        assert!(
+            text.contains("listen: \"127.0.0.1:-1\"\nhttp: \"127.0.0.1:8222\""),
+            "{text}"
+        );
+        assert!(text.contains(r#"store_dir: "/tmp/a \"b\"""#), "{text}");
+        assert!(text.contains("sync_interval: always"), "{text}");
+    }
+
+    #[test]
+    fn ports_are_read_only_when_both_are_there() {
+        let both = br#"{"nats":["nats://127.0.0.1:4711"],"monitoring":["http://127.0.0.1:4712"]}"#;
+        assert_eq!(
+            read_ports(both),
+            Some(Ports {
+                client: 4711,
+                monitoring: 4712
+            })
+        );
+        assert_eq!(read_ports(br#"{"nats":["nats://127.0.0.1:4711"]}"#), None);
+        assert_eq!(read_ports(b""), None);
+    }
+}

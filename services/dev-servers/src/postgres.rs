@@ -1,0 +1,421 @@
+//! One private PostgreSQL on loopback.
+//!
+//! The cluster is made beside its final place and renamed, so that a killed
+//! `initdb` leaves nothing that looks like a cluster. As root the server runs
+//! as another user ([`Account`]) that owns the cluster and must be able to
+//! reach it. Settings are given on the command line at each start; the files
+//! in the cluster stay as `initdb` wrote them. Connections are TCP only.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::account::Account;
+use crate::child::{Child, Plan, tail};
+use crate::error::{At, Error, Result};
+use crate::locate::PostgresInstall;
+use crate::lock::FileLock;
+use crate::pgwire::{Refusal, Session};
+
+/// The superuser of the cluster.
+const USER: &str = "fiec";
+
+/// For projections on a small machine: many short upserts, bulk COPY, little memory.
+const SETTINGS: &[&str] = &[
+    "listen_addresses=127.0.0.1",
+    "unix_socket_directories=",
+    "shared_buffers=128MB",
+    "max_wal_size=1GB",
+    "jit=off",
+    "autovacuum=on",
+    "logging_collector=off",
+    "log_destination=stderr",
+    "dynamic_shared_memory_type=posix",
+];
+
+#[derive(Debug, Clone)]
+pub struct PostgresOptions {
+    pub install: PostgresInstall,
+    /// The cluster itself; made if missing or empty, reused otherwise. Beside
+    /// it lie its log and its lock.
+    pub data_dir: PathBuf,
+    /// `None`: a free one.
+    pub port: Option<u16>,
+    pub database: String,
+    /// `false` only if the data may be lost in a power cut (temporary data).
+    pub durable: bool,
+    /// Added as `-c name=value`, after our own.
+    pub settings: Vec<String>,
+    /// Crash recovery counts.
+    pub ready_within: Duration,
+}
+
+impl PostgresOptions {
+    pub fn new(install: PostgresInstall, data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            install,
+            data_dir: data_dir.into(),
+            port: None,
+            database: "fiec".into(),
+            durable: true,
+            settings: Vec::new(),
+            ready_within: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A running server; dropping it ends it at once (`SIGQUIT`).
+#[derive(Debug)]
+pub struct Postgres {
+    child: Child,
+    port: u16,
+    account: Option<Account>,
+    options: PostgresOptions,
+    _lock: FileLock,
+}
+
+impl Postgres {
+    pub async fn start(mut options: PostgresOptions) -> Result<Self> {
+        options.data_dir =
+            std::path::absolute(&options.data_dir).at("cannot resolve", &options.data_dir)?;
+        let dir = options.data_dir.clone();
+        let parent = dir.parent().unwrap_or(Path::new("/")).to_owned();
+        std::fs::create_dir_all(&parent).at("cannot create", &parent)?;
+        let account = Account::for_servers()
+            .map(|chosen| Account::owner_of(&dir.join("PG_VERSION")).unwrap_or(chosen));
+        if let Some(account) = &account {
+            account.require_reach(&parent)?;
+            account.require_reach(&options.install.bin_dir)?;
+        }
+        let lock = FileLock::own(&beside(&dir, ".lock"), &dir, Duration::from_secs(2)).await?;
+        prepare(&options, account.as_ref()).await?;
+        wait_for_former(&dir, Duration::from_secs(10)).await?;
+        let (child, port) = launch(&options, account.as_ref(), options.port).await?;
+        let server = Self {
+            child,
+            port,
+            account,
+            options,
+            _lock: lock,
+        };
+        server.ensure_database().await?;
+        Ok(server)
+    }
+
+    pub fn url(&self) -> String {
+        format!(
+            "postgres://{USER}@127.0.0.1:{}/{}",
+            self.port, self.options.database
+        )
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The postmaster.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        &self.options.data_dir
+    }
+
+    pub fn log(&self) -> PathBuf {
+        beside(&self.options.data_dir, ".log")
+    }
+
+    /// The user it runs as, if not this process's.
+    pub fn account(&self) -> Option<&Account> {
+        self.account.as_ref()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.child.status().is_none()
+    }
+
+    /// `SIGKILL` to the postmaster, and waits until it is gone; its children
+    /// notice and follow.
+    pub async fn kill(&mut self) {
+        self.child.end(Signal::KILL, Duration::from_secs(5)).await;
+    }
+
+    /// Stops it if it runs and starts it on the same port and data.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.stop(Duration::from_secs(10)).await;
+        wait_for_former(&self.options.data_dir, Duration::from_secs(10)).await?;
+        let (child, port) = launch(&self.options, self.account.as_ref(), Some(self.port)).await?;
+        self.child = child;
+        self.port = port;
+        Ok(())
+    }
+
+    /// Fast shutdown (sessions are ended, data is written) until `deadline`,
+    /// then `SIGKILL`. True if it was in time.
+    pub async fn stop(&mut self, deadline: Duration) -> bool {
+        self.child.end(Signal::INT, deadline).await
+    }
+
+    /// The first column of the first row, for checks and tests.
+    pub async fn query_one(&self, sql: &str) -> Result<Option<String>> {
+        let run = async {
+            let mut session = Session::open(self.port, USER, &self.options.database).await?;
+            session.query(sql).await
+        };
+        run.await.map_err(|e| sql_error(sql, &e))
+    }
+
+    async fn ensure_database(&self) -> Result<()> {
+        let name = &self.options.database;
+        let sql = format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\""));
+        match Session::open(self.port, USER, name).await {
+            Ok(_) => Ok(()),
+            Err(Refusal::Sql { code, .. }) if code == "3D000" => {
+                let create = async {
+                    Session::open(self.port, USER, "postgres")
+                        .await?
+                        .query(&sql)
+                        .await
+                };
+                create.await.map(drop).map_err(|e| sql_error(&sql, &e))
+            }
+            Err(e) => Err(sql_error("connect", &e)),
+        }
+    }
+}
+
+fn sql_error(query: &str, answer: &Refusal) -> Error {
+    Error::Sql {
+        query: query.to_owned(),
+        answer: answer.to_string(),
+    }
+}
+
+/// A file next to the cluster, in whose folder PostgreSQL wants only its own.
+fn beside(dir: &Path, suffix: &str) -> PathBuf {
+    let mut name = dir.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    dir.with_file_name(name)
+}
+
+/// Leaves a cluster of the right version at the data folder.
+async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result<()> {
+    let dir = &options.data_dir;
+    match std::fs::read_to_string(dir.join("PG_VERSION")) {
+        Ok(version) => {
+            let have = options.install.version.0;
+            if version.trim() != have.to_string() {
+                return Err(Error::ClusterVersion {
+                    path: dir.clone(),
+                    found: version.trim().to_owned(),
+                    have,
+                });
+            }
+            return Ok(());
+        }
+        Err(_) if std::fs::read_dir(dir).is_ok_and(|mut d| d.next().is_some()) => {
+            return Err(Error::NotACluster { path: dir.clone() });
+        }
+        Err(_) => {}
+    }
+    let partial = beside(dir, ".initdb");
+    let _ = std::fs::remove_dir_all(&partial);
+    std::fs::create_dir(&partial).at("cannot create", &partial)?;
+    std::fs::set_permissions(&partial, PermissionsExt::from_mode(0o700))
+        .at("cannot set the mode of", &partial)?;
+    if let Some(account) = account {
+        account.own(&partial)?;
+    }
+    let mut command = program(options, "initdb");
+    command
+        .args([
+            "--username",
+            USER,
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-locale",
+        ])
+        .args(["--no-instructions", "-D"])
+        .arg(&partial);
+    if !options.durable {
+        command.arg("--no-sync");
+    }
+    let log = beside(dir, ".initdb.log");
+    let _ = std::fs::remove_file(&log);
+    let mut child = Child::spawn(Plan {
+        command,
+        log: log.clone(),
+        account: account.cloned(),
+        on_parent_death: Signal::INT,
+        on_drop: Signal::INT,
+    })
+    .await?;
+    let reason = match tokio::time::timeout(options.ready_within, child.wait()).await {
+        Ok(status) if status.success() => {
+            std::fs::rename(&partial, dir).at("cannot move the cluster to", dir)?;
+            return Ok(());
+        }
+        Ok(status) => format!("initdb ended with {status}"),
+        Err(_) => "initdb took too long".into(),
+    };
+    drop(child);
+    let _ = std::fs::remove_dir_all(&partial);
+    Err(Error::NotStarted {
+        server: "PostgreSQL",
+        reason,
+        tail: tail(&log),
+        log,
+    })
+}
+
+/// A program of the install, free of this process's locale and `PG*` settings.
+fn program(options: &PostgresOptions, name: &str) -> Command {
+    let mut command = Command::new(options.install.bin_dir.join(name));
+    for (key, _) in std::env::vars_os() {
+        let key_text = key.to_string_lossy();
+        if key_text.starts_with("PG") || key_text.starts_with("LC_") {
+            command.env_remove(&key);
+        }
+    }
+    command.env("LC_ALL", "C").env("TZ", "UTC").current_dir("/");
+    command
+}
+
+/// Deals with a `postmaster.pid` from before: waits for a server that is still
+/// ending, removes the file if its number now belongs to something else.
+/// The lock is held, so no other process of ours is starting one here.
+async fn wait_for_former(dir: &Path, patience: Duration) -> Result<()> {
+    let file = dir.join("postmaster.pid");
+    let until = Instant::now() + patience;
+    loop {
+        let Ok(text) = std::fs::read_to_string(&file) else {
+            return Ok(());
+        };
+        let pid = text.lines().next().and_then(|l| l.trim().parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else {
+            return Ok(());
+        };
+        let cwd = std::fs::read_link(format!("/proc/{}/cwd", pid.as_raw_nonzero()));
+        if cwd.is_ok_and(|cwd| Some(cwd) == dir.canonicalize().ok()) {
+            if Instant::now() > until {
+                return Err(Error::InUse {
+                    path: dir.to_owned(),
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        }
+        if rustix::process::test_kill_process(pid).is_ok() {
+            // Alive and not a server of this cluster; PostgreSQL would take it for one.
+            std::fs::remove_file(&file).at("cannot remove the stale", &file)?;
+        }
+        return Ok(());
+    }
+}
+
+/// Another free port on a lost race; patience while children of a killed
+/// server still hold its memory or a wanted port.
+async fn launch(
+    options: &PostgresOptions,
+    account: Option<&Account>,
+    port: Option<u16>,
+) -> Result<(Child, u16)> {
+    let deadline = Instant::now() + options.ready_within;
+    let mut attempts = 20;
+    loop {
+        let chosen = match port {
+            Some(port) => port,
+            None => free_port()?,
+        };
+        match launch_once(options, account, chosen, deadline).await {
+            Ok(child) => return Ok((child, chosen)),
+            Err(Error::NotStarted { tail, .. }) if attempts > 0 && passes(&tail) => {
+                attempts -= 1;
+                tokio::time::sleep(Duration::from_millis(250)).await;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn passes(log: &str) -> bool {
+    ["Address already in use", "is still in use"]
+        .iter()
+        .any(|s| log.contains(s))
+}
+
+fn free_port() -> Result<u16> {
+    let any = Path::new("127.0.0.1:0");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).at("cannot listen on", any)?;
+    Ok(listener.local_addr().at("cannot listen on", any)?.port())
+}
+
+async fn launch_once(
+    options: &PostgresOptions,
+    account: Option<&Account>,
+    port: u16,
+    deadline: Instant,
+) -> Result<Child> {
+    let dir = &options.data_dir;
+    let log = beside(dir, ".log");
+    let _ = std::fs::rename(&log, beside(dir, ".log.old"));
+    let mut command = program(options, "postgres");
+    command.arg("-D").arg(dir).arg("-p").arg(port.to_string());
+    for setting in SETTINGS {
+        command.args(["-c", setting]);
+    }
+    for setting in &options.settings {
+        command.args(["-c", setting]);
+    }
+    let child = Child::spawn(Plan {
+        command,
+        log: log.clone(),
+        account: account.cloned(),
+        // Not KILL: the postmaster takes its children with it.
+        on_parent_death: Signal::INT,
+        on_drop: Signal::QUIT,
+    })
+    .await?;
+    let failed = |reason: String| Error::NotStarted {
+        server: "PostgreSQL",
+        reason,
+        log: log.clone(),
+        tail: tail(&log),
+    };
+    let mut last = String::from("no answer");
+    loop {
+        if let Some(status) = child.status() {
+            return Err(failed(format!("it ended with {status}")));
+        }
+        if says_ready(dir, child.id()) {
+            // `postgres` is in every cluster; ours may not be yet.
+            let open = Session::open(port, USER, "postgres");
+            match tokio::time::timeout(Duration::from_secs(5), open).await {
+                Ok(Ok(_)) => return Ok(child),
+                Ok(Err(e)) => last = e.to_string(),
+                Err(_) => last = "it did not answer within 5 s".into(),
+            }
+        }
+        if Instant::now() > deadline {
+            let limit = options.ready_within.as_secs();
+            return Err(failed(format!("it was not ready within {limit} s: {last}")));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Whether the cluster's own file names this process and says that it is ready,
+/// so that another server on the port is never taken for ours.
+fn says_ready(dir: &Path, pid: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(dir.join("postmaster.pid")) else {
+        return false;
+    };
+    let mut lines = text.lines();
+    lines.next().and_then(|l| l.trim().parse().ok()) == Some(pid)
+        && lines.nth(6).is_some_and(|l| l.trim() == "ready")
+}

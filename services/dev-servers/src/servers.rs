@@ -1,0 +1,168 @@
+//! Both servers over one folder, which is removed at the end unless it was given.
+//!
+//! ```text
+//! DATA/nats/            store, configuration, log of nats-server
+//! DATA/postgres/        the cluster
+//! DATA/postgres.log     its log
+//! ```
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::account::Account;
+use crate::error::{At, Result};
+use crate::locate::{Sources, locate_nats_in, locate_postgres_in};
+use crate::nats::{NatsOptions, NatsServer, Sync};
+use crate::postgres::{Postgres, PostgresOptions};
+use crate::progress::Progress;
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `None`: a temporary folder.
+    pub data_dir: Option<PathBuf>,
+    pub want_postgres: bool,
+    pub sources: Sources,
+    pub nats_port: Option<u16>,
+    pub postgres_port: Option<u16>,
+    pub sync: Sync,
+    /// See [`NatsOptions::extra_config`].
+    pub nats_config: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            data_dir: None,
+            want_postgres: true,
+            sources: Sources::from_env(),
+            nats_port: None,
+            postgres_port: None,
+            sync: Sync::Default,
+            nats_config: String::new(),
+        }
+    }
+}
+
+/// Running servers. The fields are dropped in this order: servers, then their folder.
+#[derive(Debug)]
+pub struct DevServers {
+    pub nats: NatsServer,
+    pub postgres: Option<Postgres>,
+    data: Data,
+}
+
+#[derive(Debug)]
+enum Data {
+    Temporary(TempDir),
+    Given(PathBuf),
+}
+
+impl Data {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Temporary(dir) => dir.path(),
+            Self::Given(dir) => dir,
+        }
+    }
+}
+
+impl DevServers {
+    pub async fn start(options: Options, progress: &dyn Progress) -> Result<Self> {
+        let durable = options.data_dir.is_some();
+        let data = match options.data_dir {
+            Some(dir) => {
+                std::fs::create_dir_all(&dir).at("cannot create", &dir)?;
+                Data::Given(dir)
+            }
+            None => Data::Temporary(temporary()?),
+        };
+        let nats = async {
+            let binary = locate_nats_in(&options.sources, progress).await?;
+            progress.step(&format!(
+                "starting nats-server {} ({})",
+                binary.version, binary.origin
+            ));
+            let mut nats = NatsOptions::new(binary, data.path().join("nats"));
+            nats.port = options.nats_port;
+            nats.sync = options.sync;
+            nats.extra_config = options.nats_config;
+            let server = NatsServer::start(nats).await?;
+            progress.done(&format!("nats-server at {}", server.client_url()));
+            Ok(server)
+        };
+        let postgres = async {
+            if !options.want_postgres {
+                return Ok(None);
+            }
+            let install = locate_postgres_in(&options.sources, progress).await?;
+            progress.step(&format!(
+                "starting PostgreSQL {} ({})",
+                install.version, install.origin
+            ));
+            let mut postgres = PostgresOptions::new(install, data.path().join("postgres"));
+            postgres.port = options.postgres_port;
+            postgres.durable = durable;
+            let server = Postgres::start(postgres).await?;
+            progress.done(&format!("PostgreSQL at {}", server.url()));
+            Ok(Some(server))
+        };
+        let (nats, postgres) = tokio::try_join!(nats, postgres)?;
+        Ok(Self {
+            nats,
+            postgres,
+            data,
+        })
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        self.data.path()
+    }
+
+    pub fn nats_url(&self) -> String {
+        self.nats.client_url()
+    }
+
+    pub fn postgres_url(&self) -> Option<String> {
+        self.postgres.as_ref().map(Postgres::url)
+    }
+
+    /// Stops both, each gracefully until `deadline`, and removes a temporary folder.
+    pub async fn stop(mut self, deadline: Duration) {
+        let postgres = async {
+            match &mut self.postgres {
+                Some(postgres) => postgres.stop(deadline).await,
+                None => true,
+            }
+        };
+        let (nats, postgres) = tokio::join!(self.nats.stop(deadline), postgres);
+        if !(nats && postgres) {
+            tracing::warn!("a server did not stop in time and was killed");
+        }
+    }
+}
+
+/// A temporary folder that the user of the servers can reach.
+fn temporary() -> Result<TempDir> {
+    let account = Account::for_servers();
+    let usual = std::env::temp_dir();
+    let base = [usual.as_path(), Path::new("/var/tmp"), Path::new("/tmp")]
+        .into_iter()
+        .find(|base| {
+            account
+                .as_ref()
+                .is_none_or(|a| a.blocked_at(base).is_none())
+        })
+        .unwrap_or(&usual);
+    let dir = tempfile::Builder::new()
+        .prefix("fiec-dev-")
+        .tempdir_in(base)
+        .at("cannot create a temporary folder in", base)?;
+    // With another user: enter, not list.
+    let mode = if account.is_some() { 0o711 } else { 0o700 };
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode))
+        .at("cannot set the mode of", dir.path())?;
+    Ok(dir)
+}

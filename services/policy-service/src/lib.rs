@@ -1,0 +1,1 @@
+//! The policy service: a shell around the pure policy that consumes telemetry, submissions and ledgers.

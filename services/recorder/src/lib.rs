@@ -1,0 +1,1 @@
+//! The recorder: folds the ledger stream into PostgreSQL.

@@ -1,0 +1,44 @@
+//! Reproducible numerical kernels: Matrix Market, sparse matrices, conjugate gradients.
+//!
+//! Every result here is a function of its inputs alone: not of the number of threads, the width
+//! of the vector unit, or where a computation was cut and resumed. Three rules give that:
+//!
+//! * products and sums are fused (`f64::mul_add`), one rounding each, on every machine;
+//! * a row of a sparse product is one chain in ascending column order;
+//! * reductions have fixed leaves of [`reduce::LEAF`] elements, fixed lanes inside a leaf and a
+//!   fixed tree above them; threads only choose who computes a leaf.
+//!
+//! The crate knows nothing of programs, capsules or messages. NaN payloads are not promised;
+//! non-finite input is refused where it enters.
+
+pub mod cg;
+pub mod engine;
+pub mod matrix_market;
+mod passes;
+pub mod poisson;
+mod pool;
+pub mod reduce;
+pub mod rhs;
+pub mod simd;
+pub mod sparse;
+mod state;
+
+/// BLAKE3-256 of the vector's elements as little-endian bytes, in order.
+#[must_use]
+pub fn digest(x: &[f64]) -> [u8; 32] {
+    const BLOCK: usize = 4096;
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = vec![0u8; BLOCK * 8];
+    for block in x.chunks(BLOCK) {
+        let out = &mut bytes[..block.len() * 8];
+        state::copy_to_le(block, out);
+        hasher.update(out);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Lower-case hexadecimal of [`digest`].
+#[must_use]
+pub fn digest_hex(x: &[f64]) -> String {
+    blake3::Hash::from_bytes(digest(x)).to_hex().to_string()
+}

@@ -1,0 +1,62 @@
+//! Run-time choice between a body compiled with AVX2 and FMA and the same body without.
+//!
+//! Why: without the `fma` target feature `f64::mul_add` becomes a call into libm, tens of times
+//! slower. Both compilations give the same bits, because a fused multiply-add is correctly
+//! rounded everywhere and no body reorders its operations; tests compare them.
+
+/// The instruction set a kernel runs with. A wide value exists only where the CPU has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Simd {
+    wide: bool,
+}
+
+impl Simd {
+    /// The best that this CPU offers.
+    #[must_use]
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let wide = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        #[cfg(not(target_arch = "x86_64"))]
+        let wide = false;
+        Self { wide }
+    }
+
+    /// The target's baseline; the same bits, slower on x86-64.
+    #[must_use]
+    pub const fn portable() -> Self {
+        Self { wide: false }
+    }
+
+    /// Whether AVX2 and FMA are used. True only after detection.
+    #[must_use]
+    pub const fn is_wide(self) -> bool {
+        self.wide
+    }
+}
+
+/// Defines `fn name(simd, args…)` around an `#[inline(always)]` body.
+///
+/// Everything that the body calls must be inlined too, or its `mul_add` falls back to libm.
+macro_rules! dispatched {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
+        $(#[$meta])*
+        $vis fn $name(simd: $crate::simd::Simd, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma")]
+                fn wide($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
+                }
+                if simd.is_wide() {
+                    // SAFETY: a wide `Simd` is made by `detect` alone, after the CPU reported
+                    // both features that `wide` is compiled with.
+                    #[allow(unsafe_code)]
+                    return unsafe { wide($($arg),*) };
+                }
+            }
+            let _ = simd;
+            $body($($arg),*)
+        }
+    };
+}
+pub(crate) use dispatched;

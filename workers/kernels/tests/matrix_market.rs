@@ -1,0 +1,217 @@
+//! Every refusal names file, line and rule; what is read is what was written.
+#![allow(clippy::unwrap_used)] // helpers of tests, which the clippy.toml exception does not reach
+
+use std::path::Path;
+
+use fiec_kernels::matrix_market::{read, read_symmetric_positive_definite_candidate as candidate};
+use proptest::prelude::*;
+
+const SYM: &str = "%%MatrixMarket matrix coordinate real symmetric\n";
+const GEN: &str = "%%MatrixMarket matrix coordinate real general\n";
+
+fn refusal(content: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.mtx");
+    std::fs::write(&path, content).unwrap();
+    let message = candidate(&path).map(drop).unwrap_err().to_string();
+    let prefix = path.display().to_string();
+    assert!(
+        message.starts_with(&prefix),
+        "{message} does not name {prefix}"
+    );
+    message[prefix.len()..].to_owned()
+}
+
+#[test]
+fn each_broken_rule_is_named_with_its_line() {
+    let cases: Vec<(String, &str)> = vec![
+        (String::new(), ": is empty"),
+        ("hello\n".into(), ":1: expected the header"),
+        (
+            SYM.into(),
+            ":1: truncated: the file ends before its size line",
+        ),
+        (format!("{SYM}2 2\n"), ":2: expected the size line"),
+        (format!("{SYM}2 -2 2\n"), ":2: expected the size line"),
+        (
+            format!("{SYM}2 2 3\n1 1 1\n2 1 1\n"),
+            ":4: truncated: 2 of 3 declared entries are there",
+        ),
+        (
+            format!("{SYM}2 2 3\n1 1 1\n2 1"),
+            ":4: truncated inside an entry: 1 of 3",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 1\n2 2 1\n"),
+            ":4: more entries than the 1 declared",
+        ),
+        (
+            format!("{SYM}2 3 1\n1 1 1\n"),
+            ":2: the matrix is 2 x 3; it must be square",
+        ),
+        (
+            format!("{GEN}% c\n2 3 1\n1 1 1\n"),
+            ":3: the matrix is 2 x 3; it must be square",
+        ),
+        (
+            format!("{SYM}2 2 1\n0 1 1\n"),
+            ":3: row index 0 is outside 1 to 2",
+        ),
+        (
+            format!("{SYM}2 2 1\n2 3 1\n"),
+            ":3: column index 3 is outside 1 to 2",
+        ),
+        (
+            format!("{SYM}2 2 1\n-1 1 1\n"),
+            ":3: row index -1 is outside 1 to 2",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 nan\n"),
+            ":3: value \"nan\" is not finite",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 -inf\n"),
+            ":3: value \"-inf\" is not finite",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 1e999\n"),
+            ":3: value \"1e999\" is not finite",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 1D3\n"),
+            ":3: value \"1D3\" is not a number",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 1 1 1\n"),
+            ":3: expected \"row column value\"",
+        ),
+        (
+            format!("{SYM}2 2 1\n1 2 1\n"),
+            ":3: entry (1, 2) is above the diagonal",
+        ),
+        (
+            format!("{SYM}2 2 3\n1 1 1\n2 2 1\n1 1 4\n"),
+            ":5: entry (1, 1) was given before, in line 3",
+        ),
+        (
+            format!("{SYM}2 2 2\n1 1 1\n2 2 0\n"),
+            ":4: the diagonal of row 2 is 0; it must be positive",
+        ),
+        (
+            format!("{SYM}2 2 2\n1 1 1\n2 1 1\n"),
+            ": row 2 has no diagonal entry",
+        ),
+        (
+            format!("{GEN}2 2 4\n1 1 2\n1 2 1\n2 1 3\n2 2 2\n"),
+            ":5: not symmetric: (2, 1) is 3, but (1, 2) is 1 (line 4)",
+        ),
+        (
+            format!("{GEN}2 2 3\n1 1 2\n1 2 1\n2 2 2\n"),
+            ":4: not symmetric: (1, 2) is 1, but (2, 1) is absent",
+        ),
+        (
+            format!("{SYM}4000000000 4000000000 1\n1 1 1\n"),
+            ":2: row count 4000000000 is more than",
+        ),
+        (
+            format!("{SYM}5000000000 5000000000 1\n1 1 1\n"),
+            ":2: row count 5000000000 is more than 4294967294",
+        ),
+        (
+            format!("{SYM}9 9 99999999999999999\n1 1 1\n"),
+            ":2: entry count 99999999999999999 is more than 45",
+        ),
+        (
+            format!("{SYM}50 50 1000\n1 1 1\n"),
+            ":3: truncated: 1 of 1000",
+        ),
+        (
+            SYM.replace("real", "complex"),
+            ":1: field \"complex\" is not supported",
+        ),
+        (
+            SYM.replace("real", "pattern"),
+            ":1: field \"pattern\" is not supported",
+        ),
+        (
+            SYM.replace("coordinate", "array"),
+            ":1: format \"array\" is not supported",
+        ),
+        (
+            SYM.replace("symmetric", "skew-symmetric"),
+            ":1: symmetry \"skew-symmetric\" is not supported",
+        ),
+        (
+            SYM.replace("real", "integer") + "1 1 1\n1 1 1.5\n",
+            ":3: value \"1.5\" is not an integer",
+        ),
+    ];
+    for (content, expected) in cases {
+        let message = refusal(content.as_bytes());
+        assert!(
+            message.starts_with(expected),
+            "{content:?}\n gave {message:?}\n not  {expected:?}"
+        );
+    }
+    assert!(refusal(b"\x7fELF\x02\x01\x00\xff").starts_with(":1: is not text: byte 0x"));
+    assert!(
+        refusal(&[SYM.as_bytes(), b"2 2 1\n1 1 \xff\n"].concat())
+            .starts_with(":3: is not text: byte 0xff")
+    );
+    assert!(
+        candidate("/nonexistent/m.mtx")
+            .unwrap_err()
+            .to_string()
+            .contains("cannot be read")
+    );
+    assert!(
+        candidate("/dev/zero")
+            .unwrap_err()
+            .to_string()
+            .contains("not a regular file")
+    );
+}
+
+#[test]
+fn the_dam_is_read_whole() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/bcsstk16.mtx");
+    let a = candidate(&path).unwrap();
+    assert_eq!(
+        (a.rows(), a.entries(), a.first_asymmetry()),
+        (4884, 290_378, None)
+    );
+    let bytes = std::fs::read(&path).unwrap();
+    // As examples/data/README.md states it.
+    assert_eq!(
+        blake3::hash(&bytes).to_hex().as_str(),
+        "acd0ce455b967fa4b7ae5dd2c02726cefd3edc1ee14c31f83a43b726cd316378"
+    );
+    let cut = bytes.len() / 2;
+    assert!(refusal(&bytes[..cut]).contains("of 147631 declared entries are there"));
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(
+        cells in prop::collection::btree_map((0u32..20, 0u32..30), -1e300f64..1e300, 0..100),
+    ) {
+        let mut text = format!("{GEN}% a comment\n\n20 30 {}\n", cells.len());
+        for ((i, j), v) in &cells {
+            text += &format!("{} {}  {v:e}\r\n", i + 1, j + 1);
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let a = read(file.path()).unwrap();
+        prop_assert_eq!(a.entries(), cells.len());
+        for ((i, j), v) in cells {
+            prop_assert_eq!(a.get(i as usize, j as usize).map(f64::to_bits), Some(v.to_bits()));
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(tail in prop::collection::vec(any::<u8>(), 0..200), text in "[0-9 .\n-]{0,80}") {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [SYM.as_bytes(), text.as_bytes(), &tail].concat()).unwrap();
+        let _ = candidate(file.path());
+    }
+}

@@ -1,0 +1,1 @@
+//! The program contract: what a capsule program implements and the frames it speaks with its agent.

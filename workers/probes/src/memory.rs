@@ -1,0 +1,349 @@
+//! M: memory in use of the host, of the tightest cgroup that encloses the node, or of a budget.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fiec_schemas::hardware::{Reading, Signal};
+use fiec_schemas::ids::Timestamp;
+
+use crate::Probe;
+use crate::cgroup::{self, Version};
+use crate::kernel_file::{KernelFile, Once, field, invalid, meminfo};
+use crate::reading::Make;
+use crate::tree::ProcessTree;
+
+const MEMINFO: &str = "/proc/meminfo";
+/// `MemTotal`, `MemFree` and `MemAvailable` are its first lines.
+const MEMINFO_HEAD: usize = 256;
+/// Limits are set seldom: read again after this long, in microseconds.
+const LIMITS_US: i64 = 1_000_000;
+
+/// What M is measured against.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The directory of a cgroup v1 (memory controller) that holds the node, with all above it.
+    CgroupV1(PathBuf),
+    /// The directory of a cgroup v2 that holds the node, with all above it.
+    CgroupV2(PathBuf),
+    /// A budget that nothing enforces, for a process, its descendants, and the trees that are
+    /// registered in the node's run directory.
+    Declared {
+        /// The budget.
+        bytes: u64,
+        /// The agent.
+        root_pid: u32,
+    },
+    /// The host's memory and nothing else.
+    Host,
+}
+
+impl MemoryLimit {
+    /// What encloses this process: its cgroup, where that or one above it has a limit below the
+    /// host's memory, else the host.
+    pub fn detect() -> Self {
+        let Ok(own) = cgroup::locate_own() else { return Self::Host };
+        let limit = match own.version {
+            Version::V1 => Self::CgroupV1(own.dir),
+            Version::V2 => Self::CgroupV2(own.dir),
+        };
+        match limit.bytes() {
+            Ok(bytes) if host_total().is_ok_and(|total| bytes < total) => limit,
+            _ => Self::Host,
+        }
+    }
+
+    /// The limit in bytes: the smallest of those that enclose, and never more than the host has,
+    /// except for a declared budget, which is as declared.
+    ///
+    /// # Errors
+    /// The host's memory cannot be read.
+    pub fn bytes(&self) -> io::Result<u64> {
+        let (version, dir) = match self {
+            Self::Declared { bytes, .. } => return Ok(*bytes),
+            Self::Host => return host_total(),
+            Self::CgroupV1(dir) => (Version::V1, dir),
+            Self::CgroupV2(dir) => (Version::V2, dir),
+        };
+        let enclosing = enclosing(version, dir);
+        Ok(enclosing.into_iter().filter_map(|(_, l)| l).fold(host_total()?, u64::min))
+    }
+
+    /// What sets the limit, in words.
+    pub fn source(&self) -> String {
+        match self {
+            Self::CgroupV1(dir) => format!("cgroup v1 {}", dir.display()),
+            Self::CgroupV2(dir) => format!("cgroup v2 {}", dir.display()),
+            Self::Declared { .. } => "declared".into(),
+            Self::Host => "host".into(),
+        }
+    }
+}
+
+fn host_total() -> io::Result<u64> {
+    meminfo(&fs::read_to_string(MEMINFO)?, "MemTotal:")
+        .ok_or_else(|| invalid("no MemTotal in /proc/meminfo".into()))
+}
+
+/// A cgroup's directory and those above it, innermost first, each with its limit, if any.
+fn enclosing(version: Version, dir: &Path) -> Vec<(PathBuf, Option<u64>)> {
+    let file = version.limit_file();
+    dir.ancestors()
+        .take_while(|d| d.join("cgroup.procs").exists())
+        .map(|d| {
+            let text = fs::read_to_string(d.join(file)).ok();
+            (d.to_owned(), text.and_then(|t| cgroup::parse_limit(&t)))
+        })
+        .collect()
+}
+
+/// One cgroup's usage against its limit.
+struct Group {
+    usage: KernelFile,
+    stat: KernelFile,
+    inactive_key: &'static str,
+    limit: u64,
+}
+
+impl Group {
+    fn new(version: Version, dir: &Path, limit: u64) -> Self {
+        Self {
+            usage: KernelFile::new(dir.join(version.usage_file())),
+            stat: KernelFile::new(dir.join("memory.stat")),
+            inactive_key: match version {
+                Version::V1 => "total_inactive_file ",
+                Version::V2 => "inactive_file ",
+            },
+            limit,
+        }
+    }
+
+    /// Bytes in use less what the kernel gives up first, if that may be tighter than `floor`.
+    /// `memory.stat` makes the kernel add up counters of every processor, so it is left unread
+    /// where even the gross usage is below the floor.
+    fn used_if_tighter(&mut self, floor: f64) -> io::Result<Option<u64>> {
+        let usage = self.usage.number()?;
+        if usage as f64 / self.limit as f64 <= floor {
+            return Ok(None);
+        }
+        let key = self.inactive_key;
+        let inactive = field(self.stat.read()?, key)
+            .ok_or_else(|| invalid(format!("no {key}in {}", self.stat.path().display())))?;
+        Ok(Some(usage.saturating_sub(inactive)))
+    }
+}
+
+enum Held {
+    /// The host, and the limited cgroups of (version, directory).
+    Enclosing { host: KernelFile, cgroup: Option<(Version, PathBuf)>, groups: Vec<Group> },
+    Budget { tree: Box<ProcessTree>, bytes: u64, source: String },
+}
+
+/// M = max(1 − MemAvailable/MemTotal, over enclosing cgroups (usage − inactive file)/limit); with
+/// a declared budget, the process tree's anonymous memory and swap against the budget.
+pub struct MemoryProbe {
+    held: Held,
+    limits_read: Option<Timestamp>,
+    once: Once,
+}
+
+/// The tightest of what was looked at.
+struct Tightest {
+    used: u64,
+    limit: u64,
+    source: String,
+}
+
+impl MemoryProbe {
+    /// `run_dir`: where `tree/*.pid` register further trees against a declared budget.
+    pub fn new(limit: &MemoryLimit, run_dir: Option<&Path>) -> Self {
+        let enclosing = |cgroup| Held::Enclosing {
+            host: KernelFile::new(MEMINFO),
+            cgroup,
+            groups: Vec::new(),
+        };
+        let held = match limit {
+            MemoryLimit::Host => enclosing(None),
+            MemoryLimit::CgroupV1(dir) => enclosing(Some((Version::V1, dir.clone()))),
+            MemoryLimit::CgroupV2(dir) => enclosing(Some((Version::V2, dir.clone()))),
+            MemoryLimit::Declared { bytes, root_pid } => Held::Budget {
+                tree: Box::new(ProcessTree::new(*root_pid, run_dir)),
+                bytes: (*bytes).max(1),
+                source: format!("/proc/{root_pid}/statm and its tree"),
+            },
+        };
+        Self { held, limits_read: None, once: Once::default() }
+    }
+
+    /// The reading of M.
+    pub fn measure(&mut self, now: Timestamp) -> Reading {
+        let make = |source| Make {
+            signal: Signal::Memory,
+            device: None,
+            unit: "bytes",
+            source,
+            at: now,
+        };
+        match self.tightest(now) {
+            Ok(t) => make(&t.source).value(
+                t.used as f64 / t.limit as f64,
+                t.used as f64,
+                Some(t.limit as f64),
+            ),
+            Err((source, e)) => {
+                self.once.warn("memory", &format!("{source}: {e}"));
+                make(&source).missing(e.to_string())
+            }
+        }
+    }
+
+    fn tightest(&mut self, now: Timestamp) -> Result<Tightest, (String, io::Error)> {
+        let due =
+            self.limits_read.is_none_or(|at| !(0..LIMITS_US).contains(&(now.micros() - at.micros())));
+        match &mut self.held {
+            Held::Budget { tree, bytes, source } => match tree.usage(now) {
+                Ok(used) => Ok(Tightest { used, limit: *bytes, source: source.clone() }),
+                Err(e) => Err((source.clone(), e)),
+            },
+            Held::Enclosing { host, cgroup, groups } => {
+                if let Some((version, dir)) = cgroup
+                    && due
+                {
+                    refresh(groups, *version, dir);
+                    self.limits_read = Some(now);
+                }
+                let mut tightest = host_usage(host).map_err(|e| (MEMINFO.to_owned(), e))?;
+                if let Some((_, dir)) = cgroup
+                    && groups.is_empty()
+                    && !dir.exists()
+                {
+                    let gone = io::Error::new(io::ErrorKind::NotFound, "the cgroup is gone");
+                    return Err((dir.display().to_string(), gone));
+                }
+                for group in groups {
+                    let floor = tightest.used as f64 / tightest.limit as f64;
+                    match group.used_if_tighter(floor) {
+                        Ok(Some(used)) if used as f64 / group.limit as f64 > floor => {
+                            tightest = Tightest {
+                                used,
+                                limit: group.limit,
+                                source: group.usage.path().display().to_string(),
+                            };
+                        }
+                        Ok(_) => {}
+                        // Without one of them the maximum is not known; a lower one would lie.
+                        Err(e) => return Err((group.usage.path().display().to_string(), e)),
+                    }
+                }
+                Ok(tightest)
+            }
+        }
+    }
+}
+
+impl Probe for MemoryProbe {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
+        out.push(self.measure(now));
+    }
+}
+
+fn host_usage(file: &mut KernelFile) -> io::Result<Tightest> {
+    let text = file.read_up_to(MEMINFO_HEAD)?;
+    match (meminfo(text, "MemTotal:"), meminfo(text, "MemAvailable:")) {
+        (Some(total), Some(available)) if total > 0 => Ok(Tightest {
+            used: total.saturating_sub(available),
+            limit: total,
+            source: MEMINFO.to_owned(),
+        }),
+        _ => Err(invalid("no MemTotal or MemAvailable".into())),
+    }
+}
+
+/// Takes up limits as they are now, keeping open what is still in force.
+fn refresh(groups: &mut Vec<Group>, version: Version, dir: &Path) {
+    let limited: Vec<_> =
+        enclosing(version, dir).into_iter().filter_map(|(d, l)| Some((d, l?))).collect();
+    let same = groups.len() == limited.len()
+        && groups.iter().zip(&limited).all(|(g, (d, _))| g.usage.path().parent() == Some(d));
+    if same {
+        for (group, (_, limit)) in groups.iter_mut().zip(limited) {
+            group.limit = limit;
+        }
+    } else {
+        *groups = limited.into_iter().map(|(d, l)| Group::new(version, &d, l)).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree of cgroup v2 as files: usage, inactive file and limit of the inner and outer group.
+    fn fake_v2(inner: (u64, u64, &str), outer: (u64, u64, &str)) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("inner")).unwrap();
+        for (at, (usage, inactive, max)) in [("inner", inner), (".", outer)] {
+            let at = dir.path().join(at);
+            fs::write(at.join("cgroup.procs"), "").unwrap();
+            fs::write(at.join("memory.current"), format!("{usage}\n")).unwrap();
+            fs::write(at.join("memory.max"), format!("{max}\n")).unwrap();
+            let stat = format!("anon 1\ninactive_anon 9\ninactive_file {inactive}\n");
+            fs::write(at.join("memory.stat"), stat).unwrap();
+        }
+        dir
+    }
+
+    fn read_inner(dir: &Path) -> Reading {
+        MemoryProbe::new(&MemoryLimit::CgroupV2(dir.join("inner")), None)
+            .measure(Timestamp::from_micros(1))
+    }
+
+    #[test]
+    fn the_tightest_enclosing_cgroup_is_reported_less_its_inactive_file() {
+        let outer_is_tighter = fake_v2((980, 30, "1000"), (4990, 0, "5000"));
+        let r = read_inner(outer_is_tighter.path());
+        assert_eq!((r.value, r.limit), (Some(0.998), Some(5000.0)));
+        let inner_is_tighter = fake_v2((1000, 1, "1000"), (4990, 1000, "5000"));
+        let r = read_inner(inner_is_tighter.path());
+        assert_eq!((r.value, r.raw), (Some(0.999), Some(999.0)));
+        assert!(r.source.ends_with("inner/memory.current"), "{}", r.source);
+    }
+
+    #[test]
+    fn a_group_without_a_limit_does_not_count_and_one_over_its_limit_is_one() {
+        let r = read_inner(fake_v2((u64::MAX / 4, 0, "max"), (1, 0, "max")).path());
+        assert_eq!(r.source, MEMINFO);
+        let r = read_inner(fake_v2((1100, 0, "1000"), (1, 0, "max")).path());
+        assert_eq!((r.value, r.raw), (Some(1.0), Some(1100.0)));
+    }
+
+    #[test]
+    fn a_limit_that_changes_is_taken_up_and_a_group_that_goes_is_missing_not_zero() {
+        let dir = fake_v2((990, 0, "1000"), (1, 0, "max"));
+        let mut probe = MemoryProbe::new(&MemoryLimit::CgroupV2(dir.path().join("inner")), None);
+        assert_eq!(probe.measure(Timestamp::from_micros(0)).value, Some(0.99));
+        fs::write(dir.path().join("inner/memory.max"), "991\n").unwrap();
+        let at = Timestamp::from_micros(LIMITS_US);
+        assert_eq!(probe.measure(at).limit, Some(991.0));
+        fs::remove_dir_all(dir.path().join("inner")).unwrap();
+        let r = probe.measure(Timestamp::from_micros(2 * LIMITS_US));
+        assert!(r.value.is_none() && r.missing.unwrap().contains("gone"));
+    }
+
+    #[test]
+    fn the_limit_in_words_and_bytes() {
+        let total = host_total().unwrap();
+        assert_eq!(MemoryLimit::Host.bytes().unwrap(), total);
+        let declared = MemoryLimit::Declared { bytes: 7, root_pid: 1 };
+        assert_eq!((declared.bytes().unwrap(), declared.source()), (7, "declared".to_owned()));
+        let dir = fake_v2((1, 0, "max"), (1, 0, "5000"));
+        let limit = MemoryLimit::CgroupV2(dir.path().join("inner"));
+        assert_eq!(limit.bytes().unwrap(), 5000);
+        assert!(limit.source().starts_with("cgroup v2 /"));
+        assert!(MemoryLimit::detect().bytes().unwrap() <= total);
+    }
+}
