@@ -47,6 +47,7 @@ CREATE TABLE executions (
     finished_at         timestamptz,
     capsules            bigint,               -- in all, once completed
     result              jsonb,
+    outputs             jsonb,                -- that became visible with completion, not with a boundary
     failure             text,
     stderr_tail         text,                 -- of the last crash or the failure
     requested           text,                 -- an order taken but not yet carried out, with who gave it
@@ -79,7 +80,8 @@ CREATE TABLE placements (
     computed_until  timestamptz,              -- its last capsule here ended
     ended_at        timestamptz,
     end_reason      text,                     -- a cause, or completed, failed, cancelled, paused, refused, unseen
-    gap_us          bigint,                   -- from the last capsule before this placement to its first here
+    gap_us          bigint,                   -- from the last capsule before this placement to its first here;
+                                              -- by two nodes' clocks, so small ones may be negative
     PRIMARY KEY (execution, epoch)
 ) WITH (fillfactor = 90);
 CREATE INDEX placements_time ON placements USING brin (bound_at)

@@ -1,1 +1,7 @@
-fn main() {}
+//! The entry of `fiec`: one thread, one run time, one exit code.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    fiec::cli::main()
+}

@@ -1,1 +1,33 @@
-//! The recorder: folds the ledger stream into PostgreSQL.
+//! The recorder: folds the ledger stream into PostgreSQL, for people and for recovery.
+//!
+//! Flow: feed of all ledgers → batches ([`ledger`]) → pure fold ([`fold`]) → rows ([`rows`]) →
+//! one transaction with the checkpoint ([`write`]).
+//!
+//! Invariants:
+//! - A message is applied exactly once: the checkpoint moves in the transaction that writes its
+//!   rows, under a guard on its former value.
+//! - PostgreSQL is a projection: nothing here is needed for an execution to go on.
+//! - Nothing is written by anybody else, and nothing that is written changes an execution.
+//!
+//! Absent on purpose: re-seeding a lost stream from these tables; it is an operator's decision.
+
+pub mod bench_support;
+pub mod copy;
+mod error;
+pub mod fold;
+mod ledger;
+mod metrics;
+mod mirror;
+mod records;
+mod recorder;
+pub mod rows;
+mod schema;
+pub mod telemetry;
+mod time;
+pub mod write;
+
+pub use error::{RecorderError, Result};
+pub use metrics::Health;
+pub use recorder::{Recorder, RecorderOptions};
+pub use schema::{connect, migrate};
+pub use time::PgTime;

@@ -90,6 +90,8 @@ pub struct ExecutionRow {
     pub computed_until: Option<Timestamp>,
     /// Its last boundary.
     pub boundary: Option<StatePlace>,
+    /// True where the boundary is of this batch.
+    pub state_changed: bool,
     /// Boundaries in all.
     pub boundary_of: Option<BoundaryIndex>,
     /// The program's word on its progress.
@@ -102,6 +104,8 @@ pub struct ExecutionRow {
     pub capsules: Option<BoundaryIndex>,
     /// JSON text of the result.
     pub result: Option<String>,
+    /// JSON text of the outputs that completion made visible.
+    pub outputs: Option<String>,
     /// Why it failed.
     pub failure: Option<String>,
     /// End of stderr.
@@ -285,41 +289,176 @@ pub(crate) fn contract(contract: Contract) -> &'static str {
     }
 }
 
-/// Columns of `executions`, in the order of [`ExecutionRow::copy`] and of the upsert.
-pub(crate) const EXECUTION_COLUMNS: &str = "id, tenant, client_id, batch_id, batch_line, program, \
-    contract, submission, spec, submitted_at, phase, node, substrate, epoch, bound_at, \
-    first_started_at, yielded_at, computed_until, boundary_index, boundary_of, progress_note, \
-    state_digest, last_state_bytes, state_seq, state_ordinal, commits, state_bytes, rebindings, \
-    pressure_rebindings, crashes, compute_us, finished_at, capsules, result, failure, stderr_tail, \
-    requested, paused_by, ordinal, seq, author, recorded_at";
-/// Columns of `placements`.
-pub(crate) const PLACEMENT_COLUMNS: &str = "execution, epoch, node, instance, substrate, cause, \
-    bound_at, started_at, computing_since, computed_until, ended_at, end_reason, gap_us";
-/// Columns of `decisions`.
-pub(crate) const DECISION_COLUMNS: &str =
-    "execution, epoch, ordinal, at, cause, chosen, candidates, omitted";
-/// Columns of `boundaries`.
-pub(crate) const BOUNDARY_COLUMNS: &str = "execution, index, epoch, node, digest, bytes, \
-    computed_at, committed_at, compute_us, seq, ordinal, note, outputs";
-/// Columns of `execution_events`.
-pub(crate) const EVENT_COLUMNS: &str = "execution, ordinal, at, kind, epoch, node, who, detail";
+/// What an upsert does with a column of a row that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Merge {
+    /// Keeps what is there, if it is not null.
+    Keep,
+    /// Takes what comes, if it is not null.
+    Fill,
+    /// Takes what comes.
+    Take,
+    /// An expression over the table's name and `excluded`.
+    By(&'static str),
+}
+use Merge::{By, Fill, Keep, Take};
 
-/// How many columns a list names.
-const fn columns(list: &str) -> i16 {
-    let bytes = list.as_bytes();
-    let (mut n, mut i) = (1, 0);
-    while i < bytes.len() {
-        if bytes[i] == b',' {
-            n += 1;
-        }
-        i += 1;
-    }
-    n
+/// A table's columns in the order in which they are sent: name, type, merge.
+pub(crate) type Columns = [(&'static str, &'static str, Merge)];
+
+/// `executions`
+pub(crate) const EXECUTIONS: &Columns = &[
+    ("id", "uuid", Keep),
+    ("tenant", "text", Keep),
+    ("client_id", "text", Keep),
+    ("batch_id", "uuid", Keep),
+    ("batch_line", "integer", Keep),
+    ("program", "text", Keep),
+    ("contract", "text", Keep),
+    ("submission", "bytea", Keep),
+    ("spec", "jsonb", Keep),
+    ("submitted_at", "timestamptz", Keep),
+    ("phase", "text", Take),
+    ("node", "text", Fill),
+    ("substrate", "text", Fill),
+    ("epoch", "bigint", Take),
+    ("bound_at", "timestamptz", Fill),
+    ("first_started_at", "timestamptz", Keep),
+    ("yielded_at", "timestamptz", Fill),
+    ("computed_until", "timestamptz", Fill),
+    ("boundary_index", "bigint", Take),
+    ("boundary_of", "bigint", Fill),
+    ("progress_note", "text", Fill),
+    ("state_digest", "bytea", Take),
+    ("last_state_bytes", "bigint", Take),
+    ("state_seq", "bigint", Take),
+    ("state_ordinal", "bigint", Take),
+    ("commits", "bigint", Take),
+    ("state_bytes", "bigint", Take),
+    ("rebindings", "bigint", Take),
+    ("pressure_rebindings", "bigint", Take),
+    ("crashes", "bigint", Take),
+    ("compute_us", "bigint", Take),
+    ("finished_at", "timestamptz", Take),
+    ("capsules", "bigint", Fill),
+    ("result", "jsonb", Fill),
+    ("outputs", "jsonb", Fill),
+    ("failure", "text", Fill),
+    ("stderr_tail", "text", Fill),
+    ("requested", "text", Take),
+    ("paused_by", "text", Take),
+    ("ordinal", "bigint", Take),
+    ("seq", "bigint", Take),
+    ("author", "text", Take),
+    ("recorded_at", "timestamptz", Take),
+];
+
+/// `placements`
+pub(crate) const PLACEMENTS: &Columns = &[
+    ("execution", "uuid", Keep),
+    ("epoch", "bigint", Keep),
+    ("node", "text", Keep),
+    ("instance", "uuid", Keep),
+    ("substrate", "text", Keep),
+    ("cause", "text", Keep),
+    ("bound_at", "timestamptz", Keep),
+    ("started_at", "timestamptz", Keep),
+    ("computing_since", "timestamptz", Keep),
+    // What was computed before its first capsule belongs to the placement before.
+    (
+        "computed_until",
+        "timestamptz",
+        By("coalesce(placements.computed_until, CASE WHEN excluded.computed_until >= \
+            coalesce(excluded.computing_since, placements.computing_since) \
+            THEN excluded.computed_until END)"),
+    ),
+    ("ended_at", "timestamptz", Keep),
+    ("end_reason", "text", Keep),
+    ("gap_us", "bigint", Keep),
+];
+
+/// `decisions`
+pub(crate) const DECISIONS: &Columns = &[
+    ("execution", "uuid", Keep),
+    ("epoch", "bigint", Keep),
+    ("ordinal", "bigint", Keep),
+    ("at", "timestamptz", Keep),
+    ("cause", "text", Keep),
+    ("chosen", "text", Keep),
+    ("candidates", "jsonb", Keep),
+    ("omitted", "integer", Keep),
+];
+
+/// `boundaries`
+pub(crate) const BOUNDARIES: &Columns = &[
+    ("execution", "uuid", Keep),
+    ("index", "bigint", Keep),
+    ("epoch", "bigint", Keep),
+    ("node", "text", Keep),
+    ("digest", "bytea", Keep),
+    ("bytes", "bigint", Keep),
+    ("computed_at", "timestamptz", Keep),
+    ("committed_at", "timestamptz", Keep),
+    ("compute_us", "bigint", Keep),
+    ("seq", "bigint", Keep),
+    ("ordinal", "bigint", Keep),
+    ("note", "text", Keep),
+    ("outputs", "jsonb", Keep),
+];
+
+/// `execution_events`
+pub(crate) const EVENTS: &Columns = &[
+    ("execution", "uuid", Keep),
+    ("ordinal", "bigint", Keep),
+    ("at", "timestamptz", Keep),
+    ("kind", "text", Keep),
+    ("epoch", "bigint", Keep),
+    ("node", "text", Keep),
+    ("who", "text", Keep),
+    ("detail", "text", Keep),
+];
+
+/// The names, as a COPY or an INSERT lists them.
+pub(crate) fn names(columns: &Columns) -> String {
+    columns.iter().map(|(name, _, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
+/// `INSERT … SELECT FROM UNNEST … ON CONFLICT (key) DO UPDATE …`, one array a column; JSON comes
+/// as text. `guard` is the condition under which a row that is there is changed.
+pub(crate) fn upsert(table: &str, key: &[&str], columns: &Columns, guard: &str) -> String {
+    let list = names(columns);
+    let values: Vec<String> = columns
+        .iter()
+        .map(|(name, ty, _)| if *ty == "jsonb" { format!("{name}::jsonb") } else { (*name).into() })
+        .collect();
+    let arrays: Vec<String> = columns
+        .iter()
+        .enumerate()
+        .map(|(i, (_, ty, _))| format!("${}::{}[]", i + 1, if *ty == "jsonb" { "text" } else { ty }))
+        .collect();
+    let sets: Vec<String> = columns
+        .iter()
+        .filter(|(name, _, _)| !key.contains(name))
+        .map(|(name, _, merge)| match merge {
+            Keep => format!("{name} = coalesce({table}.{name}, excluded.{name})"),
+            Fill => format!("{name} = coalesce(excluded.{name}, {table}.{name})"),
+            Take => format!("{name} = excluded.{name}"),
+            By(expression) => format!("{name} = {expression}"),
+        })
+        .collect();
+    format!(
+        "INSERT INTO {table} ({list}) SELECT {} FROM UNNEST({}) AS u({list}) \
+         ON CONFLICT ({}) DO UPDATE SET {}{guard}",
+        values.join(", "),
+        arrays.join(", "),
+        key.join(", "),
+        sets.join(", "),
+    )
 }
 
 impl ExecutionRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
-        const N: i16 = columns(EXECUTION_COLUMNS);
+        const N: i16 = EXECUTIONS.len() as i16;
         let spec = self.spec.as_deref();
         let state = self.boundary.as_ref();
         to.row(N)
@@ -357,6 +496,7 @@ impl ExecutionRow {
             .opt(self.finished_at, CopyBuffer::time)
             .opt(self.capsules, CopyBuffer::count)
             .opt(self.result.as_deref(), CopyBuffer::jsonb)
+            .opt(self.outputs.as_deref(), CopyBuffer::jsonb)
             .opt(self.failure.as_deref(), CopyBuffer::text)
             .opt(self.stderr_tail.as_deref(), CopyBuffer::text)
             .opt(self.requested.as_deref(), CopyBuffer::text)
@@ -375,7 +515,7 @@ pub(crate) fn line(line: u32) -> i32 {
 
 impl PlacementRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
-        const N: i16 = columns(PLACEMENT_COLUMNS);
+        const N: i16 = PLACEMENTS.len() as i16;
         to.row(N)
             .uuid(self.execution.0)
             .count(self.epoch)
@@ -395,7 +535,7 @@ impl PlacementRow {
 
 impl DecisionRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
-        const N: i16 = columns(DECISION_COLUMNS);
+        const N: i16 = DECISIONS.len() as i16;
         to.row(N)
             .uuid(self.execution.0)
             .count(self.epoch)
@@ -410,7 +550,7 @@ impl DecisionRow {
 
 impl BoundaryRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
-        const N: i16 = columns(BOUNDARY_COLUMNS);
+        const N: i16 = BOUNDARIES.len() as i16;
         let event = &self.event;
         let outputs = (!event.outputs.is_empty()).then(|| json(&event.outputs));
         to.row(N)
@@ -432,7 +572,7 @@ impl BoundaryRow {
 
 impl EventRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
-        const N: i16 = columns(EVENT_COLUMNS);
+        const N: i16 = EVENTS.len() as i16;
         to.row(N)
             .uuid(self.execution.0)
             .count(self.ordinal)

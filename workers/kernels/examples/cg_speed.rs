@@ -1,3 +1,4 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 //! Iterations to 1e-10 on BCSSTK16, time per iteration, and iterations/s of Poisson 1000².
 //!
 //! `cargo run --release -p fiec-kernels --example cg_speed [THREADS]`

@@ -111,11 +111,13 @@ impl CgProblem {
         Ok(Self { a, b, inverse, bb })
     }
 
+    /// A.
     #[must_use]
     pub fn matrix(&self) -> &Arc<Csr> {
         &self.a
     }
 
+    /// b, one element a row.
     #[must_use]
     pub fn right_hand_side(&self) -> &[f64] {
         &self.b
@@ -200,6 +202,7 @@ impl CgWork {
         Self::with_engine(problem, Engine::default())
     }
 
+    /// The threads and instruction set of `engine`.
     #[must_use]
     pub fn with_engine(problem: &CgProblem, engine: Engine) -> Self {
         let n = problem.n();
@@ -211,6 +214,7 @@ impl CgWork {
         }
     }
 
+    /// Who computes.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }

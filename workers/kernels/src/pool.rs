@@ -2,7 +2,6 @@
 //!
 //! A CG iteration has three short passes; spawning threads for each would cost more than a pass
 //! on a small matrix. Workers spin briefly between jobs, then park.
-#![allow(unsafe_code)] // lifetime of the borrowed job; argument at `Pool::run`
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,8 +25,10 @@ struct Shared {
 // SAFETY: `job` is written only while no worker is between "saw the generation" and
 // "decremented `remaining`" (`run` takes `&mut Pool` and waits for zero), and the release/acquire
 // pair on `generation` orders the write before every read. The pointee is `Sync`.
+#[allow(unsafe_code)]
 unsafe impl Send for Shared {}
 // SAFETY: as above.
+#[allow(unsafe_code)]
 unsafe impl Sync for Shared {}
 
 pub(crate) struct Pool {
@@ -66,6 +67,7 @@ impl Pool {
 
     /// Calls `job(index)` once for each index below `threads()`, in parallel, and returns when
     /// all calls have ended. Panics if one of them panicked.
+    #[allow(unsafe_code)] // the lifetime of the borrowed job
     pub(crate) fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
         /// Waits for the workers even when the caller's own share panics.
         struct Wait<'a>(&'a Shared);
@@ -120,6 +122,7 @@ impl Drop for Pool {
     }
 }
 
+#[allow(unsafe_code)] // reads the job that `run` lends
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {

@@ -180,11 +180,13 @@ impl Csr {
         Self::from_parts(rows, cols, row_ptr, col_idx, values)
     }
 
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
+    /// Number of columns.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols

@@ -17,7 +17,7 @@ pub enum StateError {
     Short { bytes: usize },
     #[error("not a CG state: it begins with {found:02x?}, not with \"FIECCGS1\"")]
     Magic { found: [u8; 8] },
-    #[error("CG state of version {found}; this program reads version {VERSION}")]
+    #[error("this CG state has version {found}; write it again with version {VERSION}")]
     Version { found: u32 },
     #[error("a CG state's reserved field is {found}; it must be 0")]
     Reserved { found: u32 },

@@ -1,5 +1,5 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 //! The solve gives the same bits however it is cut, threaded or compiled.
-#![allow(clippy::unwrap_used)] // helpers of tests, which the clippy.toml exception does not reach
 
 use std::path::Path;
 

@@ -1,1 +1,18 @@
-//! The program contract: what a capsule program implements and the frames it speaks with its agent.
+//! The program contract: what a capsule program implements, and the frames it speaks with its
+//! agent.
+//!
+//! A program ([`Program`]) says how to go from one boundary to the next and how its state becomes
+//! bytes. The run time owns the loop: [`child`] under an agent, [`local`] without any server.
+//! Both give the same results; a program cannot tell them apart.
+
+pub mod child;
+pub mod commit;
+pub mod frames;
+pub mod local;
+pub mod program;
+pub mod programs;
+mod writer;
+
+pub use child::child_main;
+pub use local::{LocalOutcome, run_local};
+pub use program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};

@@ -116,7 +116,10 @@ fn locate(own: &str, mountinfo: &str) -> Result<Located, CgroupError> {
             let (root, point) = mount(mountinfo, "cgroup", "memory").ok_or_else(|| {
                 CgroupError::NoController("the v1 memory hierarchy is not mounted here".into())
             })?;
-            return Ok(Located { version: Version::V1, dir: resolve(&root, &point, path) });
+            return Ok(Located {
+                version: Version::V1,
+                dir: resolve(&root, &point, path),
+            });
         }
         if id == "0" && controllers.is_empty() {
             unified = Some(path);
@@ -126,7 +129,10 @@ fn locate(own: &str, mountinfo: &str) -> Result<Located, CgroupError> {
         .ok_or_else(|| CgroupError::NoController("/proc/self/cgroup names no group".into()))?;
     let (root, point) = mount(mountinfo, "cgroup2", "")
         .ok_or_else(|| CgroupError::NoController("cgroup v2 is not mounted here".into()))?;
-    Ok(Located { version: Version::V2, dir: resolve(&root, &point, path) })
+    Ok(Located {
+        version: Version::V2,
+        dir: resolve(&root, &point, path),
+    })
 }
 
 /// (root within the hierarchy, mount point) of the first mount of that type with that option.
@@ -138,24 +144,42 @@ fn mount(mountinfo: &str, fstype: &str, option: &str) -> Option<(String, PathBuf
             && (option.is_empty() || right.nth(1)?.split(',').any(|o| o == option));
         let mut left = left.split(' ').skip(3);
         matches.then_some(())?;
-        Some((unescape(left.next()?), PathBuf::from(unescape(left.next()?))))
+        Some((
+            unescape(left.next()?),
+            PathBuf::from(unescape(left.next()?)),
+        ))
     })
 }
 
 /// mountinfo writes space, tab, newline and backslash in octal.
 fn unescape(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |t, (from, to)| t.replace(from, to))
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |t, (from, to)| t.replace(from, to))
 }
 
 /// The directory of a cgroup path. A container may see less than the path says: then what it sees
 /// topmost is what encloses it.
 fn resolve(root: &str, point: &Path, path: &str) -> PathBuf {
     let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
-    let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
-    let dir = if inside { point.join(below) } else { point.to_owned() };
-    if inside && dir.is_dir() { dir } else { point.to_owned() }
+    let inside = below
+        .components()
+        .all(|c| matches!(c, std::path::Component::Normal(_)));
+    let dir = if inside {
+        point.join(below)
+    } else {
+        point.to_owned()
+    };
+    if inside && dir.is_dir() {
+        dir
+    } else {
+        point.to_owned()
+    }
 }
 
 /// The node's own memory cgroup. On drop this process leaves it, and it is removed if nobody else
@@ -194,7 +218,12 @@ impl NodeCgroup {
             }
             _ => {}
         }
-        let made = Self { version: own.version, dir, outside, owner: pid };
+        let made = Self {
+            version: own.version,
+            dir,
+            outside,
+            owner: pid,
+        };
         // On failure `made` is dropped here and removes the directory.
         let limit = made.dir.join(own.version.limit_file());
         fs::write(&limit, limit_bytes.to_string()).map_err(refused("limit", limit))?;
@@ -235,11 +264,9 @@ impl NodeCgroup {
     ///
     /// # Errors
     /// What the kernel refused: usually somebody is still in it.
-    pub fn remove(self) -> Result<(), CgroupError> {
-        let mut this = std::mem::ManuallyDrop::new(self);
-        let result = this.leave_and_remove();
-        // The paths are all that there is to free.
-        drop((std::mem::take(&mut this.dir), std::mem::take(&mut this.outside)));
+    pub fn remove(mut self) -> Result<(), CgroupError> {
+        let result = self.leave_and_remove();
+        self.owner = 0; // The drop that follows has nothing left to do.
         result
     }
 
@@ -268,7 +295,11 @@ impl Drop for NodeCgroup {
 }
 
 fn refused(doing: &'static str, path: PathBuf) -> impl FnOnce(io::Error) -> CgroupError {
-    move |source| CgroupError::Refused { doing, path, source }
+    move |source| CgroupError::Refused {
+        doing,
+        path,
+        source,
+    }
 }
 
 fn move_to(dir: &Path, pid: u32) -> Result<(), CgroupError> {
@@ -283,7 +314,9 @@ fn members(dir: &Path) -> BTreeSet<u32> {
 
 /// Removes groups of agents that have ended. The kernel refuses to remove one with processes.
 fn sweep(base: &Path) {
-    let Ok(entries) = fs::read_dir(base) else { return };
+    let Ok(entries) = fs::read_dir(base) else {
+        return;
+    };
     for path in entries.flatten().map(|e| e.path()) {
         let pid = path.file_name().and_then(|n| n.to_str()).and_then(owner_of);
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
@@ -301,13 +334,20 @@ fn owner_of(name: &str) -> Option<u32> {
 
 /// Makes a v2 group able to limit children: (where groups go, where leavers go).
 fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
-    let base = if own.ends_with(HOME) { own.parent().unwrap_or(own) } else { own };
+    let base = if own.ends_with(HOME) {
+        own.parent().unwrap_or(own)
+    } else {
+        own
+    };
     let has = |file: &str| {
         fs::read_to_string(base.join(file))
             .is_ok_and(|t| t.split_ascii_whitespace().any(|c| c == "memory"))
     };
     if !has("cgroup.controllers") {
-        let why = format!("{} does not list memory", base.join("cgroup.controllers").display());
+        let why = format!(
+            "{} does not list memory",
+            base.join("cgroup.controllers").display()
+        );
         return Err(CgroupError::NoController(why));
     }
     if has("cgroup.subtree_control") {
@@ -315,7 +355,10 @@ fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
     }
     let others = foreign(&members(base));
     if others > 0 {
-        return Err(CgroupError::Occupied { path: base.to_owned(), others });
+        return Err(CgroupError::Occupied {
+            path: base.to_owned(),
+            others,
+        });
     }
     let home = base.join(HOME);
     match fs::create_dir(&home) {
@@ -341,7 +384,11 @@ fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
         }
     }
     let source = last.unwrap_or_else(|| io::ErrorKind::Other.into());
-    Err(CgroupError::Refused { doing: "enable memory in", path: control, source })
+    Err(CgroupError::Refused {
+        doing: "enable memory in",
+        path: control,
+        source,
+    })
 }
 
 /// How many of these processes neither run this executable nor descend from one that does.
@@ -372,7 +419,12 @@ mod tests {
         let own = locate("0::/user\n", V1).unwrap();
         assert_eq!(own.version, Version::V2);
         assert!(locate("1:cpu:/\n", V1).is_err());
-        assert!(locate("4:memory:/\n", "").unwrap_err().to_string().contains("not mounted"));
+        assert!(
+            locate("4:memory:/\n", "")
+                .unwrap_err()
+                .to_string()
+                .contains("not mounted")
+        );
     }
 
     #[test]
@@ -380,7 +432,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("in")).unwrap();
         assert_eq!(resolve("/", dir.path(), "/in"), dir.path().join("in"));
-        assert_eq!(resolve("/docker/1", dir.path(), "/docker/1/in"), dir.path().join("in"));
+        assert_eq!(
+            resolve("/docker/1", dir.path(), "/docker/1/in"),
+            dir.path().join("in")
+        );
         assert_eq!(resolve("/docker/1", dir.path(), "/docker/1"), dir.path());
         // Seen from a container without a namespace of its own, or from outside the namespace.
         assert_eq!(resolve("/", dir.path(), "/docker/1"), dir.path());
@@ -402,14 +457,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |f: &str, t: &str| fs::write(dir.path().join(f), t).unwrap();
         write("cgroup.controllers", "cpu pids\n");
-        assert!(matches!(arrange_v2(dir.path()), Err(CgroupError::NoController(_))));
+        assert!(matches!(
+            arrange_v2(dir.path()),
+            Err(CgroupError::NoController(_))
+        ));
         write("cgroup.controllers", "cpu memory\n");
         write("cgroup.subtree_control", "\n");
         write("cgroup.procs", &format!("1\n{}\n", std::process::id()));
-        assert!(matches!(arrange_v2(dir.path()), Err(CgroupError::Occupied { others: 1, .. })));
+        assert!(matches!(
+            arrange_v2(dir.path()),
+            Err(CgroupError::Occupied { others: 1, .. })
+        ));
         write("cgroup.procs", &format!("{}\n", std::process::id()));
         let home = dir.path().join(HOME);
-        assert_eq!(arrange_v2(dir.path()).unwrap(), (dir.path().to_owned(), home.clone()));
+        assert_eq!(
+            arrange_v2(dir.path()).unwrap(),
+            (dir.path().to_owned(), home.clone())
+        );
         assert_eq!(members(&home), BTreeSet::from([std::process::id()]));
         // A process that starts at home makes its group beside it, not below.
         write("cgroup.subtree_control", "memory\n");

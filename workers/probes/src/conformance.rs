@@ -20,7 +20,11 @@ pub fn check(reading: &Reading) -> Result<(), String> {
     if reading.device.as_deref() == Some("") {
         return fail("device is empty");
     }
-    if [reading.raw, reading.limit].into_iter().flatten().any(|x| !x.is_finite()) {
+    if [reading.raw, reading.limit]
+        .into_iter()
+        .flatten()
+        .any(|x| !x.is_finite())
+    {
         return fail("raw or limit is no finite number");
     }
     match (reading.value, reading.missing.as_deref()) {
@@ -42,7 +46,9 @@ pub fn check_all(readings: &[Reading]) -> Result<(), String> {
     for reading in readings {
         check(reading)?;
         if !seen.insert((reading.signal, reading.device.clone())) {
-            return Err(format!("two readings for one signal and place: {reading:?}"));
+            return Err(format!(
+                "two readings for one signal and place: {reading:?}"
+            ));
         }
     }
     Ok(())

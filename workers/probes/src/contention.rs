@@ -41,9 +41,18 @@ impl Probe for ContentionProbe {
     }
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
-        let make =
-            |unit, source| Make { signal: Signal::Contention, device: None, unit, source, at: now };
-        let psi = self.pressure.read().ok().and_then(|text| avg10(text, "some"));
+        let make = |unit, source| Make {
+            signal: Signal::Contention,
+            device: None,
+            unit,
+            source,
+            at: now,
+        };
+        let psi = self
+            .pressure
+            .read()
+            .ok()
+            .and_then(|text| avg10(text, "some"));
         if let Some(some) = psi {
             let source = format!("{} some", self.pressure.path().display());
             out.push(make("percent", &source).value(some / 100.0, some, Some(100.0)));
@@ -52,7 +61,8 @@ impl Probe for ContentionProbe {
         let source = self.load.path().display().to_string();
         let load = self.load.read().and_then(|text| {
             let word = text.split(' ').next().unwrap_or_default();
-            word.parse::<f64>().map_err(|_| invalid(format!("no load average in {text:?}")))
+            word.parse::<f64>()
+                .map_err(|_| invalid(format!("no load average in {text:?}")))
         });
         out.push(match load {
             Ok(load) => {
@@ -60,7 +70,8 @@ impl Probe for ContentionProbe {
                 make("ratio", &source).value(load / cpus, load, Some(cpus))
             }
             Err(e) => {
-                self.once.warn("contention", &format!("no PSI, and {source}: {e}"));
+                self.once
+                    .warn("contention", &format!("no PSI, and {source}: {e}"));
                 make("ratio", &source).missing(e.to_string())
             }
         });
@@ -78,14 +89,20 @@ mod tests {
         std::fs::write(&load, "1.50 0.72 0.64 2/81 14769\n").unwrap();
         let mut out = Vec::new();
         ContentionProbe::at("/nonexistent", &load, 6).read(Timestamp::from_micros(1), &mut out);
-        std::fs::write(dir.path().join("cpu"), "some avg10=12.50 avg60=0 avg300=0 total=0\n")
-            .unwrap();
+        std::fs::write(
+            dir.path().join("cpu"),
+            "some avg10=12.50 avg60=0 avg300=0 total=0\n",
+        )
+        .unwrap();
         ContentionProbe::at(dir.path().join("cpu"), &load, 6)
             .read(Timestamp::from_micros(1), &mut out);
         ContentionProbe::at("/nonexistent", "/nonexistent", 6)
             .read(Timestamp::from_micros(1), &mut out);
         assert_eq!((out[0].value, out[0].unit.as_str()), (Some(0.25), "ratio"));
-        assert_eq!((out[1].value, out[1].unit.as_str()), (Some(0.125), "percent"));
+        assert_eq!(
+            (out[1].value, out[1].unit.as_str()),
+            (Some(0.125), "percent")
+        );
         assert!(out[2].value.is_none() && out[2].missing.is_some());
     }
 }

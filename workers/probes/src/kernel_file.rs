@@ -19,14 +19,24 @@ pub(crate) struct KernelFile {
 impl KernelFile {
     /// Opened at the first read, and again after a failed one.
     pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), file: None, text: Vec::new(), reopen: true }
+        Self {
+            path: path.into(),
+            file: None,
+            text: Vec::new(),
+            reopen: true,
+        }
     }
 
     /// Opened now and never again: stands for the process that has the number now.
     pub(crate) fn pinned(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         let file = File::open(&path)?;
-        Ok(Self { path, file: Some(file), text: Vec::new(), reopen: false })
+        Ok(Self {
+            path,
+            file: Some(file),
+            text: Vec::new(),
+            reopen: false,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -52,7 +62,8 @@ impl KernelFile {
     /// The text as one number.
     pub(crate) fn number(&mut self) -> io::Result<u64> {
         let text = self.read_up_to(64)?.trim();
-        text.parse().map_err(|_| invalid(format!("expected a number, got {text:?}")))
+        text.parse()
+            .map_err(|_| invalid(format!("expected a number, got {text:?}")))
     }
 
     fn fill(&mut self, most: usize) -> io::Result<usize> {
@@ -68,6 +79,12 @@ impl KernelFile {
             }
             match file.read_at(&mut self.text[length..want], length as u64) {
                 Ok(0) => break,
+                // These files are one record: a short read has all of it, and asking once more
+                // would make the kernel write it anew, only to say that it has ended.
+                Ok(n) if n < want - length => {
+                    length += n;
+                    break;
+                }
                 Ok(n) => length += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),

@@ -27,7 +27,12 @@ pub struct LatencyConfig {
 
 impl Default for LatencyConfig {
     fn default() -> Self {
-        Self { base_us: None, ref_us: 10_000.0, window_ms: 30_000, source: "broker ping".into() }
+        Self {
+            base_us: None,
+            ref_us: 10_000.0,
+            window_ms: 30_000,
+            source: "broker ping".into(),
+        }
     }
 }
 
@@ -85,7 +90,13 @@ impl Probe for LatencyProbe {
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
         // A sample is dated by the read that finds it: no clock is read here.
-        for us in self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for us in self
+            .recorder
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             self.lowest = self.lowest.min(us);
             if self.window.len() == MOST {
                 self.window.pop_front();

@@ -42,7 +42,9 @@ impl MemoryLimit {
     /// What encloses this process: its cgroup, where that or one above it has a limit below the
     /// host's memory, else the host.
     pub fn detect() -> Self {
-        let Ok(own) = cgroup::locate_own() else { return Self::Host };
+        let Ok(own) = cgroup::locate_own() else {
+            return Self::Host;
+        };
         let limit = match own.version {
             Version::V1 => Self::CgroupV1(own.dir),
             Version::V2 => Self::CgroupV2(own.dir),
@@ -66,7 +68,10 @@ impl MemoryLimit {
             Self::CgroupV2(dir) => (Version::V2, dir),
         };
         let enclosing = enclosing(version, dir);
-        Ok(enclosing.into_iter().filter_map(|(_, l)| l).fold(host_total()?, u64::min))
+        Ok(enclosing
+            .into_iter()
+            .filter_map(|(_, l)| l)
+            .fold(host_total()?, u64::min))
     }
 
     /// What sets the limit, in words.
@@ -135,8 +140,16 @@ impl Group {
 
 enum Held {
     /// The host, and the limited cgroups of (version, directory).
-    Enclosing { host: KernelFile, cgroup: Option<(Version, PathBuf)>, groups: Vec<Group> },
-    Budget { tree: Box<ProcessTree>, bytes: u64, source: String },
+    Enclosing {
+        host: KernelFile,
+        cgroup: Option<(Version, PathBuf)>,
+        groups: Vec<Group>,
+    },
+    Budget {
+        tree: Box<ProcessTree>,
+        bytes: u64,
+        source: String,
+    },
 }
 
 /// M = max(1 − MemAvailable/MemTotal, over enclosing cgroups (usage − inactive file)/limit); with
@@ -172,7 +185,11 @@ impl MemoryProbe {
                 source: format!("/proc/{root_pid}/statm and its tree"),
             },
         };
-        Self { held, limits_read: None, once: Once::default() }
+        Self {
+            held,
+            limits_read: None,
+            once: Once::default(),
+        }
     }
 
     /// The reading of M.
@@ -198,14 +215,27 @@ impl MemoryProbe {
     }
 
     fn tightest(&mut self, now: Timestamp) -> Result<Tightest, (String, io::Error)> {
-        let due =
-            self.limits_read.is_none_or(|at| !(0..LIMITS_US).contains(&(now.micros() - at.micros())));
+        let due = self
+            .limits_read
+            .is_none_or(|at| !(0..LIMITS_US).contains(&(now.micros() - at.micros())));
         match &mut self.held {
-            Held::Budget { tree, bytes, source } => match tree.usage(now) {
-                Ok(used) => Ok(Tightest { used, limit: *bytes, source: source.clone() }),
+            Held::Budget {
+                tree,
+                bytes,
+                source,
+            } => match tree.usage(now) {
+                Ok(used) => Ok(Tightest {
+                    used,
+                    limit: *bytes,
+                    source: source.clone(),
+                }),
                 Err(e) => Err((source.clone(), e)),
             },
-            Held::Enclosing { host, cgroup, groups } => {
+            Held::Enclosing {
+                host,
+                cgroup,
+                groups,
+            } => {
                 if let Some((version, dir)) = cgroup
                     && due
                 {
@@ -265,16 +295,24 @@ fn host_usage(file: &mut KernelFile) -> io::Result<Tightest> {
 
 /// Takes up limits as they are now, keeping open what is still in force.
 fn refresh(groups: &mut Vec<Group>, version: Version, dir: &Path) {
-    let limited: Vec<_> =
-        enclosing(version, dir).into_iter().filter_map(|(d, l)| Some((d, l?))).collect();
+    let limited: Vec<_> = enclosing(version, dir)
+        .into_iter()
+        .filter_map(|(d, l)| Some((d, l?)))
+        .collect();
     let same = groups.len() == limited.len()
-        && groups.iter().zip(&limited).all(|(g, (d, _))| g.usage.path().parent() == Some(d));
+        && groups
+            .iter()
+            .zip(&limited)
+            .all(|(g, (d, _))| g.usage.path().parent() == Some(d));
     if same {
         for (group, (_, limit)) in groups.iter_mut().zip(limited) {
             group.limit = limit;
         }
     } else {
-        *groups = limited.into_iter().map(|(d, l)| Group::new(version, &d, l)).collect();
+        *groups = limited
+            .into_iter()
+            .map(|(d, l)| Group::new(version, &d, l))
+            .collect();
     }
 }
 
@@ -338,8 +376,14 @@ mod tests {
     fn the_limit_in_words_and_bytes() {
         let total = host_total().unwrap();
         assert_eq!(MemoryLimit::Host.bytes().unwrap(), total);
-        let declared = MemoryLimit::Declared { bytes: 7, root_pid: 1 };
-        assert_eq!((declared.bytes().unwrap(), declared.source()), (7, "declared".to_owned()));
+        let declared = MemoryLimit::Declared {
+            bytes: 7,
+            root_pid: 1,
+        };
+        assert_eq!(
+            (declared.bytes().unwrap(), declared.source()),
+            (7, "declared".to_owned())
+        );
         let dir = fake_v2((1, 0, "max"), (1, 0, "5000"));
         let limit = MemoryLimit::CgroupV2(dir.path().join("inner"));
         assert_eq!(limit.bytes().unwrap(), 5000);

@@ -29,7 +29,10 @@ impl Make<'_> {
 
     /// A reading that could not be taken.
     pub(crate) fn missing(self, why: impl Into<String>) -> Reading {
-        Reading { missing: Some(why.into()), ..self.blank() }
+        Reading {
+            missing: Some(why.into()),
+            ..self.blank()
+        }
     }
 
     fn blank(&self) -> Reading {

@@ -28,7 +28,10 @@ impl StallProbe {
 
     /// Of a file in that format, e.g. a cgroup's `memory.pressure`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self { file: KernelFile::new(path), once: Once::default() }
+        Self {
+            file: KernelFile::new(path),
+            once: Once::default(),
+        }
     }
 }
 
@@ -69,8 +72,13 @@ impl Probe for StallProbe {
 
 /// `avg10` of the line that starts with `kind`, in percent.
 pub(crate) fn avg10(text: &str, kind: &str) -> Option<f64> {
-    let line = text.lines().find_map(|l| l.strip_prefix(kind)?.strip_prefix(' '))?;
-    line.split(' ').find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
+    let line = text
+        .lines()
+        .find_map(|l| l.strip_prefix(kind)?.strip_prefix(' '))?;
+    line.split(' ')
+        .find_map(|word| word.strip_prefix("avg10="))?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -89,7 +97,9 @@ mod tests {
     #[test]
     fn some_is_held_against_twenty_percent_and_full_over_five_is_one() {
         let psi = |some: &str, full: &str| {
-            format!("some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=9 avg300=9 total=1\n")
+            format!(
+                "some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=9 avg300=9 total=1\n"
+            )
         };
         assert_eq!(of(&psi("5.00", "0.00")).value, Some(0.25));
         assert_eq!(of(&psi("50.00", "0.00")).value, Some(1.0));

@@ -65,23 +65,30 @@ impl ProcessTree {
 
     /// Bytes in use by the tree. Fails when the root has ended.
     pub(crate) fn usage(&mut self, now: Timestamp) -> io::Result<u64> {
-        let every = if self.lists_children { WALK_US } else { SCAN_US };
+        let every = if self.lists_children {
+            WALK_US
+        } else {
+            SCAN_US
+        };
         let due = self
             .walked
             .is_none_or(|at| !(0..every).contains(&(now.micros() - at.micros())));
-        if due {
-            self.walk();
-            self.walked = Some(now);
-        }
+        // Known members first: whoever has ended is gone from the map before the walk, which could
+        // otherwise follow a number that is another's by now.
         let page = self.page;
         let mut bytes = 0;
-        self.members.retain(|_, member| match private_pages(&mut member.statm) {
-            Ok(pages) => {
-                bytes += pages * page + member.swap;
-                true
-            }
-            Err(_) => false,
-        });
+        self.members
+            .retain(|_, member| match private_pages(&mut member.statm) {
+                Ok(pages) => {
+                    bytes += pages * page + member.swap;
+                    true
+                }
+                Err(_) => false,
+            });
+        if due {
+            bytes += self.walk();
+            self.walked = Some(now);
+        }
         if self.members.contains_key(&self.root) {
             Ok(bytes)
         } else {
@@ -92,15 +99,20 @@ impl ProcessTree {
         }
     }
 
-    fn walk(&mut self) {
-        self.members.retain(|_, m| private_pages(&mut m.statm).is_ok());
+    /// Takes up new members and returns the bytes that they use.
+    fn walk(&mut self) -> u64 {
+        let known: BTreeSet<u32> = self.members.keys().copied().collect();
         let mut todo = self.registered_roots();
         // The root is opened once: its number may be another's after it has ended.
         if self.walked.is_none() {
             todo.push(self.root);
         }
         todo.extend(self.members.keys());
-        let parents = if self.lists_children { None } else { Some(parents_of_all()) };
+        let parents = if self.lists_children {
+            None
+        } else {
+            Some(parents_of_all())
+        };
         let mut seen = BTreeSet::new();
         while let Some(pid) = todo.pop() {
             if !seen.insert(pid) || !self.admit(pid) {
@@ -123,6 +135,12 @@ impl ProcessTree {
                     * 1024;
             }
         }
+        let page = self.page;
+        self.members
+            .iter_mut()
+            .filter(|(pid, _)| !known.contains(pid))
+            .map(|(_, m)| private_pages(&mut m.statm).unwrap_or(0) * page + m.swap)
+            .sum()
     }
 
     fn admit(&mut self, pid: u32) -> bool {
@@ -133,7 +151,10 @@ impl ProcessTree {
             return false;
         }
         match KernelFile::pinned(format!("/proc/{pid}/statm")) {
-            Ok(statm) => self.members.insert(pid, Member { statm, swap: 0 }).is_none(),
+            Ok(statm) => self
+                .members
+                .insert(pid, Member { statm, swap: 0 })
+                .is_none(),
             Err(_) => false,
         }
     }
@@ -141,7 +162,11 @@ impl ProcessTree {
     /// Roots named by `*.pid` files. One that was counted and has ended is not taken up again
     /// until its file is rewritten, since its number may be another's by then.
     fn registered_roots(&mut self) -> Vec<u32> {
-        let Some(entries) = self.registry.as_ref().and_then(|dir| fs::read_dir(dir).ok()) else {
+        let Some(entries) = self
+            .registry
+            .as_ref()
+            .and_then(|dir| fs::read_dir(dir).ok())
+        else {
             self.registered.clear();
             return Vec::new();
         };
@@ -151,44 +176,67 @@ impl ProcessTree {
                 continue;
             }
             let modified = fs::metadata(&path).and_then(|m| m.modified()).ok();
-            let known = self.registered.remove(&path).filter(|r| r.modified == modified);
-            let pid = fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+            let known = self
+                .registered
+                .remove(&path)
+                .filter(|r| r.modified == modified);
+            let pid = fs::read_to_string(&path)
+                .ok()
+                .and_then(|t| t.trim().parse().ok());
             match (known, pid) {
                 (Some(known), Some(pid)) if known.pid == pid => found.insert(path, known),
-                (_, Some(pid)) => {
-                    found.insert(path, Registered { modified, pid, counted: false })
-                }
+                (_, Some(pid)) => found.insert(
+                    path,
+                    Registered {
+                        modified,
+                        pid,
+                        counted: false,
+                    },
+                ),
                 (_, None) => None,
             };
         }
         self.registered = found;
-        self.registered.values().filter(|r| !r.counted).map(|r| r.pid).collect()
+        self.registered
+            .values()
+            .filter(|r| !r.counted)
+            .map(|r| r.pid)
+            .collect()
     }
 }
 
-/// Resident less shared pages.
+/// Resident less shared pages. A process that has ended but was not waited for has no memory at
+/// all, which is an error and not zero.
 fn private_pages(statm: &mut KernelFile) -> io::Result<u64> {
     let text = statm.read_up_to(128)?;
-    let mut words = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
-    match (words.next(), words.next()) {
-        (Some(Ok(resident)), Some(Ok(shared))) => Ok(resident.saturating_sub(shared)),
+    let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
+    match (words.next(), words.next(), words.next()) {
+        (Some(Ok(0)), ..) => Err(io::Error::new(io::ErrorKind::NotFound, "it has ended")),
+        (_, Some(Ok(resident)), Some(Ok(shared))) => Ok(resident.saturating_sub(shared)),
         _ => Err(invalid(format!("unexpected statm {text:?}"))),
     }
 }
 
 /// Children are listed by the thread that made them.
 fn children(pid: u32, out: &mut Vec<u32>) {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return;
+    };
     for task in tasks.flatten() {
         if let Ok(text) = fs::read_to_string(task.path().join("children")) {
-            out.extend(text.split_ascii_whitespace().filter_map(|w| w.parse::<u32>().ok()));
+            out.extend(
+                text.split_ascii_whitespace()
+                    .filter_map(|w| w.parse::<u32>().ok()),
+            );
         }
     }
 }
 
 /// (process, parent) of every process of the host.
 fn parents_of_all() -> Vec<(u32, u32)> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
     entries
         .flatten()
         .filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok())
@@ -208,7 +256,11 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     fn sleeper() -> Child {
-        Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap()
+        Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     fn at(ms: i64) -> Timestamp {
@@ -227,7 +279,10 @@ mod tests {
             }
             tree.lists_children = lists_children;
             assert!(tree.usage(at(0)).unwrap() > 0);
-            assert!(tree.members.contains_key(&child.id()), "lists_children {lists_children}");
+            assert!(
+                tree.members.contains_key(&child.id()),
+                "lists_children {lists_children}"
+            );
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -252,13 +307,27 @@ mod tests {
         assert_eq!(tree.members.len(), 1);
         assert!(tree.registered_roots().is_empty());
         root.kill().unwrap();
+        let mut zombie = 300;
+        while tree.usage(at(zombie)).is_ok() {
+            zombie += 1; // Until the kernel has taken its memory away; it is not waited for yet.
+            assert!(zombie < 1_000_000, "a process that has ended still counts");
+            std::thread::yield_now();
+        }
         root.wait().unwrap();
-        assert!(tree.usage(at(300)).unwrap_err().to_string().contains("has ended"));
+        assert!(
+            tree.usage(at(300))
+                .unwrap_err()
+                .to_string()
+                .contains("has ended")
+        );
         assert!(tree.usage(at(5_000)).is_err());
     }
 
     #[test]
     fn the_parent_is_found_whatever_the_command_is_called() {
-        assert_eq!(parent_of(std::process::id()), Some(std::os::unix::process::parent_id()));
+        assert_eq!(
+            parent_of(std::process::id()),
+            Some(std::os::unix::process::parent_id())
+        );
     }
 }

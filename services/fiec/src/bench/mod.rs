@@ -1,0 +1,168 @@
+//! `fiec bench NAME`: measurements as commands of ours, each with its floor from the same run.
+//! Every bench runs the real processes: workers with their program children, services, servers.
+
+pub mod boundary;
+pub mod chain;
+pub mod cpu;
+pub mod figures;
+pub mod follow;
+pub mod history;
+pub mod idle;
+pub mod latency;
+pub mod rebind;
+pub mod recover;
+pub mod throughput;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use fiec_broker::Broker;
+use fiec_schemas::{ExecutionId, Tenant, subjects};
+
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::context::Global;
+use crate::exit::Outcome;
+use crate::ui::Steps;
+use figures::Figures;
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Bench {
+    /// CG through FIEC with the default commit policy, against the bare loop
+    Boundary,
+    /// One execution with 32 KiB of state committed at every capsule, against raw appends
+    Chain,
+    /// End of the last capsule on A to start of the first on B
+    Rebind,
+    /// Publish of a submission to the start of its first capsule, on an idle system
+    Latency,
+    /// No-op executions, history complete in PostgreSQL
+    Throughput,
+    /// A fresh policy service takes over 100,000 live executions
+    Recover,
+    /// Ledger events into PostgreSQL, against plain COPY of the same rows
+    History,
+    /// What worker, policy service and recorder cost at rest
+    Idle,
+    /// All of them, one after the other
+    All,
+}
+
+/// Measure; every figure with its floor from the same run
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub name: Bench,
+    /// A tenth of the samples: for trying the bench itself, not for figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// What every bench is handed.
+pub struct Lab<'a> {
+    /// Where figures go.
+    pub figures: &'a mut Figures,
+    /// Progress for people.
+    pub steps: &'a Steps,
+    /// A tenth of the samples.
+    pub quick: bool,
+}
+
+impl Lab<'_> {
+    /// Shows what is going on.
+    pub fn steps_message(&self, message: &str) {
+        fiec_dev_servers::Progress::step(self.steps, message);
+    }
+
+    /// So many samples, or a tenth of them.
+    pub fn samples(&self, full: usize) -> usize {
+        if self.quick { (full / 10).max(1) } else { full }
+    }
+}
+
+/// Runs a bench and prints its figures.
+///
+/// # Errors
+/// When something could not be started or measured.
+pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let mut figures = Figures::new(global.json);
+    let steps = Steps::new(global.json);
+    let all = [
+        Bench::Boundary,
+        Bench::Chain,
+        Bench::Rebind,
+        Bench::Latency,
+        Bench::Throughput,
+        Bench::Recover,
+        Bench::History,
+        Bench::Idle,
+    ];
+    for bench in all {
+        if args.name != bench && args.name != Bench::All {
+            continue;
+        }
+        let mut lab = Lab { figures: &mut figures, steps: &steps, quick: args.quick };
+        match bench {
+            Bench::Boundary => boundary::run(&mut lab).await,
+            Bench::Chain => chain::run(&mut lab).await,
+            Bench::Rebind => rebind::run(&mut lab).await,
+            Bench::Latency => latency::run(&mut lab).await,
+            Bench::Throughput => throughput::run(&mut lab).await,
+            Bench::Recover => recover::run(&mut lab).await,
+            Bench::History => history::run(&mut lab).await,
+            Bench::Idle => idle::run(&mut lab).await,
+            Bench::All => Ok(()),
+        }
+        .with_context(|| format!("bench {bench:?}"))?;
+    }
+    figures.finish();
+    Ok(Outcome::Done)
+}
+
+/// The tenant of all benches.
+fn tenant() -> anyhow::Result<Tenant> {
+    Ok(Tenant::new("bench")?)
+}
+
+/// A cluster for a bench: so many workers with these arguments.
+async fn cluster(
+    lab: &Lab<'_>,
+    workers: u32,
+    worker_args: &[&str],
+    history: bool,
+) -> anyhow::Result<Cluster> {
+    Cluster::start(
+        ClusterOptions {
+            workers,
+            worker_args: worker_args.iter().map(|a| (*a).to_owned()).collect(),
+            history,
+            ..ClusterOptions::default()
+        },
+        lab.steps,
+    )
+    .await
+}
+
+/// Publishes a body to the submission stream and waits until it is stored.
+async fn publish(broker: &Broker, body: String) -> anyhow::Result<()> {
+    broker
+        .js
+        .publish(subjects::submit(&tenant()?), body.into())
+        .await?
+        .await
+        .context("the submission was not stored")?;
+    Ok(())
+}
+
+/// Submits one line with an id of ours.
+async fn submit(
+    broker: &Broker,
+    id: &str,
+    mut submission: serde_json::Value,
+) -> anyhow::Result<ExecutionId> {
+    if let Some(object) = submission.as_object_mut() {
+        object.insert("id".to_owned(), id.into());
+    }
+    publish(broker, submission.to_string()).await?;
+    Ok(ExecutionId::from_client(&tenant()?, &fiec_schemas::ClientId::new(id)?))
+}

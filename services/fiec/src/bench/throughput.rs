@@ -1,0 +1,110 @@
+//! `bench throughput`: no-op executions to completion, with their history complete in PostgreSQL
+//! at the end; and where the processor time went.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use fiec_broker::Broker;
+
+use super::cpu::{self, Usage};
+use super::figures::median;
+use super::{Lab, cluster, tenant};
+use crate::cluster::Cluster;
+use crate::sql;
+
+const LINES_A_MESSAGE: usize = 50;
+
+/// Runs the bench: `executions_per_s`, reach ≥ 14,000; `cpu_us_per_execution` for each part.
+///
+/// # Errors
+/// When something could not be started or measured.
+pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    let cluster = cluster(lab, 2, &["--slots", "2"], true).await?;
+    let count = lab.samples(10_000);
+    let rounds = if lab.quick { 1 } else { 5 };
+    let mut rates = Vec::new();
+    let mut parts: Vec<(String, Vec<f64>)> = Vec::new();
+    let mut done = 0;
+    for round in 0..=rounds {
+        lab.steps_message(&format!("throughput: round {round} of {rounds}"));
+        let before = usage(&cluster);
+        let began = Instant::now();
+        flood(&cluster.broker, count).await?;
+        done += count;
+        complete(&cluster, done).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        if round == 0 {
+            continue; // learns the nodes' rate, fills caches
+        }
+        rates.push(count as f64 / seconds);
+        for ((name, now), (_, then)) in usage(&cluster).into_iter().zip(before) {
+            let us = (now.seconds - then.seconds) * 1e6 / count as f64;
+            match parts.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, samples)) => samples.push(us),
+                None => parts.push((name, vec![us])),
+            }
+        }
+    }
+    let rate = median(&mut rates);
+    lab.figures.add("throughput", "no-op", "executions_per_s", "1/s", rate, None);
+    for (name, mut samples) in parts {
+        let us = median(&mut samples);
+        lab.figures.add("throughput", &name, "cpu_us_per_execution", "us", us, None);
+    }
+    cluster.stop().await;
+    Ok(())
+}
+
+/// Publishes so many no-op submissions, fifty lines a message, acknowledged in order.
+async fn flood(broker: &Broker, count: usize) -> anyhow::Result<()> {
+    let subject = fiec_schemas::subjects::submit(&tenant()?);
+    let line = "{\"program\":\"synthetic@1\",\"params\":{\"capsules\":0}}\n";
+    let mut acks = Vec::new();
+    let mut left = count;
+    while left > 0 {
+        let lines = left.min(LINES_A_MESSAGE);
+        acks.push(broker.js.publish(subject.clone(), line.repeat(lines).into()).await?);
+        left -= lines;
+    }
+    for ack in acks {
+        ack.await.context("a submission was not stored")?;
+    }
+    Ok(())
+}
+
+/// Waits until PostgreSQL knows of so many completed executions, each with its placement.
+async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
+    let pool = cluster.pool.as_ref().context("this bench needs history")?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let rows = sql::query(
+            pool,
+            "SELECT count(*) FILTER (WHERE phase::text = 'completed') AS completed, \
+             (SELECT count(*) FROM placements WHERE ended_at IS NOT NULL) AS placed \
+             FROM executions"
+                .to_owned(),
+        )
+        .await?;
+        let number = |c| rows.get(0, c).and_then(|t| t.parse::<usize>().ok()).unwrap_or(0);
+        if number("completed") >= count {
+            ensure!(number("placed") >= count, "placements are missing from the history");
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "only {} of {count} are complete in PostgreSQL",
+            number("completed")
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn usage(cluster: &Cluster) -> Vec<(String, Usage)> {
+    let mut all = vec![("nats-server".to_owned(), cpu::tree(cluster.servers.nats.pid()))];
+    if let Some(postgres) = &cluster.servers.postgres {
+        all.push(("PostgreSQL".to_owned(), cpu::tree(postgres.pid())));
+    }
+    let ours = cluster.policies.iter().chain(&cluster.recorder).chain(&cluster.workers);
+    all.extend(ours.map(|p| (p.name.clone(), cpu::tree(p.pid()))));
+    all
+}

@@ -1,0 +1,180 @@
+//! The command line: what there is, how it is read, and how a command ends.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use fiec_schemas::NodeId;
+use tracing_subscriber::EnvFilter;
+
+use crate::commands::{doctor, history, logs, nodes, operate, serve, submit, watch};
+use crate::context::Global;
+use crate::exit::{HELP, Outcome};
+use crate::{bench, client, demo, pressure, up};
+
+/// Long computations that outlive their nodes: capsules, semantic boundaries, measured pressure,
+/// history in SQL.
+#[derive(Debug, Parser)]
+#[command(name = "fiec", version, after_help = HELP, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::DemoArgs),
+    Up(up::UpArgs),
+    Submit(submit::SubmitArgs),
+    /// Show where an execution stands
+    Status(operate::ExecutionArgs),
+    /// Follow executions as they move, until they end
+    Watch(watch::WatchArgs),
+    /// Show what an execution's program printed
+    Logs(logs::LogsArgs),
+    /// End an execution now; needs no boundary
+    Cancel(operate::ExecutionArgs),
+    /// Stop an execution at its next boundary until it is resumed
+    Pause(operate::ExecutionArgs),
+    /// Let a paused execution go on
+    Resume(operate::ExecutionArgs),
+    /// Move an execution to another node at its next boundary
+    Yield(operate::YieldArgs),
+    /// Say why an execution is where it is, or is not
+    Why(operate::ExecutionArgs),
+    /// Show what PostgreSQL knows of an execution, or of the last 20
+    History(history::HistoryArgs),
+    /// Write an execution's report: one self-contained HTML page
+    Report(history::ReportArgs),
+    /// List the nodes with their hardware vectors
+    Nodes,
+    /// Place nothing new on a node
+    Cordon(nodes::NodeArgs),
+    /// Place on a node again
+    Uncordon(nodes::NodeArgs),
+    /// Cordon a node and move away what runs there, at the next boundaries
+    Drain(nodes::NodeArgs),
+    /// Check this machine and the servers; say what is missing and what to do
+    Doctor,
+    /// Create or update streams, buckets and tables on the servers
+    Setup(serve::SetupArgs),
+    /// Run a worker agent
+    Worker(serve::WorkerArgs),
+    /// Run a policy service; any number may run
+    Policy(serve::PolicyArgs),
+    /// Run the recorder, which folds the ledgers into PostgreSQL
+    Recorder(serve::RecorderArgs),
+    /// Measure; every figure with its floor from the same run
+    Bench(bench::BenchArgs),
+    /// Fill a node's memory, for experiments
+    Pressure(pressure::PressureArgs),
+    /// The process in which an agent runs programs
+    #[command(hide = true)]
+    ProgramChild,
+}
+
+/// Reads a node's name.
+///
+/// # Errors
+/// The rule that the text breaks.
+pub fn parse_node(text: &str) -> Result<NodeId, String> {
+    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // A child speaks frames on a socket and has no use for a run time.
+    if matches!(cli.command, Command::ProgramChild) {
+        return fiec_kit::child_main();
+    }
+    log_to_stderr(&cli.global, is_service(&cli.command));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run(cli.command, &cli.global)),
+        Err(error) => Err(error.into()),
+    };
+    match outcome {
+        Ok(outcome) => outcome.into(),
+        Err(error) => {
+            eprintln!("fiec: {error:#}");
+            unreachable_or_failed(&error).into()
+        }
+    }
+}
+
+fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
+    let connect = |e: &fiec_broker::BrokerError| {
+        matches!(e, fiec_broker::BrokerError::Connect { .. })
+    };
+    if error.is::<client::Unreachable>()
+        || error.downcast_ref::<fiec_broker::BrokerError>().is_some_and(connect)
+        || error.is::<sqlx::Error>()
+    {
+        Outcome::Unreachable
+    } else {
+        Outcome::Failed
+    }
+}
+
+fn is_service(command: &Command) -> bool {
+    matches!(command, Command::Worker(_) | Command::Policy(_) | Command::Recorder(_))
+}
+
+fn log_to_stderr(global: &Global, service: bool) {
+    let default = if service { "info,async_nats=warn,sqlx=warn" } else { "warn" };
+    let text = global.log.as_deref().unwrap_or(default);
+    let filter = EnvFilter::try_new(text).unwrap_or_else(|error| {
+        eprintln!("fiec: log filter {text:?} is not valid ({error}); using {default:?}");
+        EnvFilter::new(default)
+    });
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if global.log_json {
+        subscriber.json().flatten_event(true).init();
+    } else {
+        subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+    }
+}
+
+async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Demo(args) => demo::run(args, global.json).await,
+        Command::Up(args) => up::run(args, global.json).await,
+        Command::Submit(args) => submit::run(args, global).await,
+        Command::Status(args) => operate::run("status", &args, None, global).await,
+        Command::Cancel(args) => operate::run("cancel", &args, None, global).await,
+        Command::Pause(args) => operate::run("pause", &args, None, global).await,
+        Command::Resume(args) => operate::run("resume", &args, None, global).await,
+        Command::Why(args) => operate::run("why", &args, None, global).await,
+        Command::Yield(args) => operate::run("yield", &args.execution, args.to, global).await,
+        Command::Watch(args) => watch::run(args, global).await,
+        Command::Logs(args) => logs::run(args, global).await,
+        Command::History(args) => history::run(args, global).await,
+        Command::Report(args) => history::report(args, global).await,
+        Command::Nodes => nodes::list(global).await,
+        Command::Cordon(args) => nodes::flag("cordon", args, global).await,
+        Command::Uncordon(args) => nodes::flag("uncordon", args, global).await,
+        Command::Drain(args) => nodes::flag("drain", args, global).await,
+        Command::Doctor => doctor::run(global).await,
+        Command::Setup(args) => serve::setup(args, global).await,
+        Command::Worker(args) => serve::worker(args, global).await,
+        Command::Policy(args) => serve::policy(args, global).await,
+        Command::Recorder(args) => serve::recorder(args, global).await,
+        Command::Bench(args) => bench::run(args, global).await,
+        Command::Pressure(args) => pressure::run(&args).map(|()| Outcome::Done),
+        Command::ProgramChild => Ok(Outcome::BadInput),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,93 @@
+//! The operator's side of the NATS micro service `fiec`: one function a request.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use async_nats::RequestErrorKind;
+use bytes::Bytes;
+use fiec_broker::Broker;
+use fiec_schemas::messages::{ApiReply, ExecutionRequest, NodeRequest, SubmitReply};
+use fiec_schemas::{NodeId, Tenant};
+use serde::de::DeserializeOwned;
+
+use crate::context::who;
+
+/// No policy service answered, or not in time.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreachable(pub String);
+
+/// How long an answer may take; a worker's answer is a part of it.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+async fn request<T: DeserializeOwned>(
+    broker: &Broker,
+    subject: String,
+    body: Bytes,
+) -> anyhow::Result<T> {
+    let request = async_nats::Request::new().payload(body).timeout(Some(DEADLINE));
+    let reply = match broker.client.send_request(subject.clone(), request).await {
+        Ok(reply) => reply,
+        Err(error) if error.kind() == RequestErrorKind::NoResponders => bail!(Unreachable(
+            "no policy service answers: start one with `fiec policy` (or everything with \
+             `fiec up`)"
+                .to_owned()
+        )),
+        Err(error) => {
+            bail!(Unreachable(format!("no answer on {subject} within {DEADLINE:?}: {error}")))
+        }
+    };
+    if let Some(error) = reply
+        .headers
+        .as_ref()
+        .and_then(|headers| headers.get(async_nats::service::NATS_SERVICE_ERROR))
+    {
+        bail!("the policy service could not answer {subject}: {error}");
+    }
+    serde_json::from_slice(&reply.payload)
+        .with_context(|| format!("the answer on {subject} is not of the expected form"))
+}
+
+/// A request about one execution: `status`, `cancel`, `pause`, `resume`, `yield`, `why`.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`ApiReply::error`].
+pub async fn execution(
+    broker: &Broker,
+    verb: &str,
+    tenant: &Tenant,
+    id: &str,
+    to: Option<NodeId>,
+) -> anyhow::Result<ApiReply> {
+    let body = ExecutionRequest { id: id.to_owned(), who: who(), to };
+    request(broker, format!("fiec.api.{verb}.{tenant}"), serde_json::to_vec(&body)?.into()).await
+}
+
+/// A request about one node: `cordon`, `uncordon`, `drain`.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`ApiReply::error`].
+pub async fn node(broker: &Broker, verb: &str, node: NodeId) -> anyhow::Result<ApiReply> {
+    let body = NodeRequest { node, who: who() };
+    request(broker, format!("fiec.api.node.{verb}"), serde_json::to_vec(&body)?.into()).await
+}
+
+/// All nodes as a policy service sees them.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn nodes(broker: &Broker) -> anyhow::Result<ApiReply> {
+    request(broker, "fiec.api.nodes".to_owned(), Bytes::new()).await
+}
+
+/// Hands over lines of JSON; the answer speaks of every line.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn submit(
+    broker: &Broker,
+    tenant: &Tenant,
+    lines: Bytes,
+) -> anyhow::Result<SubmitReply> {
+    request(broker, format!("fiec.api.submit.{tenant}"), lines).await
+}

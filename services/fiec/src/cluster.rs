@@ -1,0 +1,298 @@
+//! A whole FIEC on this machine: private servers, a policy service, a recorder and workers as
+//! separate processes of this very binary. Used by `fiec up`, `fiec demo`, `fiec bench` and the
+//! tests.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use fiec_broker::{Broker, ConnectOptions, topology};
+use fiec_dev_servers::{DevServers, Progress};
+use fiec_schemas::NodeId;
+use fiec_schemas::messages::NodeStatus;
+use sqlx::PgPool;
+
+use crate::client;
+use crate::process::Process;
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// Where data and logs stay; a temporary folder otherwise.
+    pub data_dir: Option<PathBuf>,
+    /// Worker processes `n1`, `n2`, ….
+    pub workers: u32,
+    /// Arguments for every worker, e.g. `--slots 2`.
+    pub worker_args: Vec<String>,
+    /// Policy services.
+    pub policies: u32,
+    /// PostgreSQL and a recorder, or neither.
+    pub history: bool,
+    /// The `fiec` binary to run; this one by default.
+    pub binary: Option<PathBuf>,
+    /// How long a part may take to be ready.
+    pub patience: Duration,
+    /// Ports to use; free ones otherwise.
+    pub nats_port: Option<u16>,
+    /// Ports to use; free ones otherwise.
+    pub postgres_port: Option<u16>,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        Self {
+            data_dir: None,
+            workers: 3,
+            worker_args: Vec::new(),
+            policies: 1,
+            history: true,
+            binary: None,
+            patience: Duration::from_secs(30),
+            nats_port: None,
+            postgres_port: None,
+        }
+    }
+}
+
+/// A running cluster; everything ends when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    /// A connection for whoever holds the cluster.
+    pub broker: Broker,
+    /// A pool for whoever holds the cluster, where there is history.
+    pub pool: Option<PgPool>,
+    /// Workers by number; `n1` is the first.
+    pub workers: Vec<Process>,
+    /// Policy services.
+    pub policies: Vec<Process>,
+    /// The recorder.
+    pub recorder: Option<Process>,
+    /// The servers.
+    pub servers: DevServers,
+    options: ClusterOptions,
+    binary: PathBuf,
+}
+
+impl Cluster {
+    /// Starts everything and waits until every worker can be placed on.
+    ///
+    /// # Errors
+    /// When a part cannot be started or is not ready in time; the message ends with its log.
+    pub async fn start(
+        options: ClusterOptions,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Self> {
+        let binary = match &options.binary {
+            Some(binary) => binary.clone(),
+            None => std::env::current_exe().context("cannot find this program's own file")?,
+        };
+        let servers = DevServers::start(
+            fiec_dev_servers::Options {
+                data_dir: options.data_dir.clone(),
+                want_postgres: options.history,
+                nats_port: options.nats_port,
+                postgres_port: options.postgres_port,
+                ..fiec_dev_servers::Options::default()
+            },
+            progress,
+        )
+        .await?;
+        std::fs::create_dir_all(servers.data_dir().join("logs"))?;
+        progress.step("creating streams, buckets and tables");
+        let broker =
+            Broker::connect(ConnectOptions::new(servers.nats_url(), "fiec cluster")).await?;
+        topology::apply(&broker, &topology::Profile::default()).await?;
+        let pool = match servers.postgres_url() {
+            Some(url) => {
+                let pool = fiec_recorder::connect(&url).await?;
+                fiec_recorder::migrate(&pool).await?;
+                Some(pool)
+            }
+            None => None,
+        };
+        let mut cluster = Self {
+            broker,
+            pool,
+            workers: Vec::new(),
+            policies: Vec::new(),
+            recorder: None,
+            servers,
+            options,
+            binary,
+        };
+        progress.step("starting the policy service, the recorder and the workers");
+        if cluster.options.history {
+            cluster.start_recorder()?;
+        }
+        for _ in 0..cluster.options.policies {
+            cluster.start_policy()?;
+        }
+        for _ in 0..cluster.options.workers {
+            cluster.start_worker(&[])?;
+        }
+        cluster.ready().await?;
+        progress.done(&format!(
+            "{} workers, {} policy service{}{}",
+            cluster.workers.len(),
+            cluster.policies.len(),
+            if cluster.policies.len() == 1 { "" } else { "s" },
+            if cluster.recorder.is_some() { ", a recorder" } else { "" }
+        ));
+        Ok(cluster)
+    }
+
+    /// Where data, logs and run-time files are.
+    pub fn data_dir(&self) -> &Path {
+        self.servers.data_dir()
+    }
+
+    /// The name of the worker with this number, from 1.
+    pub fn node(number: usize) -> NodeId {
+        NodeId::from_host_name(&format!("n{number}"))
+    }
+
+    /// Environment that points a `fiec` command at this cluster.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let mut environment = vec![("FIEC_NATS_URL".to_owned(), self.servers.nats_url())];
+        if let Some(url) = self.servers.postgres_url() {
+            environment.push(("FIEC_DATABASE_URL".to_owned(), url));
+        }
+        environment
+    }
+
+    fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
+        let log = self.data_dir().join("logs").join(format!("{name}.log"));
+        Process::start(name, &self.binary, args, &self.environment(), log)
+    }
+
+    /// Starts one more policy service.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_policy(&mut self) -> anyhow::Result<()> {
+        let name = format!("policy-{}", self.policies.len() + 1);
+        let process = self.spawn(&name, &["policy".to_owned()])?;
+        self.policies.push(process);
+        Ok(())
+    }
+
+    /// Starts the recorder, anew where it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_recorder(&mut self) -> anyhow::Result<()> {
+        self.recorder = Some(self.spawn("recorder", &["recorder".to_owned()])?);
+        Ok(())
+    }
+
+    /// Starts one more worker, with arguments beyond those of every worker.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_worker(&mut self, more: &[String]) -> anyhow::Result<NodeId> {
+        let number = self.workers.len() + 1;
+        let process = self.spawn_worker(number, more)?;
+        self.workers.push(process);
+        Ok(Self::node(number))
+    }
+
+    /// Starts the worker with this number again, after it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
+        let process = self.spawn_worker(number, &[])?;
+        match self.workers.get_mut(number.wrapping_sub(1)) {
+            Some(slot) => *slot = process,
+            None => bail!("there is no worker n{number}"),
+        }
+        Ok(())
+    }
+
+    fn spawn_worker(&self, number: usize, more: &[String]) -> anyhow::Result<Process> {
+        let node = Self::node(number).to_string();
+        let mut args = vec!["worker".to_owned(), "--node".to_owned(), node.clone()];
+        args.push("--run-dir".to_owned());
+        args.push(self.data_dir().join("run").display().to_string());
+        args.extend(self.options.worker_args.iter().cloned());
+        args.extend(more.iter().cloned());
+        self.spawn(&node, &args)
+    }
+
+    /// Waits until every worker is known to a policy service and viable.
+    ///
+    /// # Errors
+    /// At the deadline, or when a process ends; the message holds the end of its log.
+    pub async fn ready(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.options.patience;
+        let mut last = String::from("no policy service answered");
+        while Instant::now() < deadline {
+            self.none_ended()?;
+            match client::nodes(&self.broker).await {
+                Ok(reply) => {
+                    let viable =
+                        reply.nodes.iter().filter(|n| n.viability == "viable").count();
+                    if viable >= self.workers.len() {
+                        return Ok(());
+                    }
+                    last = format!("{viable} of {} workers are viable", self.workers.len());
+                }
+                Err(error) => last = error.to_string(),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bail!(
+            "the cluster was not ready after {:?}: {last}; its logs are in {}",
+            self.options.patience,
+            self.data_dir().join("logs").display()
+        )
+    }
+
+    /// What a policy service knows of a node.
+    ///
+    /// # Errors
+    /// When nobody answers or the node is not known.
+    pub async fn status_of(&self, node: &NodeId) -> anyhow::Result<NodeStatus> {
+        let reply = client::nodes(&self.broker).await?;
+        reply
+            .nodes
+            .into_iter()
+            .find(|n| n.descriptor.node == *node)
+            .with_context(|| format!("node {node} is not known"))
+    }
+
+    /// Fails when a process that should run has ended.
+    ///
+    /// # Errors
+    /// Names the process, with the end of its log.
+    pub fn none_ended(&mut self) -> anyhow::Result<()> {
+        let all = self.workers.iter_mut().chain(&mut self.policies).chain(&mut self.recorder);
+        for process in all {
+            if let Some(status) = process.ended() {
+                bail!("{} ended with {status}:\n{}", process.name, process.tail(20));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops everything in order: workers drain, then the services, then the servers.
+    pub async fn stop(mut self) {
+        let deadline = Duration::from_secs(5);
+        // Asked all at once, so that the waits overlap.
+        for process in self.workers.iter().chain(&self.policies).chain(&self.recorder) {
+            let _ = process.signal(rustix::process::Signal::TERM);
+        }
+        for process in
+            self.workers.iter_mut().chain(&mut self.policies).chain(&mut self.recorder)
+        {
+            if !process.stop(deadline).await {
+                tracing::warn!(process = process.name, "did not stop in time and was killed");
+            }
+        }
+        if let Some(pool) = &self.pool {
+            // A pool whose server is gone has nothing to close.
+            let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
+        }
+        self.servers.stop(deadline).await;
+    }
+}

@@ -1,0 +1,152 @@
+//! `fiec doctor`: what is missing or misconfigured on this machine, and what to do.
+
+use std::time::Duration;
+
+use fiec_broker::{Broker, ConnectOptions};
+use fiec_dev_servers::{Check, Status};
+use fiec_schemas::subjects;
+use serde_json::json;
+
+use crate::client;
+use crate::context::Global;
+use crate::exit::Outcome;
+use crate::ui;
+
+/// Checks the machine, and the servers where they are known.
+///
+/// # Errors
+/// Never for what it finds; that is in the outcome: 0 all well, 1 something is missing.
+pub async fn run(global: &Global) -> anyhow::Result<Outcome> {
+    let mut checks = fiec_dev_servers::checks().await;
+    checks.extend(devices());
+    if let Ok(url) = global.nats_url() {
+        checks.extend(broker(&url).await);
+    }
+    if global.database_url().is_ok() {
+        checks.push(database(global).await);
+    }
+    let mut outcome = Outcome::Done;
+    let mut rows = Vec::new();
+    for check in &checks {
+        let word = match check.status {
+            Status::Ok => "ok",
+            Status::Warning => "warning",
+            Status::Missing => {
+                outcome = Outcome::Failed;
+                "missing"
+            }
+        };
+        if global.json {
+            println!(
+                "{}",
+                json!({"check": check.name, "status": word, "detail": check.detail,
+                       "remedy": check.remedy})
+            );
+        }
+        rows.push(vec![
+            check.name.to_owned(),
+            word.to_owned(),
+            check.detail.clone(),
+            check.remedy.clone(),
+        ]);
+    }
+    if !global.json {
+        println!("{}", ui::table(["check", "status", "found", "what to do"], rows));
+    }
+    Ok(outcome)
+}
+
+fn check(name: &'static str, status: Status, detail: String, remedy: &str) -> Check {
+    Check { name, status, detail, remedy: remedy.to_owned() }
+}
+
+fn devices() -> Vec<Check> {
+    let found = fiec_probes::devices::cuda_devices();
+    let detail = if found.is_empty() {
+        "no CUDA device: programs run on the host".to_owned()
+    } else {
+        found.iter().map(|d| d.name.clone()).collect::<Vec<_>>().join(", ")
+    };
+    vec![check("CUDA devices", Status::Ok, detail, "")]
+}
+
+async fn broker(url: &str) -> Vec<Check> {
+    let mut options = ConnectOptions::new(url, "fiec doctor");
+    options.timeout = Duration::from_secs(3);
+    let broker = match Broker::connect(options).await {
+        Ok(broker) => broker,
+        Err(error) => {
+            return vec![check(
+                "NATS",
+                Status::Missing,
+                error.to_string(),
+                "start the server, or correct --nats",
+            )];
+        }
+    };
+    let server = broker.client.server_info();
+    let mut checks = vec![check(
+        "NATS",
+        Status::Ok,
+        format!("{} at {url}, max payload {}", server.version, server.max_payload),
+        "",
+    )];
+    checks.push(match broker.js.get_stream(subjects::LEDGER_STREAM).await {
+        Ok(stream) => check(
+            "ledger stream",
+            Status::Ok,
+            format!("{} messages", stream.cached_info().state.messages),
+            "",
+        ),
+        Err(error) => check(
+            "ledger stream",
+            Status::Missing,
+            error.to_string(),
+            "run `fiec setup` once against this server",
+        ),
+    });
+    checks.push(match client::nodes(&broker).await {
+        Ok(reply) => {
+            let viable = reply.nodes.iter().filter(|n| n.viability == "viable").count();
+            let detail = format!("{viable} of {} nodes are viable", reply.nodes.len());
+            if viable > 0 {
+                check("policy service and nodes", Status::Ok, detail, "")
+            } else {
+                check(
+                    "policy service and nodes",
+                    Status::Warning,
+                    detail,
+                    "start a worker with `fiec worker`",
+                )
+            }
+        }
+        Err(error) => check(
+            "policy service and nodes",
+            Status::Missing,
+            error.to_string(),
+            "start one with `fiec policy`",
+        ),
+    });
+    checks
+}
+
+async fn database(global: &Global) -> Check {
+    let lag = async {
+        let pool = global.database().await?;
+        crate::sql::query(&pool, "SELECT count(*)::text AS n FROM executions".to_owned()).await
+    };
+    match lag.await {
+        Ok(rows) => check(
+            "PostgreSQL",
+            Status::Ok,
+            format!("{} executions in the history", rows.get(0, "n").unwrap_or("0")),
+            "",
+        ),
+        Err(error) => check(
+            "PostgreSQL",
+            Status::Missing,
+            format!("{error:#}"),
+            "start the server, correct --database, or run `fiec setup`",
+        ),
+    }
+}

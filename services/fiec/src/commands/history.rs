@@ -1,0 +1,126 @@
+//! `fiec history` and `fiec report`: what PostgreSQL knows of an execution.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use fiec_schemas::{ClientId, ExecutionId, Tenant};
+use sqlx::PgPool;
+
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::sql;
+
+/// Whose history to show.
+#[derive(Debug, Args)]
+pub struct HistoryArgs {
+    /// Execution id, or the id that the client gave [default: the last 20 executions]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// Whose report to write.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Execution id, or the id that the client gave
+    pub id: String,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+    /// Where to write the page
+    #[arg(long, short, default_value = "report.html")]
+    pub output: PathBuf,
+}
+
+/// An execution's id from its text: a UUID, or a client's id.
+///
+/// # Errors
+/// When it is neither.
+pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
+    if let Ok(execution) = id.parse() {
+        return Ok(execution);
+    }
+    let client = ClientId::new(id).context("give the execution's UUID or the client's id")?;
+    Ok(ExecutionId::from_client(tenant, &client))
+}
+
+/// Prints summaries, placements and rebindings.
+///
+/// # Errors
+/// When PostgreSQL cannot be reached.
+pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let pool = global.database().await?;
+    let Some(id) = args.id else {
+        let rows = sql::query(
+            &pool,
+            format!(
+                "SELECT * FROM execution_summary WHERE tenant = '{}' \
+                 ORDER BY submitted_at DESC LIMIT 20",
+                args.tenant.tenant
+            ),
+        )
+        .await?;
+        rows.print(global.json);
+        return Ok(Outcome::Done);
+    };
+    let execution = resolve(&args.tenant.tenant, &id)?;
+    show(&pool, execution, global.json).await
+}
+
+/// Prints everything that the views say of one execution.
+///
+/// # Errors
+/// When PostgreSQL refuses a query.
+pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::Result<Outcome> {
+    let summary = sql::query(
+        pool,
+        format!("SELECT * FROM execution_summary WHERE execution = '{execution}'"),
+    )
+    .await?;
+    if summary.rows.is_empty() {
+        eprintln!(
+            "{execution} is not in the history (yet): is the recorder running, is the tenant right?"
+        );
+        return Ok(Outcome::Failed);
+    }
+    if json {
+        print!("{}", summary.json_lines());
+    } else {
+        for (column, value) in summary.columns.iter().zip(summary.rows.iter().flatten()) {
+            if let Some(value) = value {
+                println!("{column:<22} {value}");
+            }
+        }
+    }
+    for (title, view, order) in [
+        ("Placements", "placement_timeline", "epoch"),
+        ("Rebindings", "rebinding_history", "epoch"),
+    ] {
+        let rows = sql::query(
+            pool,
+            format!("SELECT * FROM {view} WHERE execution = '{execution}' ORDER BY {order}"),
+        )
+        .await?;
+        if !json && !rows.rows.is_empty() {
+            println!("\n{title} (SELECT * FROM {view})");
+        }
+        if !rows.rows.is_empty() {
+            rows.print(json);
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Writes the page.
+///
+/// # Errors
+/// When PostgreSQL cannot be reached or the file not be written.
+pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let pool = global.database().await?;
+    let execution = resolve(&args.tenant.tenant, &args.id)?;
+    let page = fiec_recorder::report::render(&pool, execution).await?;
+    std::fs::write(&args.output, page)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    println!("{}", args.output.display());
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,128 @@
+//! `status`, `cancel`, `pause`, `resume`, `yield`, `why`: requests about one execution.
+
+use clap::Args;
+use fiec_schemas::messages::{ApiReply, Why};
+use fiec_schemas::{ExecutionState, NodeId, Phase};
+
+use crate::client;
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::ui;
+
+/// Names an execution.
+#[derive(Debug, Args)]
+pub struct ExecutionArgs {
+    /// Execution id, or the id that the client gave
+    pub id: String,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// Names an execution and perhaps a node.
+#[derive(Debug, Args)]
+pub struct YieldArgs {
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+    /// Node to move to [default: the best other one]
+    #[arg(long, value_parser = crate::cli::parse_node)]
+    pub to: Option<NodeId>,
+}
+
+/// Sends a request and prints the answer.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn run(
+    verb: &str,
+    args: &ExecutionArgs,
+    to: Option<NodeId>,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let broker = global.broker(verb).await?;
+    let reply = client::execution(&broker, verb, &args.tenant.tenant, &args.id, to).await?;
+    if global.json {
+        println!("{}", serde_json::to_string(&reply)?);
+    }
+    if let Some(error) = &reply.error {
+        if !global.json {
+            eprintln!("{error}");
+        }
+        return Ok(Outcome::Failed);
+    }
+    if !global.json {
+        print_reply(verb, &reply);
+    }
+    Ok(Outcome::Done)
+}
+
+fn print_reply(verb: &str, reply: &ApiReply) {
+    if !reply.message.is_empty() {
+        println!("{}", reply.message);
+    }
+    if let Some(why) = &reply.why {
+        print_why(why);
+    }
+    if verb == "status"
+        && let Some(state) = &reply.state
+    {
+        print_state(state, reply);
+    }
+}
+
+fn print_why(why: &Why) {
+    println!("{}", why.summary);
+    let rows = why.candidates.iter().map(|c| {
+        vec![
+            c.node.to_string(),
+            match c.score {
+                Some(score) => format!("acceptable, score {score:.3}"),
+                None => "rejected".to_owned(),
+            },
+            c.rejected.join("; "),
+        ]
+    });
+    println!("{}", ui::table(["node", "verdict", "reasons"], rows));
+    for help in &why.would_help {
+        println!("would help: {help}");
+    }
+}
+
+fn print_state(state: &ExecutionState, reply: &ApiReply) {
+    let mut rows: Vec<(&str, String)> = vec![
+        ("execution", state.execution.to_string()),
+        ("phase", state.phase.as_str().to_owned()),
+    ];
+    if let Phase::Bound(b) | Phase::Started(b) = &state.phase {
+        rows.push(("node", format!("{} ({}), epoch {}", b.node, b.substrate, state.epoch)));
+    }
+    if let Some(spec) = &state.spec {
+        rows.push(("program", spec.program.clone()));
+    }
+    rows.push(("submitted", state.submitted_at.to_string()));
+    if let Some(place) = &state.boundary {
+        rows.push((
+            "committed",
+            format!("boundary {}, state of {}", place.index, ui::bytes(place.bytes)),
+        ));
+    }
+    if let Some(p) = &reply.progress {
+        let of = p.of.map_or(String::new(), |of| format!(" of {of}"));
+        rows.push(("reached", format!("boundary {}{of}", p.boundary)));
+        if let Some(note) = &p.note {
+            rows.push(("says", note.clone()));
+        }
+    }
+    rows.push((
+        "totals",
+        format!(
+            "{} commits, {} rebindings ({} for pressure), {} crashes",
+            state.totals.commits,
+            state.totals.rebindings,
+            state.totals.pressure,
+            state.totals.crashes
+        ),
+    ));
+    for (name, value) in rows {
+        println!("{name:<10} {value}");
+    }
+}

@@ -1,0 +1,270 @@
+//! `setup`, `worker`, `policy`, `recorder`: the long-running parts, each until SIGTERM or Ctrl-C.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use fiec_broker::topology;
+use fiec_schemas::{NodeId, Signal, Threshold, Thresholds};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::context::Global;
+use crate::exit::Outcome;
+
+/// Where `/metrics` and `/healthz` are served.
+#[derive(Debug, Args)]
+pub struct HttpArg {
+    /// Address of /metrics and /healthz; port 0 takes a free one
+    #[arg(long, env = "FIEC_HTTP", default_value = "127.0.0.1:0")]
+    pub http: SocketAddr,
+}
+
+/// What to set up.
+#[derive(Debug, Args)]
+pub struct SetupArgs {
+    /// Copies of each stream: 1, or 3 or 5 in a cluster
+    #[arg(long, default_value_t = 1)]
+    pub replicas: usize,
+    /// Shards of nodes; about 500 nodes each
+    #[arg(long, default_value_t = 1)]
+    pub shards: u16,
+    /// First sequence of a ledger stream that is made again after a loss
+    #[arg(long)]
+    pub ledger_first_sequence: Option<u64>,
+}
+
+/// Creates or updates streams, buckets and, where a database is known, tables.
+///
+/// # Errors
+/// When a server refuses.
+pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("setup").await?;
+    let profile = topology::Profile {
+        replicas: args.replicas,
+        shards: args.shards,
+        ledger_first_sequence: args.ledger_first_sequence,
+    };
+    topology::apply(&broker, &profile).await?;
+    println!("streams and buckets are as they should be");
+    match global.database_url() {
+        Ok(url) => {
+            let pool = fiec_recorder::connect(&url).await?;
+            fiec_recorder::migrate(&pool).await?;
+            println!("tables, views and roles are as they should be");
+        }
+        Err(error) => println!("tables were left alone: {error}"),
+    }
+    Ok(Outcome::Done)
+}
+
+/// A worker's options.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// The node's name; unique in the cluster [default: the host's name]
+    #[arg(long, env = "FIEC_NODE", value_parser = crate::cli::parse_node)]
+    pub node: Option<NodeId>,
+    /// Executions that run at once
+    #[arg(long, env = "FIEC_SLOTS", default_value_t = 1)]
+    pub slots: u32,
+    /// Memory limit of everything that runs here, e.g. 2GiB: a cgroup where permitted, else a
+    /// declared budget [default: what encloses the process]
+    #[arg(long, env = "FIEC_MEMORY_LIMIT", value_parser = parse_bytes)]
+    pub memory_limit: Option<u64>,
+    /// Never make a cgroup: the memory limit is a declared budget
+    #[arg(long)]
+    pub no_cgroup: bool,
+    /// signal=high:low:dwell_ms in place of a default, e.g. memory=0.9:0.75:10000; repeatable
+    #[arg(long, value_parser = parse_threshold)]
+    pub threshold: Vec<(Signal, Threshold)>,
+    /// Label for `requires.labels`, e.g. rack=7; repeatable
+    #[arg(long, value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+    /// Shard of the node
+    #[arg(long, default_value_t = 0)]
+    pub shard: u16,
+    /// Folder for what a running agent keeps, a sub-folder for each node
+    #[arg(long, env = "FIEC_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Folder that relative file names of submissions start from [default: the working directory]
+    #[arg(long, env = "FIEC_INPUT_DIR")]
+    pub input_dir: Option<PathBuf>,
+    /// Keep no child processes warm (for measurements)
+    #[arg(long, hide = true)]
+    pub cold: bool,
+    /// Seconds that a drain may take
+    #[arg(long, default_value_t = 30.0)]
+    pub drain_seconds: f64,
+    #[command(flatten)]
+    pub http: HttpArg,
+}
+
+/// Runs a worker agent until it is told to end; then it drains.
+///
+/// # Errors
+/// When the node's name is held by another, or the broker cannot be reached.
+pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let node = args.node.unwrap_or_else(|| {
+        NodeId::from_host_name(&rustix::system::uname().nodename().to_string_lossy())
+    });
+    let mut thresholds: Thresholds = fiec_schemas::hardware::default_thresholds();
+    thresholds.extend(args.threshold);
+    let options = fiec_agent::Options {
+        slots: args.slots,
+        memory_limit: args.memory_limit,
+        use_cgroup: !args.no_cgroup,
+        thresholds,
+        labels: args.label.into_iter().collect::<BTreeMap<_, _>>(),
+        shard: args.shard,
+        http: Some(args.http.http),
+        ..fiec_agent::Options::new(node.clone())
+    };
+    let broker = global.broker(&format!("worker {node}")).await?;
+    let stop = stop_on_signals()?;
+    fiec_agent::run(options, broker, stop).await?;
+    Ok(Outcome::Done)
+}
+
+/// A policy service's options.
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    /// Silence after which a node is asked whether it is there, and then lost, in milliseconds
+    #[arg(long, default_value_t = 5_000)]
+    pub liveness_ms: u64,
+    #[command(flatten)]
+    pub http: HttpArg,
+}
+
+/// Runs a policy service until it is told to end.
+///
+/// # Errors
+/// When the broker cannot be reached or lacks its streams.
+pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("policy").await?;
+    let options = fiec_policy_service::Options {
+        http: Some(args.http.http),
+        ..fiec_policy_service::Options::default()
+    };
+    let stop = stop_on_signals()?;
+    fiec_policy_service::PolicyService::new(options, broker).run(stop).await?;
+    Ok(Outcome::Done)
+}
+
+/// A recorder's options.
+#[derive(Debug, Args)]
+pub struct RecorderArgs {
+    /// Largest state, in bytes, that is copied into PostgreSQL
+    #[arg(long, default_value = "64MiB", value_parser = parse_bytes)]
+    pub state_limit: u64,
+    /// Days of boundaries, decisions and vectors to keep
+    #[arg(long, default_value_t = 90)]
+    pub keep_days: u32,
+    #[command(flatten)]
+    pub http: HttpArg,
+}
+
+/// Runs the recorder until it is told to end.
+///
+/// # Errors
+/// When the broker cannot be reached, or the ledger stream was lost or rolled back.
+pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("recorder").await?;
+    let pool = fiec_recorder::connect(&global.database_url()?).await?;
+    let options = fiec_recorder::Options {
+        http: Some(args.http.http),
+        ..fiec_recorder::Options::default()
+    };
+    let stop = stop_on_signals()?;
+    fiec_recorder::Recorder::new(options, broker, pool).run(stop).await?;
+    Ok(Outcome::Done)
+}
+
+/// A token that SIGTERM and Ctrl-C cancel; a second signal ends the process at once.
+fn stop_on_signals() -> anyhow::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let token = stop.clone();
+    tokio::spawn(async move {
+        for count in 0.. {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if count > 0 {
+                tracing::warn!("second signal: leaving at once");
+                std::process::exit(130);
+            }
+            tracing::info!("stopping");
+            token.cancel();
+        }
+    });
+    Ok(stop)
+}
+
+/// Reads `512MiB`, `2GiB`, `1000000`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" | "K" | "k" => 1 << 10,
+        "MiB" | "M" => 1 << 20,
+        "GiB" | "G" => 1 << 30,
+        "TiB" | "T" => 1 << 40,
+        other => return Err(format!("unit {other:?} is not B, KiB, MiB, GiB or TiB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size, e.g. 512MiB"))?;
+    let bytes = number * unit as f64;
+    if (1.0..9.0e18).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err(format!("{text:?} must be at least one byte and below 8 EiB"))
+    }
+}
+
+fn parse_threshold(text: &str) -> Result<(Signal, Threshold), String> {
+    let form = || format!("{text:?} must be signal=high:low:dwell_ms, e.g. memory=0.9:0.75:10000");
+    let (name, numbers) = text.split_once('=').ok_or_else(form)?;
+    let signal = Signal::ALL.into_iter().find(|s| s.as_str() == name).ok_or_else(|| {
+        let known: Vec<_> = Signal::ALL.iter().map(|s| s.as_str()).collect();
+        format!("{name:?} is no signal; there are {}", known.join(", "))
+    })?;
+    let parts: Vec<&str> = numbers.split(':').collect();
+    let [high, low, dwell] = parts.as_slice() else { return Err(form()) };
+    let threshold = Threshold {
+        high: high.parse().map_err(|_| form())?,
+        low: low.parse().map_err(|_| form())?,
+        dwell_ms: dwell.parse().map_err(|_| form())?,
+    };
+    threshold.check().map_err(|(field, rule)| format!("{field} {rule}"))?;
+    Ok((signal, threshold))
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .ok_or_else(|| format!("{text:?} must be name=value"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
+        assert!(parse_bytes("12 parsecs").is_err());
+        assert!(parse_bytes("0").is_err());
+    }
+
+    #[test]
+    fn a_threshold_that_breaks_its_rule_is_refused_with_the_field() {
+        assert!(parse_threshold("memory=0.9:0.75:1000").is_ok());
+        assert!(parse_threshold("memory=0.5:0.75:1000").unwrap_err().contains("low"));
+        assert!(parse_threshold("mood=0.5:0.1:1").unwrap_err().contains("no signal"));
+        assert!(parse_threshold("memory=0.5").unwrap_err().contains("high:low"));
+    }
+}

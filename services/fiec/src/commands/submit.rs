@@ -1,0 +1,242 @@
+//! `fiec submit FILE [--wait]`: hands over a file of JSON lines and speaks of every line.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Read as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use clap::Args;
+use fiec_broker::Broker;
+use fiec_schemas::submission::{LINE_LIMIT, lines};
+use fiec_schemas::{ExecutionId, LineError, Phase, Tenant};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::client;
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+
+/// Most bytes in one request; the broker's own limit is 1 MiB.
+const REQUEST_BYTES: usize = 640 * 1024;
+/// Most lines in one request.
+const REQUEST_LINES: usize = 2_000;
+
+/// Submit a file of JSON lines, one submission a line ("-" is standard input)
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// JSON or JSONL file
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+    /// Wait until every execution has ended; the exit code is the worst outcome
+    #[arg(long, short)]
+    pub wait: bool,
+}
+
+/// A line that was taken.
+struct Taken {
+    line: u32,
+    id: ExecutionId,
+    client_id: Option<String>,
+    existing: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the file cannot be read or nobody answers.
+pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let text = read(&args.file)?;
+    let broker = global.broker("submit").await?;
+    let (taken, errors) = submit_all(&broker, &args.tenant.tenant, &text).await?;
+    for taken in &taken {
+        if global.json {
+            println!(
+                "{}",
+                json!({"line": taken.line, "id": taken.id, "client_id": taken.client_id,
+                       "existing": taken.existing})
+            );
+        } else if taken.existing {
+            println!("{}  (line {}: the same submission was there before)", taken.id, taken.line);
+        } else {
+            println!("{}", taken.id);
+        }
+    }
+    for error in &errors {
+        if global.json {
+            println!("{}", json!({"line": error.line, "error": error}));
+        }
+        eprintln!("{}: {error}", args.file.display());
+    }
+    let mut outcome = if errors.is_empty() { Outcome::Done } else { Outcome::BadInput };
+    if taken.is_empty() && errors.is_empty() {
+        eprintln!("{}: there is no submission in it", args.file.display());
+        return Ok(Outcome::BadInput);
+    }
+    if args.wait && !taken.is_empty() {
+        let ids = taken.iter().map(|t| t.id).collect();
+        outcome = outcome.worse(wait_all(&broker, &args.tenant.tenant, ids, global.json).await?);
+    }
+    Ok(outcome)
+}
+
+fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
+    if file.as_os_str() == "-" {
+        let mut text = Vec::new();
+        std::io::stdin().read_to_end(&mut text).context("cannot read standard input")?;
+        return Ok(text);
+    }
+    std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// A file that holds one object over several lines is one submission; otherwise a line is one.
+fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let single: Result<serde_json::Map<String, serde_json::Value>, _> =
+        serde_json::from_slice(text);
+    if let Ok(object) = single
+        && lines(text).count() > 1
+    {
+        return vec![(1, serde_json::to_vec(&object).unwrap_or_default())];
+    }
+    lines(text).map(|(number, line)| (number, line.to_vec())).collect()
+}
+
+async fn submit_all(
+    broker: &Broker,
+    tenant: &Tenant,
+    text: &[u8],
+) -> anyhow::Result<(Vec<Taken>, Vec<LineError>)> {
+    let mut taken = Vec::new();
+    let mut errors = Vec::new();
+    let mut request: Vec<u8> = Vec::new();
+    let mut numbers: Vec<u32> = Vec::new();
+    let all = as_lines(text);
+    let mut rest = all.iter().peekable();
+    while let Some((number, line)) = rest.next() {
+        if line.len() > LINE_LIMIT {
+            errors.push(LineError {
+                line: *number,
+                field: String::new(),
+                reason: format!(
+                    "the line has {} bytes; at most {LINE_LIMIT} are allowed: put bulk data into \
+                     a file that the program reads",
+                    line.len()
+                ),
+            });
+        } else {
+            request.extend_from_slice(line);
+            request.push(b'\n');
+            numbers.push(*number);
+        }
+        let full = numbers.len() >= REQUEST_LINES
+            || rest.peek().is_none_or(|(_, next)| request.len() + next.len() > REQUEST_BYTES);
+        if full && !numbers.is_empty() {
+            let body = Bytes::from(std::mem::take(&mut request));
+            let reply = client::submit(broker, tenant, body).await?;
+            if let Some(error) = reply.error {
+                anyhow::bail!("the submission was refused: {error}");
+            }
+            let place = |line: u32| {
+                let index = usize::try_from(line).unwrap_or(0).wrapping_sub(1);
+                numbers.get(index).copied().unwrap_or(line)
+            };
+            taken.extend(reply.accepted.into_iter().map(|a| Taken {
+                line: place(a.line),
+                id: a.id,
+                client_id: a.client_id,
+                existing: a.existing,
+            }));
+            errors.extend(
+                reply.errors.into_iter().map(|e| LineError { line: place(e.line), ..e }),
+            );
+            numbers.clear();
+        }
+    }
+    errors.sort_by_key(|e| e.line);
+    Ok((taken, errors))
+}
+
+/// How an ended execution counts.
+pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
+    match phase {
+        Phase::Completed => Some(Outcome::Done),
+        Phase::Failed => Some(Outcome::Failed),
+        Phase::Cancelled => Some(Outcome::Cancelled),
+        Phase::Pending | Phase::Bound(_) | Phase::Started(_) | Phase::Paused { .. } => None,
+    }
+}
+
+async fn wait_all(
+    broker: &Broker,
+    tenant: &Tenant,
+    ids: Vec<ExecutionId>,
+    quiet: bool,
+) -> anyhow::Result<Outcome> {
+    let total = ids.len() as u64;
+    let bar = if quiet || !std::io::stderr().is_terminal() {
+        ProgressBar::hidden()
+    } else {
+        ProgressBar::new(total)
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    let mut live: BTreeMap<ExecutionId, ()> = ids.into_iter().map(|id| (id, ())).collect();
+    let mut worst = Outcome::Done;
+    let mut pause = Duration::from_millis(20);
+    while !live.is_empty() {
+        // One after the other, a thousand a round: waiting must not load the cluster it waits for.
+        let round: Vec<ExecutionId> = live.keys().copied().take(1_000).collect();
+        let before = live.len();
+        for id in round {
+            let reply =
+                client::execution(broker, "status", tenant, &id.to_string(), None).await?;
+            let Some(state) = reply.state else { continue };
+            if let Some(progress) = &reply.progress {
+                bar.set_message(match (progress.of, &progress.note) {
+                    (_, Some(note)) => note.clone(),
+                    (Some(of), None) => format!("capsule {}/{of}", progress.boundary),
+                    (None, None) => format!("capsule {}", progress.boundary),
+                });
+            }
+            if let Some(outcome) = outcome_of(&state.phase) {
+                live.remove(&id);
+                bar.inc(1);
+                worst = worst.worse(outcome);
+                if outcome != Outcome::Done {
+                    bar.println(format!("{id} {}", state.phase.as_str()));
+                    if !quiet {
+                        eprintln!("{id} {}: see `fiec status {id}`", state.phase.as_str());
+                    }
+                }
+            }
+        }
+        if live.len() == before {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        } else {
+            pause = Duration::from_millis(20);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_object_over_several_lines_is_one_submission() {
+        let found = as_lines(b"{\n  \"program\": \"synthetic@1\"\n}\n");
+        assert_eq!(found, [(1, br#"{"program":"synthetic@1"}"#.to_vec())]);
+    }
+
+    #[test]
+    fn lines_keep_their_numbers() {
+        let found = as_lines(b"{\"a\":1}\n\n{\"b\":2}\n");
+        assert_eq!(found.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [1, 3]);
+    }
+}

@@ -1,0 +1,135 @@
+//! `fiec watch [ID]`: executions as they move, until they end.
+
+use std::time::Duration;
+
+use clap::Args;
+use fiec_broker::feed::{self, Start};
+use fiec_schemas::{Cause, Event, ExecutionState, LedgerMessage, Phase};
+use futures_util::StreamExt as _;
+
+use crate::client;
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::ui;
+
+/// What to watch.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Execution id, or the id that the client gave [default: every execution of the tenant]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// Follows the ledgers and prints what happens; with an id, ends when that execution ends.
+///
+/// # Errors
+/// When the servers cannot be reached.
+pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("watch").await?;
+    let tenant = args.tenant.tenant;
+    // The feed is opened before the state is asked for, so that nothing falls between the two.
+    let mut feed = feed::ledger(&broker, Start::New).await?;
+    let mut wanted = None;
+    if let Some(id) = &args.id {
+        let reply = client::execution(&broker, "status", &tenant, id, None).await?;
+        if let Some(error) = reply.error {
+            eprintln!("{error}");
+            return Ok(Outcome::Failed);
+        }
+        if let Some(state) = reply.state {
+            wanted = Some(state.execution);
+            if !global.json {
+                println!("{} {}", state.at, stand(&state));
+            }
+            if let Some(outcome) = super::submit::outcome_of(&state.phase) {
+                return Ok(outcome);
+            }
+        }
+    }
+    loop {
+        let item = tokio::select! {
+            item = feed.next() => item,
+            _ = tokio::signal::ctrl_c() => return Ok(Outcome::Done),
+        };
+        let item = match item {
+            Some(Ok(item)) => item,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the feed was interrupted");
+                continue;
+            }
+            None => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                feed = feed::ledger(&broker, Start::New).await?;
+                continue;
+            }
+        };
+        if item.tenant != tenant || wanted.is_some_and(|id| id != item.execution) {
+            continue;
+        }
+        let message = item.message()?;
+        if global.json {
+            println!("{}", item.header);
+        } else {
+            for line in in_words(&message) {
+                println!("{} {} {line}", message.state.at, item.execution);
+            }
+        }
+        if wanted.is_some()
+            && let Some(outcome) = super::submit::outcome_of(&message.state.phase)
+        {
+            return Ok(outcome);
+        }
+    }
+}
+
+fn stand(state: &ExecutionState) -> String {
+    match &state.phase {
+        Phase::Bound(b) | Phase::Started(b) => format!(
+            "{} {} on {}, epoch {}, boundary {}",
+            state.execution,
+            state.phase.as_str(),
+            b.node,
+            state.epoch,
+            state.boundary_index()
+        ),
+        phase => format!("{} {}", state.execution, phase.as_str()),
+    }
+}
+
+/// The events of a message, each in one line for people.
+pub fn in_words(message: &LedgerMessage) -> Vec<String> {
+    message.events.iter().map(|event| event_in_words(event, &message.state)).collect()
+}
+
+fn event_in_words(event: &Event, state: &ExecutionState) -> String {
+    match event {
+        Event::Submitted => "submitted".to_owned(),
+        Event::Bound { epoch, node, cause, .. } => match cause {
+            Cause::Initial => format!("bound to {node} (epoch {epoch})"),
+            cause => format!("bound to {node} (epoch {epoch}): {}", cause.in_words()),
+        },
+        Event::Started { epoch, .. } => match state.phase.binding() {
+            Some(binding) => format!("started on {} (epoch {epoch})", binding.node),
+            None => format!("started (epoch {epoch})"),
+        },
+        Event::Boundary(b) => {
+            let of = b.of.map_or(String::new(), |of| format!(" of {of}"));
+            let note = b.note.as_ref().map_or(String::new(), |n| format!(", {n}"));
+            format!("boundary {}{of} committed, state of {}{note}", b.index, ui::bytes(b.bytes))
+        }
+        Event::Yielded { cause, .. } => format!("yielded: {}", cause.in_words()),
+        Event::Refused { reason, .. } => format!("refused by its node: {reason}"),
+        Event::Paused { who } => format!("paused by {who}"),
+        Event::Resumed { who } => format!("resumed by {who}"),
+        Event::Requested { who, what } => format!("{what} requested by {who}"),
+        Event::Crashed { attempt, exit, backoff_ms, .. } => {
+            format!("program crashed ({exit}), attempt {attempt}, again in {backoff_ms} ms")
+        }
+        Event::Completed { capsules, result, .. } => {
+            format!("completed after {capsules} capsules: {result}")
+        }
+        Event::Failed { reason, .. } => format!("failed: {reason}"),
+        Event::Cancelled { who } => format!("cancelled by {who}"),
+    }
+}

@@ -1,0 +1,173 @@
+//! Where the servers are and who asks: from flags, the environment, or the `fiec up` that runs on
+//! this machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use fiec_broker::{Broker, ConnectOptions};
+use fiec_schemas::Tenant;
+use serde::{Deserialize, Serialize};
+
+/// Flags that every command has.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// NATS URL [default: that of the `fiec up` running here]
+    #[arg(long, global = true, env = "FIEC_NATS_URL", value_name = "URL", help_heading = "Servers")]
+    pub nats: Option<String>,
+    /// NATS credentials file
+    #[arg(long, global = true, env = "FIEC_NATS_CREDS", value_name = "FILE", help_heading = "Servers")]
+    pub creds: Option<PathBuf>,
+    /// PostgreSQL URL [default: that of the `fiec up` running here]
+    #[arg(
+        long,
+        global = true,
+        env = "FIEC_DATABASE_URL",
+        value_name = "URL",
+        help_heading = "Servers",
+        hide_env_values = true
+    )]
+    pub database: Option<String>,
+    /// Print JSON instead of tables
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Write logs as JSON lines
+    #[arg(long, global = true, env = "FIEC_LOG_JSON")]
+    pub log_json: bool,
+    /// What to log, e.g. `info` or `fiec_agent=debug` [default: info for services, warn otherwise]
+    #[arg(long, global = true, env = "FIEC_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// The tenant of a command.
+#[derive(Debug, Clone, Args)]
+pub struct TenantArg {
+    /// Whose executions
+    #[arg(long, short = 't', env = "FIEC_TENANT", default_value = "default", value_parser = parse_tenant)]
+    pub tenant: Tenant,
+}
+
+fn parse_tenant(text: &str) -> Result<Tenant, String> {
+    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+}
+
+/// What a running `fiec up` leaves for other commands on this machine.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UpFile {
+    /// Its process.
+    pub pid: u32,
+    /// NATS URL.
+    pub nats: String,
+    /// PostgreSQL URL.
+    pub database: String,
+}
+
+impl UpFile {
+    fn path() -> Option<PathBuf> {
+        let folder = std::env::var_os("XDG_RUNTIME_DIR")
+            .or_else(|| std::env::var_os("XDG_CACHE_HOME"))
+            .map(PathBuf::from)
+            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+        Some(folder.join("fiec").join("up.json"))
+    }
+
+    /// Writes it; a later `fiec up` takes its place.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn write(&self) -> anyhow::Result<()> {
+        let path = Self::path().context("no HOME to keep up.json in")?;
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        std::fs::write(&path, serde_json::to_vec_pretty(self)?)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads the one of a `fiec up` that still runs.
+    pub fn read() -> Option<Self> {
+        let text = std::fs::read(Self::path()?).ok()?;
+        let file: Self = serde_json::from_slice(&text).ok()?;
+        std::path::Path::new("/proc").join(file.pid.to_string()).exists().then_some(file)
+    }
+
+    /// Removes it if it is ours.
+    pub fn remove(&self) {
+        if let Some(path) = Self::path()
+            && Self::read().is_some_and(|found| found.pid == self.pid)
+        {
+            // Losing this race leaves a file whose process is gone, which is passed over.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Global {
+    /// The NATS URL.
+    ///
+    /// # Errors
+    /// When none is given and no `fiec up` runs here.
+    pub fn nats_url(&self) -> anyhow::Result<String> {
+        if let Some(url) = &self.nats {
+            return Ok(url.clone());
+        }
+        match UpFile::read() {
+            Some(up) => Ok(up.nats),
+            None => bail!(
+                "no NATS server is known: start one with `fiec up`, or give --nats URL \
+                 (or FIEC_NATS_URL)"
+            ),
+        }
+    }
+
+    /// The PostgreSQL URL.
+    ///
+    /// # Errors
+    /// When none is given and no `fiec up` runs here.
+    pub fn database_url(&self) -> anyhow::Result<String> {
+        if let Some(url) = &self.database {
+            return Ok(url.clone());
+        }
+        match UpFile::read() {
+            Some(up) => Ok(up.database),
+            None => bail!(
+                "no PostgreSQL server is known: start one with `fiec up`, or give --database URL \
+                 (or FIEC_DATABASE_URL)"
+            ),
+        }
+    }
+
+    /// Connects to NATS under a name for the server's lists.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn broker(&self, name: &str) -> anyhow::Result<Broker> {
+        let mut options = ConnectOptions::new(self.nats_url()?, format!("fiec {name}"));
+        options.credentials.clone_from(&self.creds);
+        options.timeout = Duration::from_secs(5);
+        Ok(Broker::connect(options).await?)
+    }
+
+    /// Connects to PostgreSQL.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn database(&self) -> anyhow::Result<sqlx::PgPool> {
+        let url = self.database_url()?;
+        sqlx::postgres::PgPoolOptions::new()
+            .max_connections(4)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect(&url)
+            .await
+            .context("cannot connect to PostgreSQL; is the server running, is the URL right?")
+    }
+}
+
+/// Who asks, for the history: `user@host`.
+pub fn who() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
+}

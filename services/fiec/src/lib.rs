@@ -1,0 +1,17 @@
+//! FIEC's one command, as a library so that tests drive the very code that operators run.
+//!
+//! The binary depends on every other crate; no other crate depends on it.
+
+pub mod bench;
+pub mod cli;
+pub mod client;
+pub mod cluster;
+pub mod commands;
+pub mod context;
+pub mod demo;
+pub mod exit;
+pub mod pressure;
+pub mod process;
+pub mod sql;
+pub mod ui;
+pub mod up;

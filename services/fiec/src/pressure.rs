@@ -1,0 +1,148 @@
+//! `fiec pressure`: real memory pressure on a node of this machine, for the demo, tests and
+//! experiments. A process that allocates and touches memory inside the node's own limit, stays
+//! under 95 % of it, and is the first that the kernel would end.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+/// How much, where and how long.
+#[derive(Debug, Clone, Args)]
+pub struct PressureArgs {
+    /// The node's memory limit, as `fiec nodes --json` says in `memory_limit_source`
+    #[arg(long)]
+    pub limit_source: String,
+    /// The limit in bytes
+    #[arg(long)]
+    pub limit_bytes: u64,
+    /// Run folder of the node, for a node with a declared budget
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// Bytes in use there already, for a node with a declared budget
+    #[arg(long, default_value_t = 0)]
+    pub used_bytes: u64,
+    /// Share of the limit to reach, all that runs there included
+    #[arg(long, default_value_t = 0.88)]
+    pub share: f64,
+    /// Seconds to hold it
+    #[arg(long, default_value_t = 30.0)]
+    pub hold: f64,
+}
+
+/// Never beyond this share: the kernel's limit is not to be met.
+const MOST: f64 = 0.95;
+/// One step of allocation.
+const STEP: usize = 4 << 20;
+
+/// Allocates, holds, and gives back.
+///
+/// # Errors
+/// When the share is out of range or the node's limit cannot be joined.
+pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
+    if !(args.share > 0.0 && args.share < MOST) {
+        bail!("--share must be above 0 and below {MOST}, but is {}", args.share);
+    }
+    first_to_be_ended()?;
+    let node = Node::join(args)?;
+    let target = (args.limit_bytes as f64 * args.share) as u64;
+    let most = (args.limit_bytes as f64 * MOST) as u64;
+    let until = Instant::now() + Duration::from_secs_f64(args.hold.clamp(0.0, 86_400.0));
+    let mut held: Vec<Vec<u8>> = Vec::new();
+    while Instant::now() < until {
+        let (working, all) = node.usage((held.len() * STEP) as u64)?;
+        let step = STEP as u64;
+        if working + step <= target && all + step <= most {
+            // Written, not only reserved: a page of zeros would not count.
+            held.push((0..STEP).map(|i| i as u8 | 1).collect());
+        } else {
+            if working > target + 2 * step || all > most {
+                held.pop();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    println!("held {} MiB", (held.len() * STEP) >> 20);
+    Ok(())
+}
+
+fn first_to_be_ended() -> anyhow::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "1000")
+        .context("cannot make this process the first that the kernel would end")
+}
+
+/// The node's memory, of which this process has become a part.
+enum Node {
+    /// A cgroup, with the file that says what is in use.
+    Cgroup { usage: PathBuf, stat: PathBuf },
+    /// A declared budget: this process is registered in the node's tree.
+    Declared { used: u64, registered: PathBuf },
+}
+
+impl Node {
+    fn join(args: &PressureArgs) -> anyhow::Result<Self> {
+        let pid = std::process::id();
+        if let Some(path) = cgroup_path(&args.limit_source) {
+            std::fs::write(path.join("cgroup.procs"), pid.to_string())
+                .with_context(|| format!("cannot join {}", path.display()))?;
+            let usage = [path.join("memory.current"), path.join("memory.usage_in_bytes")]
+                .into_iter()
+                .find(|file| file.exists())
+                .with_context(|| format!("{} has no memory controller", path.display()))?;
+            return Ok(Self::Cgroup { usage, stat: path.join("memory.stat") });
+        }
+        let Some(run_dir) = &args.run_dir else {
+            bail!(
+                "the node's limit {:?} is no cgroup: give --run-dir of the node",
+                args.limit_source
+            );
+        };
+        let tree = run_dir.join("tree");
+        std::fs::create_dir_all(&tree)
+            .with_context(|| format!("cannot create {}", tree.display()))?;
+        let registered = tree.join(format!("pressure-{pid}.pid"));
+        std::fs::write(&registered, pid.to_string())
+            .with_context(|| format!("cannot write {}", registered.display()))?;
+        Ok(Self::Declared { used: args.used_bytes, registered })
+    }
+
+    /// Bytes in use without reclaimable cache, and with it.
+    fn usage(&self, held: u64) -> anyhow::Result<(u64, u64)> {
+        match self {
+            Self::Declared { used, .. } => Ok((used + held, used + held)),
+            Self::Cgroup { usage, stat } => {
+                let read = |file: &Path| {
+                    std::fs::read_to_string(file)
+                        .with_context(|| format!("cannot read {}", file.display()))
+                };
+                let all: u64 = read(usage)?
+                    .trim()
+                    .parse()
+                    .with_context(|| format!("{} holds no number", usage.display()))?;
+                let field = |text: &str, name: &str| {
+                    text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok())
+                };
+                let stat = read(stat)?;
+                let cache = field(&stat, "total_inactive_file ")
+                    .or_else(|| field(&stat, "inactive_file "))
+                    .unwrap_or(0);
+                Ok((all.saturating_sub(cache), all))
+            }
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Self::Declared { registered, .. } = self {
+            // A registration whose process is gone no longer counts.
+            let _ = std::fs::remove_file(registered);
+        }
+    }
+}
+
+fn cgroup_path(source: &str) -> Option<&Path> {
+    let path = source.split_whitespace().find(|word| word.starts_with("/sys/fs/cgroup"))?;
+    Some(Path::new(path))
+}

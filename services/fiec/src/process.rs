@@ -1,0 +1,116 @@
+//! Our own services as child processes that end with their parent, with their output in a file.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+/// A running `fiec` process.
+#[derive(Debug)]
+pub struct Process {
+    /// What it is, for messages.
+    pub name: String,
+    /// Where its output goes.
+    pub log: PathBuf,
+    child: Child,
+}
+
+impl Process {
+    /// Starts `program args…`. Must be called from a thread that lives as long as the process
+    /// shall, since the kernel ties the parent-death signal to the thread.
+    ///
+    /// # Errors
+    /// When the program cannot be started or its log cannot be written.
+    #[allow(unsafe_code)]
+    pub fn start(
+        name: &str,
+        program: &Path,
+        args: &[String],
+        environment: &[(String, String)],
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .envs(environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .process_group(0);
+        // SAFETY: between fork and exec only one system call is made, which allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                Ok(())
+            });
+        }
+        let child =
+            command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self { name: name.to_owned(), log, child })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.context("no such process")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Asks it to end and waits; kills it at the deadline. True when it ended by itself.
+    pub async fn stop(&mut self, deadline: Duration) -> bool {
+        // A process that is gone already needs no signal.
+        let _ = self.signal(Signal::TERM);
+        let until = Instant::now() + deadline;
+        while Instant::now() < until {
+            if self.ended().is_some() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.kill();
+        false
+    }
+
+    /// Kills it at once, as a lost node would vanish.
+    pub fn kill(&mut self) {
+        // Both fail only when it is gone.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last lines of its output.
+    pub fn tail(&self, lines: usize) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let all: Vec<&str> = text.lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,92 @@
+//! Rows of PostgreSQL as tables for people and JSON for scripts.
+
+use anyhow::Context as _;
+use serde_json::{Map, Value};
+use sqlx::{Column as _, PgPool, Row as _, ValueRef as _};
+
+use crate::ui;
+
+/// The answer to a query, every value as PostgreSQL writes it.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    /// Column names.
+    pub columns: Vec<String>,
+    /// Values; `None` is NULL.
+    pub rows: Vec<Vec<Option<String>>>,
+}
+
+/// Runs a query whose text is ours (ids in it are parsed UUIDs).
+///
+/// # Errors
+/// When PostgreSQL refuses it.
+pub async fn query(pool: &PgPool, sql: String) -> anyhow::Result<Rows> {
+    // The simple protocol answers in text, which is what a table wants.
+    let found = sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+        .fetch_all(pool)
+        .await
+        .context("PostgreSQL refused the query")?;
+    let mut out = Rows::default();
+    for row in found {
+        if out.columns.is_empty() {
+            out.columns = row.columns().iter().map(|c| c.name().to_owned()).collect();
+        }
+        let mut values = Vec::with_capacity(out.columns.len());
+        for index in 0..row.columns().len() {
+            let raw = row.try_get_raw(index)?;
+            values.push(if raw.is_null() {
+                None
+            } else {
+                Some(raw.as_str().map_err(|e| anyhow::anyhow!("{e}"))?.to_owned())
+            });
+        }
+        out.rows.push(values);
+    }
+    Ok(out)
+}
+
+impl Rows {
+    /// The value of a column in a row, if it is there and not NULL.
+    pub fn get(&self, row: usize, column: &str) -> Option<&str> {
+        let index = self.columns.iter().position(|c| c == column)?;
+        self.rows.get(row)?.get(index)?.as_deref()
+    }
+
+    /// A table; columns that are empty in every row are left out.
+    pub fn table(&self) -> comfy_table::Table {
+        let kept: Vec<usize> = (0..self.columns.len())
+            .filter(|i| self.rows.iter().any(|r| r.get(*i).is_some_and(Option::is_some)))
+            .collect();
+        let cell = |row: &Vec<Option<String>>, i: usize| {
+            row.get(i).cloned().flatten().unwrap_or_default()
+        };
+        ui::table(
+            kept.iter().filter_map(|i| self.columns.get(*i).cloned()),
+            self.rows.iter().map(|row| kept.iter().map(|i| cell(row, *i)).collect::<Vec<_>>()),
+        )
+    }
+
+    /// JSON lines, one a row.
+    pub fn json_lines(&self) -> String {
+        let mut out = String::new();
+        for row in &self.rows {
+            let object: Map<String, Value> = self
+                .columns
+                .iter()
+                .cloned()
+                .zip(row.iter().map(|v| v.clone().map_or(Value::Null, Value::String)))
+                .collect();
+            out.push_str(&Value::Object(object).to_string());
+            out.push('\n');
+        }
+        out
+    }
+
+    /// Prints either.
+    pub fn print(&self, json: bool) {
+        if json {
+            print!("{}", self.json_lines());
+        } else {
+            println!("{}", self.table());
+        }
+    }
+}

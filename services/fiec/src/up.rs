@@ -1,0 +1,118 @@
+//! `fiec up`: the demo's cluster, without the demo; it stays until it is ended.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::context::UpFile;
+use crate::exit::Outcome;
+use crate::ui::Steps;
+
+/// Start a private cluster on this machine and keep it until Ctrl-C
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Keep data and logs here, and go on from them next time [default: a temporary folder]
+    #[arg(long)]
+    pub data_dir: Option<PathBuf>,
+    /// Worker processes
+    #[arg(long, default_value_t = 3)]
+    pub workers: u32,
+    /// Executions that each worker runs at once
+    #[arg(long, default_value_t = 1)]
+    pub slots: u32,
+    /// Memory limit of each worker, e.g. 2GiB [default: the host's]
+    #[arg(long)]
+    pub memory_limit: Option<String>,
+    /// Policy services; none is a leader
+    #[arg(long, default_value_t = 1)]
+    pub policies: u32,
+    /// Port of nats-server [default: a free one]
+    #[arg(long)]
+    pub nats_port: Option<u16>,
+    /// Port of PostgreSQL [default: a free one]
+    #[arg(long)]
+    pub postgres_port: Option<u16>,
+}
+
+/// Starts, prints where everything is, and waits.
+///
+/// # Errors
+/// When something could not be started, or ends by itself.
+pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
+    let steps = Steps::new(json);
+    let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
+    if let Some(limit) = &args.memory_limit {
+        worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);
+    }
+    let mut cluster = Cluster::start(
+        ClusterOptions {
+            data_dir: args.data_dir.clone(),
+            workers: args.workers,
+            worker_args,
+            policies: args.policies,
+            nats_port: args.nats_port,
+            postgres_port: args.postgres_port,
+            ..ClusterOptions::default()
+        },
+        &steps,
+    )
+    .await?;
+    let file = UpFile {
+        pid: std::process::id(),
+        nats: cluster.servers.nats_url(),
+        database: cluster.servers.postgres_url().unwrap_or_default(),
+    };
+    file.write()?;
+    if json {
+        println!(
+            "{}",
+            json!({"pid": file.pid, "nats": file.nats, "database": file.database,
+                   "data_dir": cluster.data_dir()})
+        );
+    } else {
+        print_urls(&file, &cluster);
+    }
+    let ended = watch(&mut cluster).await;
+    file.remove();
+    steps.finish("stopping");
+    cluster.stop().await;
+    ended?;
+    Ok(Outcome::Done)
+}
+
+fn print_urls(file: &UpFile, cluster: &Cluster) {
+    println!(
+        "
+NATS        {nats}
+PostgreSQL  {database}
+logs        {logs}
+
+Other `fiec` commands on this machine find it by themselves. With the usual tools:
+
+  export NATS_URL={nats}
+  nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.lab < examples/batch.jsonl
+  nats micro info fiec
+  psql {database} -c 'SELECT * FROM execution_summary'
+
+Ctrl-C ends everything.",
+        nats = file.nats,
+        database = file.database,
+        logs = cluster.data_dir().join("logs").display()
+    );
+}
+
+/// Until a signal, or until a part ends by itself.
+async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
+    let mut terminate =
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut look = tokio::time::interval(std::time::Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            _ = look.tick() => cluster.none_ended()?,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! How much a node may hold: its slots, and ahead of them only what it will begin soon.
+//!
+//! `limit = slots + min(k · completions of the last 2 s, horizon · slots not stuck / mean service time)`
+//!
+//! Both bounds start at 0. The first grows like a slow start: each completion allows `k` more
+//! ahead, so that a flood of short executions is bound ahead within a few round trips. The second
+//! keeps long work out of queues: an execution of ten seconds leaves no room ahead, and a slot
+//! whose execution has run for longer than the horizon does not count at all. What finds no room
+//! waits as `pending`, where it can still go anywhere.
+
+use crate::config::Config;
+use crate::time::Millis;
+
+/// What was learned of a node's speed.
+#[derive(Debug, Clone, Default)]
+pub struct Speed {
+    bucket: u64,
+    current: u32,
+    previous: u32,
+    mean_service_us: f64,
+}
+
+const BUCKET_MS: u64 = 1_000;
+const WEIGHT: f64 = 0.05;
+
+impl Speed {
+    /// An execution completed after computing for so long here.
+    pub fn completed(&mut self, now: Millis, service_us: u64) {
+        self.roll(now);
+        self.current = self.current.saturating_add(1);
+        #[expect(clippy::cast_precision_loss, reason = "microseconds far below 2^52")]
+        let service = service_us as f64;
+        self.mean_service_us = if self.mean_service_us == 0.0 {
+            service.max(1.0)
+        } else {
+            (self.mean_service_us + WEIGHT * (service - self.mean_service_us)).max(1.0)
+        };
+    }
+
+    fn roll(&mut self, now: Millis) {
+        let bucket = now.0 / BUCKET_MS;
+        match bucket.saturating_sub(self.bucket) {
+            0 => {}
+            1 => (self.previous, self.current) = (self.current, 0),
+            _ => (self.previous, self.current) = (0, 0),
+        }
+        self.bucket = bucket;
+    }
+
+    fn recent(&self, now: Millis) -> u32 {
+        match (now.0 / BUCKET_MS).saturating_sub(self.bucket) {
+            0 => self.current.saturating_add(self.previous),
+            1 => self.current,
+            _ => 0,
+        }
+    }
+
+    /// What may be held ahead of the slots, of which `stuck` run something long.
+    pub fn ahead(&self, now: Millis, slots: u32, stuck: u32, config: &Config) -> u32 {
+        let by_growth = self.recent(now).saturating_mul(config.ahead_per_completion);
+        if by_growth == 0 {
+            return 0;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a horizon of milliseconds")]
+        let horizon_us = config.horizon_ms as f64 * 1_000.0;
+        let by_service =
+            horizon_us * f64::from(slots.saturating_sub(stuck)) / self.mean_service_us.max(50.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "float casts saturate, and this one is not negative"
+        )]
+        let by_service = by_service as u32;
+        by_growth.min(by_service).min(config.ahead_limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_work_is_bound_ahead_and_long_work_is_not() {
+        let config = Config::default();
+        let mut short = Speed::default();
+        assert_eq!(short.ahead(Millis(0), 4, 0, &config), 0);
+        (0..1_000).for_each(|_| short.completed(Millis(500), 200));
+        assert_eq!(short.ahead(Millis(600), 4, 0, &config), 4_000);
+        assert_eq!(short.ahead(Millis(600), 4, 4, &config), 0, "every slot is stuck");
+        assert_eq!(short.ahead(Millis(3_000), 4, 0, &config), 0, "long ago");
+        let mut long = Speed::default();
+        long.completed(Millis(500), 10_000_000);
+        assert_eq!(long.ahead(Millis(600), 4, 0, &config), 0);
+    }
+}

@@ -1,0 +1,415 @@
+//! What the policy knows: nodes and live executions, kept small. An execution costs a few hundred
+//! bytes; its ledger's last message is read again when somebody must append to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fiec_schemas::{
+    Cause, Decision, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId,
+    Sequence, Tenant, Timestamp,
+};
+
+use crate::capacity::Speed;
+use crate::config::Config;
+use crate::profile::{ProfileIx, Profiles};
+use crate::time::Millis;
+use crate::watch::Watch;
+
+/// Index of a node; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeIx(pub u32);
+
+/// Whether a node is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// Heard within the liveness time, or not yet doubted.
+    Up,
+    /// Silent; a probe is on its way.
+    Probing {
+        /// Since when.
+        since: Millis,
+    },
+    /// Silent, and a probe was not answered.
+    Lost {
+        /// When that was found.
+        since: Millis,
+    },
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    /// Its name.
+    pub id: NodeId,
+    /// What it said when it joined; none for one that only ledgers name, or that left.
+    pub descriptor: Option<Arc<NodeDescriptor>>,
+    /// What operators said.
+    pub flags: NodeFlags,
+    /// The last vector.
+    pub vector: Option<Arc<HardwareVector>>,
+    /// When that was.
+    pub vector_at: Millis,
+    /// When it was last heard in any way.
+    pub heard: Millis,
+    /// Whether it is there.
+    pub presence: Presence,
+    /// The instance that spoke last, and since when this is known.
+    pub confirmed: Option<(InstanceId, Millis)>,
+    /// Under its own thresholds.
+    pub base: Option<Watch>,
+    /// Under the thresholds of submissions.
+    pub overrides: BTreeMap<ProfileIx, Watch>,
+    /// Executions bound to it or started on it, appends under way included.
+    pub holds: BTreeSet<ExecutionId>,
+    /// Of those, the ones started for longer than the horizon.
+    pub long: u32,
+    /// Of those, the started ones.
+    pub started: u32,
+    /// Yield orders that name it as their destination.
+    pub expected: u32,
+    /// How fast it is.
+    pub speed: Speed,
+    /// When its executions were last looked at for a move.
+    pub reviewed: Millis,
+}
+
+impl Node {
+    /// Executions that it runs at once.
+    pub fn slots(&self) -> u32 {
+        self.descriptor.as_ref().map_or(0, |d| d.slots)
+    }
+
+    /// Executions that count against its capacity.
+    pub fn held(&self) -> u32 {
+        u32::try_from(self.holds.len()).unwrap_or(u32::MAX).saturating_add(self.expected)
+    }
+
+    /// How many it may hold now.
+    pub fn limit(&self, now: Millis, config: &Config) -> u32 {
+        let slots = self.slots();
+        slots.saturating_add(self.speed.ahead(now, slots, self.long, config))
+    }
+
+    /// True while its last vector is evidence.
+    pub fn is_fresh(&self, now: Millis, config: &Config) -> bool {
+        self.vector.is_some() && now.since(self.vector_at) <= config.liveness_ms
+    }
+
+    /// True while an operator or the node itself wants it empty.
+    pub fn is_draining(&self) -> bool {
+        self.flags.draining || self.vector.as_ref().is_some_and(|v| v.draining)
+    }
+
+    /// The watch that judges executions of this profile.
+    pub fn watch(&self, profile: ProfileIx) -> Option<&Watch> {
+        self.overrides.get(&profile).or(self.base.as_ref())
+    }
+
+    /// The place on it that executes.
+    pub fn substrate(&self) -> &str {
+        self.descriptor
+            .as_ref()
+            .and_then(|d| d.substrates.first())
+            .map_or("host", |s| s.id.as_str())
+    }
+}
+
+/// Where an execution stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Waits to be bound.
+    Pending,
+    /// Tied to a node that has not started it.
+    Bound(NodeIx, InstanceId),
+    /// Computing there.
+    Started(NodeIx, InstanceId),
+    /// Waits for somebody.
+    Paused,
+}
+
+impl Stage {
+    /// The node it is tied to.
+    pub fn node(self) -> Option<NodeIx> {
+        match self {
+            Stage::Bound(node, _) | Stage::Started(node, _) => Some(node),
+            _ => None,
+        }
+    }
+}
+
+/// A yield order that was given.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Where to.
+    pub to: Option<NodeIx>,
+    /// Why.
+    pub cause: Cause,
+    /// How the destination was chosen.
+    pub decision: Option<Decision>,
+    /// True once the node said that it will.
+    pub taken: bool,
+}
+
+/// What only few executions have.
+#[derive(Debug, Clone, Default)]
+pub struct Extra {
+    /// Nodes left for pressure.
+    pub left: Vec<(NodeIx, Timestamp)>,
+    /// An order under way.
+    pub order: Option<Order>,
+    /// Why it must be bound anew.
+    pub cause: Option<Cause>,
+    /// A node that is not asked until then.
+    pub avoid: Option<(NodeIx, Millis)>,
+    /// Why it is where it is, for people.
+    pub note: Option<String>,
+    /// How often its capsule was sent again.
+    pub resent: u8,
+    /// Since when this replica leaves it to the preferred one.
+    pub deferred: Option<Millis>,
+}
+
+/// A live execution.
+#[derive(Debug)]
+pub struct Execution {
+    /// Whose.
+    pub tenant: Tenant,
+    /// Sequence of the last message known; 0 before the first is stored.
+    pub seq: Sequence,
+    /// Epoch of the last binding, as stored.
+    pub epoch: u64,
+    /// What it asks for.
+    pub profile: ProfileIx,
+    /// True while an append of ours is under way.
+    pub busy: bool,
+    /// True when it has run for longer than the horizon.
+    pub long: bool,
+    /// Where it stands.
+    pub stage: Stage,
+    /// When it came to this stage.
+    pub since: Millis,
+    /// When it was bound to its node.
+    pub arrived: Millis,
+    /// When it is looked at again; 0 for not at all.
+    pub due: Millis,
+    /// When it was submitted.
+    pub submitted_at: Timestamp,
+    /// Bytes of its last σ.
+    pub state_bytes: u64,
+    /// Rare things.
+    pub extra: Option<Box<Extra>>,
+}
+
+impl Execution {
+    /// Rare things, made where missing.
+    pub fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    /// The order under way.
+    pub fn order(&self) -> Option<&Order> {
+        self.extra.as_ref()?.order.as_ref()
+    }
+
+    /// Nodes left for pressure.
+    pub fn left(&self) -> &[(NodeIx, Timestamp)] {
+        self.extra.as_ref().map_or(&[], |e| &e.left)
+    }
+}
+
+/// Nodes and executions.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    nodes: Vec<Node>,
+    by_name: BTreeMap<NodeId, NodeIx>,
+    /// Profiles in use.
+    pub profiles: Profiles,
+    executions: BTreeMap<ExecutionId, Box<Execution>>,
+    agenda: BTreeSet<(Millis, ExecutionId)>,
+}
+
+impl Cluster {
+    /// The node of this name, made where missing.
+    pub fn intern(&mut self, now: Millis, name: &NodeId) -> NodeIx {
+        if let Some(ix) = self.by_name.get(name) {
+            return *ix;
+        }
+        let ix = NodeIx(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        self.by_name.insert(name.clone(), ix);
+        self.nodes.push(Node {
+            id: name.clone(),
+            descriptor: None,
+            flags: NodeFlags::default(),
+            vector: None,
+            vector_at: Millis(0),
+            heard: now,
+            presence: Presence::Up,
+            confirmed: None,
+            base: None,
+            overrides: BTreeMap::new(),
+            holds: BTreeSet::new(),
+            long: 0,
+            started: 0,
+            expected: 0,
+            speed: Speed::default(),
+            reviewed: Millis(0),
+        });
+        ix
+    }
+
+    /// The node of this name, if any.
+    pub fn find(&self, name: &NodeId) -> Option<NodeIx> {
+        self.by_name.get(name).copied()
+    }
+
+    /// A node. Indices come from this cluster only.
+    pub fn node(&self, ix: NodeIx) -> &Node {
+        &self.nodes[ix.0 as usize]
+    }
+
+    /// A node, to change it.
+    pub fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
+        &mut self.nodes[ix.0 as usize]
+    }
+
+    /// All nodes in order of their names.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
+        self.by_name.values().map(|ix| (*ix, self.node(*ix)))
+    }
+
+    /// How many nodes have ever been named.
+    pub fn node_count(&self) -> u32 {
+        u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many executions live.
+    pub fn live(&self) -> usize {
+        self.executions.len()
+    }
+
+    /// An execution.
+    pub fn execution(&self, id: ExecutionId) -> Option<&Execution> {
+        self.executions.get(&id).map(Box::as_ref)
+    }
+
+    /// An execution, to change it (not its stage: [`Cluster::set_stage`]).
+    pub fn execution_mut(&mut self, id: ExecutionId) -> Option<&mut Execution> {
+        self.executions.get_mut(&id).map(Box::as_mut)
+    }
+
+    /// All live executions.
+    pub fn executions(&self) -> impl Iterator<Item = (ExecutionId, &Execution)> {
+        self.executions.iter().map(|(id, e)| (*id, e.as_ref()))
+    }
+
+    /// Adds an execution that is not there yet.
+    pub fn insert(&mut self, id: ExecutionId, execution: Execution) {
+        if let Some(node) = execution.stage.node() {
+            self.node_mut(node).holds.insert(id);
+        }
+        self.executions.insert(id, Box::new(execution));
+    }
+
+    /// Changes an execution's stage and its nodes' counts.
+    pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, since: Millis) {
+        let Some(execution) = self.executions.get_mut(&id) else { return };
+        let (before, was_long) = (execution.stage, execution.long);
+        execution.stage = stage;
+        execution.since = since;
+        execution.long = was_long && matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
+        let long = execution.long;
+        self.uncount(id, before, was_long);
+        if let Some(ix) = stage.node() {
+            let node = self.node_mut(ix);
+            node.holds.insert(id);
+            node.started += u32::from(matches!(stage, Stage::Started(..)));
+            node.long += u32::from(long);
+        }
+    }
+
+    /// Notes that an execution has run for longer than the horizon.
+    pub fn mark_long(&mut self, id: ExecutionId) {
+        let Some(execution) = self.executions.get_mut(&id) else { return };
+        if let (Stage::Started(ix, _), false) = (execution.stage, execution.long) {
+            execution.long = true;
+            self.node_mut(ix).long += 1;
+        }
+    }
+
+    fn uncount(&mut self, id: ExecutionId, stage: Stage, long: bool) {
+        if let Some(ix) = stage.node() {
+            let node = self.node_mut(ix);
+            node.holds.remove(&id);
+            node.started -= u32::from(matches!(stage, Stage::Started(..)));
+            node.long -= u32::from(long);
+        }
+    }
+
+    /// Takes an execution's order away and frees what it reserved.
+    pub fn clear_order(&mut self, id: ExecutionId) -> Option<Order> {
+        let order = self.executions.get_mut(&id)?.extra.as_mut()?.order.take()?;
+        if let Some(to) = order.to {
+            let node = self.node_mut(to);
+            node.expected = node.expected.saturating_sub(1);
+        }
+        Some(order)
+    }
+
+    /// Gives an execution an order and reserves its place.
+    pub fn set_order(&mut self, id: ExecutionId, order: Order) {
+        self.clear_order(id);
+        if let Some(to) = order.to {
+            self.node_mut(to).expected += 1;
+        }
+        if let Some(execution) = self.executions.get_mut(&id) {
+            execution.extra().order = Some(order);
+        }
+    }
+
+    /// Forgets an execution.
+    pub fn remove(&mut self, id: ExecutionId) -> Option<Box<Execution>> {
+        self.clear_order(id);
+        self.set_due(id, Millis(0));
+        let execution = self.executions.remove(&id)?;
+        self.uncount(id, execution.stage, execution.long);
+        if self.profiles.release(execution.profile) {
+            for node in &mut self.nodes {
+                node.overrides.remove(&execution.profile);
+            }
+        }
+        Some(execution)
+    }
+
+    /// Sets when an execution is looked at again; 0 for not at all.
+    pub fn set_due(&mut self, id: ExecutionId, due: Millis) {
+        let Some(execution) = self.executions.get_mut(&id) else { return };
+        if execution.due == due {
+            return;
+        }
+        if execution.due != Millis(0) {
+            self.agenda.remove(&(execution.due, id));
+        }
+        execution.due = due;
+        if due != Millis(0) {
+            self.agenda.insert((due, id));
+        }
+    }
+
+    /// The next execution whose time has come, taken from the agenda.
+    pub fn pop_due(&mut self, now: Millis) -> Option<ExecutionId> {
+        let (due, id) = *self.agenda.first()?;
+        if due > now {
+            return None;
+        }
+        self.agenda.pop_first();
+        if let Some(execution) = self.executions.get_mut(&id) {
+            execution.due = Millis(0);
+        }
+        Some(id)
+    }
+
+    /// When the agenda's first entry is due.
+    pub fn next_due(&self) -> Option<Millis> {
+        self.agenda.first().map(|(due, _)| *due)
+    }
+}

@@ -1,0 +1,298 @@
+//! The automaton of one signal at one place under one threshold.
+//!
+//! ```text
+//!              < high                ≥ high
+//!   unknown ──────────▶ viable ────────────────▶ suspect(since)
+//!      │  ≥ high          ▲  ▲ ◀──── < high ─────────┘ │
+//!      └──▶ suspect       │                            │ ≥ high for the dwell
+//!                         │ < low for the dwell        ▼
+//!                         └── recovering(since) ◀── unviable(since)
+//!                                   └──── ≥ low ──────▶┘        < low: recovering
+//!   any ── no fresh reading ──▶ unknown(was unviable?)
+//!   unknown(was unviable): ≥ low ▶ unviable, < low ▶ recovering with a full dwell before it
+//! ```
+//!
+//! * A suspect falls back to viable at the first reading below `high`: between `low` and `high` is
+//!   not pressure. Once unviable, that band is no relief either: only below `low` counts, and one
+//!   reading at or above `low` starts the recovery anew.
+//! * `since` of suspect and unviable is the moment at which the pressure began.
+//! * A stale, missing or non-numeric reading makes the place unknown, never recovered.
+//! * A reading holds until the next; the caller feeds it again as time passes.
+
+use fiec_schemas::Threshold;
+
+use crate::time::Millis;
+
+/// Where an automaton stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// No fresh reading.
+    Unknown {
+        /// Whether it was unviable or recovering before; then only a full recovery helps.
+        was_unviable: bool,
+    },
+    /// Below the threshold.
+    Viable,
+    /// At or above `high`, not yet for the dwell.
+    Suspect {
+        /// Since when.
+        since: Millis,
+    },
+    /// Was at or above `high` for the dwell and has not recovered.
+    Unviable {
+        /// When the pressure began.
+        since: Millis,
+    },
+    /// Below `low`, not yet for the dwell.
+    Recovering {
+        /// Since when below `low`.
+        since: Millis,
+        /// When the pressure began.
+        pressed: Millis,
+    },
+}
+
+impl State {
+    /// The name in messages and for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Unknown { .. } => "unknown",
+            State::Viable => "viable",
+            State::Suspect { .. } => "suspect",
+            State::Unviable { .. } => "unviable",
+            State::Recovering { .. } => "recovering",
+        }
+    }
+
+    /// Order of badness, for the worst of several.
+    pub fn badness(self) -> u8 {
+        match self {
+            State::Viable => 0,
+            State::Unknown { was_unviable: false } => 1,
+            State::Suspect { .. } => 2,
+            State::Recovering { .. } => 3,
+            State::Unknown { was_unviable: true } => 4,
+            State::Unviable { .. } => 5,
+        }
+    }
+}
+
+/// One signal at one place under one threshold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Automaton {
+    state: State,
+    value: Option<f64>,
+    watched_since: Millis,
+    below_low_since: Option<Millis>,
+    last_pressed: Option<Millis>,
+    last_calm: Option<Millis>,
+}
+
+impl Automaton {
+    /// A fresh one: unknown.
+    pub fn new(now: Millis) -> Self {
+        Self {
+            state: State::Unknown { was_unviable: false },
+            value: None,
+            watched_since: now,
+            below_low_since: None,
+            last_pressed: None,
+            last_calm: None,
+        }
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The last fresh reading.
+    pub fn value(&self) -> Option<f64> {
+        self.value
+    }
+
+    /// Since when the readings have been below `low` without a break.
+    pub fn below_low_since(&self) -> Option<Millis> {
+        self.below_low_since
+    }
+
+    /// Since when the place presses: suspect or unviable.
+    pub fn pressing_since(&self) -> Option<Millis> {
+        match self.state {
+            State::Suspect { since } | State::Unviable { since } => Some(since),
+            _ => None,
+        }
+    }
+
+    /// True while a new execution may come here.
+    pub fn admits(&self) -> bool {
+        matches!(self.state, State::Viable | State::Unknown { was_unviable: false })
+    }
+
+    /// True when what left at `left` because of pressure may come back: either the signal has
+    /// since been below `low` for the dwell, or it was watched all the time and never pressed.
+    pub fn admits_return(&self, left: Millis, dwell_ms: u64) -> bool {
+        let recovered = self.last_calm.is_some_and(|calm| calm > left);
+        let innocent = self.watched_since.plus(2 * dwell_ms) <= left
+            && self.last_pressed.is_none_or(|pressed| pressed.plus(2 * dwell_ms) < left);
+        recovered || innocent
+    }
+
+    /// Takes a fresh reading, or `None` where there is none.
+    pub fn observe(&mut self, now: Millis, value: Option<f64>, threshold: &Threshold) {
+        let dwell = u64::from(threshold.dwell_ms);
+        let Some(value) = value.filter(|v| v.is_finite()) else {
+            let was_unviable = matches!(
+                self.state,
+                State::Unviable { .. } | State::Recovering { .. } | State::Unknown { was_unviable: true }
+            );
+            self.state = State::Unknown { was_unviable };
+            self.value = None;
+            self.below_low_since = None;
+            return;
+        };
+        self.value = Some(value);
+        let high = value >= threshold.high;
+        let low = value < threshold.low;
+        if high {
+            self.last_pressed = Some(now);
+        }
+        self.below_low_since = if low { self.below_low_since.or(Some(now)) } else { None };
+        if self.below_low_since.is_some_and(|since| now.since(since) >= dwell) {
+            self.last_calm = Some(now);
+        }
+        self.state = match self.state {
+            State::Unknown { was_unviable: false } | State::Viable if high => {
+                State::Suspect { since: now }
+            }
+            State::Unknown { was_unviable: false } | State::Viable => State::Viable,
+            State::Suspect { .. } if !high => State::Viable,
+            State::Unknown { was_unviable: true } if low => {
+                State::Recovering { since: now, pressed: now }
+            }
+            State::Unknown { was_unviable: true } => State::Unviable { since: now },
+            State::Unviable { since } if low => State::Recovering { since: now, pressed: since },
+            State::Recovering { pressed, .. } if !low => State::Unviable { since: pressed },
+            same => same,
+        };
+        self.state = match self.state {
+            State::Suspect { since } if now.since(since) >= dwell => State::Unviable { since },
+            State::Recovering { since, .. } if now.since(since) >= dwell => State::Viable,
+            same => same,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const T: Threshold = Threshold { high: 0.9, low: 0.7, dwell_ms: 1_000 };
+
+    fn run(readings: &[(u64, Option<f64>)]) -> Automaton {
+        let mut automaton = Automaton::new(Millis(0));
+        for (at, value) in readings {
+            automaton.observe(Millis(*at), *value, &T);
+        }
+        automaton
+    }
+
+    #[test]
+    fn a_fresh_automaton_is_unknown_and_its_first_calm_sample_makes_it_viable() {
+        assert_eq!(run(&[]).state(), State::Unknown { was_unviable: false });
+        assert_eq!(run(&[(5, Some(0.8))]).state(), State::Viable);
+        assert_eq!(run(&[(5, Some(0.9))]).state(), State::Suspect { since: Millis(5) });
+    }
+
+    #[test]
+    fn pressure_must_last_for_the_dwell() {
+        assert_eq!(run(&[(0, Some(0.95)), (999, Some(0.95))]).state(), State::Suspect { since: Millis(0) });
+        assert_eq!(run(&[(0, Some(0.95)), (1000, Some(0.95))]).state(), State::Unviable { since: Millis(0) });
+        assert_eq!(run(&[(0, Some(0.95)), (500, Some(0.89)), (1000, Some(0.95))]).state(), State::Suspect { since: Millis(1000) });
+    }
+
+    #[test]
+    fn the_band_between_low_and_high_is_no_relief_once_unviable() {
+        let unviable = [(0, Some(0.95)), (1000, Some(0.95))];
+        let mut a = run(&unviable);
+        a.observe(Millis(5_000), Some(0.8), &T);
+        assert_eq!(a.state(), State::Unviable { since: Millis(0) });
+        a.observe(Millis(6_000), Some(0.6), &T);
+        a.observe(Millis(6_900), Some(0.7), &T);
+        assert_eq!(a.state(), State::Unviable { since: Millis(0) }, "the recovery starts anew");
+        a.observe(Millis(7_000), Some(0.6), &T);
+        a.observe(Millis(8_000), Some(0.6), &T);
+        assert_eq!(a.state(), State::Viable);
+    }
+
+    #[test]
+    fn unknown_is_never_recovered() {
+        let mut a = run(&[(0, Some(0.95)), (1000, Some(0.95)), (1100, Some(0.1)), (1900, None)]);
+        assert_eq!(a.state(), State::Unknown { was_unviable: true });
+        a.observe(Millis(2_500), Some(0.1), &T);
+        assert!(!a.admits(), "the full dwell is needed again");
+        a.observe(Millis(3_500), Some(0.1), &T);
+        assert_eq!(a.state(), State::Viable);
+        assert_eq!(run(&[(0, Some(f64::NAN))]).state(), State::Unknown { was_unviable: false });
+    }
+
+    #[test]
+    fn a_return_needs_calm_after_the_departure() {
+        let mut a = run(&[(0, Some(0.5)), (3000, Some(0.95)), (4000, Some(0.95))]);
+        assert!(!a.admits_return(Millis(4_000), 1_000));
+        a.observe(Millis(5_000), Some(0.5), &T);
+        assert!(!a.admits_return(Millis(4_000), 1_000));
+        a.observe(Millis(6_000), Some(0.5), &T);
+        assert!(a.admits_return(Millis(4_000), 1_000));
+    }
+
+    proptest! {
+        #[test]
+        fn unviable_is_entered_only_after_a_dwell_at_high_and_left_only_after_one_below_low(
+            readings in prop::collection::vec((1u64..400, prop::option::weighted(0.9, 0.0f64..1.2)), 1..200)
+        ) {
+            let mut automaton = Automaton::new(Millis(0));
+            let (mut now, mut high_since, mut low_since) = (0, None, None);
+            for (gap, value) in readings {
+                now += gap;
+                let before = automaton.state();
+                automaton.observe(Millis(now), value, &T);
+                let is_high = value.is_some_and(|v| v >= T.high);
+                let is_low = value.is_some_and(|v| v < T.low);
+                high_since = if is_high { high_since.or(Some(now)) } else { None };
+                low_since = if is_low { low_since.or(Some(now)) } else { None };
+                let fell = matches!(before, State::Suspect { .. } | State::Viable | State::Unknown { was_unviable: false });
+                if fell && matches!(automaton.state(), State::Unviable { .. }) {
+                    prop_assert!(high_since.is_some_and(|s| now - s >= 1_000));
+                }
+                let sick = matches!(before, State::Unviable { .. } | State::Recovering { .. } | State::Unknown { was_unviable: true });
+                if sick && automaton.admits() {
+                    prop_assert!(low_since.is_some_and(|s| now - s >= 1_000));
+                }
+                prop_assert_eq!(automaton.below_low_since(), low_since.map(Millis));
+            }
+        }
+
+        #[test]
+        fn departures_for_pressure_are_bounded_by_the_dwell(
+            readings in prop::collection::vec((1u64..400, 0.0f64..1.2), 1..400)
+        ) {
+            // One execution among two places; it leaves when the dwell has passed since the later
+            // of the pressure's start and its own arrival.
+            let mut places = [Automaton::new(Millis(0)), Automaton::new(Millis(0))];
+            let (mut now, mut here, mut arrived, mut moves) = (0, 0usize, 0, 0u64);
+            for (i, (gap, value)) in readings.iter().enumerate() {
+                now += gap;
+                places[i % 2].observe(Millis(now), Some(*value), &T);
+                let pressed = places[here].pressing_since().is_some_and(|s| now - s.0.max(arrived) >= 1_000);
+                if pressed && places[1 - here].admits() {
+                    here = 1 - here;
+                    arrived = now;
+                    moves += 1;
+                }
+            }
+            prop_assert!(moves <= now.div_ceil(1_000) + 1, "{moves} moves in {now} ms");
+        }
+    }
+}

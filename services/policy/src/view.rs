@@ -1,0 +1,179 @@
+//! A ledger message read only as far as the policy needs it: borrowed, without the allocations
+//! and the digests of a full decoding. The feed passes every commit of the cluster through here.
+
+use std::borrow::Cow;
+
+use fiec_schemas::event::MessageError;
+use fiec_schemas::{Cause, ExecutionId, InstanceId, Sequence, Tenant, Timestamp};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// What the policy reads of a ledger message.
+#[derive(Debug, Deserialize)]
+pub struct LedgerView<'a> {
+    v: u8,
+    /// Its sequence in the stream.
+    #[serde(skip)]
+    pub seq: Sequence,
+    /// What happened.
+    #[serde(borrow)]
+    pub events: Vec<EventView<'a>>,
+    /// The state after it.
+    #[serde(borrow)]
+    pub state: StateView<'a>,
+}
+
+/// An event, flat.
+#[derive(Debug, Deserialize)]
+pub struct EventView<'a> {
+    /// Its type.
+    #[serde(rename = "type")]
+    pub kind: &'a str,
+    #[serde(borrow)]
+    cause: Option<&'a RawValue>,
+    /// Of `refused`.
+    #[serde(borrow)]
+    pub reason: Option<Cow<'a, str>>,
+    computing_since: Option<&'a str>,
+    computed_until: Option<&'a str>,
+}
+
+/// The state.
+#[derive(Debug, Deserialize)]
+pub struct StateView<'a> {
+    /// Which execution.
+    pub execution: ExecutionId,
+    /// Whose.
+    pub tenant: &'a str,
+    /// Who wrote it.
+    #[serde(borrow)]
+    pub author: Cow<'a, str>,
+    #[serde(borrow)]
+    spec: Option<&'a RawValue>,
+    submitted_at: &'a str,
+    at: &'a str,
+    /// Where it stands.
+    #[serde(borrow)]
+    pub phase: PhaseView<'a>,
+    /// Epoch of the last binding.
+    pub epoch: u64,
+    /// The last committed boundary.
+    pub boundary: Option<BoundaryView>,
+    moved_at: Option<&'a str>,
+    /// Nodes left for pressure.
+    #[serde(default, borrow)]
+    pub left: Vec<LeftView<'a>>,
+}
+
+/// The phase, flat.
+#[derive(Debug, Deserialize)]
+pub struct PhaseView<'a> {
+    /// Its name.
+    pub is: &'a str,
+    /// Of a binding.
+    pub node: Option<&'a str>,
+    /// Of a binding.
+    pub instance: Option<InstanceId>,
+}
+
+/// The last boundary.
+#[derive(Debug, Deserialize)]
+pub struct BoundaryView {
+    /// Its index.
+    pub index: u64,
+    /// Bytes of σ.
+    pub bytes: u64,
+}
+
+/// A node left for pressure.
+#[derive(Debug, Deserialize)]
+pub struct LeftView<'a> {
+    /// Which.
+    pub node: &'a str,
+    at: &'a str,
+}
+
+fn stamp(text: &str) -> Timestamp {
+    text.parse().unwrap_or_default()
+}
+
+impl<'a> LedgerView<'a> {
+    /// Reads the `Fiec-Event` header of the message with this sequence.
+    ///
+    /// # Errors
+    /// When it is no ledger message.
+    pub fn read(header: &'a str, seq: Sequence) -> Result<Self, MessageError> {
+        let mut view: Self = serde_json::from_str(header)?;
+        if view.v != 1 {
+            return Err(MessageError::Version(view.v));
+        }
+        view.seq = seq;
+        Ok(view)
+    }
+
+    /// True when nothing more will happen.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self.state.phase.is, "completed" | "failed" | "cancelled")
+    }
+
+    /// The event of this type.
+    pub fn event(&self, kind: &str) -> Option<&EventView<'a>> {
+        self.events.iter().find(|e| e.kind == kind)
+    }
+
+    /// The node whose worker wrote the message, if a worker did.
+    pub fn worker(&self) -> Option<&str> {
+        self.state.author.strip_prefix("worker/")?.split('/').next()
+    }
+}
+
+impl EventView<'_> {
+    /// Of `bound` and `yielded`.
+    pub fn cause(&self) -> Option<Cause> {
+        serde_json::from_str(self.cause?.get()).ok()
+    }
+
+    /// Of `started`.
+    pub fn computing_since(&self) -> Option<Timestamp> {
+        self.computing_since.map(stamp)
+    }
+
+    /// Of `yielded` and `completed`.
+    pub fn computed_until(&self) -> Option<Timestamp> {
+        self.computed_until.map(stamp)
+    }
+}
+
+impl<'a> StateView<'a> {
+    /// The submission as JSON, where the message carries it.
+    pub fn spec(&self) -> Option<&'a str> {
+        self.spec.map(RawValue::get)
+    }
+
+    /// Whose, typed.
+    pub fn tenant(&self) -> Option<Tenant> {
+        self.tenant.parse().ok()
+    }
+
+    /// When it was submitted.
+    pub fn submitted_at(&self) -> Timestamp {
+        stamp(self.submitted_at)
+    }
+
+    /// When the message was written.
+    pub fn at(&self) -> Timestamp {
+        stamp(self.at)
+    }
+
+    /// When it was last bound.
+    pub fn moved_at(&self) -> Option<Timestamp> {
+        self.moved_at.map(stamp)
+    }
+}
+
+impl LeftView<'_> {
+    /// When.
+    pub fn at(&self) -> Timestamp {
+        stamp(self.at)
+    }
+}

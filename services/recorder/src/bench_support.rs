@@ -1,0 +1,234 @@
+//! What `fiec bench history` and the tests need: ledgers made in memory, the recorder's own path
+//! over them, and plain COPY of the very rows that this path gives.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fiec_broker::feed::FeedItem;
+use fiec_schemas::event::Decision;
+use fiec_schemas::{
+    Candidate, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
+    NodeId, Sequence, Submission, Tenant, Timestamp, subjects,
+};
+use sqlx::{Connection, PgPool};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{RecorderError, Result};
+use crate::fold::{Known, fold};
+use crate::ledger::{Ended, Shared, checkpoint, decode, pump};
+use crate::metrics::{Health, Metrics, Part};
+use crate::mirror::Mirror;
+use crate::write::{Prepared, ensure_day};
+
+/// Rows and how long they took.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    /// Ledger messages.
+    pub messages: usize,
+    /// Rows of executions, placements, decisions, boundaries, events.
+    pub rows: usize,
+    /// From the first message in hand to the last commit.
+    pub elapsed: Duration,
+}
+
+impl Measured {
+    /// Rows a second.
+    pub fn rows_per_s(&self) -> f64 {
+        self.rows as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Writes one execution's ledger in memory, as its writers would.
+#[derive(Debug)]
+pub struct LedgerWriter {
+    state: ExecutionState,
+    prev: Option<Digest>,
+}
+
+impl LedgerWriter {
+    /// An execution that nothing is known of yet.
+    pub fn new(
+        tenant: Tenant,
+        execution: ExecutionId,
+        submission: Arc<Submission>,
+        submitted_at: Timestamp,
+    ) -> Self {
+        Self {
+            state: ExecutionState::unborn(tenant, execution, submission, None, submitted_at),
+            prev: None,
+        }
+    }
+
+    /// The state so far.
+    pub fn state(&self) -> &ExecutionState {
+        &self.state
+    }
+
+    /// Appends a message and gives it as the feed would.
+    ///
+    /// # Errors
+    /// An event that the state does not allow, or a message that is too large.
+    pub fn append(
+        &mut self,
+        events: Vec<Event>,
+        author: &str,
+        at: Timestamp,
+        seq: Sequence,
+    ) -> std::result::Result<FeedItem, String> {
+        let state =
+            self.state.after(&events, author, at, self.prev).map_err(|e| e.to_string())?;
+        let message = LedgerMessage { v: 1, events, state, sig: None };
+        let header = message.encode().map_err(|e| e.to_string())?;
+        self.prev = Some(Digest::of(header.as_bytes()));
+        self.state = message.state;
+        self.state.resolve(seq);
+        Ok(FeedItem {
+            seq,
+            tenant: self.state.tenant.clone(),
+            execution: self.state.execution,
+            header,
+            stored_at: at,
+            pending: 0,
+        })
+    }
+}
+
+/// The ledgers of executions without work: `submitted+bound`, `started+completed`, in the order in
+/// which a busy system writes them (fifty of the one, fifty of the other), from sequence `first`.
+///
+/// # Errors
+/// Never for a reason outside this program.
+pub fn short_ledgers(
+    executions: usize,
+    first: Sequence,
+) -> std::result::Result<Vec<FeedItem>, String> {
+    let text = |e: fiec_schemas::IdError| e.to_string();
+    let tenant = Tenant::new("bench").map_err(text)?;
+    let nodes = ["n1", "n2", "n3"]
+        .into_iter()
+        .map(NodeId::new)
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(text)?;
+    let submission = Arc::new(
+        Submission::parse(br#"{"program":"synthetic@1","params":{"capsules":1}}"#)
+            .map_err(|e| e.to_string())?,
+    );
+    let instance = InstanceId::random();
+    let now = Timestamp::now();
+    let mut seq = first.max(1);
+    let mut items = Vec::with_capacity(executions * 2);
+    let mut numbers = 0..executions;
+    loop {
+        let mut group = Vec::with_capacity(50);
+        for n in numbers.by_ref().take(50) {
+            let line = u32::try_from(n).unwrap_or(u32::MAX);
+            let id = ExecutionId::from_submission(&tenant, now, seq, line);
+            let mut writer =
+                LedgerWriter::new(tenant.clone(), id, Arc::clone(&submission), now);
+            let node = nodes.get(n % nodes.len()).cloned().ok_or("no node")?;
+            let candidates = nodes
+                .iter()
+                .map(|n| Candidate { node: n.clone(), score: Some(0.5), rejected: Vec::new() })
+                .collect();
+            let bound = Event::Bound {
+                epoch: 1,
+                node: node.clone(),
+                instance,
+                substrate: "host".into(),
+                cause: Cause::Initial,
+                decision: Some(Decision { candidates, omitted: 0 }),
+            };
+            items.push(writer.append(vec![Event::Submitted, bound], "policy/bench", now, seq)?);
+            seq += 1;
+            group.push((writer, node));
+        }
+        if group.is_empty() {
+            return Ok(items);
+        }
+        for (writer, node) in &mut group {
+            let events = vec![
+                Event::Started { epoch: 1, computing_since: now },
+                Event::Completed {
+                    result: serde_json::Value::Null,
+                    computed_until: now,
+                    capsules: 1,
+                    outputs: Vec::new(),
+                },
+            ];
+            items.push(writer.append(events, &format!("worker/{node}/{instance}"), now, seq)?);
+            seq += 1;
+        }
+    }
+}
+
+/// Takes messages through the recorder's own stages into the tables. They must begin right after
+/// the checkpoint.
+///
+/// # Errors
+/// When they do not, or a row is there already.
+pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
+    let shared = Shared {
+        pool: pool.clone(),
+        metrics: Metrics::new(&mut prometheus_client::registry::Registry::default()),
+        health: Health::default(),
+        mirror: Mirror::default(),
+        stop: CancellationToken::new(),
+    };
+    let from = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM).await?.unwrap_or(0);
+    let messages = items.len();
+    let began = Instant::now();
+    let feed = futures_util::stream::iter(items.into_iter().map(Ok));
+    match pump(feed, from, 0, &shared).await? {
+        Ended::Feed => {}
+        ended => {
+            return Err(RecorderError::NotFound(format!(
+                "the messages do not follow the checkpoint, or are recorded already ({ended:?})"
+            )));
+        }
+    }
+    let rows = usize::try_from(shared.metrics.rows.get()).unwrap_or(usize::MAX);
+    Ok(Measured { messages, rows, elapsed: began.elapsed() })
+}
+
+/// Sends the rows of these messages by one COPY a table in one transaction, and nothing else: the
+/// floor. Reading, folding and encoding are not in the time. The tables must not hold them.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
+    let (messages, _) = decode(items)?;
+    let prepared = Prepared::new(fold(messages, &mut Known::default()));
+    let (rows, _) = prepared.copied();
+    let failed = RecorderError::database;
+    let mut connection = pool.acquire().await.map_err(failed("connect"))?;
+    for day in &prepared.rows.days {
+        ensure_day(&mut connection, *day).await.map_err(failed("make partitions"))?;
+    }
+    let began = Instant::now();
+    let mut tx = connection.begin().await.map_err(failed("begin"))?;
+    prepared.copy_to(&mut tx).await.map_err(failed("copy"))?;
+    tx.commit().await.map_err(failed("commit"))?;
+    Ok(Measured { messages: items.len(), rows, elapsed: began.elapsed() })
+}
+
+/// Empties the history and sets the checkpoints to 0. Only for databases made for a bench or a
+/// test.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn clear(pool: &PgPool) -> Result<()> {
+    for statement in [
+        "TRUNCATE batches, executions, placements, rebindings, boundaries, decisions, \
+         execution_events, boundary_state, hardware_vectors, nodes, node_events, rejections, \
+         ledger_gaps",
+        "UPDATE recorder_checkpoint SET seq = 0",
+        // So that one measurement does not pay for the one before.
+        "CHECKPOINT",
+    ] {
+        sqlx::query(statement)
+            .execute(pool)
+            .await
+            .map_err(RecorderError::database("empty the tables"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,553 @@
+//! From ledger messages to rows, without I/O: a batch and what is known of its executions → rows.
+//!
+//! Both messages of a short execution usually are in one batch and become one row in each table.
+//! Messages are keyed by (execution, ordinal): one at or below the last ordinal known changes
+//! nothing, one beyond the next shows a gap, which is stated and bridged by the cumulative state.
+
+use std::collections::HashMap;
+
+use fiec_schemas::event::Output;
+use fiec_schemas::{
+    Cause, Decision, Epoch, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId,
+    Ordinal, Phase, Sequence, Timestamp,
+};
+
+use crate::rows::{
+    BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
+    RebindingRow, Rows, day_of, json,
+};
+
+/// A ledger message with its place in the stream.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// Its sequence.
+    pub seq: Sequence,
+    /// When the broker stored it.
+    pub stored_at: Timestamp,
+    /// What it says.
+    pub message: LedgerMessage,
+}
+
+/// What must be known of an execution to fold its next message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tracked {
+    /// Ordinal of its last message.
+    pub ordinal: Ordinal,
+    /// Sequence of its last message.
+    pub seq: Sequence,
+    /// Epoch of its last binding.
+    pub epoch: Epoch,
+    /// Node of its last binding.
+    pub node: Option<NodeId>,
+    /// True while that binding is in force.
+    pub open: bool,
+    /// When it last left a node on order.
+    pub yielded_at: Option<Timestamp>,
+    /// When its last capsule ended, as far as is known.
+    pub computed_until: Option<Timestamp>,
+}
+
+/// What is known of live executions: a cache of the table.
+#[derive(Debug, Default)]
+pub struct Known {
+    tracked: HashMap<ExecutionId, Tracked>,
+}
+
+impl Known {
+    /// Executions of these messages that must be looked up before folding. Normally one whose
+    /// first message is here cannot be in the table; `careful` looks it up all the same.
+    pub fn unknown(&self, messages: &[Message], careful: bool) -> Vec<ExecutionId> {
+        let mut first = HashMap::new();
+        for m in messages {
+            let state = &m.message.state;
+            if !self.tracked.contains_key(&state.execution) {
+                first.entry(state.execution).or_insert(state.ordinal);
+            }
+        }
+        first.retain(|_, ordinal| careful || *ordinal > 1);
+        first.into_keys().collect()
+    }
+
+    /// Says what the table holds.
+    pub fn learn(&mut self, id: ExecutionId, tracked: Tracked) {
+        self.tracked.insert(id, tracked);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tracked.len()
+    }
+
+    /// True when nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.tracked.is_empty()
+    }
+
+    /// Forgets what the table holds as well, so that memory stays bounded.
+    pub fn forget_up_to(&mut self, written: Sequence) {
+        self.tracked.retain(|_, t| t.seq > written);
+    }
+}
+
+/// Folds a batch. The messages must be in the stream's order, and what [`Known::unknown`] named
+/// must have been learned where the table has it.
+pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
+    let mut folder = Folder {
+        rows: Rows { messages: messages.len(), ..Rows::default() },
+        executions: HashMap::with_capacity(messages.len()),
+        placements: HashMap::new(),
+        rebindings: HashMap::new(),
+    };
+    folder.rows.executions.reserve(messages.len() / 2 + 1);
+    for message in messages {
+        folder.rows.last_seq = folder.rows.last_seq.max(message.seq);
+        folder.message(message, known);
+    }
+    let mut rows = folder.rows;
+    for row in &rows.executions {
+        if row.finished_at.is_some() {
+            known.tracked.remove(&row.id);
+            if row.totals.commits > 0 {
+                rows.finished.push(row.id);
+            }
+        } else if let (true, Some(state)) = (row.state_changed, &row.boundary) {
+            rows.states.push((row.id, state.clone()));
+        }
+    }
+    rows
+}
+
+struct Folder {
+    rows: Rows,
+    executions: HashMap<ExecutionId, usize>,
+    placements: HashMap<(ExecutionId, Epoch), usize>,
+    rebindings: HashMap<(ExecutionId, Epoch), usize>,
+}
+
+/// A message's place, for every row that it leads to.
+#[derive(Clone, Copy)]
+struct Place {
+    id: ExecutionId,
+    seq: Sequence,
+    ordinal: Ordinal,
+    stored_at: Timestamp,
+    /// By its author's clock.
+    at: Timestamp,
+}
+
+impl Folder {
+    fn message(&mut self, m: Message, known: &mut Known) {
+        let Message { seq, stored_at, message: LedgerMessage { events, state, .. } } = m;
+        let place = Place {
+            id: state.execution,
+            seq,
+            ordinal: state.ordinal,
+            stored_at,
+            at: state.at,
+        };
+        let in_table = known.tracked.contains_key(&place.id);
+        let tracked = known.tracked.entry(place.id).or_default();
+        if state.ordinal <= tracked.ordinal {
+            return;
+        }
+        if state.ordinal > tracked.ordinal + 1 {
+            self.rows.missing.push(MissingRow {
+                execution: place.id,
+                first: tracked.ordinal + 1,
+                last: state.ordinal - 1,
+                seq,
+                reason: "dropped by the stream's limit before it was recorded, or unreadable",
+                at: stored_at,
+            });
+            self.bridge(tracked, &events, &state, place);
+        }
+        tracked.ordinal = state.ordinal;
+        tracked.seq = seq;
+        let index = *self.executions.entry(place.id).or_insert_with(|| {
+            self.rows.executions.push(blank(&state, in_table));
+            self.rows.executions.len() - 1
+        });
+        let handover = events.iter().any(|e| matches!(e, Event::Bound { .. }));
+        for event in events {
+            self.event(event, index, tracked, &state, place, handover);
+        }
+        settle(&mut self.rows.executions[index], tracked, state, seq, stored_at);
+    }
+
+    /// After a gap: brings the placement up to what the message takes for granted.
+    fn bridge(
+        &mut self,
+        tracked: &mut Tracked,
+        events: &[Event],
+        state: &ExecutionState,
+        place: Place,
+    ) {
+        let bindings = events.iter().filter(|e| matches!(e, Event::Bound { .. })).count();
+        let epoch = state.epoch.saturating_sub(bindings as u64);
+        if epoch == tracked.epoch {
+            return;
+        }
+        self.close(tracked, place, "unseen", place.at);
+        tracked.epoch = epoch;
+        // Only its worker writes while an execution is started.
+        let author = worker_of(&state.author);
+        let binding = state.phase.binding().filter(|_| bindings == 0);
+        let node = binding.map(|b| b.node.clone()).or(author.map(|(node, _)| node));
+        tracked.open = node.is_some();
+        tracked.node = node.clone();
+        let instance = binding.map(|b| b.instance);
+        let row = self.placement(place.id, epoch);
+        row.node = node;
+        row.instance = instance;
+        row.substrate = binding.map(|b| b.substrate.clone());
+        row.bound_at = binding.map(|b| b.at);
+    }
+
+    fn event(
+        &mut self,
+        event: Event,
+        index: usize,
+        tracked: &mut Tracked,
+        state: &ExecutionState,
+        place: Place,
+        handover: bool,
+    ) {
+        match event {
+            Event::Submitted => {
+                if let Some(batch) = state.batch {
+                    let known = self.rows.batches.iter().rev().take(64).any(|b| b.id == batch.id);
+                    if !known {
+                        self.rows.batches.push(BatchRow {
+                            id: batch.id,
+                            tenant: state.tenant.clone(),
+                            name: state
+                                .spec
+                                .as_ref()
+                                .and_then(|s| s.batch.as_ref())
+                                .map(|name| name.as_str().to_owned()),
+                            first_seen_at: place.stored_at,
+                        });
+                    }
+                }
+            }
+            Event::Bound { epoch, node, instance, substrate, cause, decision } => {
+                let at = place.at;
+                self.close(tracked, place, cause.as_str(), at);
+                if let Some(decision) = decision {
+                    self.decision(place, epoch, &cause, &node, decision);
+                }
+                self.bound(tracked, state, place, epoch, (&node, instance, &substrate), cause);
+                tracked.epoch = epoch;
+                tracked.node = Some(node);
+                tracked.open = true;
+                self.rows.executions[index].substrate = Some(substrate);
+            }
+            Event::Started { epoch, computing_since } => {
+                self.started(tracked, place, epoch, computing_since);
+                let row = &mut self.rows.executions[index];
+                row.first_started_at = row.first_started_at.or(Some(place.at));
+            }
+            Event::Boundary(event) => {
+                tracked.computed_until = Some(event.computed_at);
+                let row = &mut self.rows.executions[index];
+                row.state_changed = true;
+                row.boundary_of = event.of.or(row.boundary_of);
+                row.note = event.note.clone().or(row.note.take());
+                self.rows.days.insert(day_of(place.stored_at));
+                self.rows.boundaries.push(BoundaryRow {
+                    execution: place.id,
+                    epoch: tracked.epoch,
+                    node: tracked.node.clone(),
+                    event,
+                    committed_at: place.stored_at,
+                    seq: place.seq,
+                    ordinal: place.ordinal,
+                });
+            }
+            Event::Yielded { cause, computed_until } => {
+                tracked.computed_until = Some(computed_until);
+                tracked.yielded_at = Some(place.at);
+                // In a handover the rebinding's row says all of it.
+                if !handover {
+                    self.happened(place, tracked, "yielded", None, cause.in_words());
+                }
+                self.close(tracked, place, cause.as_str(), place.at);
+            }
+            Event::Refused { reason, offer } => {
+                let detail = format!("{reason} (the node offers {offer} slots)");
+                self.happened(place, tracked, "refused", None, detail);
+                self.close(tracked, place, "refused", place.at);
+            }
+            Event::Paused { who } => {
+                let detail = format!("paused by {who}");
+                self.happened(place, tracked, "paused", Some(who), detail);
+                self.close(tracked, place, "paused", place.at);
+            }
+            Event::Resumed { who } => {
+                let detail = format!("resumed by {who}");
+                self.happened(place, tracked, "resumed", Some(who), detail);
+            }
+            Event::Requested { who, what } => {
+                let detail = format!("{what} asked for by {who}");
+                self.happened(place, tracked, "requested", Some(who), detail);
+            }
+            Event::Crashed { attempt, exit, stderr, backoff_ms } => {
+                let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
+                self.happened(place, tracked, "crashed", None, detail);
+                self.rows.executions[index].stderr_tail = Some(stderr);
+            }
+            Event::Completed { result, computed_until, capsules, outputs } => {
+                tracked.computed_until = Some(computed_until);
+                self.close(tracked, place, "completed", place.at);
+                let row = &mut self.rows.executions[index];
+                row.capsules = Some(capsules);
+                row.result = (!result.is_null()).then(|| json(&result));
+                row.outputs = Some(outputs).filter(|o: &Vec<Output>| !o.is_empty()).map(|o| json(&o));
+            }
+            Event::Failed { reason, stderr } => {
+                self.happened(place, tracked, "failed", None, reason.clone());
+                self.close(tracked, place, "failed", place.at);
+                let row = &mut self.rows.executions[index];
+                row.failure = Some(reason);
+                if !stderr.is_empty() {
+                    row.stderr_tail = Some(stderr);
+                }
+            }
+            Event::Cancelled { who } => {
+                let detail = format!("cancelled by {who}");
+                self.happened(place, tracked, "cancelled", Some(who), detail);
+                self.close(tracked, place, "cancelled", place.at);
+            }
+        }
+    }
+
+    fn bound(
+        &mut self,
+        tracked: &Tracked,
+        state: &ExecutionState,
+        place: Place,
+        epoch: Epoch,
+        (node, instance, substrate): (&NodeId, InstanceId, &str),
+        cause: Cause,
+    ) {
+        let key = (place.id, epoch);
+        self.placements.insert(key, self.rows.placements.len());
+        self.rows.placements.push(PlacementRow {
+            fresh: true,
+            node: Some(node.clone()),
+            instance: Some(instance),
+            substrate: Some(substrate.to_owned()),
+            cause: Some(cause.as_str()),
+            bound_at: Some(place.at),
+            ..no_placement(place.id, epoch)
+        });
+        if epoch <= 1 {
+            return;
+        }
+        self.rebindings.insert(key, self.rows.rebindings.len());
+        self.rows.rebindings.push(RebindingRow {
+            execution: place.id,
+            epoch,
+            at: place.at,
+            from_node: tracked.node.clone(),
+            to_node: node.clone(),
+            cause: cause.as_str(),
+            cause_detail: cause.in_words(),
+            state: state.boundary.clone(),
+            // A yield of an earlier binding says nothing about a node that fell silent.
+            yielded_at: tracked
+                .yielded_at
+                .filter(|_| !matches!(cause, Cause::Lost { .. } | Cause::NotTaken { .. })),
+            evidence: match cause {
+                Cause::Pressure { evidence } => Some(evidence),
+                _ => None,
+            },
+            gap_us: None,
+        });
+    }
+
+    fn started(
+        &mut self,
+        tracked: &mut Tracked,
+        place: Place,
+        epoch: Epoch,
+        computing_since: Timestamp,
+    ) {
+        let gap_us = tracked
+            .computed_until
+            .filter(|_| epoch > 1)
+            .map(|until| computing_since.micros().saturating_sub(until.micros()));
+        let row = self.placement(place.id, epoch);
+        row.started_at = Some(place.at);
+        row.computing_since = Some(computing_since);
+        row.gap_us = gap_us;
+        if let Some(gap_us) = gap_us {
+            match self.rebindings.get(&(place.id, epoch)) {
+                Some(index) => self.rows.rebindings[*index].gap_us = Some(gap_us),
+                None => self.rows.gaps_closed.push((place.id, epoch, gap_us)),
+            }
+        }
+    }
+
+    /// Ends the placement in force, if there is one.
+    fn close(&mut self, tracked: &mut Tracked, place: Place, why: &'static str, at: Timestamp) {
+        if !std::mem::take(&mut tracked.open) {
+            return;
+        }
+        let computed_until = tracked.computed_until;
+        let row = self.placement(place.id, tracked.epoch);
+        row.ended_at = Some(at);
+        row.end_reason = Some(why);
+        // What was computed before this placement's first capsule is not its own. Where that capsule
+        // is in an earlier batch, the upsert judges.
+        row.computed_until = match row.computing_since {
+            Some(since) => computed_until.filter(|until| *until >= since),
+            None if row.fresh => None,
+            None => computed_until,
+        };
+    }
+
+    fn decision(
+        &mut self,
+        place: Place,
+        epoch: Epoch,
+        cause: &Cause,
+        chosen: &NodeId,
+        decision: Decision,
+    ) {
+        self.rows.days.insert(day_of(place.stored_at));
+        self.rows.decisions.push(DecisionRow {
+            execution: place.id,
+            epoch,
+            ordinal: place.ordinal,
+            at: place.stored_at,
+            cause: cause.as_str(),
+            chosen: chosen.clone(),
+            candidates: decision.candidates,
+            omitted: decision.omitted,
+        });
+    }
+
+    fn happened(
+        &mut self,
+        place: Place,
+        tracked: &Tracked,
+        kind: &'static str,
+        who: Option<String>,
+        detail: String,
+    ) {
+        self.rows.days.insert(day_of(place.stored_at));
+        self.rows.events.push(EventRow {
+            execution: place.id,
+            ordinal: place.ordinal,
+            at: place.stored_at,
+            kind,
+            epoch: tracked.epoch,
+            node: tracked.node.clone().filter(|_| tracked.open),
+            who,
+            detail,
+        });
+    }
+
+    fn placement(&mut self, id: ExecutionId, epoch: Epoch) -> &mut PlacementRow {
+        let rows = &mut self.rows.placements;
+        let index = *self.placements.entry((id, epoch)).or_insert_with(|| {
+            rows.push(no_placement(id, epoch));
+            rows.len() - 1
+        });
+        &mut rows[index]
+    }
+}
+
+/// A change of a placement that the table has: everything else stays as it is.
+fn no_placement(execution: ExecutionId, epoch: Epoch) -> PlacementRow {
+    PlacementRow {
+        fresh: false,
+        execution,
+        epoch,
+        node: None,
+        instance: None,
+        substrate: None,
+        cause: None,
+        bound_at: None,
+        started_at: None,
+        computing_since: None,
+        computed_until: None,
+        ended_at: None,
+        end_reason: None,
+        gap_us: None,
+    }
+}
+
+/// The node and instance that an author of a worker's message names.
+fn worker_of(author: &str) -> Option<(NodeId, InstanceId)> {
+    let (node, instance) = author.strip_prefix("worker/")?.split_once('/')?;
+    Some((node.parse().ok()?, instance.parse().ok()?))
+}
+
+fn blank(state: &ExecutionState, in_table: bool) -> ExecutionRow {
+    ExecutionRow {
+        fresh: !in_table && state.ordinal == 1,
+        id: state.execution,
+        tenant: state.tenant.clone(),
+        batch: state.batch,
+        // Every message of a live execution has it; the table needs it once.
+        spec: state.spec.clone().filter(|_| !in_table),
+        contract: state.contract,
+        submission: state.submission,
+        submitted_at: state.submitted_at,
+        phase: "pending",
+        node: None,
+        substrate: None,
+        epoch: 0,
+        bound_at: None,
+        first_started_at: None,
+        yielded_at: None,
+        computed_until: None,
+        boundary: None,
+        state_changed: false,
+        boundary_of: None,
+        note: None,
+        totals: state.totals,
+        finished_at: None,
+        capsules: None,
+        result: None,
+        outputs: None,
+        failure: None,
+        stderr_tail: None,
+        requested: None,
+        paused_by: None,
+        ordinal: 0,
+        seq: 0,
+        author: String::new(),
+        recorded_at: state.at,
+    }
+}
+
+/// Puts the cumulative state into the row; what only events say was put there before.
+fn settle(
+    row: &mut ExecutionRow,
+    tracked: &Tracked,
+    state: ExecutionState,
+    seq: Sequence,
+    stored_at: Timestamp,
+) {
+    row.phase = state.phase.as_str();
+    row.node.clone_from(&tracked.node);
+    row.epoch = state.epoch;
+    row.bound_at = state.moved_at;
+    row.yielded_at = tracked.yielded_at;
+    row.computed_until = tracked.computed_until;
+    row.totals = state.totals;
+    row.finished_at = state.phase.is_terminal().then_some(state.at);
+    row.requested = state.requested.map(|r| format!("{} by {}", r.what, r.who));
+    row.paused_by = match state.phase {
+        Phase::Paused { who } => Some(who),
+        _ => None,
+    };
+    row.boundary = state.boundary;
+    row.ordinal = state.ordinal;
+    row.seq = seq;
+    row.author = state.author;
+    row.recorded_at = stored_at;
+}

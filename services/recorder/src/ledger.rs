@@ -1,0 +1,409 @@
+//! The ledger stream into the tables: collect, read and fold, write, each a stage of its own, so
+//! that the next batch is read (on another thread) while PostgreSQL takes in the current one.
+
+use std::time::{Duration, Instant};
+
+use fiec_broker::{Broker, BrokerError, feed};
+use fiec_schemas::event::MessageError;
+use fiec_schemas::{ExecutionId, LedgerMessage, Sequence, subjects};
+use futures_util::{Stream, StreamExt};
+use sqlx::{PgPool, Row};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{RecorderError, Result};
+use crate::fold::{Known, Message, Tracked, fold};
+use crate::metrics::{Health, Metrics, Part};
+use crate::mirror::Mirror;
+use crate::time::PgTime;
+use crate::write::{Prepared, Writer, Written};
+
+/// Most messages of a batch.
+pub(crate) const BATCH_MESSAGES: usize = 4_000;
+/// Most bytes of headers of a batch.
+const BATCH_BYTES: usize = 4 << 20;
+/// How long a batch waits for more.
+const BATCH_WAIT: Duration = Duration::from_millis(20);
+/// Live executions remembered between batches; others are looked up.
+const KNOWN_LIMIT: usize = 300_000;
+
+/// What the stages share.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    pub pool: PgPool,
+    pub metrics: Metrics,
+    pub health: Health,
+    pub mirror: Mirror,
+    pub stop: CancellationToken,
+}
+
+/// Why the stages ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The feed ended, or the recorder is being stopped.
+    Feed,
+    /// Somebody else moved the checkpoint.
+    Behind,
+    /// A row that was thought new is there; look up everything up to this sequence.
+    Conflict(Sequence),
+}
+
+/// Follows the ledger until `stop`.
+///
+/// # Errors
+/// When the stream was rolled back, or is written by a newer program.
+pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
+    let mut careful_until = 0;
+    while !shared.stop.is_cancelled() {
+        let Some(at) = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM).await? else {
+            return Ok(());
+        };
+        shared.health.recorded(at);
+        let opened = async {
+            let (_, last) = feed::bounds(&broker).await?;
+            if last < at {
+                return Ok(Err(last));
+            }
+            feed::ledger(&broker, feed::Start::At(at + 1)).await.map(Ok)
+        };
+        let feed = match opened.await {
+            Ok(Ok(feed)) => feed,
+            Ok(Err(last)) => {
+                let stream = subjects::LEDGER_STREAM;
+                return Err(RecorderError::RolledBack { stream, last, checkpoint: at });
+            }
+            Err(error) => {
+                trouble(&shared, Part::Ledger, &error);
+                pause(&shared.stop, Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        tracing::info!(checkpoint = at, "recording the ledger");
+        match pump(feed, at, careful_until, &shared).await? {
+            Ended::Feed => {}
+            Ended::Behind => tracing::info!("another recorder is ahead; going on from there"),
+            Ended::Conflict(seq) => {
+                tracing::warn!(
+                    seq,
+                    "rows thought new are already in the tables; looking each of them up"
+                );
+                careful_until = seq;
+            }
+        }
+        pause(&shared.stop, Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+/// Records what a feed gives, from a checkpoint on, until it ends.
+///
+/// # Errors
+/// When a message is of a newer version.
+pub(crate) async fn pump<S>(
+    feed: S,
+    from: Sequence,
+    careful_until: Sequence,
+    shared: &Shared,
+) -> Result<Ended>
+where
+    S: Stream<Item = std::result::Result<feed::FeedItem, BrokerError>> + Unpin,
+{
+    let (to_fold, collected) = mpsc::channel(1);
+    let (to_write, folded) = mpsc::channel(1);
+    let collect = async {
+        collect(feed, to_fold, shared).await;
+        Ok(Ended::Feed)
+    };
+    let fold = read(collected, to_write, careful_until, shared);
+    let write = write(folded, from, shared);
+    // The first that cannot go on ends the others; at the end of the feed each ends in its turn.
+    let stages = async { futures_util::try_join!(stage(collect), stage(fold), stage(write)) };
+    match stages.await {
+        Ok(_) => Ok(Ended::Feed),
+        Err(Stopped::For(ended)) => Ok(ended),
+        Err(Stopped::Failed(error)) => Err(error),
+    }
+}
+
+enum Stopped {
+    For(Ended),
+    Failed(RecorderError),
+}
+
+async fn stage(
+    work: impl Future<Output = Result<Ended>>,
+) -> std::result::Result<(), Stopped> {
+    match work.await {
+        Ok(Ended::Feed) => Ok(()),
+        Ok(ended) => Err(Stopped::For(ended)),
+        Err(error) => Err(Stopped::Failed(error)),
+    }
+}
+
+async fn collect<S>(mut feed: S, to: mpsc::Sender<Vec<feed::FeedItem>>, shared: &Shared)
+where
+    S: Stream<Item = std::result::Result<feed::FeedItem, BrokerError>> + Unpin,
+{
+    loop {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        let full = tokio::time::sleep(Duration::MAX);
+        tokio::pin!(full);
+        let mut last = false;
+        while batch.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+            tokio::select! {
+                biased;
+                () = shared.stop.cancelled() => { last = true; break; }
+                item = feed.next() => match item {
+                    Some(Ok(item)) => {
+                        if batch.is_empty() {
+                            full.as_mut().reset(tokio::time::Instant::now() + BATCH_WAIT);
+                        }
+                        bytes += item.header.len();
+                        batch.push(item);
+                    }
+                    // What is passed over shows as a gap in the ordinals.
+                    Some(Err(error)) => {
+                        tracing::warn!(%error, "ledger feed");
+                        shared.metrics.unreadable.inc();
+                    }
+                    None => { last = true; break; }
+                },
+                () = &mut full, if !batch.is_empty() => break,
+            }
+        }
+        if (!batch.is_empty() && to.send(batch).await.is_err()) || last {
+            return;
+        }
+    }
+}
+
+async fn read(
+    mut from: mpsc::Receiver<Vec<feed::FeedItem>>,
+    to: mpsc::Sender<Prepared>,
+    careful_until: Sequence,
+    shared: &Shared,
+) -> Result<Ended> {
+    let mut known = Known::default();
+    while let Some(items) = from.recv().await {
+        let last_seq = items.last().map_or(0, |item| item.seq);
+        let (messages, unreadable) =
+            tokio::task::spawn_blocking(move || decode(&items)).await??;
+        shared.metrics.unreadable.inc_by(unreadable);
+        if known.len() > KNOWN_LIMIT {
+            known.forget_up_to(shared.health.checkpoint());
+        }
+        let unknown = known.unknown(&messages, last_seq <= careful_until);
+        if !unknown.is_empty() {
+            let loaded = again(shared, Part::Ledger, || look_up(&shared.pool, &unknown));
+            let Some(loaded) = loaded.await else { return Ok(Ended::Feed) };
+            loaded.into_iter().for_each(|(id, tracked)| known.learn(id, tracked));
+        }
+        let folded = tokio::task::spawn_blocking(move || {
+            let mut rows = fold(messages, &mut known);
+            // Also past what could not be read at the batch's end.
+            rows.last_seq = last_seq;
+            (Prepared::new(rows), known)
+        });
+        let prepared;
+        (prepared, known) = folded.await?;
+        shared.metrics.tracked.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
+        if to.send(prepared).await.is_err() {
+            break;
+        }
+    }
+    Ok(Ended::Feed)
+}
+
+/// Reads the headers; those that cannot be read are counted and passed over.
+///
+/// # Errors
+/// A message of a newer version: passing it over would lose history silently.
+pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
+    let mut messages = Vec::with_capacity(items.len());
+    let mut unreadable = 0;
+    for item in items {
+        match LedgerMessage::decode(&item.header, item.seq) {
+            Ok(message) if message.state.execution == item.execution => {
+                messages.push(Message { seq: item.seq, stored_at: item.stored_at, message });
+            }
+            Ok(message) => {
+                tracing::error!(seq = item.seq, execution = %item.execution,
+                    says = %message.state.execution, "ledger message names another execution");
+                unreadable += 1;
+            }
+            Err(source @ MessageError::Version(_)) => {
+                return Err(RecorderError::Version { seq: item.seq, source });
+            }
+            Err(error) => {
+                tracing::error!(seq = item.seq, execution = %item.execution, %error,
+                    "unreadable ledger message passed over");
+                unreadable += 1;
+            }
+        }
+    }
+    Ok((messages, unreadable))
+}
+
+async fn write(
+    mut from: mpsc::Receiver<Prepared>,
+    mut expected: Sequence,
+    shared: &Shared,
+) -> Result<Ended> {
+    let mut writer = Writer::new(shared.pool.clone());
+    while let Some(batch) = from.recv().await {
+        let began = Instant::now();
+        let mut backoff = Backoff::default();
+        let written = loop {
+            match writer.write(&batch, expected).await {
+                Ok(written) => break written,
+                Err(error) => {
+                    shared.metrics.database_errors.inc();
+                    trouble(shared, Part::Ledger, &error);
+                    if !backoff.wait(&shared.stop).await {
+                        return Ok(Ended::Feed);
+                    }
+                }
+            }
+        };
+        match written {
+            Written::Done => {}
+            Written::Behind => return Ok(Ended::Behind),
+            Written::Conflict => return Ok(Ended::Conflict(batch.rows.last_seq)),
+        }
+        expected = batch.rows.last_seq;
+        account(&batch, began, shared);
+    }
+    Ok(Ended::Feed)
+}
+
+fn account(batch: &Prepared, began: Instant, shared: &Shared) {
+    let (metrics, rows) = (&shared.metrics, &batch.rows);
+    shared.health.well(Part::Ledger);
+    shared.health.recorded(rows.last_seq);
+    metrics.batches.inc();
+    metrics.messages.inc_by(rows.messages as u64);
+    metrics.rows.inc_by(batch.row_count() as u64);
+    metrics.batch_seconds.observe(began.elapsed().as_secs_f64());
+    metrics.gaps.inc_by(rows.missing.len() as u64);
+    metrics.checkpoint.set(i64::try_from(rows.last_seq).unwrap_or(i64::MAX));
+    for gap in &rows.missing {
+        tracing::warn!(execution = %gap.execution, first = gap.first, last = gap.last,
+            "ledger messages were never seen: {}", gap.reason);
+    }
+    shared.mirror.changed(&rows.states, &rows.finished);
+}
+
+async fn look_up(
+    pool: &PgPool,
+    ids: &[ExecutionId],
+) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
+    let rows = sqlx::query(
+        "SELECT id, ordinal, seq, epoch, node, phase IN ('bound', 'started') AS open, yielded_at, \
+         computed_until FROM executions WHERE id = ANY($1)",
+    )
+    .bind(ids.iter().map(|id| id.0).collect::<Vec<_>>())
+    .fetch_all(pool)
+    .await?;
+    let number = |n: i64| u64::try_from(n).unwrap_or(0);
+    rows.iter()
+        .map(|row| {
+            let tracked = Tracked {
+                ordinal: number(row.try_get("ordinal")?),
+                seq: number(row.try_get("seq")?),
+                epoch: number(row.try_get("epoch")?),
+                node: row.try_get::<Option<String>, _>("node")?.and_then(|n| n.parse().ok()),
+                open: row.try_get("open")?,
+                yielded_at: row.try_get::<Option<PgTime>, _>("yielded_at")?.map(|t| t.0),
+                computed_until: row.try_get::<Option<PgTime>, _>("computed_until")?.map(|t| t.0),
+            };
+            Ok((ExecutionId(row.try_get("id")?), tracked))
+        })
+        .collect()
+}
+
+/// A stream's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
+///
+/// # Errors
+/// When there is no such row.
+pub(crate) async fn checkpoint(
+    shared: &Shared,
+    part: Part,
+    stream: &'static str,
+) -> Result<Option<Sequence>> {
+    let found = again(shared, part, || async move {
+        let row = sqlx::query("SELECT seq FROM recorder_checkpoint WHERE stream = $1")
+            .bind(stream)
+            .fetch_optional(&shared.pool)
+            .await;
+        match row {
+            Ok(row) => row.map(|row| row.try_get::<i64, _>(0)).transpose(),
+            // No such table: no back-off helps.
+            Err(error) if undefined_table(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    });
+    match found.await {
+        None => Ok(None),
+        Some(None) => Err(RecorderError::NoCheckpoint { stream }),
+        Some(Some(seq)) => Ok(Some(u64::try_from(seq).unwrap_or(0))),
+    }
+}
+
+fn undefined_table(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|e| e.code()).as_deref() == Some("42P01")
+}
+
+/// Repeats a statement until it succeeds; none when the recorder is being stopped.
+pub(crate) async fn again<T, F>(
+    shared: &Shared,
+    part: Part,
+    mut attempt: impl FnMut() -> F,
+) -> Option<T>
+where
+    F: Future<Output = sqlx::Result<T>>,
+{
+    let mut backoff = Backoff::default();
+    loop {
+        match attempt().await {
+            Ok(value) => {
+                shared.health.well(part);
+                return Some(value);
+            }
+            Err(error) => {
+                shared.metrics.database_errors.inc();
+                trouble(shared, part, &error);
+                if !backoff.wait(&shared.stop).await {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Says aloud that something failed and will be tried again.
+pub(crate) fn trouble(shared: &Shared, part: Part, error: &dyn std::error::Error) {
+    tracing::warn!(%error, ?part, "trying again");
+    shared.health.unwell(part, error.to_string());
+}
+
+/// Waits, unless it is time to stop.
+pub(crate) async fn pause(stop: &CancellationToken, time: Duration) {
+    let _ = tokio::time::timeout(time, stop.cancelled()).await;
+}
+
+/// 50 ms, doubled each time up to 5 s.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    /// Waits; false when it is time to stop.
+    pub async fn wait(&mut self, stop: &CancellationToken) -> bool {
+        let time = Duration::from_millis(50 << self.attempts.min(7)).min(Duration::from_secs(5));
+        self.attempts += 1;
+        pause(stop, time).await;
+        !stop.is_cancelled()
+    }
+}

@@ -1,0 +1,182 @@
+//! The recorder as a process part: its options, its tasks, its end.
+//!
+//! Tasks: the ledger, the records, telemetry, the mirror of states, housekeeping (checkpoint
+//! message, partitions). Whichever fails for good ends all the others and the recorder.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fiec_broker::{Broker, feed, sight};
+use fiec_schemas::messages::RecorderCheckpoint;
+use fiec_schemas::{Timestamp, subjects};
+use prometheus_client::registry::Registry;
+use sqlx::PgPool;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{RecorderError, Result};
+use crate::ledger::{self, Shared, pause, trouble};
+use crate::metrics::{Health, Metrics, Part};
+use crate::mirror::{self, Mirror};
+use crate::rows::day_of;
+use crate::{records, telemetry};
+
+/// How a recorder works.
+#[derive(Debug, Clone)]
+pub struct RecorderOptions {
+    /// Where to serve `/metrics` and `/healthz`; nowhere if absent. Port 0 takes a free one.
+    pub http: Option<SocketAddr>,
+    /// Largest σ in bytes that is copied to PostgreSQL; of a larger one only the digest is kept.
+    pub state_limit_bytes: u64,
+    /// At most one copy of an execution's σ in this time.
+    pub state_every: Duration,
+    /// A row for each node's hardware vector in this time, if nothing moves.
+    pub vector_every: Duration,
+    /// A row at once where a signal moved by more than this.
+    pub vector_step: f64,
+    /// Days for which boundaries, decisions, events and hardware vectors are kept.
+    pub retention_days: u32,
+}
+
+impl Default for RecorderOptions {
+    fn default() -> Self {
+        Self {
+            http: None,
+            state_limit_bytes: 64 << 20,
+            state_every: Duration::from_secs(2),
+            vector_every: Duration::from_secs(5),
+            vector_step: 0.05,
+            retention_days: 90,
+        }
+    }
+}
+
+/// Folds the ledger stream into PostgreSQL. Several may run: one writes, the others find
+/// themselves behind and follow.
+#[derive(Debug)]
+pub struct Recorder {
+    options: RecorderOptions,
+    broker: Broker,
+    pool: PgPool,
+    registry: Arc<Registry>,
+    metrics: Metrics,
+    health: Health,
+}
+
+impl Recorder {
+    /// Nothing happens before [`Recorder::run`].
+    pub fn new(options: RecorderOptions, broker: Broker, pool: PgPool) -> Self {
+        let mut registry = Registry::default();
+        let metrics = Metrics::new(&mut registry);
+        let registry = Arc::new(registry);
+        Self { options, broker, pool, registry, metrics, health: Health::default() }
+    }
+
+    /// What is wrong, if anything, and the checkpoint; stays usable while it runs.
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
+    /// Records until `stop`. PostgreSQL or the broker being away is no failure: it is tried again.
+    ///
+    /// # Errors
+    /// When going on would lose or falsify history: see [`RecorderError`].
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let stop = stop.child_token();
+        let _stops_all = stop.clone().drop_guard();
+        let shared = Shared {
+            pool: self.pool,
+            metrics: self.metrics,
+            health: self.health,
+            mirror: Mirror::default(),
+            stop: stop.clone(),
+        };
+        if let Some(addr) = self.options.http {
+            let health = shared.health.clone();
+            let check = move || health.check();
+            let bound = sight::serve(addr, self.registry, check, stop.clone())
+                .await
+                .map_err(|source| RecorderError::Listen { addr, source })?;
+            tracing::info!(%bound, "serving /metrics and /healthz");
+        }
+        let options = self.options;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(ledger::follow(self.broker.clone(), shared.clone()));
+        tasks.spawn(records::follow(self.broker.clone(), shared.clone()));
+        tasks.spawn(telemetry::follow(
+            self.broker.clone(),
+            shared.clone(),
+            options.vector_every,
+            options.vector_step,
+        ));
+        let (broker, mirrored) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            mirror::run(broker, mirrored, options.state_every, options.state_limit_bytes).await;
+            Ok(())
+        });
+        tasks.spawn(announce(self.broker, shared.clone()));
+        tasks.spawn(housekeeping(shared, options.retention_days));
+        let mut outcome = Ok(());
+        while let Some(ended) = tasks.join_next().await {
+            // One that ends, ends all; the first error is the one that matters.
+            stop.cancel();
+            let ended = ended.map_err(RecorderError::from).and_then(|result| result);
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+}
+
+/// Publishes the checkpoint once a second, and watches that the stream is not behind it.
+async fn announce(broker: Broker, shared: Shared) -> Result<()> {
+    let stream = subjects::LEDGER_STREAM;
+    while !shared.stop.is_cancelled() {
+        pause(&shared.stop, Duration::from_secs(1)).await;
+        let seq = shared.health.checkpoint();
+        let Ok((_, last)) = feed::bounds(&broker).await else { continue };
+        if last < seq {
+            return Err(RecorderError::RolledBack { stream, last, checkpoint: seq });
+        }
+        let lag = last - seq;
+        shared.metrics.lag.set(i64::try_from(lag).unwrap_or(i64::MAX));
+        let word = RecorderCheckpoint { seq, lag, at: Timestamp::now() };
+        let Ok(payload) = serde_json::to_vec(&word) else { continue };
+        let sent = broker.client.publish(subjects::RECORDER_CHECKPOINT, payload.into()).await;
+        if let Err(error) = sent {
+            tracing::debug!(%error, "checkpoint was not announced");
+        }
+    }
+    Ok(())
+}
+
+/// Makes partitions ahead of time and drops those beyond the retention, every hour.
+async fn housekeeping(shared: Shared, retention_days: u32) -> Result<()> {
+    while !shared.stop.is_cancelled() {
+        let today = day_of(Timestamp::now());
+        let first_kept = today.saturating_sub_unsigned(retention_days);
+        let done = sqlx::query_as::<_, (i32, i32)>(
+            "SELECT fiec_ensure_partitions(date '1970-01-01' + $1, date '1970-01-01' + $1 + 3), \
+             fiec_drop_partitions(date '1970-01-01' + $2)",
+        )
+        .bind(today)
+        .bind(first_kept)
+        .fetch_one(&shared.pool)
+        .await;
+        let wait = match done {
+            Ok((made, dropped)) => {
+                shared.health.well(Part::Housekeeping);
+                if made + dropped > 0 {
+                    tracing::info!(made, dropped, "partitions");
+                }
+                Duration::from_secs(3_600)
+            }
+            Err(error) => {
+                trouble(&shared, Part::Housekeeping, &error);
+                Duration::from_secs(30)
+            }
+        };
+        pause(&shared.stop, wait).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Facts that belong to no ledger, from `FIEC_RECORD`: rejections, and what happens to nodes.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use fiec_broker::{Broker, BrokerError};
+use fiec_schemas::messages::Record;
+use fiec_schemas::{NodeDescriptor, Sequence, Timestamp, subjects};
+use futures_util::{Stream, StreamExt};
+use sqlx::{Connection, PgConnection};
+
+use crate::copy::{json_without_nul, saturate, without_nul};
+use crate::error::{RecorderError, Result};
+use crate::ledger::{Shared, again, checkpoint, pause, trouble};
+use crate::metrics::Part;
+use crate::rows::{json, line};
+use crate::time::PgTime;
+use crate::write::advance;
+
+/// Records of one transaction.
+const BATCH: usize = 500;
+
+/// Follows the stream until the recorder stops.
+///
+/// # Errors
+/// When the stream was rolled back.
+pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
+    let stream = subjects::RECORD_STREAM;
+    while !shared.stop.is_cancelled() {
+        let Some(at) = checkpoint(&shared, Part::Records, stream).await? else { return Ok(()) };
+        match open(&broker, at).await {
+            Ok((last, _)) if last < at => {
+                return Err(RecorderError::RolledBack { stream, last, checkpoint: at });
+            }
+            Ok((_, messages)) => record(messages, at, &shared).await,
+            Err(error) => trouble(&shared, Part::Records, &error),
+        }
+        pause(&shared.stop, Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+type Message = std::result::Result<async_nats::jetstream::Message, BrokerError>;
+
+async fn open(
+    broker: &Broker,
+    at: Sequence,
+) -> std::result::Result<(Sequence, impl Stream<Item = Message> + Unpin + use<>), BrokerError> {
+    const WHAT: &str = "follow the record stream";
+    let stream = broker
+        .js
+        .get_stream(subjects::RECORD_STREAM)
+        .await
+        .map_err(BrokerError::operation(WHAT))?;
+    let last = stream.cached_info().state.last_sequence;
+    let consumer = stream
+        .create_consumer(pull::Config {
+            ack_policy: AckPolicy::None,
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: at + 1 },
+            inactive_threshold: Duration::from_secs(60),
+            ..Default::default()
+        })
+        .await
+        .map_err(BrokerError::operation(WHAT))?;
+    let messages = consumer
+        .stream()
+        .max_messages_per_batch(BATCH)
+        .expires(Duration::from_secs(30))
+        .heartbeat(Duration::from_secs(10))
+        .messages()
+        .await
+        .map_err(BrokerError::operation(WHAT))?;
+    Ok((last, messages.map(|m| m.map_err(BrokerError::operation(WHAT)))))
+}
+
+async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, shared: &Shared) {
+    let mut chunks = messages.ready_chunks(BATCH);
+    let mut expected = at;
+    loop {
+        let chunk = tokio::select! {
+            () = shared.stop.cancelled() => return,
+            chunk = chunks.next() => chunk,
+        };
+        let Some(chunk) = chunk else { return };
+        let mut records = Vec::new();
+        let mut last = expected;
+        for message in chunk {
+            let message = match message {
+                Ok(message) => message,
+                Err(error) => {
+                    tracing::warn!(%error, "record feed");
+                    continue;
+                }
+            };
+            let Ok(info) = message.info() else { continue };
+            last = info.stream_sequence;
+            match serde_json::from_slice::<Record>(&message.payload) {
+                Ok(record) => records.push((last, record)),
+                Err(error) => {
+                    shared.metrics.unreadable.inc();
+                    tracing::error!(seq = last, %error, "unreadable record passed over");
+                }
+            }
+        }
+        if last == expected {
+            continue;
+        }
+        let records = &records;
+        let written = again(shared, Part::Records, || async move {
+            let mut connection = shared.pool.acquire().await?;
+            write(&mut connection, records, expected, last).await
+        });
+        match written.await {
+            Some(true) => shared.metrics.records.inc_by(records.len() as u64),
+            // Another recorder is ahead, or it is time to stop.
+            Some(false) | None => return,
+        };
+        expected = last;
+    }
+}
+
+/// Writes records and moves the checkpoint; false where that is not where it was expected.
+pub(crate) async fn write(
+    connection: &mut PgConnection,
+    records: &[(Sequence, Record)],
+    expected: Sequence,
+    last: Sequence,
+) -> sqlx::Result<bool> {
+    let mut tx = connection.begin().await?;
+    if !advance(&mut tx, subjects::RECORD_STREAM, expected, last).await? {
+        tx.rollback().await?;
+        return Ok(false);
+    }
+    for (seq, record) in records {
+        match record {
+            Record::Rejection { tenant, seq: submission, error, excerpt, at } => {
+                sqlx::query(
+                    "INSERT INTO rejections (seq, tenant, submission_seq, line, field, reason, \
+                     excerpt, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+                )
+                .bind(saturate(*seq))
+                .bind(without_nul(tenant))
+                .bind(submission.map(saturate))
+                .bind(line(error.line))
+                .bind(without_nul(&error.field))
+                .bind(without_nul(&error.reason))
+                .bind(without_nul(excerpt))
+                .bind(PgTime(*at))
+                .execute(&mut *tx)
+                .await?;
+            }
+            Record::Node { node, instance, what, detail, at, descriptor } => {
+                sqlx::query(
+                    "INSERT INTO node_events (seq, node, instance, what, detail, at) \
+                     VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
+                )
+                .bind(saturate(*seq))
+                .bind(node.as_str())
+                .bind(instance.map(|i| i.0))
+                .bind(without_nul(what))
+                .bind(without_nul(detail))
+                .bind(PgTime(*at))
+                .execute(&mut *tx)
+                .await?;
+                node_status(&mut tx, node.as_str(), what, detail, *at).await?;
+                if let Some(descriptor) = descriptor {
+                    describe(&mut tx, descriptor).await?;
+                }
+            }
+        }
+    }
+    tx.commit().await?;
+    Ok(true)
+}
+
+async fn node_status(
+    tx: &mut PgConnection,
+    node: &str,
+    what: &str,
+    detail: &str,
+    at: Timestamp,
+) -> sqlx::Result<()> {
+    let status = match what {
+        "joined" | "returned" => Some("up"),
+        "left" => Some("left"),
+        "lost" => Some("lost"),
+        _ => None,
+    };
+    let cordoned = match what {
+        "cordoned" => Some(true),
+        "uncordoned" => Some(false),
+        _ => None,
+    };
+    let draining = match what {
+        "draining" => Some(true),
+        "joined" | "uncordoned" => Some(false),
+        _ => None,
+    };
+    sqlx::query(
+        "INSERT INTO nodes AS n (node, status, status_detail, status_at, cordoned, draining, \
+         viability) VALUES ($1, coalesce($2, 'unknown'), $3, $4, coalesce($5, false), \
+         coalesce($6, false), $7) ON CONFLICT (node) DO UPDATE SET \
+         status = coalesce($2, n.status), \
+         status_detail = CASE WHEN $2 IS NULL THEN n.status_detail ELSE $3 END, \
+         status_at = CASE WHEN $2 IS NULL THEN n.status_at ELSE $4 END, \
+         cordoned = coalesce($5, n.cordoned), draining = coalesce($6, n.draining), \
+         viability = coalesce($7, n.viability)",
+    )
+    .bind(node)
+    .bind(status)
+    .bind(without_nul(detail))
+    .bind(PgTime(at))
+    .bind(cordoned)
+    .bind(draining)
+    .bind((what == "viability").then(|| without_nul(detail)))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn describe(tx: &mut PgConnection, d: &NodeDescriptor) -> sqlx::Result<()> {
+    let clean = |text: String| json_without_nul(&text).into_owned();
+    sqlx::query(
+        "UPDATE nodes SET instance = $2, host = $3, version = $4, joined_at = $5, shard = $6, \
+         slots = $7, cpus = $8, isa = $9, memory_limit_bytes = $10, programs = $11, \
+         labels = $12::text::jsonb, thresholds = $13::text::jsonb, descriptor = $14::text::jsonb, \
+         viability = NULL WHERE node = $1",
+    )
+    .bind(d.node.as_str())
+    .bind(d.instance.0)
+    .bind(without_nul(&d.host))
+    .bind(without_nul(&d.version))
+    .bind(PgTime(d.started_at))
+    .bind(i32::from(d.shard))
+    .bind(line(d.slots))
+    .bind(line(d.cpus))
+    .bind(without_nul(&d.isa))
+    .bind(saturate(d.memory_limit_bytes))
+    .bind(d.programs.iter().map(|p| without_nul(p)).collect::<Vec<_>>())
+    .bind(clean(json(&d.labels)))
+    .bind(clean(json(&d.thresholds)))
+    .bind(clean(json(d)))
+    .execute(tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! When a boundary is committed. Pure: times are passed in.
+
+use std::time::Duration;
+
+use fiec_schemas::CommitPolicy;
+
+/// Commits that may be unacknowledged at once: one on its way to the ledger and one ready to
+/// follow it.
+pub const WINDOW: usize = 2;
+const AUTO: Duration = Duration::from_secs(1);
+const AUTO_LONGEST: Duration = Duration::from_secs(60);
+/// Under `auto`, commits may take one part in so many of the time.
+const AUTO_SHARE: u32 = 100;
+
+/// What to do at a boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Go on.
+    No,
+    /// Commit it.
+    Commit,
+    /// Commit it once an acknowledgement makes room.
+    CommitWhenAcknowledged,
+}
+
+/// Decides for one execution.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    policy: CommitPolicy,
+    stretch: Duration,
+    cost: Duration,
+    last: Duration,
+    since: u64,
+    unacknowledged: usize,
+}
+
+impl Schedule {
+    /// At `now`, nothing being unacknowledged.
+    pub fn new(policy: CommitPolicy, stretch: Duration, now: Duration) -> Self {
+        Self { policy, stretch, cost: Duration::ZERO, last: now, since: 0, unacknowledged: 0 }
+    }
+
+    /// Wishes routine commits by time to be at least so far apart.
+    pub fn stretch(&mut self, interval: Duration) {
+        self.stretch = interval;
+    }
+
+    fn interval(&self) -> Duration {
+        let own = match self.policy {
+            CommitPolicy::Every(_) => return Duration::ZERO,
+            CommitPolicy::EveryMs(ms) => Duration::from_millis(u64::from(ms.get())),
+            CommitPolicy::Auto => (self.cost * AUTO_SHARE).clamp(AUTO, AUTO_LONGEST),
+        };
+        own.max(self.stretch)
+    }
+
+    /// A boundary was reached at `now`.
+    #[inline]
+    pub fn boundary(&mut self, now: Duration) -> Due {
+        self.since += 1;
+        match self.policy {
+            CommitPolicy::Every(k) if self.since < k.get() => Due::No,
+            CommitPolicy::Every(_) if self.unacknowledged >= WINDOW => Due::CommitWhenAcknowledged,
+            CommitPolicy::Every(_) => Due::Commit,
+            _ if now.saturating_sub(self.last) < self.interval() || self.unacknowledged > 0 => Due::No,
+            _ => Due::Commit,
+        }
+    }
+
+    /// A commit was sent at `now`; making its σ took `encoding`.
+    pub fn sent(&mut self, now: Duration, encoding: Duration) {
+        self.last = now;
+        self.since = 0;
+        self.unacknowledged += 1;
+        self.cost = encoding;
+    }
+
+    /// A commit was acknowledged, `latency` after it was sent.
+    pub fn acknowledged(&mut self, latency: Duration) {
+        self.unacknowledged = self.unacknowledged.saturating_sub(1);
+        self.cost += latency;
+    }
+
+    /// Commits without an acknowledgement.
+    pub fn unacknowledged(&self) -> usize {
+        self.unacknowledged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::{NonZeroU32, NonZeroU64};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn every_kth_boundary_is_kept_by_waiting_never_by_skipping() {
+        let mut s = Schedule::new(CommitPolicy::Every(NonZeroU64::new(2).unwrap()), MS * 60_000, MS);
+        assert_eq!(s.boundary(MS), Due::No);
+        assert_eq!(s.boundary(MS), Due::Commit);
+        s.sent(MS, MS);
+        s.boundary(MS);
+        assert_eq!(s.boundary(MS), Due::Commit);
+        s.sent(MS, MS);
+        s.boundary(MS);
+        assert_eq!(s.boundary(MS), Due::CommitWhenAcknowledged);
+        s.acknowledged(MS);
+        assert_eq!(s.unacknowledged(), 1);
+    }
+
+    #[test]
+    fn a_commit_by_time_is_skipped_while_one_is_unacknowledged() {
+        let policy = CommitPolicy::EveryMs(NonZeroU32::new(10).unwrap());
+        let mut s = Schedule::new(policy, Duration::ZERO, Duration::ZERO);
+        assert_eq!(s.boundary(MS * 9), Due::No);
+        assert_eq!(s.boundary(MS * 10), Due::Commit);
+        s.sent(MS * 10, MS);
+        assert_eq!(s.boundary(MS * 30), Due::No);
+        s.acknowledged(MS);
+        assert_eq!(s.boundary(MS * 31), Due::Commit);
+        s.stretch(MS * 100);
+        assert_eq!(s.boundary(MS * 31), Due::No);
+    }
+
+    #[test]
+    fn auto_keeps_commits_under_one_per_cent() {
+        let mut s = Schedule::new(CommitPolicy::Auto, Duration::ZERO, Duration::ZERO);
+        assert_eq!(s.boundary(MS * 999), Due::No);
+        assert_eq!(s.boundary(MS * 1000), Due::Commit);
+        s.sent(MS * 1000, MS * 10);
+        s.acknowledged(MS * 40);
+        assert_eq!(s.boundary(MS * 5_999), Due::No);
+        assert_eq!(s.boundary(MS * 6_000), Due::Commit);
+    }
+}

@@ -1,0 +1,339 @@
+//! The frames between an agent and a child: a JSON head and a raw body, over a Unix socket pair
+//! whose descriptor the child finds in `FIEC_SOCKET_FD` (3 if unset).
+//!
+//! ```text
+//! u32 LE length of head │ u64 LE length of body │ head (JSON) │ body
+//! ```
+//!
+//! The agent sends one `run` and waits for its one end (`completed`, `failed`, `cancelled`, or a
+//! `boundary` whose reason is `yield`) before the next; orders that arrive when nothing runs mean
+//! nothing.
+
+use std::io::{self, IoSlice, Read, Write};
+
+use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Output, Timestamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Names the descriptor of the socket in a child's environment.
+pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
+/// Names the folder of inputs with relative paths in a child's environment.
+pub const DATA_DIR_ENV: &str = "FIEC_DATA_DIR";
+/// Bytes before the head.
+pub const PREFIX_BYTES: usize = 12;
+/// Longest head in bytes; a submission has at most half of it.
+pub const HEAD_LIMIT: usize = 1 << 20;
+/// Longest body in bytes: 4 GiB of σ and as much again for outputs.
+pub const BODY_LIMIT: u64 = 1 << 33;
+
+/// What an agent asks of a child.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Order {
+    /// Have inputs parsed: a `run` with these parameters will come. Answered by `prepared`.
+    Prepare {
+        /// The program.
+        program: String,
+        /// Its parameters.
+        params: Value,
+    },
+    /// Compute. The body is σ.
+    Run(Box<Run>),
+    /// Commit the next boundary and stop there.
+    Yield,
+    /// Stop at the next boundary without a commit.
+    Cancel,
+    /// A commit is durable.
+    Committed {
+        /// Its boundary.
+        index: BoundaryIndex,
+    },
+    /// Routine commits by time are at least so far apart.
+    Stretch {
+        /// In milliseconds.
+        interval_ms: u32,
+    },
+}
+
+/// An execution to compute.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Which.
+    pub execution: ExecutionId,
+    /// Under which binding.
+    pub epoch: Epoch,
+    /// The program.
+    pub program: String,
+    /// Its parameters.
+    pub params: Value,
+    /// When to commit.
+    pub commit: CommitPolicy,
+    /// The boundary to go on from; none where the body is no σ and it begins.
+    pub boundary: Option<BoundaryIndex>,
+    /// Park at a boundary when a commit is unacknowledged for so long, in milliseconds.
+    pub lease_ms: u32,
+    /// Routine commits by time are at least so far apart, in milliseconds; 0: no wish.
+    #[serde(default)]
+    pub interval_ms: u32,
+}
+
+/// Why a boundary is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The commit policy.
+    Commit,
+    /// A `yield`; the execution has stopped.
+    Yield,
+}
+
+/// A boundary with its σ as the body, and behind it the bytes of the outputs in order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BoundaryReport {
+    /// Capsules completed.
+    pub index: BoundaryIndex,
+    /// Digest of σ.
+    pub digest: Digest,
+    /// Bytes of σ.
+    pub bytes: u64,
+    /// When the capsule before it ended.
+    pub computed_at: Timestamp,
+    /// Microseconds since the report before.
+    pub compute_us: u64,
+    /// Boundaries in all, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<BoundaryIndex>,
+    /// The program's word on where it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Outputs made since the report before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<Output>,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What a child tells its agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Report {
+    /// It waits for orders.
+    Ready,
+    /// The answer to `prepare`.
+    Prepared {
+        /// Why it failed; a `run` will say so again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// The first capsule begins. Left out where the executions before ended within a
+    /// millisecond; `completed` says it too.
+    Began {
+        /// When.
+        at: Timestamp,
+    },
+    /// A boundary to be committed.
+    Boundary(Box<BoundaryReport>),
+    /// Where it stands; at most five a second.
+    Progress {
+        /// Capsules completed.
+        index: BoundaryIndex,
+        /// In all, where known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        of: Option<BoundaryIndex>,
+        /// The program's word.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
+    /// It is done. The body is the bytes of the outputs in order.
+    Completed {
+        /// The program's words.
+        #[serde(default, skip_serializing_if = "Value::is_null")]
+        result: Value,
+        /// Capsules in all.
+        capsules: BoundaryIndex,
+        /// When the first capsule of this run began.
+        computing_since: Timestamp,
+        /// When the last one ended.
+        computed_until: Timestamp,
+        /// Outputs made since the last report of a boundary.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        outputs: Vec<Output>,
+    },
+    /// It cannot complete.
+    Failed {
+        /// Whether trying again is pointless.
+        permanent: bool,
+        /// Why, for a person.
+        reason: String,
+    },
+    /// It stopped because of a `cancel`.
+    Cancelled,
+}
+
+impl Report {
+    /// True for the one report that ends a run.
+    pub fn ends_run(&self) -> bool {
+        match self {
+            Self::Completed { .. } | Self::Failed { .. } | Self::Cancelled => true,
+            Self::Boundary(boundary) => boundary.reason == Reason::Yield,
+            _ => false,
+        }
+    }
+}
+
+/// Bytes that are no frame.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// A length over its limit.
+    #[error("frame with a {what} of {found} bytes, over the limit of {limit}")]
+    TooLarge {
+        /// Head or body.
+        what: &'static str,
+        /// What the prefix says.
+        found: u64,
+        /// What is allowed.
+        limit: u64,
+    },
+    /// A head that says nothing known.
+    #[error("frame with a head that cannot be read: {0}")]
+    Head(#[from] serde_json::Error),
+    /// The other end is gone, or the socket failed.
+    #[error("socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The prefix and head of a frame whose body has `body` bytes.
+///
+/// # Errors
+/// When head or body are over their limits.
+pub fn head<T: Serialize>(message: &T, body: u64) -> Result<Vec<u8>, FrameError> {
+    let mut out = Vec::with_capacity(256);
+    out.resize(PREFIX_BYTES, 0);
+    serde_json::to_writer(&mut out, message)?;
+    let length = out.len() - PREFIX_BYTES;
+    check(length as u64, body)?;
+    out[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    out[4..PREFIX_BYTES].copy_from_slice(&body.to_le_bytes());
+    Ok(out)
+}
+
+/// The lengths of head and body that a prefix announces.
+///
+/// # Errors
+/// When one is over its limit.
+pub fn lengths(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, u64), FrameError> {
+    let [a, b, c, d, body @ ..] = *prefix;
+    let (head, body) = (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(body));
+    check(head.into(), body)?;
+    Ok((head as usize, body))
+}
+
+fn check(head: u64, body: u64) -> Result<(), FrameError> {
+    if head > HEAD_LIMIT as u64 {
+        return Err(FrameError::TooLarge { what: "head", found: head, limit: HEAD_LIMIT as u64 });
+    }
+    if body > BODY_LIMIT {
+        return Err(FrameError::TooLarge { what: "body", found: body, limit: BODY_LIMIT });
+    }
+    Ok(())
+}
+
+/// Reads a head.
+///
+/// # Errors
+/// When it says nothing known.
+pub fn parse<T: DeserializeOwned>(head: &[u8]) -> Result<T, FrameError> {
+    Ok(serde_json::from_slice(head)?)
+}
+
+/// Writes a frame whose body is these pieces, in as few calls as the socket allows.
+///
+/// # Errors
+/// When a limit is exceeded or the socket fails.
+pub fn write<T: Serialize>(
+    mut to: impl Write,
+    message: &T,
+    body: &[&[u8]],
+) -> Result<(), FrameError> {
+    let head = head(message, body.iter().map(|b| b.len() as u64).sum())?;
+    if body.is_empty() {
+        return Ok(to.write_all(&head)?);
+    }
+    let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(body.len() + 1);
+    slices.push(IoSlice::new(&head));
+    slices.extend(body.iter().filter(|b| !b.is_empty()).map(|b| IoSlice::new(b)));
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        match to.write_vectored(rest) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+            Ok(n) => IoSlice::advance_slices(&mut rest, n),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a frame; none at a clean end.
+///
+/// # Errors
+/// When the bytes are no frame or the socket fails.
+pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+    let mut prefix = [0; PREFIX_BYTES];
+    loop {
+        match from.read(&mut prefix[..1]) {
+            Ok(0) => return Ok(None),
+            Ok(_) => break,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    from.read_exact(&mut prefix[1..])?;
+    let (head, body) = lengths(&prefix)?;
+    let mut text = vec![0; head];
+    from.read_exact(&mut text)?;
+    let message = parse(&text)?;
+    // The buffer grows with what really arrives.
+    let mut bytes = Vec::with_capacity(body.min(1 << 26) as usize);
+    let found = from.take(body).read_to_end(&mut bytes)? as u64;
+    if found < body {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+    Ok(Some((message, bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_survives_the_wire() {
+        let mut wire = Vec::new();
+        write(&mut wire, &Order::Committed { index: 7 }, &[b"ab", b"", b"c"]).unwrap();
+        write(&mut wire, &Order::Yield, &[]).unwrap();
+        let mut from = &wire[..];
+        let (order, body) = read::<Order>(&mut from).unwrap().unwrap();
+        assert_eq!((order, &body[..]), (Order::Committed { index: 7 }, &b"abc"[..]));
+        assert_eq!(read::<Order>(&mut from).unwrap().unwrap().0, Order::Yield);
+        assert!(read::<Order>(&mut from).unwrap().is_none());
+    }
+
+    #[test]
+    fn damaged_frames_are_errors() {
+        let mut wire = Vec::new();
+        write(&mut wire, &Order::Yield, &[b"abc"]).unwrap();
+        for cut in 1..wire.len() {
+            assert!(read::<Order>(&wire[..cut]).is_err(), "cut at {cut}");
+        }
+        let mut long_head = wire.clone();
+        long_head[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(read::<Order>(&long_head[..]), Err(FrameError::TooLarge { what: "head", .. })));
+        let mut long_body = wire.clone();
+        long_body[4..12].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(read::<Order>(&long_body[..]), Err(FrameError::TooLarge { what: "body", .. })));
+        let mut nonsense = wire;
+        nonsense[PREFIX_BYTES] = b'!';
+        assert!(matches!(read::<Order>(&nonsense[..]), Err(FrameError::Head(_))));
+    }
+}

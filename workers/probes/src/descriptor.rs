@@ -1,0 +1,155 @@
+//! The machine facts of a node's descriptor.
+
+use fiec_schemas::hardware::{NodeDescriptor, Substrate};
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+
+use crate::devices::cuda_devices;
+use crate::memory::MemoryLimit;
+
+/// What a machine says of itself; the rest of a descriptor is the agent's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineFacts {
+    /// The host's name.
+    pub host: String,
+    /// Logical processors that this process may use: affinity and CPU quota are respected.
+    pub cpus: u32,
+    /// See [`isa`].
+    pub isa: String,
+    /// Bytes that M is measured against.
+    pub memory_limit_bytes: u64,
+    /// What sets that limit.
+    pub memory_limit_source: String,
+    /// The host, then its devices.
+    pub substrates: Vec<Substrate>,
+}
+
+impl MachineFacts {
+    /// Looks at this machine. May load the CUDA driver, which can take a second.
+    ///
+    /// # Errors
+    /// The host's memory cannot be read.
+    pub fn gather(limit: &MemoryLimit) -> std::io::Result<Self> {
+        let memory_limit_bytes = limit.bytes()?;
+        let host = Substrate {
+            id: "host".into(),
+            kind: "cpu".into(),
+            name: cpu_name(),
+            memory_bytes: Some(memory_limit_bytes),
+        };
+        Ok(Self {
+            host: System::host_name().unwrap_or_else(|_| "unknown".into()),
+            cpus: cpus(),
+            isa: isa(),
+            memory_limit_bytes,
+            memory_limit_source: limit.source(),
+            substrates: std::iter::once(host).chain(cuda_devices()).collect(),
+        })
+    }
+
+    /// Puts the facts into a descriptor, leaving the rest of it as it is.
+    pub fn describe(self, descriptor: &mut NodeDescriptor) {
+        descriptor.host = self.host;
+        descriptor.cpus = self.cpus;
+        descriptor.isa = self.isa;
+        descriptor.memory_limit_bytes = self.memory_limit_bytes;
+        descriptor.memory_limit_source = self.memory_limit_source;
+        descriptor.substrates = self.substrates;
+    }
+}
+
+/// Gathers the facts and puts them into a descriptor.
+///
+/// # Errors
+/// The host's memory cannot be read.
+pub fn describe(descriptor: &mut NodeDescriptor, limit: &MemoryLimit) -> std::io::Result<()> {
+    MachineFacts::gather(limit)?.describe(descriptor);
+    Ok(())
+}
+
+/// Logical processors that this process may use.
+pub fn cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}
+
+/// The instruction set and the extensions that numeric contracts depend on, in a fixed order:
+/// `x86_64+avx2+fma+avx512f`.
+pub fn isa() -> String {
+    let mut text = std::env::consts::ARCH.to_owned();
+    for (name, present) in extensions() {
+        if present {
+            text.push('+');
+            text.push_str(name);
+        }
+    }
+    text
+}
+
+#[cfg(target_arch = "x86_64")]
+fn extensions() -> [(&'static str, bool); 3] {
+    [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+    ]
+}
+
+#[cfg(target_arch = "aarch64")]
+fn extensions() -> [(&'static str, bool); 2] {
+    [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("sve", std::arch::is_aarch64_feature_detected!("sve")),
+    ]
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn extensions() -> [(&'static str, bool); 0] {
+    []
+}
+
+fn cpu_name() -> String {
+    let only_cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+    let brand = System::new_with_specifics(only_cpus)
+        .ok()
+        .and_then(|system| Some(system.cpus().first()?.brand().trim().to_owned()));
+    brand
+        .filter(|b| !b.is_empty())
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_describes_itself() {
+        let facts = MachineFacts::gather(&MemoryLimit::Host).unwrap();
+        println!("{facts:?}");
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert_eq!(facts.host, name.trim());
+        assert_eq!(facts.substrates[0].id, "host");
+        assert!(facts.isa.starts_with(std::env::consts::ARCH));
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        for flag in ["avx2", "fma", "avx512f"] {
+            let has = cpuinfo
+                .lines()
+                .any(|l| l.starts_with("flags") && l.split(' ').any(|w| w == flag));
+            assert_eq!(facts.isa.split('+').any(|w| w == flag), has, "{flag}");
+        }
+    }
+
+    #[test]
+    fn processors_outside_the_affinity_mask_do_not_count() {
+        let all = cpus();
+        let first = rustix::thread::sched_getaffinity(None).unwrap();
+        let one = (0..1024).find(|i| first.is_set(*i)).unwrap();
+        let mut mask = rustix::thread::CpuSet::new();
+        mask.set(one);
+        // The mask is this thread's alone.
+        let counted = std::thread::spawn(move || {
+            rustix::thread::sched_setaffinity(None, &mask).unwrap();
+            cpus()
+        });
+        assert_eq!(counted.join().unwrap(), 1);
+        assert_eq!(cpus(), all);
+    }
+}

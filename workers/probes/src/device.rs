@@ -1,0 +1,444 @@
+//! M, P, T, C, F and E of each device: raw facts in, readings out.
+//!
+//! A [`DeviceSource`] gives facts (NVML, or a test's); [`readings`] is the pure part. Facts are
+//! polled by a thread of their own, since a driver may take milliseconds, or hang, to answer.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fiec_schemas::hardware::{Reading, Signal};
+use fiec_schemas::ids::Timestamp;
+
+use crate::Probe;
+use crate::nvml::NvmlSource;
+use crate::reading::Make;
+
+/// Devices are asked at most twice a second.
+pub const POLL: Duration = Duration::from_millis(500);
+/// Facts older than this are not handed out as if they were true now.
+pub const STALE: Duration = Duration::from_secs(5);
+/// A device at rest is about this warm: T starts here.
+pub const IDLE_CELSIUS: f64 = 30.0;
+
+/// A fact, or why there is none.
+pub type Fact<T> = Result<T, String>;
+
+/// What a device says of itself at one moment. Nothing in it is normalized.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceFacts {
+    /// GPU UUID.
+    pub uuid: String,
+    /// (used and reserved, total) in bytes.
+    pub memory: Fact<(u64, u64)>,
+    /// (draw, enforced limit) in mW.
+    pub power: Fact<(u32, u32)>,
+    /// Power brake or software power cap is holding the clocks down.
+    pub power_capped: bool,
+    /// (now, slowdown) in °C.
+    pub thermal: Fact<(u32, u32)>,
+    /// Software or hardware thermal slowdown is holding the clocks down.
+    pub thermally_slowed: bool,
+    /// (units, memory) in percent of time.
+    pub utilization: Fact<(u32, u32)>,
+    /// PCIe.
+    pub pcie: Fact<Pcie>,
+    /// (active, expected) NVLink links; none where links were never active.
+    pub nvlink: Option<(u32, u32)>,
+    /// A fault that needs people, in words: fatal Xid, failed row remap, lost. `Ok(None)` is none.
+    pub fault: Fact<Option<String>>,
+}
+
+/// A PCIe link. Generations step down at rest to save power, which is no degradation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pcie {
+    /// Generation now, and at best.
+    pub generation: (u32, u32),
+    /// Lanes now, and at best.
+    pub width: (u32, u32),
+    /// Whether the device is at rest.
+    pub idle: bool,
+}
+
+/// Where facts come from.
+pub trait DeviceSource: Send {
+    /// The facts of every device now. Called from one thread only.
+    fn poll(&mut self) -> Vec<DeviceFacts>;
+
+    /// Waits until the next poll is due, or less if something has happened.
+    fn wait(&mut self, at_most: Duration) {
+        std::thread::sleep(at_most);
+    }
+}
+
+/// The readings of one device.
+pub fn readings(facts: &DeviceFacts, at: Timestamp, out: &mut Vec<Reading>) {
+    let make = |signal, unit, source| Make {
+        signal,
+        device: Some(&facts.uuid),
+        unit,
+        source,
+        at,
+    };
+
+    let memory = make(Signal::Memory, "bytes", "nvmlDeviceGetMemoryInfo");
+    out.push(match &facts.memory {
+        Ok((used, total)) => {
+            let (used, total) = (*used as f64, *total as f64);
+            memory.value(used / total, used, Some(total))
+        }
+        Err(why) => memory.missing(why),
+    });
+
+    let power = make(Signal::Power, "mW", "nvmlDeviceGetPowerUsage");
+    out.push(match &facts.power {
+        Ok((draw, limit)) => {
+            let (draw, limit) = (f64::from(*draw), f64::from(*limit));
+            let value = if facts.power_capped {
+                1.0
+            } else {
+                draw / limit
+            };
+            power.value(value, draw, Some(limit))
+        }
+        Err(why) => power.missing(why),
+    });
+
+    let thermal = make(Signal::Thermal, "celsius", "nvmlDeviceGetTemperature");
+    out.push(match &facts.thermal {
+        Ok((now, slowdown)) => {
+            let (now, slowdown) = (f64::from(*now), f64::from(*slowdown));
+            let value = if facts.thermally_slowed {
+                1.0
+            } else {
+                (now - IDLE_CELSIUS) / (slowdown - IDLE_CELSIUS)
+            };
+            thermal.value(value, now, Some(slowdown))
+        }
+        Err(why) => thermal.missing(why),
+    });
+
+    let contention = make(
+        Signal::Contention,
+        "percent",
+        "nvmlDeviceGetUtilizationRates",
+    );
+    out.push(match &facts.utilization {
+        Ok((units, memory)) => {
+            let percent = (f64::from(*units) + f64::from(*memory)) / 2.0;
+            contention.value(percent / 100.0, percent, Some(100.0))
+        }
+        Err(why) => contention.missing(why),
+    });
+
+    let links = facts.nvlink.filter(|(_, expected)| *expected > 0);
+    let lost_links = links.map(|(active, expected)| 1.0 - f64::from(active) / f64::from(expected));
+    let lost_pcie = facts.pcie.as_ref().map(|p| {
+        let share = |(now, best): (u32, u32)| f64::from(now) / f64::from(best);
+        1.0 - share(p.width) * if p.idle { 1.0 } else { share(p.generation) }
+    });
+    let fabric = |source| make(Signal::Fabric, "ratio", source);
+    out.push(match (lost_links, lost_pcie) {
+        (Some(l), Ok(p)) if l > p => fabric("nvmlDeviceGetNvLinkState").value(l, l, Some(1.0)),
+        (_, Ok(p)) => fabric("nvmlDeviceGetCurrPcieLinkWidth").value(p, p, Some(1.0)),
+        (Some(l), Err(_)) => fabric("nvmlDeviceGetNvLinkState").value(l, l, Some(1.0)),
+        (None, Err(why)) => fabric("nvmlDeviceGetCurrPcieLinkWidth").missing(why),
+    });
+
+    out.push(match &facts.fault {
+        Ok(None) => make(Signal::Errors, "event", "nvml").value(0.0, 0.0, Some(1.0)),
+        Ok(Some(what)) => {
+            make(Signal::Errors, "event", &format!("nvml: {what}")).value(1.0, 1.0, Some(1.0))
+        }
+        Err(why) => make(Signal::Errors, "event", "nvml").missing(why),
+    });
+}
+
+#[derive(Default)]
+struct Shared {
+    latest: Mutex<Option<(Instant, Vec<DeviceFacts>)>>,
+    stop: AtomicBool,
+}
+
+/// Hands out what the polling thread saw last.
+pub struct DeviceProbe {
+    shared: Option<Arc<Shared>>,
+}
+
+impl DeviceProbe {
+    /// Of NVIDIA's driver. Without one there are no device readings, and a line in the log.
+    pub fn nvml() -> Self {
+        match NvmlSource::start() {
+            Ok(source) => Self::of(source),
+            Err(why) => {
+                tracing::info!("no NVIDIA devices are measured: {why}");
+                Self { shared: None }
+            }
+        }
+    }
+
+    /// Of any source. Polls once before it returns, so that the first reading has values.
+    pub fn of(mut source: impl DeviceSource + 'static) -> Self {
+        let shared = Arc::new(Shared::default());
+        store(&shared, source.poll());
+        let theirs = Arc::clone(&shared);
+        let polling = std::thread::Builder::new()
+            .name("fiec-devices".into())
+            .spawn(move || {
+                while !theirs.stop.load(Ordering::Relaxed) {
+                    let began = Instant::now();
+                    source.wait(POLL);
+                    // Whatever woke it early, devices are not asked more often than declared.
+                    std::thread::sleep(POLL.saturating_sub(began.elapsed()));
+                    store(&theirs, source.poll());
+                }
+            });
+        if let Err(e) = polling {
+            tracing::warn!(
+                probe = "device",
+                "no thread to poll devices, they go stale: {e}"
+            );
+        }
+        Self {
+            shared: Some(shared),
+        }
+    }
+}
+
+fn store(shared: &Shared, facts: Vec<DeviceFacts>) {
+    *shared.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), facts));
+}
+
+impl Drop for DeviceProbe {
+    fn drop(&mut self) {
+        // Not joined: a hung driver must not hang whoever lets go of the probe.
+        if let Some(shared) = &self.shared {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Probe for DeviceProbe {
+    fn name(&self) -> &'static str {
+        "device"
+    }
+
+    fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
+        let Some(shared) = &self.shared else { return };
+        let latest = shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((polled, facts)) = latest.as_ref() else {
+            return;
+        };
+        let age = polled.elapsed();
+        // Readings are dated when they were taken.
+        let age_us = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+        let at = Timestamp::from_micros(now.micros().saturating_sub(age_us));
+        let first = out.len();
+        for device in facts {
+            readings(device, at, out);
+        }
+        if age > STALE {
+            for reading in &mut out[first..] {
+                reading.value = None;
+                reading.raw = None;
+                reading.missing = Some(format!(
+                    "the driver has not answered for {} s",
+                    age.as_secs()
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance;
+
+    fn healthy() -> DeviceFacts {
+        DeviceFacts {
+            uuid: "GPU-1".into(),
+            memory: Ok((25, 100)),
+            power: Ok((350_000, 700_000)),
+            power_capped: false,
+            thermal: Ok((60, 90)),
+            thermally_slowed: false,
+            utilization: Ok((80, 20)),
+            pcie: Ok(Pcie {
+                generation: (5, 5),
+                width: (16, 16),
+                idle: false,
+            }),
+            nvlink: None,
+            fault: Ok(None),
+        }
+    }
+
+    fn of(facts: &DeviceFacts, signal: Signal) -> Reading {
+        let mut out = Vec::new();
+        readings(facts, Timestamp::from_micros(1), &mut out);
+        conformance::check_all(&out).unwrap();
+        assert_eq!(out.len(), 6);
+        out.into_iter().find(|r| r.signal == signal).unwrap()
+    }
+
+    #[test]
+    fn each_signal_follows_its_formula() {
+        let facts = healthy();
+        assert_eq!(of(&facts, Signal::Memory).value, Some(0.25));
+        assert_eq!(of(&facts, Signal::Power).value, Some(0.5));
+        assert_eq!(of(&facts, Signal::Thermal).value, Some(0.5));
+        assert_eq!(of(&facts, Signal::Contention).value, Some(0.5));
+        assert_eq!(of(&facts, Signal::Fabric).value, Some(0.0));
+        assert_eq!(of(&facts, Signal::Errors).value, Some(0.0));
+    }
+
+    #[test]
+    fn clocks_that_are_held_down_make_power_and_temperature_one() {
+        let facts = DeviceFacts {
+            power_capped: true,
+            thermally_slowed: true,
+            ..healthy()
+        };
+        assert_eq!(of(&facts, Signal::Power).value, Some(1.0));
+        assert_eq!(of(&facts, Signal::Thermal).value, Some(1.0));
+        assert_eq!(of(&facts, Signal::Thermal).raw, Some(60.0));
+        let cold = DeviceFacts {
+            thermal: Ok((20, 90)),
+            ..healthy()
+        };
+        assert_eq!(of(&cold, Signal::Thermal).value, Some(0.0));
+    }
+
+    #[test]
+    fn a_link_at_rest_is_not_degraded_and_the_worse_of_both_fabrics_counts() {
+        let pcie = |idle| {
+            Ok(Pcie {
+                generation: (1, 4),
+                width: (16, 16),
+                idle,
+            })
+        };
+        let f = |facts: DeviceFacts| of(&facts, Signal::Fabric).value;
+        assert_eq!(
+            f(DeviceFacts {
+                pcie: pcie(true),
+                ..healthy()
+            }),
+            Some(0.0)
+        );
+        assert_eq!(
+            f(DeviceFacts {
+                pcie: pcie(false),
+                ..healthy()
+            }),
+            Some(0.75)
+        );
+        assert_eq!(
+            f(DeviceFacts {
+                nvlink: Some((9, 18)),
+                ..healthy()
+            }),
+            Some(0.5)
+        );
+        assert_eq!(
+            f(DeviceFacts {
+                nvlink: Some((0, 0)),
+                ..healthy()
+            }),
+            Some(0.0)
+        );
+        let unknown = DeviceFacts {
+            pcie: Err("not supported".into()),
+            ..healthy()
+        };
+        assert_eq!(
+            of(&unknown, Signal::Fabric).missing.as_deref(),
+            Some("not supported")
+        );
+    }
+
+    #[test]
+    fn a_fault_is_one_and_says_what_it_is_and_a_lost_device_has_no_other_values() {
+        let gone = || "the device is lost".to_owned();
+        let lost = DeviceFacts {
+            memory: Err(gone()),
+            power: Err(gone()),
+            thermal: Err(gone()),
+            utilization: Err(gone()),
+            pcie: Err(gone()),
+            fault: Ok(Some(gone())),
+            ..healthy()
+        };
+        let e = of(&lost, Signal::Errors);
+        assert_eq!(e.value, Some(1.0));
+        assert!(e.source.contains("lost"));
+        assert_eq!(of(&lost, Signal::Memory).value, None);
+    }
+
+    #[test]
+    fn a_total_of_zero_is_missing_not_a_number() {
+        let r = of(
+            &DeviceFacts {
+                memory: Ok((0, 0)),
+                ..healthy()
+            },
+            Signal::Memory,
+        );
+        assert!(r.value.is_none() && r.missing.is_some());
+    }
+
+    struct Scripted(u32);
+    impl DeviceSource for Scripted {
+        fn poll(&mut self) -> Vec<DeviceFacts> {
+            self.0 += 1;
+            vec![DeviceFacts {
+                power: Ok((self.0, 1000)),
+                ..healthy()
+            }]
+        }
+        fn wait(&mut self, _: Duration) {}
+    }
+
+    #[test]
+    fn readings_are_there_at_once_and_cached_between_polls() {
+        let mut probe = DeviceProbe::of(Scripted(0));
+        let began = Instant::now();
+        let mut raws = std::collections::BTreeSet::new();
+        let mut out = Vec::new();
+        for _ in 0..200 {
+            out.clear();
+            probe.read(Timestamp::from_micros(10_000_000), &mut out);
+            raws.insert(
+                out.iter()
+                    .find(|r| r.signal == Signal::Power)
+                    .unwrap()
+                    .raw
+                    .map(|r| r as u32),
+            );
+        }
+        let polls = 1 + began.elapsed().as_millis() / POLL.as_millis() + 1;
+        assert!(
+            raws.contains(&Some(1)) && raws.len() as u128 <= polls,
+            "{raws:?}"
+        );
+        conformance::check_all(&out).unwrap();
+    }
+
+    #[test]
+    fn facts_that_the_driver_no_longer_renews_are_missing() {
+        let shared = Arc::new(Shared::default());
+        let long_ago = Instant::now().checked_sub(STALE * 2).unwrap();
+        *shared.latest.lock().unwrap() = Some((long_ago, vec![healthy()]));
+        let mut out = Vec::new();
+        DeviceProbe {
+            shared: Some(shared),
+        }
+        .read(Timestamp::from_micros(1), &mut out);
+        conformance::check_all(&out).unwrap();
+        assert!(!out.is_empty() && out.iter().all(|r| r.value.is_none()));
+        out.clear();
+        DeviceProbe { shared: None }.read(Timestamp::from_micros(1), &mut out);
+        assert!(out.is_empty());
+    }
+}

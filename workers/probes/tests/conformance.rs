@@ -1,0 +1,135 @@
+//! One suite over all probes: whatever they measure or cannot, every reading keeps the rules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use fiec_probes::contention::ContentionProbe;
+use fiec_probes::device::DeviceProbe;
+use fiec_probes::fake::{TraceProbe, record};
+use fiec_probes::latency::{LatencyConfig, LatencyProbe};
+use fiec_probes::stall::StallProbe;
+use fiec_probes::{MemoryLimit, MemoryProbe, Probe, Sampler, SamplerConfig, conformance};
+use fiec_schemas::hardware::Signal;
+use fiec_schemas::ids::Timestamp;
+
+fn at(ms: i64) -> Timestamp {
+    Timestamp::from_micros(1_700_000_000_000_000 + ms * 1000)
+}
+
+/// Each probe as it is on this machine, and as it is where its source is not there.
+fn probes() -> Vec<(&'static str, Box<dyn Probe>)> {
+    let fed = LatencyProbe::new(LatencyConfig::default());
+    [100.0, 90_000.0].into_iter().for_each(|us| fed.record(us));
+    let declared = |root_pid| MemoryLimit::Declared {
+        bytes: 1 << 20,
+        root_pid,
+    };
+    let memory = |limit: MemoryLimit| Box::new(MemoryProbe::new(&limit, None));
+    let mut trace = Vec::new();
+    let mut recorded = Sampler::new(SamplerConfig {
+        devices: false,
+        ..Default::default()
+    });
+    record(&recorded.sample(at(0)), &mut trace).unwrap();
+    vec![
+        ("memory of the host", memory(MemoryLimit::Host)),
+        ("memory as detected", memory(MemoryLimit::detect())),
+        ("memory of a budget", memory(declared(std::process::id()))),
+        (
+            "memory of a budget without process",
+            memory(declared(u32::MAX - 1)),
+        ),
+        (
+            "memory of no cgroup v1",
+            memory(MemoryLimit::CgroupV1("/nonexistent".into())),
+        ),
+        (
+            "memory of no cgroup v2",
+            memory(MemoryLimit::CgroupV2("/nonexistent".into())),
+        ),
+        ("stall", Box::new(StallProbe::host())),
+        (
+            "stall without PSI",
+            Box::new(StallProbe::at("/nonexistent")),
+        ),
+        ("contention", Box::new(ContentionProbe::host(2))),
+        (
+            "contention of nothing",
+            Box::new(ContentionProbe::at("/nonexistent", "/nonexistent", 0)),
+        ),
+        ("latency", Box::new(fed)),
+        (
+            "latency without samples",
+            Box::new(LatencyProbe::new(LatencyConfig::default())),
+        ),
+        ("devices", Box::new(DeviceProbe::nvml())),
+        (
+            "trace",
+            Box::new(TraceProbe::from_json_lines(trace.as_slice()).unwrap()),
+        ),
+    ]
+}
+
+#[test]
+fn every_reading_of_every_probe_keeps_the_rules() {
+    for (what, mut probe) in probes() {
+        assert!(!probe.name().is_empty());
+        for ms in [0, 50, 5_000, 40_000, 10] {
+            let mut out = Vec::new();
+            probe.read(at(ms), &mut out);
+            conformance::check_all(&out).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(what == "devices" || !out.is_empty(), "{what} says nothing");
+            for reading in &out {
+                assert!(
+                    reading.at <= at(ms) || what == "trace",
+                    "{what} is dated ahead"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_missing_and_never_zero() {
+    let hopeless = ["without", "of no", "of nothing"];
+    for (what, mut probe) in probes() {
+        if hopeless.iter().any(|word| what.contains(word)) {
+            let mut out = Vec::new();
+            probe.read(at(0), &mut out);
+            assert_eq!(out.len(), 1, "{what}");
+            assert!(
+                out[0].value.is_none() && out[0].raw.is_none(),
+                "{what}: {:?}",
+                out[0]
+            );
+            assert!(out[0].missing.is_some(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_sample_has_every_host_signal_once_and_fast_agrees_on_memory() {
+    let mut sampler = Sampler::new(SamplerConfig {
+        memory: MemoryLimit::Host,
+        ..Default::default()
+    });
+    sampler.latency().record(120.0);
+    let sample = sampler.sample(at(0));
+    conformance::check_all(&sample).unwrap();
+    for signal in [
+        Signal::Memory,
+        Signal::MemoryStall,
+        Signal::Contention,
+        Signal::Latency,
+    ] {
+        let here = sample
+            .iter()
+            .filter(|r| r.signal == signal && r.device.is_none());
+        assert_eq!(here.count(), 1, "{signal}");
+    }
+    let memory = sample
+        .iter()
+        .find(|r| r.signal == Signal::Memory && r.device.is_none())
+        .unwrap();
+    let fast = sampler.fast(at(0)).unwrap();
+    assert!((memory.value.unwrap() - fast.value.unwrap()).abs() < 0.05);
+}
