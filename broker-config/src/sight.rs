@@ -84,7 +84,9 @@ mod tests {
         let stop = CancellationToken::new();
         let addr = SocketAddr::from(([127, 0, 0, 1], 0));
         let sick = || Err("the database is away".to_owned());
-        let bound = serve(addr, Arc::new(registry), sick, stop.clone()).await.unwrap();
+        let bound = serve(addr, Arc::new(registry), sick, stop.clone())
+            .await
+            .unwrap();
         assert!(fetch(bound, "/metrics").await.contains("things_total 1"));
         let health = fetch(bound, "/healthz").await;
         assert!(health.starts_with("HTTP/1.1 503") && health.contains("the database is away"));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Cause, Decision, ExecutionState};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{
-    BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant,
+    BatchId, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant,
     Timestamp,
 };
 use crate::submission::LineError;
@@ -255,7 +255,7 @@ pub struct Accepted {
     pub id: ExecutionId,
     /// The client's id, if it gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub client_id: Option<String>,
+    pub client_id: Option<ClientId>,
     /// True where the same submission was there before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub existing: bool,

@@ -75,7 +75,7 @@ where
 {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(head.into_iter().map(Into::into).collect::<Vec<String>>());
     if !std::io::stdout().is_terminal() {

@@ -1,1 +1,32 @@
-//! The policy service: a shell around the pure policy that consumes telemetry, submissions and ledgers.
+//! The policy service: a shell around the pure policy that consumes telemetry, submissions and
+//! ledgers, and carries out what the policy decides.
+//!
+//! ```text
+//!  FIEC_SUBMIT ─▶ intake ─┐                         ┌─▶ appends ─▶ acks in order ─┐
+//!  FIEC_LEDGER ─▶ feed ───┤   core (owns Policy,    ├─▶ outbox ─▶ FIEC_CAPSULE_*  │
+//!  telemetry, FIEC_NODES ─┤   one task, no locks) ──┤─▶ control requests, probes ─┤
+//!  fiec.api.> ─▶ api ─────┘                         └─▶ FIEC_RECORD               │
+//!                                  ▲──────────────── results ─────────────────────┘
+//! ```
+//!
+//! Invariants: the policy is touched by one task only; a submission message is acknowledged once
+//! each of its lines is in a ledger or recorded as rejected; a capsule is sent only for a binding
+//! that is stored; every task that ends before it was asked to ends the service with an error.
+
+mod acks;
+mod api;
+mod core;
+mod effects;
+mod error;
+mod events;
+mod intake;
+mod metrics;
+mod options;
+mod outbox;
+mod service;
+mod sources;
+
+pub use error::ServiceError;
+pub use intake::STAMP_HEADER;
+pub use options::Options;
+pub use service::PolicyService;

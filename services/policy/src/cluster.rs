@@ -69,8 +69,8 @@ pub struct Node {
     pub expected: u32,
     /// How fast it is.
     pub speed: Speed,
-    /// When its executions were last looked at for a move.
-    pub reviewed: Millis,
+    /// What was last recorded of its viability.
+    pub said: &'static str,
 }
 
 impl Node {
@@ -252,7 +252,7 @@ impl Cluster {
             started: 0,
             expected: 0,
             speed: Speed::default(),
-            reviewed: Millis(0),
+            said: "",
         });
         ix
     }

@@ -172,6 +172,14 @@ pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Op
     Some(Choice { node: chosen, decision: Decision { candidates, omitted } })
 }
 
+/// True when a node would take it but for its capacity.
+pub fn would_take_with_room(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> bool {
+    let Some(profile) = cluster.profiles.get(ask.profile) else { return false };
+    cluster.nodes().any(|(ix, node)| {
+        matches!(verdict(node, ix, profile, config, now, ask), Err(Reason::Full { .. }))
+    })
+}
+
 /// Everybody's verdict and what would help.
 pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
     let Some(profile) = cluster.profiles.get(ask.profile) else { return Review::default() };
@@ -237,14 +245,14 @@ struct View<'a, 'b> {
 const FILTERS: [Filter; 8] =
     [wanted, present, operators, program, requirements, contract, viable, capacity];
 
-fn reasons<'a>(
+fn reasons<'a, 'b>(
     node: &'a Node,
     ix: NodeIx,
     profile: &'a Profile,
-    config: &Config,
+    config: &'b Config,
     now: Now,
-    ask: &Ask<'_>,
-) -> impl Iterator<Item = Reason<'a>> {
+    ask: &'b Ask<'b>,
+) -> impl Iterator<Item = Reason<'a>> + use<'a, 'b> {
     let view = View { node, ix, profile, config, now, ask };
     FILTERS.iter().filter_map(move |filter| filter(&view))
 }

@@ -88,7 +88,7 @@ impl Watch {
     }
 
     /// The automaton that keeps new work away from this place, if one does.
-    pub fn obstacle(&self, substrate: &str) -> Option<&Watched> {
+    pub fn obstacle<'a>(&'a self, substrate: &'a str) -> Option<&'a Watched> {
         self.of_place(substrate)
             .filter(|w| !w.automaton.admits())
             .max_by_key(|w| w.automaton.state().badness())
@@ -96,13 +96,13 @@ impl Watch {
 
     /// The signal that has pressed on an execution here for the dwell, counted from the later of
     /// the pressure's start and the execution's arrival.
-    pub fn pressing(
-        &self,
-        substrate: &str,
+    pub fn pressing<'a>(
+        &'a self,
+        substrate: &'a str,
         now: Millis,
         arrived: Millis,
         floor_ms: u64,
-    ) -> Option<&Watched> {
+    ) -> Option<&'a Watched> {
         self.of_place(substrate)
             .filter(|w| {
                 let residency = u64::from(w.threshold.dwell_ms).max(floor_ms);

@@ -7,10 +7,14 @@ use fiec_recorder::bench_support::{clear, plain_copy, project, short_ledgers};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let executions = std::env::args().nth(1).map_or(20_000, |n| n.parse().unwrap());
+    let executions = std::env::args()
+        .nth(1)
+        .map_or(20_000, |n| n.parse().unwrap());
     let folder = fiec_dev_servers_folder();
     let install = locate_postgres(&NoProgress).await.unwrap();
-    let server = Postgres::start(PostgresOptions::new(install, folder.path().join("pg"))).await.unwrap();
+    let server = Postgres::start(PostgresOptions::new(install, folder.path().join("pg")))
+        .await
+        .unwrap();
     let pool = fiec_recorder::connect(&server.url()).await.unwrap();
     fiec_recorder::migrate(&pool).await.unwrap();
     let items = short_ledgers(executions, 1).unwrap();

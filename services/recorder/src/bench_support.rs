@@ -25,7 +25,8 @@ use crate::write::{Prepared, ensure_day};
 pub struct Measured {
     /// Ledger messages.
     pub messages: usize,
-    /// Rows of executions, placements, decisions, boundaries, events.
+    /// New rows of executions, placements, decisions, boundaries, events, rebindings; a row that
+    /// was changed later counts once.
     pub rows: usize,
     /// From the first message in hand to the last commit.
     pub elapsed: Duration,
@@ -75,9 +76,16 @@ impl LedgerWriter {
         at: Timestamp,
         seq: Sequence,
     ) -> std::result::Result<FeedItem, String> {
-        let state =
-            self.state.after(&events, author, at, self.prev).map_err(|e| e.to_string())?;
-        let message = LedgerMessage { v: 1, events, state, sig: None };
+        let state = self
+            .state
+            .after(&events, author, at, self.prev)
+            .map_err(|e| e.to_string())?;
+        let message = LedgerMessage {
+            v: 1,
+            events,
+            state,
+            sig: None,
+        };
         let header = message.encode().map_err(|e| e.to_string())?;
         self.prev = Some(Digest::of(header.as_bytes()));
         self.state = message.state;
@@ -123,12 +131,15 @@ pub fn short_ledgers(
         for n in numbers.by_ref().take(50) {
             let line = u32::try_from(n).unwrap_or(u32::MAX);
             let id = ExecutionId::from_submission(&tenant, now, seq, line);
-            let mut writer =
-                LedgerWriter::new(tenant.clone(), id, Arc::clone(&submission), now);
+            let mut writer = LedgerWriter::new(tenant.clone(), id, Arc::clone(&submission), now);
             let node = nodes.get(n % nodes.len()).cloned().ok_or("no node")?;
             let candidates = nodes
                 .iter()
-                .map(|n| Candidate { node: n.clone(), score: Some(0.5), rejected: Vec::new() })
+                .map(|n| Candidate {
+                    node: n.clone(),
+                    score: Some(0.5),
+                    rejected: Vec::new(),
+                })
                 .collect();
             let bound = Event::Bound {
                 epoch: 1,
@@ -136,7 +147,10 @@ pub fn short_ledgers(
                 instance,
                 substrate: "host".into(),
                 cause: Cause::Initial,
-                decision: Some(Decision { candidates, omitted: 0 }),
+                decision: Some(Decision {
+                    candidates,
+                    omitted: 0,
+                }),
             };
             items.push(writer.append(vec![Event::Submitted, bound], "policy/bench", now, seq)?);
             seq += 1;
@@ -147,7 +161,10 @@ pub fn short_ledgers(
         }
         for (writer, node) in &mut group {
             let events = vec![
-                Event::Started { epoch: 1, computing_since: now },
+                Event::Started {
+                    epoch: 1,
+                    computing_since: now,
+                },
                 Event::Completed {
                     result: serde_json::Value::Null,
                     computed_until: now,
@@ -174,7 +191,9 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
         mirror: Mirror::default(),
         stop: CancellationToken::new(),
     };
-    let from = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM).await?.unwrap_or(0);
+    let from = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM)
+        .await?
+        .unwrap_or(0);
     let messages = items.len();
     let began = Instant::now();
     let feed = futures_util::stream::iter(items.into_iter().map(Ok));
@@ -187,7 +206,11 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
         }
     }
     let rows = usize::try_from(shared.metrics.rows.get()).unwrap_or(usize::MAX);
-    Ok(Measured { messages, rows, elapsed: began.elapsed() })
+    Ok(Measured {
+        messages,
+        rows,
+        elapsed: began.elapsed(),
+    })
 }
 
 /// Sends the rows of these messages by one COPY a table in one transaction, and nothing else: the
@@ -202,13 +225,24 @@ pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
     let failed = RecorderError::database;
     let mut connection = pool.acquire().await.map_err(failed("connect"))?;
     for day in &prepared.rows.days {
-        ensure_day(&mut connection, *day).await.map_err(failed("make partitions"))?;
+        ensure_day(&mut connection, *day)
+            .await
+            .map_err(failed("make partitions"))?;
     }
     let began = Instant::now();
     let mut tx = connection.begin().await.map_err(failed("begin"))?;
+    // As the recorder does, or the floor would wait for the disk and we would not.
+    sqlx::query("SET LOCAL synchronous_commit = off")
+        .execute(&mut *tx)
+        .await
+        .map_err(failed("set synchronous_commit"))?;
     prepared.copy_to(&mut tx).await.map_err(failed("copy"))?;
     tx.commit().await.map_err(failed("commit"))?;
-    Ok(Measured { messages: items.len(), rows, elapsed: began.elapsed() })
+    Ok(Measured {
+        messages: items.len(),
+        rows,
+        elapsed: began.elapsed(),
+    })
 }
 
 /// Empties the history and sets the checkpoints to 0. Only for databases made for a bench or a

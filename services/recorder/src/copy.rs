@@ -169,15 +169,22 @@ mod tests {
     #[test]
     fn times_count_from_the_year_2000() {
         let mut copy = CopyBuffer::default();
-        copy.row(1).time("2000-01-01T00:00:00.000007Z".parse().unwrap());
-        assert_eq!(copy.finish()[SIGNATURE.len() + 6..][..8], 7i64.to_be_bytes());
+        copy.row(1)
+            .time("2000-01-01T00:00:00.000007Z".parse().unwrap());
+        assert_eq!(
+            copy.finish()[SIGNATURE.len() + 6..][..8],
+            7i64.to_be_bytes()
+        );
     }
 
     #[test]
     fn json_carries_its_version() {
         let mut copy = CopyBuffer::default();
         copy.row(1).jsonb("{}");
-        assert_eq!(copy.finish()[SIGNATURE.len() + 2..][..7], [0, 0, 0, 3, 1, b'{', b'}']);
+        assert_eq!(
+            copy.finish()[SIGNATURE.len() + 2..][..7],
+            [0, 0, 0, 3, 1, b'{', b'}']
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use fiec_schemas::{
 
 use crate::rows::{
     BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
-    RebindingRow, Rows, day_of, json,
+    RebindingRow, Rows, blank, day_of, json, no_placement,
 };
 
 /// A ledger message with its place in the stream.
@@ -93,7 +93,10 @@ impl Known {
 /// must have been learned where the table has it.
 pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
     let mut folder = Folder {
-        rows: Rows { messages: messages.len(), ..Rows::default() },
+        rows: Rows {
+            messages: messages.len(),
+            ..Rows::default()
+        },
         executions: HashMap::with_capacity(messages.len()),
         placements: HashMap::new(),
         rebindings: HashMap::new(),
@@ -137,7 +140,11 @@ struct Place {
 
 impl Folder {
     fn message(&mut self, m: Message, known: &mut Known) {
-        let Message { seq, stored_at, message: LedgerMessage { events, state, .. } } = m;
+        let Message {
+            seq,
+            stored_at,
+            message: LedgerMessage { events, state, .. },
+        } = m;
         let place = Place {
             id: state.execution,
             seq,
@@ -171,7 +178,13 @@ impl Folder {
         for event in events {
             self.event(event, index, tracked, &state, place, handover);
         }
-        settle(&mut self.rows.executions[index], tracked, state, seq, stored_at);
+        settle(
+            &mut self.rows.executions[index],
+            tracked,
+            state,
+            seq,
+            stored_at,
+        );
     }
 
     /// After a gap: brings the placement up to what the message takes for granted.
@@ -182,7 +195,10 @@ impl Folder {
         state: &ExecutionState,
         place: Place,
     ) {
-        let bindings = events.iter().filter(|e| matches!(e, Event::Bound { .. })).count();
+        let bindings = events
+            .iter()
+            .filter(|e| matches!(e, Event::Bound { .. }))
+            .count();
         let epoch = state.epoch.saturating_sub(bindings as u64);
         if epoch == tracked.epoch {
             return;
@@ -192,7 +208,9 @@ impl Folder {
         // Only its worker writes while an execution is started.
         let author = worker_of(&state.author);
         let binding = state.phase.binding().filter(|_| bindings == 0);
-        let node = binding.map(|b| b.node.clone()).or(author.map(|(node, _)| node));
+        let node = binding
+            .map(|b| b.node.clone())
+            .or(author.map(|(node, _)| node));
         tracked.open = node.is_some();
         tracked.node = node.clone();
         let instance = binding.map(|b| b.instance);
@@ -215,7 +233,13 @@ impl Folder {
         match event {
             Event::Submitted => {
                 if let Some(batch) = state.batch {
-                    let known = self.rows.batches.iter().rev().take(64).any(|b| b.id == batch.id);
+                    let known = self
+                        .rows
+                        .batches
+                        .iter()
+                        .rev()
+                        .take(64)
+                        .any(|b| b.id == batch.id);
                     if !known {
                         self.rows.batches.push(BatchRow {
                             id: batch.id,
@@ -230,19 +254,36 @@ impl Folder {
                     }
                 }
             }
-            Event::Bound { epoch, node, instance, substrate, cause, decision } => {
+            Event::Bound {
+                epoch,
+                node,
+                instance,
+                substrate,
+                cause,
+                decision,
+            } => {
                 let at = place.at;
                 self.close(tracked, place, cause.as_str(), at);
                 if let Some(decision) = decision {
                     self.decision(place, epoch, &cause, &node, decision);
                 }
-                self.bound(tracked, state, place, epoch, (&node, instance, &substrate), cause);
+                self.bound(
+                    tracked,
+                    state,
+                    place,
+                    epoch,
+                    (&node, instance, &substrate),
+                    cause,
+                );
                 tracked.epoch = epoch;
                 tracked.node = Some(node);
                 tracked.open = true;
                 self.rows.executions[index].substrate = Some(substrate);
             }
-            Event::Started { epoch, computing_since } => {
+            Event::Started {
+                epoch,
+                computing_since,
+            } => {
                 self.started(tracked, place, epoch, computing_since);
                 let row = &mut self.rows.executions[index];
                 row.first_started_at = row.first_started_at.or(Some(place.at));
@@ -264,7 +305,10 @@ impl Folder {
                     ordinal: place.ordinal,
                 });
             }
-            Event::Yielded { cause, computed_until } => {
+            Event::Yielded {
+                cause,
+                computed_until,
+            } => {
                 tracked.computed_until = Some(computed_until);
                 tracked.yielded_at = Some(place.at);
                 // In a handover the rebinding's row says all of it.
@@ -291,18 +335,30 @@ impl Folder {
                 let detail = format!("{what} asked for by {who}");
                 self.happened(place, tracked, "requested", Some(who), detail);
             }
-            Event::Crashed { attempt, exit, stderr, backoff_ms } => {
+            Event::Crashed {
+                attempt,
+                exit,
+                stderr,
+                backoff_ms,
+            } => {
                 let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
                 self.happened(place, tracked, "crashed", None, detail);
                 self.rows.executions[index].stderr_tail = Some(stderr);
             }
-            Event::Completed { result, computed_until, capsules, outputs } => {
+            Event::Completed {
+                result,
+                computed_until,
+                capsules,
+                outputs,
+            } => {
                 tracked.computed_until = Some(computed_until);
                 self.close(tracked, place, "completed", place.at);
                 let row = &mut self.rows.executions[index];
                 row.capsules = Some(capsules);
                 row.result = (!result.is_null()).then(|| json(&result));
-                row.outputs = Some(outputs).filter(|o: &Vec<Output>| !o.is_empty()).map(|o| json(&o));
+                row.outputs = Some(outputs)
+                    .filter(|o: &Vec<Output>| !o.is_empty())
+                    .map(|o| json(&o));
             }
             Event::Failed { reason, stderr } => {
                 self.happened(place, tracked, "failed", None, reason.clone());
@@ -459,69 +515,10 @@ impl Folder {
     }
 }
 
-/// A change of a placement that the table has: everything else stays as it is.
-fn no_placement(execution: ExecutionId, epoch: Epoch) -> PlacementRow {
-    PlacementRow {
-        fresh: false,
-        execution,
-        epoch,
-        node: None,
-        instance: None,
-        substrate: None,
-        cause: None,
-        bound_at: None,
-        started_at: None,
-        computing_since: None,
-        computed_until: None,
-        ended_at: None,
-        end_reason: None,
-        gap_us: None,
-    }
-}
-
 /// The node and instance that an author of a worker's message names.
 fn worker_of(author: &str) -> Option<(NodeId, InstanceId)> {
     let (node, instance) = author.strip_prefix("worker/")?.split_once('/')?;
     Some((node.parse().ok()?, instance.parse().ok()?))
-}
-
-fn blank(state: &ExecutionState, in_table: bool) -> ExecutionRow {
-    ExecutionRow {
-        fresh: !in_table && state.ordinal == 1,
-        id: state.execution,
-        tenant: state.tenant.clone(),
-        batch: state.batch,
-        // Every message of a live execution has it; the table needs it once.
-        spec: state.spec.clone().filter(|_| !in_table),
-        contract: state.contract,
-        submission: state.submission,
-        submitted_at: state.submitted_at,
-        phase: "pending",
-        node: None,
-        substrate: None,
-        epoch: 0,
-        bound_at: None,
-        first_started_at: None,
-        yielded_at: None,
-        computed_until: None,
-        boundary: None,
-        state_changed: false,
-        boundary_of: None,
-        note: None,
-        totals: state.totals,
-        finished_at: None,
-        capsules: None,
-        result: None,
-        outputs: None,
-        failure: None,
-        stderr_tail: None,
-        requested: None,
-        paused_by: None,
-        ordinal: 0,
-        seq: 0,
-        author: String::new(),
-        recorded_at: state.at,
-    }
 }
 
 /// Puts the cumulative state into the row; what only events say was put there before.

@@ -18,7 +18,8 @@ use crate::mirror::Mirror;
 use crate::time::PgTime;
 use crate::write::{Prepared, Writer, Written};
 
-/// Most messages of a batch.
+/// Most messages of a batch. Larger ones write little faster, and the first of them is read while
+/// PostgreSQL waits.
 pub(crate) const BATCH_MESSAGES: usize = 4_000;
 /// Most bytes of headers of a batch.
 const BATCH_BYTES: usize = 4 << 20;
@@ -70,7 +71,11 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             Ok(Ok(feed)) => feed,
             Ok(Err(last)) => {
                 let stream = subjects::LEDGER_STREAM;
-                return Err(RecorderError::RolledBack { stream, last, checkpoint: at });
+                return Err(RecorderError::RolledBack {
+                    stream,
+                    last,
+                    checkpoint: at,
+                });
             }
             Err(error) => {
                 trouble(&shared, Part::Ledger, &error);
@@ -130,9 +135,7 @@ enum Stopped {
     Failed(RecorderError),
 }
 
-async fn stage(
-    work: impl Future<Output = Result<Ended>>,
-) -> std::result::Result<(), Stopped> {
+async fn stage(work: impl Future<Output = Result<Ended>>) -> std::result::Result<(), Stopped> {
     match work.await {
         Ok(Ended::Feed) => Ok(()),
         Ok(ended) => Err(Stopped::For(ended)),
@@ -187,8 +190,7 @@ async fn read(
     let mut known = Known::default();
     while let Some(items) = from.recv().await {
         let last_seq = items.last().map_or(0, |item| item.seq);
-        let (messages, unreadable) =
-            tokio::task::spawn_blocking(move || decode(&items)).await??;
+        let (messages, unreadable) = tokio::task::spawn_blocking(move || decode(&items)).await??;
         shared.metrics.unreadable.inc_by(unreadable);
         if known.len() > KNOWN_LIMIT {
             known.forget_up_to(shared.health.checkpoint());
@@ -196,8 +198,12 @@ async fn read(
         let unknown = known.unknown(&messages, last_seq <= careful_until);
         if !unknown.is_empty() {
             let loaded = again(shared, Part::Ledger, || look_up(&shared.pool, &unknown));
-            let Some(loaded) = loaded.await else { return Ok(Ended::Feed) };
-            loaded.into_iter().for_each(|(id, tracked)| known.learn(id, tracked));
+            let Some(loaded) = loaded.await else {
+                return Ok(Ended::Feed);
+            };
+            loaded
+                .into_iter()
+                .for_each(|(id, tracked)| known.learn(id, tracked));
         }
         let folded = tokio::task::spawn_blocking(move || {
             let mut rows = fold(messages, &mut known);
@@ -207,7 +213,10 @@ async fn read(
         });
         let prepared;
         (prepared, known) = folded.await?;
-        shared.metrics.tracked.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
+        shared
+            .metrics
+            .tracked
+            .set(i64::try_from(known.len()).unwrap_or(i64::MAX));
         if to.send(prepared).await.is_err() {
             break;
         }
@@ -225,7 +234,11 @@ pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
     for item in items {
         match LedgerMessage::decode(&item.header, item.seq) {
             Ok(message) if message.state.execution == item.execution => {
-                messages.push(Message { seq: item.seq, stored_at: item.stored_at, message });
+                messages.push(Message {
+                    seq: item.seq,
+                    stored_at: item.stored_at,
+                    message,
+                });
             }
             Ok(message) => {
                 tracing::error!(seq = item.seq, execution = %item.execution,
@@ -233,7 +246,10 @@ pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
                 unreadable += 1;
             }
             Err(source @ MessageError::Version(_)) => {
-                return Err(RecorderError::Version { seq: item.seq, source });
+                return Err(RecorderError::Version {
+                    seq: item.seq,
+                    source,
+                });
             }
             Err(error) => {
                 tracing::error!(seq = item.seq, execution = %item.execution, %error,
@@ -286,7 +302,9 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
     metrics.rows.inc_by(batch.row_count() as u64);
     metrics.batch_seconds.observe(began.elapsed().as_secs_f64());
     metrics.gaps.inc_by(rows.missing.len() as u64);
-    metrics.checkpoint.set(i64::try_from(rows.last_seq).unwrap_or(i64::MAX));
+    metrics
+        .checkpoint
+        .set(i64::try_from(rows.last_seq).unwrap_or(i64::MAX));
     for gap in &rows.missing {
         tracing::warn!(execution = %gap.execution, first = gap.first, last = gap.last,
             "ledger messages were never seen: {}", gap.reason);
@@ -294,10 +312,7 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
     shared.mirror.changed(&rows.states, &rows.finished);
 }
 
-async fn look_up(
-    pool: &PgPool,
-    ids: &[ExecutionId],
-) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
+async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
     let rows = sqlx::query(
         "SELECT id, ordinal, seq, epoch, node, phase IN ('bound', 'started') AS open, yielded_at, \
          computed_until FROM executions WHERE id = ANY($1)",
@@ -312,10 +327,14 @@ async fn look_up(
                 ordinal: number(row.try_get("ordinal")?),
                 seq: number(row.try_get("seq")?),
                 epoch: number(row.try_get("epoch")?),
-                node: row.try_get::<Option<String>, _>("node")?.and_then(|n| n.parse().ok()),
+                node: row
+                    .try_get::<Option<String>, _>("node")?
+                    .and_then(|n| n.parse().ok()),
                 open: row.try_get("open")?,
                 yielded_at: row.try_get::<Option<PgTime>, _>("yielded_at")?.map(|t| t.0),
-                computed_until: row.try_get::<Option<PgTime>, _>("computed_until")?.map(|t| t.0),
+                computed_until: row
+                    .try_get::<Option<PgTime>, _>("computed_until")?
+                    .map(|t| t.0),
             };
             Ok((ExecutionId(row.try_get("id")?), tracked))
         })

@@ -12,14 +12,16 @@
 //! Absent on purpose: re-seeding a lost stream from these tables; it is an operator's decision.
 
 pub mod bench_support;
+mod columns;
 pub mod copy;
 mod error;
 pub mod fold;
 mod ledger;
 mod metrics;
 mod mirror;
-mod records;
 mod recorder;
+mod records;
+pub mod report;
 pub mod rows;
 mod schema;
 pub mod telemetry;

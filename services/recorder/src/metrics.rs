@@ -50,9 +50,17 @@ impl Metrics {
             records: Counter::default(),
         };
         let registry = registry.sub_registry_with_prefix("fiec_recorder");
-        registry.register("messages", "Ledger messages recorded", metrics.messages.clone());
-        registry.register("rows", "Rows written from the ledger", metrics.rows.clone());
-        registry.register("batches", "Transactions of ledger messages", metrics.batches.clone());
+        registry.register(
+            "messages",
+            "Ledger messages recorded",
+            metrics.messages.clone(),
+        );
+        registry.register("rows", "New rows from the ledger", metrics.rows.clone());
+        registry.register(
+            "batches",
+            "Transactions of ledger messages",
+            metrics.batches.clone(),
+        );
         registry.register(
             "batch_seconds",
             "Time to write one batch",
@@ -69,16 +77,32 @@ impl Metrics {
             "Statements that failed and were tried again",
             metrics.database_errors.clone(),
         );
-        registry.register("checkpoint", "Last sequence recorded", metrics.checkpoint.clone());
+        registry.register(
+            "checkpoint",
+            "Last sequence recorded",
+            metrics.checkpoint.clone(),
+        );
         registry.register("lag", "Messages not yet recorded", metrics.lag.clone());
-        registry.register("tracked", "Live executions in memory", metrics.tracked.clone());
-        registry.register("states", "States copied to PostgreSQL", metrics.states.clone());
+        registry.register(
+            "tracked",
+            "Live executions in memory",
+            metrics.tracked.clone(),
+        );
+        registry.register(
+            "states",
+            "States copied to PostgreSQL",
+            metrics.states.clone(),
+        );
         registry.register(
             "states_failed",
             "States that could not be copied",
             metrics.states_failed.clone(),
         );
-        registry.register("vectors", "Hardware vectors recorded", metrics.vectors.clone());
+        registry.register(
+            "vectors",
+            "Hardware vectors recorded",
+            metrics.vectors.clone(),
+        );
         registry.register(
             "vectors_dropped",
             "Hardware vectors dropped because a bound was reached",
@@ -89,7 +113,11 @@ impl Metrics {
             "Hardware vectors whose node's clock is more than an hour off",
             metrics.vectors_restamped.clone(),
         );
-        registry.register("records", "Rejections and node events recorded", metrics.records.clone());
+        registry.register(
+            "records",
+            "Rejections and node events recorded",
+            metrics.records.clone(),
+        );
         metrics
     }
 }
@@ -104,7 +132,12 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 4] = [Part::Ledger, Part::Records, Part::Telemetry, Part::Housekeeping];
+    const ALL: [Part; 4] = [
+        Part::Ledger,
+        Part::Records,
+        Part::Telemetry,
+        Part::Housekeeping,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -140,7 +173,11 @@ impl Health {
             .zip(troubles.iter())
             .filter_map(|(part, trouble)| Some(format!("{}: {}", part.name(), trouble.as_ref()?)))
             .collect();
-        if words.is_empty() { Ok(()) } else { Err(words.join("; ")) }
+        if words.is_empty() {
+            Ok(())
+        } else {
+            Err(words.join("; "))
+        }
     }
 
     /// Last ledger sequence in PostgreSQL, as this process knows.
@@ -162,6 +199,9 @@ impl Health {
 
     fn troubles(&self) -> MutexGuard<'_, [Option<String>; Part::ALL.len()]> {
         // The text is whole even where a holder panicked.
-        self.shared.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared
+            .troubles
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -95,7 +95,8 @@ pub(crate) async fn run(broker: Broker, shared: Shared, every: Duration, limit: 
         }
         let (broker, shared) = (&broker, &shared);
         let copy_one = |(id, place): (ExecutionId, StatePlace)| async move {
-            let copied = tokio::time::timeout(TIMEOUT, copy(broker, &shared.pool, id, &place, limit));
+            let copied =
+                tokio::time::timeout(TIMEOUT, copy(broker, &shared.pool, id, &place, limit));
             let failure = match copied.await {
                 Ok(Ok(())) => {
                     shared.metrics.states.inc();
@@ -125,7 +126,11 @@ async fn copy(
     limit: u64,
 ) -> Result<(), String> {
     let state = if place.bytes <= limit {
-        Some(store::get_state(broker, place).await.map_err(|e| e.to_string())?)
+        Some(
+            store::get_state(broker, place)
+                .await
+                .map_err(|e| e.to_string())?,
+        )
     } else {
         None
     };

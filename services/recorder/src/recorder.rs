@@ -70,7 +70,14 @@ impl Recorder {
         let mut registry = Registry::default();
         let metrics = Metrics::new(&mut registry);
         let registry = Arc::new(registry);
-        Self { options, broker, pool, registry, metrics, health: Health::default() }
+        Self {
+            options,
+            broker,
+            pool,
+            registry,
+            metrics,
+            health: Health::default(),
+        }
     }
 
     /// What is wrong, if anything, and the checkpoint; stays usable while it runs.
@@ -112,7 +119,13 @@ impl Recorder {
         ));
         let (broker, mirrored) = (self.broker.clone(), shared.clone());
         tasks.spawn(async move {
-            mirror::run(broker, mirrored, options.state_every, options.state_limit_bytes).await;
+            mirror::run(
+                broker,
+                mirrored,
+                options.state_every,
+                options.state_limit_bytes,
+            )
+            .await;
             Ok(())
         });
         tasks.spawn(announce(self.broker, shared.clone()));
@@ -134,15 +147,33 @@ async fn announce(broker: Broker, shared: Shared) -> Result<()> {
     while !shared.stop.is_cancelled() {
         pause(&shared.stop, Duration::from_secs(1)).await;
         let seq = shared.health.checkpoint();
-        let Ok((_, last)) = feed::bounds(&broker).await else { continue };
+        let Ok((_, last)) = feed::bounds(&broker).await else {
+            continue;
+        };
         if last < seq {
-            return Err(RecorderError::RolledBack { stream, last, checkpoint: seq });
+            return Err(RecorderError::RolledBack {
+                stream,
+                last,
+                checkpoint: seq,
+            });
         }
         let lag = last - seq;
-        shared.metrics.lag.set(i64::try_from(lag).unwrap_or(i64::MAX));
-        let word = RecorderCheckpoint { seq, lag, at: Timestamp::now() };
-        let Ok(payload) = serde_json::to_vec(&word) else { continue };
-        let sent = broker.client.publish(subjects::RECORDER_CHECKPOINT, payload.into()).await;
+        shared
+            .metrics
+            .lag
+            .set(i64::try_from(lag).unwrap_or(i64::MAX));
+        let word = RecorderCheckpoint {
+            seq,
+            lag,
+            at: Timestamp::now(),
+        };
+        let Ok(payload) = serde_json::to_vec(&word) else {
+            continue;
+        };
+        let sent = broker
+            .client
+            .publish(subjects::RECORDER_CHECKPOINT, payload.into())
+            .await;
         if let Err(error) = sent {
             tracing::debug!(%error, "checkpoint was not announced");
         }

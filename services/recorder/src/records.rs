@@ -27,10 +27,16 @@ const BATCH: usize = 500;
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let stream = subjects::RECORD_STREAM;
     while !shared.stop.is_cancelled() {
-        let Some(at) = checkpoint(&shared, Part::Records, stream).await? else { return Ok(()) };
+        let Some(at) = checkpoint(&shared, Part::Records, stream).await? else {
+            return Ok(());
+        };
         match open(&broker, at).await {
             Ok((last, _)) if last < at => {
-                return Err(RecorderError::RolledBack { stream, last, checkpoint: at });
+                return Err(RecorderError::RolledBack {
+                    stream,
+                    last,
+                    checkpoint: at,
+                });
             }
             Ok((_, messages)) => record(messages, at, &shared).await,
             Err(error) => trouble(&shared, Part::Records, &error),
@@ -56,7 +62,9 @@ async fn open(
     let consumer = stream
         .create_consumer(pull::Config {
             ack_policy: AckPolicy::None,
-            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: at + 1 },
+            deliver_policy: DeliverPolicy::ByStartSequence {
+                start_sequence: at + 1,
+            },
             inactive_threshold: Duration::from_secs(60),
             ..Default::default()
         })
@@ -70,7 +78,10 @@ async fn open(
         .messages()
         .await
         .map_err(BrokerError::operation(WHAT))?;
-    Ok((last, messages.map(|m| m.map_err(BrokerError::operation(WHAT)))))
+    Ok((
+        last,
+        messages.map(|m| m.map_err(BrokerError::operation(WHAT))),
+    ))
 }
 
 async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, shared: &Shared) {
@@ -133,7 +144,13 @@ pub(crate) async fn write(
     }
     for (seq, record) in records {
         match record {
-            Record::Rejection { tenant, seq: submission, error, excerpt, at } => {
+            Record::Rejection {
+                tenant,
+                seq: submission,
+                error,
+                excerpt,
+                at,
+            } => {
                 sqlx::query(
                     "INSERT INTO rejections (seq, tenant, submission_seq, line, field, reason, \
                      excerpt, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
@@ -149,7 +166,14 @@ pub(crate) async fn write(
                 .execute(&mut *tx)
                 .await?;
             }
-            Record::Node { node, instance, what, detail, at, descriptor } => {
+            Record::Node {
+                node,
+                instance,
+                what,
+                detail,
+                at,
+                descriptor,
+            } => {
                 sqlx::query(
                     "INSERT INTO node_events (seq, node, instance, what, detail, at) \
                      VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
@@ -236,7 +260,12 @@ async fn describe(tx: &mut PgConnection, d: &NodeDescriptor) -> sqlx::Result<()>
     .bind(line(d.cpus))
     .bind(without_nul(&d.isa))
     .bind(saturate(d.memory_limit_bytes))
-    .bind(d.programs.iter().map(|p| without_nul(p)).collect::<Vec<_>>())
+    .bind(
+        d.programs
+            .iter()
+            .map(|p| without_nul(p))
+            .collect::<Vec<_>>(),
+    )
     .bind(clean(json(&d.labels)))
     .bind(clean(json(&d.thresholds)))
     .bind(clean(json(d)))

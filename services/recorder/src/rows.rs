@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use fiec_schemas::event::{Evidence, Totals};
 use fiec_schemas::{
     BatchId, BatchPlace, BoundaryIndex, Candidate, Contract, Digest, Epoch, ExecutionId,
-    InstanceId, NodeId, Ordinal, Sequence, StatePlace, Submission, Tenant, Timestamp,
+    ExecutionState, InstanceId, NodeId, Ordinal, Sequence, StatePlace, Submission, Tenant,
+    Timestamp,
 };
-use fiec_schemas::event::{Evidence, Totals};
 use serde::Serialize;
 
+use crate::columns::{BOUNDARIES, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS};
 use crate::copy::CopyBuffer;
 
 /// Microseconds of a day.
@@ -275,6 +277,66 @@ pub struct MissingRow {
     pub at: Timestamp,
 }
 
+/// A change of a placement that the table has: everything else stays as it is.
+pub(crate) fn no_placement(execution: ExecutionId, epoch: Epoch) -> PlacementRow {
+    PlacementRow {
+        fresh: false,
+        execution,
+        epoch,
+        node: None,
+        instance: None,
+        substrate: None,
+        cause: None,
+        bound_at: None,
+        started_at: None,
+        computing_since: None,
+        computed_until: None,
+        ended_at: None,
+        end_reason: None,
+        gap_us: None,
+    }
+}
+
+/// A row of an execution's first message in a batch; the rest comes with its state.
+pub(crate) fn blank(state: &ExecutionState, in_table: bool) -> ExecutionRow {
+    ExecutionRow {
+        fresh: !in_table && state.ordinal == 1,
+        id: state.execution,
+        tenant: state.tenant.clone(),
+        batch: state.batch,
+        // Every message of a live execution has it; the table needs it once.
+        spec: state.spec.clone().filter(|_| !in_table),
+        contract: state.contract,
+        submission: state.submission,
+        submitted_at: state.submitted_at,
+        phase: "pending",
+        node: None,
+        substrate: None,
+        epoch: 0,
+        bound_at: None,
+        first_started_at: None,
+        yielded_at: None,
+        computed_until: None,
+        boundary: None,
+        state_changed: false,
+        boundary_of: None,
+        note: None,
+        totals: state.totals,
+        finished_at: None,
+        capsules: None,
+        result: None,
+        outputs: None,
+        failure: None,
+        stderr_tail: None,
+        requested: None,
+        paused_by: None,
+        ordinal: 0,
+        seq: 0,
+        author: String::new(),
+        recorded_at: state.at,
+    }
+}
+
 /// JSON text; writing to memory fails for nothing that is in these rows.
 pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
@@ -289,173 +351,6 @@ pub(crate) fn contract(contract: Contract) -> &'static str {
     }
 }
 
-/// What an upsert does with a column of a row that is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Merge {
-    /// Keeps what is there, if it is not null.
-    Keep,
-    /// Takes what comes, if it is not null.
-    Fill,
-    /// Takes what comes.
-    Take,
-    /// An expression over the table's name and `excluded`.
-    By(&'static str),
-}
-use Merge::{By, Fill, Keep, Take};
-
-/// A table's columns in the order in which they are sent: name, type, merge.
-pub(crate) type Columns = [(&'static str, &'static str, Merge)];
-
-/// `executions`
-pub(crate) const EXECUTIONS: &Columns = &[
-    ("id", "uuid", Keep),
-    ("tenant", "text", Keep),
-    ("client_id", "text", Keep),
-    ("batch_id", "uuid", Keep),
-    ("batch_line", "integer", Keep),
-    ("program", "text", Keep),
-    ("contract", "text", Keep),
-    ("submission", "bytea", Keep),
-    ("spec", "jsonb", Keep),
-    ("submitted_at", "timestamptz", Keep),
-    ("phase", "text", Take),
-    ("node", "text", Fill),
-    ("substrate", "text", Fill),
-    ("epoch", "bigint", Take),
-    ("bound_at", "timestamptz", Fill),
-    ("first_started_at", "timestamptz", Keep),
-    ("yielded_at", "timestamptz", Fill),
-    ("computed_until", "timestamptz", Fill),
-    ("boundary_index", "bigint", Take),
-    ("boundary_of", "bigint", Fill),
-    ("progress_note", "text", Fill),
-    ("state_digest", "bytea", Take),
-    ("last_state_bytes", "bigint", Take),
-    ("state_seq", "bigint", Take),
-    ("state_ordinal", "bigint", Take),
-    ("commits", "bigint", Take),
-    ("state_bytes", "bigint", Take),
-    ("rebindings", "bigint", Take),
-    ("pressure_rebindings", "bigint", Take),
-    ("crashes", "bigint", Take),
-    ("compute_us", "bigint", Take),
-    ("finished_at", "timestamptz", Take),
-    ("capsules", "bigint", Fill),
-    ("result", "jsonb", Fill),
-    ("outputs", "jsonb", Fill),
-    ("failure", "text", Fill),
-    ("stderr_tail", "text", Fill),
-    ("requested", "text", Take),
-    ("paused_by", "text", Take),
-    ("ordinal", "bigint", Take),
-    ("seq", "bigint", Take),
-    ("author", "text", Take),
-    ("recorded_at", "timestamptz", Take),
-];
-
-/// `placements`
-pub(crate) const PLACEMENTS: &Columns = &[
-    ("execution", "uuid", Keep),
-    ("epoch", "bigint", Keep),
-    ("node", "text", Keep),
-    ("instance", "uuid", Keep),
-    ("substrate", "text", Keep),
-    ("cause", "text", Keep),
-    ("bound_at", "timestamptz", Keep),
-    ("started_at", "timestamptz", Keep),
-    ("computing_since", "timestamptz", Keep),
-    // What was computed before its first capsule belongs to the placement before.
-    (
-        "computed_until",
-        "timestamptz",
-        By("coalesce(placements.computed_until, CASE WHEN excluded.computed_until >= \
-            coalesce(excluded.computing_since, placements.computing_since) \
-            THEN excluded.computed_until END)"),
-    ),
-    ("ended_at", "timestamptz", Keep),
-    ("end_reason", "text", Keep),
-    ("gap_us", "bigint", Keep),
-];
-
-/// `decisions`
-pub(crate) const DECISIONS: &Columns = &[
-    ("execution", "uuid", Keep),
-    ("epoch", "bigint", Keep),
-    ("ordinal", "bigint", Keep),
-    ("at", "timestamptz", Keep),
-    ("cause", "text", Keep),
-    ("chosen", "text", Keep),
-    ("candidates", "jsonb", Keep),
-    ("omitted", "integer", Keep),
-];
-
-/// `boundaries`
-pub(crate) const BOUNDARIES: &Columns = &[
-    ("execution", "uuid", Keep),
-    ("index", "bigint", Keep),
-    ("epoch", "bigint", Keep),
-    ("node", "text", Keep),
-    ("digest", "bytea", Keep),
-    ("bytes", "bigint", Keep),
-    ("computed_at", "timestamptz", Keep),
-    ("committed_at", "timestamptz", Keep),
-    ("compute_us", "bigint", Keep),
-    ("seq", "bigint", Keep),
-    ("ordinal", "bigint", Keep),
-    ("note", "text", Keep),
-    ("outputs", "jsonb", Keep),
-];
-
-/// `execution_events`
-pub(crate) const EVENTS: &Columns = &[
-    ("execution", "uuid", Keep),
-    ("ordinal", "bigint", Keep),
-    ("at", "timestamptz", Keep),
-    ("kind", "text", Keep),
-    ("epoch", "bigint", Keep),
-    ("node", "text", Keep),
-    ("who", "text", Keep),
-    ("detail", "text", Keep),
-];
-
-/// The names, as a COPY or an INSERT lists them.
-pub(crate) fn names(columns: &Columns) -> String {
-    columns.iter().map(|(name, _, _)| *name).collect::<Vec<_>>().join(", ")
-}
-
-/// `INSERT … SELECT FROM UNNEST … ON CONFLICT (key) DO UPDATE …`, one array a column; JSON comes
-/// as text. `guard` is the condition under which a row that is there is changed.
-pub(crate) fn upsert(table: &str, key: &[&str], columns: &Columns, guard: &str) -> String {
-    let list = names(columns);
-    let values: Vec<String> = columns
-        .iter()
-        .map(|(name, ty, _)| if *ty == "jsonb" { format!("{name}::jsonb") } else { (*name).into() })
-        .collect();
-    let arrays: Vec<String> = columns
-        .iter()
-        .enumerate()
-        .map(|(i, (_, ty, _))| format!("${}::{}[]", i + 1, if *ty == "jsonb" { "text" } else { ty }))
-        .collect();
-    let sets: Vec<String> = columns
-        .iter()
-        .filter(|(name, _, _)| !key.contains(name))
-        .map(|(name, _, merge)| match merge {
-            Keep => format!("{name} = coalesce({table}.{name}, excluded.{name})"),
-            Fill => format!("{name} = coalesce(excluded.{name}, {table}.{name})"),
-            Take => format!("{name} = excluded.{name}"),
-            By(expression) => format!("{name} = {expression}"),
-        })
-        .collect();
-    format!(
-        "INSERT INTO {table} ({list}) SELECT {} FROM UNNEST({}) AS u({list}) \
-         ON CONFLICT ({}) DO UPDATE SET {}{guard}",
-        values.join(", "),
-        arrays.join(", "),
-        key.join(", "),
-        sets.join(", "),
-    )
-}
-
 impl ExecutionRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
         const N: i16 = EXECUTIONS.len() as i16;
@@ -464,7 +359,10 @@ impl ExecutionRow {
         to.row(N)
             .uuid(self.id.0)
             .text(self.tenant.as_str())
-            .opt(spec.and_then(|s| s.id.as_ref()).map(AsRef::as_ref), CopyBuffer::text)
+            .opt(
+                spec.and_then(|s| s.id.as_ref()).map(AsRef::as_ref),
+                CopyBuffer::text,
+            )
             .opt(self.batch.map(|b| b.id.0), CopyBuffer::uuid)
             .opt(self.batch.map(|b| line(b.line)), CopyBuffer::i32)
             .opt(spec.map(|s| s.program.as_str()), CopyBuffer::text)

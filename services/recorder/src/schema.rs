@@ -19,7 +19,9 @@ pub async fn connect(url: &str) -> Result<PgPool> {
         .acquire_timeout(Duration::from_secs(5))
         .connect(url)
         .await
-        .map_err(RecorderError::database("connect; is the server running, is the URL right?"))
+        .map_err(RecorderError::database(
+            "connect; is the server running, is the URL right?",
+        ))
 }
 
 /// Brings the schema up to date; harmless where it is. Several may do it at once.

@@ -49,7 +49,11 @@ impl Thinner {
     /// A row every so often, and whenever a signal moves by more than `step`.
     pub fn new(every: Duration, step: f64) -> Self {
         let every_micros = i64::try_from(every.as_micros()).unwrap_or(i64::MAX);
-        Self { every_micros, step, last: HashMap::new() }
+        Self {
+            every_micros,
+            step,
+            last: HashMap::new(),
+        }
     }
 
     /// Judges one vector, received at `now`.
@@ -72,7 +76,8 @@ impl Thinner {
                 return Verdict::Full;
             }
         }
-        self.last.insert(vector.node.clone(), (now, worst, vector.draining));
+        self.last
+            .insert(vector.node.clone(), (now, worst, vector.draining));
         Verdict::Keep
     }
 }
@@ -84,7 +89,9 @@ fn worst(vector: &HardwareVector) -> Worst {
             .iter()
             .filter(|r| r.signal == signal)
             .filter_map(|r| r.value)
-            .fold(None, |worst: Option<f64>, value| Some(worst.map_or(value, |w| w.max(value))))
+            .fold(None, |worst: Option<f64>, value| {
+                Some(worst.map_or(value, |w| w.max(value)))
+            })
     })
 }
 
@@ -109,12 +116,7 @@ pub(crate) async fn follow(
     Ok(())
 }
 
-async fn listen(
-    mut vectors: async_nats::Subscriber,
-    shared: &Shared,
-    every: Duration,
-    step: f64,
-) {
+async fn listen(mut vectors: async_nats::Subscriber, shared: &Shared, every: Duration, step: f64) {
     let metrics = &shared.metrics;
     let mut thinner = Thinner::new(every, step);
     let mut rows: Vec<HardwareVector> = Vec::new();
@@ -155,7 +157,10 @@ async fn listen(
     }
     if !rows.is_empty() {
         let last = tokio::time::timeout(Duration::from_secs(1), insert(&shared.pool, &rows)).await;
-        tracing::debug!(written = matches!(last, Ok(Ok(()))), "last hardware vectors");
+        tracing::debug!(
+            written = matches!(last, Ok(Ok(()))),
+            "last hardware vectors"
+        );
     }
 }
 
@@ -180,13 +185,28 @@ async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
          memory_stall, power, thermal, latency, contention, fabric, errors) \
          ON CONFLICT DO NOTHING",
     )
-    .bind(vectors.iter().map(|v| v.node.as_str().to_owned()).collect::<Vec<_>>())
+    .bind(
+        vectors
+            .iter()
+            .map(|v| v.node.as_str().to_owned())
+            .collect::<Vec<_>>(),
+    )
     .bind(vectors.iter().map(|v| PgTime(v.at)).collect::<Vec<_>>())
     .bind(vectors.iter().map(|v| v.instance.0).collect::<Vec<_>>())
     .bind(vectors.iter().map(|v| v.draining).collect::<Vec<_>>())
     .bind(vectors.iter().map(|v| line(v.slots)).collect::<Vec<_>>())
-    .bind(vectors.iter().map(|v| line(v.running_count)).collect::<Vec<_>>())
-    .bind(vectors.iter().map(|v| line(v.queued_count)).collect::<Vec<_>>())
+    .bind(
+        vectors
+            .iter()
+            .map(|v| line(v.running_count))
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        vectors
+            .iter()
+            .map(|v| line(v.queued_count))
+            .collect::<Vec<_>>(),
+    )
     .bind(
         vectors
             .iter()
@@ -214,13 +234,25 @@ async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
          queued = excluded.queued \
          WHERE n.last_seen_at IS NULL OR n.last_seen_at < excluded.last_seen_at",
     )
-    .bind(last.iter().map(|v| v.node.as_str().to_owned()).collect::<Vec<_>>())
+    .bind(
+        last.iter()
+            .map(|v| v.node.as_str().to_owned())
+            .collect::<Vec<_>>(),
+    )
     .bind(last.iter().map(|v| v.instance.0).collect::<Vec<_>>())
     .bind(last.iter().map(|v| PgTime(v.at)).collect::<Vec<_>>())
     .bind(last.iter().map(|v| v.draining).collect::<Vec<_>>())
     .bind(last.iter().map(|v| line(v.slots)).collect::<Vec<_>>())
-    .bind(last.iter().map(|v| line(v.running_count)).collect::<Vec<_>>())
-    .bind(last.iter().map(|v| line(v.queued_count)).collect::<Vec<_>>())
+    .bind(
+        last.iter()
+            .map(|v| line(v.running_count))
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        last.iter()
+            .map(|v| line(v.queued_count))
+            .collect::<Vec<_>>(),
+    )
     .execute(&mut *connection)
     .await?;
     Ok(())
@@ -285,9 +317,18 @@ mod tests {
     fn nodes_are_bounded_and_silent_ones_make_room() {
         let mut thinner = Thinner::new(Duration::from_secs(5), 0.05);
         for n in 0..NODES_LIMIT {
-            assert_eq!(thinner.judge(&vector(&format!("n{n}"), None), seconds(0)), Verdict::Keep);
+            assert_eq!(
+                thinner.judge(&vector(&format!("n{n}"), None), seconds(0)),
+                Verdict::Keep
+            );
         }
-        assert_eq!(thinner.judge(&vector("late", None), seconds(1)), Verdict::Full);
-        assert_eq!(thinner.judge(&vector("late", None), seconds(100)), Verdict::Keep);
+        assert_eq!(
+            thinner.judge(&vector("late", None), seconds(1)),
+            Verdict::Full
+        );
+        assert_eq!(
+            thinner.judge(&vector("late", None), seconds(100)),
+            Verdict::Keep
+        );
     }
 }

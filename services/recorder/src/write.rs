@@ -10,11 +10,11 @@ use std::sync::LazyLock;
 use fiec_schemas::{NodeId, Sequence, subjects};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
-use crate::copy::{CopyBuffer, json_without_nul, saturate, without_nul};
-use crate::rows::{
-    BOUNDARIES, Columns, DECISIONS, EVENTS, EXECUTIONS, ExecutionRow, PLACEMENTS, PlacementRow,
-    RebindingRow, Rows, contract, json, line, names, upsert,
+use crate::columns::{
+    BOUNDARIES, Columns, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS, names, upsert,
 };
+use crate::copy::{CopyBuffer, json_without_nul, saturate, without_nul};
+use crate::rows::{ExecutionRow, PlacementRow, RebindingRow, Rows, contract, json, line};
 use crate::time::PgTime;
 
 /// Rows with their COPY streams.
@@ -29,9 +29,15 @@ impl Prepared {
     /// Encodes what goes by COPY. Costs processor time: not for an async task.
     pub fn new(rows: Rows) -> Self {
         let mut executions = CopyBuffer::default();
-        rows.executions.iter().filter(|r| r.fresh).for_each(|r| r.copy(&mut executions));
+        rows.executions
+            .iter()
+            .filter(|r| r.fresh)
+            .for_each(|r| r.copy(&mut executions));
         let mut placements = CopyBuffer::default();
-        rows.placements.iter().filter(|r| r.fresh).for_each(|r| r.copy(&mut placements));
+        rows.placements
+            .iter()
+            .filter(|r| r.fresh)
+            .for_each(|r| r.copy(&mut placements));
         let mut decisions = CopyBuffer::default();
         rows.decisions.iter().for_each(|r| r.copy(&mut decisions));
         let mut boundaries = CopyBuffer::default();
@@ -57,25 +63,25 @@ impl Prepared {
 
     /// Rows that go by COPY, and bytes.
     pub fn copied(&self) -> (usize, usize) {
-        self.copies.iter().fold((0, 0), |(r, b), (_, _, bytes, rows)| (r + rows, b + bytes.len()))
+        self.copies
+            .iter()
+            .fold((0, 0), |(r, b), (_, _, bytes, rows)| {
+                (r + rows, b + bytes.len())
+            })
     }
 
-    /// Rows of every kind.
+    /// New rows; one that is only changed does not count again.
     pub fn row_count(&self) -> usize {
-        let r = &self.rows;
-        r.executions.len()
-            + r.placements.len()
-            + r.decisions.len()
-            + r.boundaries.len()
-            + r.events.len()
-            + r.rebindings.len()
+        self.copied().0 + self.rows.rebindings.len()
     }
 
     /// Sends the COPY streams, in a transaction of the caller's.
     pub(crate) async fn copy_to(&self, connection: &mut PgConnection) -> sqlx::Result<()> {
         for (table, columns, bytes, _) in &self.copies {
-            let statement =
-                format!("COPY {table} ({}) FROM STDIN WITH (FORMAT binary)", names(columns));
+            let statement = format!(
+                "COPY {table} ({}) FROM STDIN WITH (FORMAT binary)",
+                names(columns)
+            );
             let mut copy = connection.copy_in_raw(&statement).await?;
             copy.send(bytes.as_slice()).await?;
             copy.finish().await?;
@@ -107,7 +113,11 @@ pub struct Writer {
 impl Writer {
     /// Connects with the first batch.
     pub fn new(pool: PgPool) -> Self {
-        Self { pool, connection: None, days: BTreeSet::new() }
+        Self {
+            pool,
+            connection: None,
+            days: BTreeSet::new(),
+        }
     }
 
     /// Writes a batch and moves the ledger's checkpoint from `expected` to the batch's last
@@ -137,7 +147,11 @@ impl Writer {
                 // since a partition may have been dropped after we saw it.
                 self.days.clear();
                 let code = error.as_database_error().and_then(|e| e.code());
-                if code.as_deref() == Some("23505") { Ok(Written::Conflict) } else { Err(error) }
+                if code.as_deref() == Some("23505") {
+                    Ok(Written::Conflict)
+                } else {
+                    Err(error)
+                }
             }
         }
     }
@@ -148,7 +162,9 @@ async fn connect(pool: &PgPool) -> sqlx::Result<PgConnection> {
     let mut connection = pool.acquire().await?.detach();
     // A crash of PostgreSQL may lose the last transactions, but always a whole tail of them and the
     // checkpoint with them: the ledger is replayed from there. So no commit waits for the disk.
-    sqlx::query("SET synchronous_commit = off").execute(&mut connection).await?;
+    sqlx::query("SET synchronous_commit = off")
+        .execute(&mut connection)
+        .await?;
     Ok(connection)
 }
 
@@ -228,7 +244,12 @@ fn node(value: Option<&NodeId>) -> Option<String> {
 
 async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result<()> {
     static SQL: LazyLock<String> = LazyLock::new(|| {
-        upsert("executions", &["id"], EXECUTIONS, " WHERE executions.ordinal < excluded.ordinal")
+        upsert(
+            "executions",
+            &["id"],
+            EXECUTIONS,
+            " WHERE executions.ordinal < excluded.ordinal",
+        )
     });
     let rows: Vec<&ExecutionRow> = all.iter().filter(|r| !r.fresh).collect();
     if rows.is_empty() {
@@ -239,13 +260,16 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
     sqlx::query(AssertSqlSafe(SQL.as_str()))
         .bind(column!(rows, |r| r.id.0))
         .bind(column!(rows, |r| r.tenant.as_str().to_owned()))
-        .bind(column!(rows, |r| spec(r).and_then(|s| s.id.as_ref().map(|i| i.as_str().to_owned()))))
+        .bind(column!(rows, |r| spec(r)
+            .and_then(|s| s.id.as_ref().map(|i| i.as_str().to_owned()))))
         .bind(column!(rows, |r| r.batch.map(|b| b.id.0)))
         .bind(column!(rows, |r| r.batch.map(|b| line(b.line))))
         .bind(column!(rows, |r| spec(r).map(|s| s.program.clone())))
         .bind(column!(rows, |r| contract(r.contract).to_owned()))
         .bind(column!(rows, |r| r.submission.0.to_vec()))
-        .bind(column!(rows, |r| json_text(spec(r).map(|s| json(&*s)).as_ref())))
+        .bind(column!(rows, |r| json_text(
+            spec(r).map(|s| json(&*s)).as_ref()
+        )))
         .bind(column!(rows, |r| PgTime(r.submitted_at)))
         .bind(column!(rows, |r| r.phase.to_owned()))
         .bind(column!(rows, |r| node(r.node.as_ref())))

@@ -1,1 +1,324 @@
-//! The worker agent: claims a node, pulls capsules, runs programs in child processes, commits boundaries.
+//! The worker agent: claims a node, pulls capsules, runs programs in child processes, commits
+//! boundaries, hands executions over, drains.
+//!
+//! ```text
+//! capsules ──▶ shared (queue, slots) ──▶ runner ◀──▶ child process
+//! handover ──▶                             │ appends, one in flight
+//! control  ──▶ runner                      ▼
+//!                                        ledger
+//! ```
+//!
+//! One [`runner`] is the only writer of its execution's ledger while that is started here. It
+//! runs best on a current-thread run time. Nothing is decided here that the policy service
+//! decides: where an execution goes, and whether a node is viable.
+
+mod appends;
+mod attempts;
+pub mod capsules;
+pub mod child_process;
+pub mod claim;
+pub mod control;
+pub mod handover;
+pub mod leftovers;
+pub mod link;
+pub mod logs;
+pub mod message;
+pub mod metrics;
+pub mod options;
+pub mod pool;
+pub mod runner;
+pub mod shared;
+pub mod telemetry;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fiec_broker::{Broker, BrokerError, sight};
+use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig};
+use fiec_schemas::messages::RecorderCheckpoint;
+use fiec_schemas::{Cause, InstanceId, NodeDescriptor, Timestamp, programs, subjects};
+use futures_util::StreamExt;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use claim::ClaimError;
+pub use options::Options;
+
+use crate::child_process::Spawner;
+use crate::logs::Logs;
+use crate::metrics::Metrics;
+use crate::pool::Pool;
+use crate::shared::{Control, Shared};
+
+/// Why an agent could not start or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The name could not be had.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The broker did not do something.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The machine did not do something.
+    #[error("{what}: {source}")]
+    Machine {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another instance took the name; everything here was stopped.
+    #[error("another worker has taken the name {0}; this one stopped at once")]
+    Fenced(fiec_schemas::NodeId),
+}
+
+fn machine(what: &'static str) -> impl FnOnce(std::io::Error) -> AgentError {
+    move |source| AgentError::Machine { what, source }
+}
+
+/// The memory limit that is in force, and the cgroup that enforces it if one could be made.
+fn limit_memory(options: &Options) -> (MemoryLimit, Option<NodeCgroup>) {
+    let Some(bytes) = options.memory_limit else {
+        return (MemoryLimit::detect(), None);
+    };
+    let declared = MemoryLimit::Declared {
+        bytes,
+        root_pid: std::process::id(),
+    };
+    if !options.cgroup {
+        return (declared, None);
+    }
+    let made =
+        NodeCgroup::create(&options.node, bytes).and_then(|group| group.enter().map(|()| group));
+    match made {
+        Ok(group) => (group.limit(), Some(group)),
+        Err(error) => {
+            tracing::info!(%error, bytes, "no cgroup; the limit is a declared budget");
+            (declared, None)
+        }
+    }
+}
+
+/// The agent.
+#[derive(Debug, Clone, Copy)]
+pub struct Agent;
+
+impl Agent {
+    /// Runs until `stop`; then yields everything at its next boundary and leaves.
+    ///
+    /// # Errors
+    /// When it cannot start, or another instance takes its name.
+    pub async fn run(
+        options: Options,
+        broker: Broker,
+        stop: CancellationToken,
+    ) -> Result<(), AgentError> {
+        leftovers::sweep(&options.run_dir).map_err(machine("cannot use the run folder"))?;
+        let (limit, _cgroup) = limit_memory(&options);
+        let instance = InstanceId::random();
+        let metrics = Metrics::default();
+        let done = CancellationToken::new();
+        let _done = done.clone().drop_guard();
+        let http = match options.http {
+            Some(addr) => {
+                let mut registry = Registry::default();
+                metrics.register(&mut registry);
+                let client = broker.client.clone();
+                let health = move || match client.connection_state() {
+                    async_nats::connection::State::Connected => Ok(()),
+                    state => Err(format!("NATS: {state}")),
+                };
+                let addr = sight::serve(addr, Arc::new(registry), health, done.clone())
+                    .await
+                    .map_err(machine("cannot serve /metrics"))?;
+                Some(format!("http://{addr}"))
+            }
+            None => None,
+        };
+        let descriptor = describe(&options, &limit, instance, http)?;
+        let spawner = Spawner::new(
+            options.child_command.clone(),
+            options.data_dir.clone(),
+            options.run_dir.clone(),
+        )
+        .map_err(machine("cannot start a thread"))?;
+        let pool = {
+            let (broker, node) = (broker.clone(), options.node.clone());
+            Arc::new(Pool::new(options.slots as usize + 2, spawner, move || {
+                Logs::new(&broker, &node)
+            }))
+        };
+        pool.warm().await;
+        let config = SamplerConfig {
+            memory: limit,
+            run_dir: Some(options.run_dir.clone()),
+            devices: options.devices,
+            ..SamplerConfig::default()
+        };
+        let sampler = Sampler::new(config);
+        let (stretch, watched) = watch::channel(0);
+        let shared = Arc::new(Shared::new(
+            options,
+            broker.clone(),
+            instance,
+            pool,
+            metrics,
+            watched,
+        ));
+        let claim = claim::claim(&broker, &descriptor).await?;
+        let node = shared.node().clone();
+        // Heard from here on: whoever reads the descriptor may speak to this node.
+        let subscribe = async |subject: String| {
+            broker
+                .client
+                .subscribe(subject)
+                .await
+                .map_err(BrokerError::operation("subscribe"))
+        };
+        let requests = subscribe(subjects::control(&node)).await?;
+        let handovers = subscribe(subjects::handover(&node)).await?;
+        let checkpoints = subscribe(subjects::RECORDER_CHECKPOINT.to_owned()).await?;
+        tokio::spawn(control::serve(shared.clone(), requests, done.clone()));
+        tokio::spawn(handover::receive(shared.clone(), handovers, done.clone()));
+        tokio::spawn(follow_recorder(checkpoints, stretch, done.clone()));
+        tokio::spawn(sweep_pool(shared.clone(), done.clone()));
+        let telemetry = tokio::spawn(telemetry::publish(shared.clone(), sampler, done.clone()));
+        let pulling = stop.child_token();
+        let puller = tokio::spawn(capsules::pull(shared.clone(), pulling.clone()));
+        tracing::info!(%node, %instance, slots = shared.options.slots, "worker is ready");
+        let fenced = tokio::select! {
+            () = stop.cancelled() => false,
+            () = shared.options.leave_now.cancelled() => false,
+            () = claim.taken_over(done.clone()) => true,
+        };
+        shared.draining.store(true, Ordering::Release);
+        pulling.cancel();
+        if fenced {
+            tracing::error!(%node, "another instance has this node's name; stopping at once");
+            shared.halt.cancel();
+            shared.pool.clear();
+            drained(&shared, Duration::from_secs(1)).await;
+            return Err(AgentError::Fenced(node));
+        }
+        let _ = puller.await;
+        drain(&shared).await;
+        done.cancel();
+        let _ = telemetry.await;
+        claim.release(&broker, "stopped").await;
+        shared.halt.cancel();
+        shared.pool.clear();
+        let _ = tokio::time::timeout(Duration::from_secs(1), broker.client.flush()).await;
+        tracing::info!(%node, "worker has left");
+        Ok(())
+    }
+}
+
+fn describe(
+    options: &Options,
+    limit: &MemoryLimit,
+    instance: InstanceId,
+    http: Option<String>,
+) -> Result<NodeDescriptor, AgentError> {
+    let mut descriptor = NodeDescriptor {
+        v: 1,
+        node: options.node.clone(),
+        instance,
+        host: String::new(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: Timestamp::now(),
+        shard: options.shard,
+        slots: options.slots,
+        cpus: 0,
+        isa: String::new(),
+        memory_limit_bytes: 0,
+        memory_limit_source: String::new(),
+        substrates: Vec::new(),
+        programs: programs::BUILT_IN.map(str::to_owned).to_vec(),
+        labels: options.labels.clone(),
+        thresholds: options.thresholds.clone(),
+        http,
+    };
+    fiec_probes::descriptor::describe(&mut descriptor, limit)
+        .map_err(machine("cannot read this machine's memory"))?;
+    Ok(descriptor)
+}
+
+async fn follow_recorder(
+    mut checkpoints: async_nats::Subscriber,
+    stretch: watch::Sender<u32>,
+    stop: CancellationToken,
+) {
+    loop {
+        let message = tokio::select! {
+            () = stop.cancelled() => return,
+            message = checkpoints.next() => message,
+        };
+        let Some(message) = message else { return };
+        if let Ok(checkpoint) = serde_json::from_slice::<RecorderCheckpoint>(&message.payload) {
+            let wanted = telemetry::stretch_for(checkpoint.lag);
+            stretch.send_if_modified(|now| std::mem::replace(now, wanted) != wanted);
+        }
+    }
+}
+
+async fn sweep_pool(shared: Arc<Shared>, stop: CancellationToken) {
+    let mut tick = tokio::time::interval(Duration::from_secs(5));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = tick.tick() => shared.pool.sweep(shared.options.child_idle),
+        }
+    }
+}
+
+/// Waits until nothing lives here.
+async fn drained(shared: &Shared, within: Duration) -> bool {
+    let empty = async {
+        loop {
+            let left = shared.left.notified();
+            if shared.live().is_empty() {
+                return;
+            }
+            let _ = tokio::time::timeout(Duration::from_millis(100), left).await;
+        }
+    };
+    tokio::time::timeout(within, empty).await.is_ok()
+}
+
+/// Gives everything up at its next boundary.
+async fn drain(shared: &Arc<Shared>) {
+    shared.news.notify_one();
+    for job in shared.take_queue() {
+        tokio::spawn(capsules::refuse(
+            shared.clone(),
+            job,
+            "the node is draining",
+        ));
+    }
+    let orders: Vec<_> = shared
+        .live()
+        .values()
+        .filter(|l| l.begun)
+        .map(|l| l.control.clone())
+        .collect();
+    tracing::info!(running = orders.len(), node = %shared.node(), "draining");
+    for order in orders {
+        let _ = order.try_send(Control::Yield {
+            cause: Cause::Drain {
+                who: "sigterm".to_owned(),
+            },
+            to: None,
+        });
+    }
+    tokio::select! {
+        all = drained(shared, shared.options.drain_deadline) => {
+            if !all {
+                tracing::warn!(left = shared.live().len(), "drain deadline passed; the rest resumes elsewhere from its last commit");
+            }
+        }
+        () = shared.options.leave_now.cancelled() => tracing::warn!("leaving at once"),
+    }
+}

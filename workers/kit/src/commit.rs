@@ -37,7 +37,14 @@ pub struct Schedule {
 impl Schedule {
     /// At `now`, nothing being unacknowledged.
     pub fn new(policy: CommitPolicy, stretch: Duration, now: Duration) -> Self {
-        Self { policy, stretch, cost: Duration::ZERO, last: now, since: 0, unacknowledged: 0 }
+        Self {
+            policy,
+            stretch,
+            cost: Duration::ZERO,
+            last: now,
+            since: 0,
+            unacknowledged: 0,
+        }
     }
 
     /// Wishes routine commits by time to be at least so far apart.
@@ -62,7 +69,9 @@ impl Schedule {
             CommitPolicy::Every(k) if self.since < k.get() => Due::No,
             CommitPolicy::Every(_) if self.unacknowledged >= WINDOW => Due::CommitWhenAcknowledged,
             CommitPolicy::Every(_) => Due::Commit,
-            _ if now.saturating_sub(self.last) < self.interval() || self.unacknowledged > 0 => Due::No,
+            _ if now.saturating_sub(self.last) < self.interval() || self.unacknowledged > 0 => {
+                Due::No
+            }
             _ => Due::Commit,
         }
     }
@@ -96,7 +105,11 @@ mod tests {
 
     #[test]
     fn every_kth_boundary_is_kept_by_waiting_never_by_skipping() {
-        let mut s = Schedule::new(CommitPolicy::Every(NonZeroU64::new(2).unwrap()), MS * 60_000, MS);
+        let mut s = Schedule::new(
+            CommitPolicy::Every(NonZeroU64::new(2).unwrap()),
+            MS * 60_000,
+            MS,
+        );
         assert_eq!(s.boundary(MS), Due::No);
         assert_eq!(s.boundary(MS), Due::Commit);
         s.sent(MS, MS);

@@ -231,10 +231,18 @@ pub fn lengths(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, u64), FrameError> 
 
 fn check(head: u64, body: u64) -> Result<(), FrameError> {
     if head > HEAD_LIMIT as u64 {
-        return Err(FrameError::TooLarge { what: "head", found: head, limit: HEAD_LIMIT as u64 });
+        return Err(FrameError::TooLarge {
+            what: "head",
+            found: head,
+            limit: HEAD_LIMIT as u64,
+        });
     }
     if body > BODY_LIMIT {
-        return Err(FrameError::TooLarge { what: "body", found: body, limit: BODY_LIMIT });
+        return Err(FrameError::TooLarge {
+            what: "body",
+            found: body,
+            limit: BODY_LIMIT,
+        });
     }
     Ok(())
 }
@@ -262,7 +270,11 @@ pub fn write<T: Serialize>(
     }
     let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(body.len() + 1);
     slices.push(IoSlice::new(&head));
-    slices.extend(body.iter().filter(|b| !b.is_empty()).map(|b| IoSlice::new(b)));
+    slices.extend(
+        body.iter()
+            .filter(|b| !b.is_empty())
+            .map(|b| IoSlice::new(b)),
+    );
     let mut rest = &mut slices[..];
     while !rest.is_empty() {
         match to.write_vectored(rest) {
@@ -310,11 +322,19 @@ mod tests {
     #[test]
     fn a_frame_survives_the_wire() {
         let mut wire = Vec::new();
-        write(&mut wire, &Order::Committed { index: 7 }, &[b"ab", b"", b"c"]).unwrap();
+        write(
+            &mut wire,
+            &Order::Committed { index: 7 },
+            &[b"ab", b"", b"c"],
+        )
+        .unwrap();
         write(&mut wire, &Order::Yield, &[]).unwrap();
         let mut from = &wire[..];
         let (order, body) = read::<Order>(&mut from).unwrap().unwrap();
-        assert_eq!((order, &body[..]), (Order::Committed { index: 7 }, &b"abc"[..]));
+        assert_eq!(
+            (order, &body[..]),
+            (Order::Committed { index: 7 }, &b"abc"[..])
+        );
         assert_eq!(read::<Order>(&mut from).unwrap().unwrap().0, Order::Yield);
         assert!(read::<Order>(&mut from).unwrap().is_none());
     }
@@ -328,12 +348,21 @@ mod tests {
         }
         let mut long_head = wire.clone();
         long_head[..4].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(matches!(read::<Order>(&long_head[..]), Err(FrameError::TooLarge { what: "head", .. })));
+        assert!(matches!(
+            read::<Order>(&long_head[..]),
+            Err(FrameError::TooLarge { what: "head", .. })
+        ));
         let mut long_body = wire.clone();
         long_body[4..12].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert!(matches!(read::<Order>(&long_body[..]), Err(FrameError::TooLarge { what: "body", .. })));
+        assert!(matches!(
+            read::<Order>(&long_body[..]),
+            Err(FrameError::TooLarge { what: "body", .. })
+        ));
         let mut nonsense = wire;
         nonsense[PREFIX_BYTES] = b'!';
-        assert!(matches!(read::<Order>(&nonsense[..]), Err(FrameError::Head(_))));
+        assert!(matches!(
+            read::<Order>(&nonsense[..]),
+            Err(FrameError::Head(_))
+        ));
     }
 }

@@ -96,11 +96,7 @@ pub trait Program: Sized + Send {
     ///
     /// # Errors
     /// When it cannot be reached; the state is then not used any more.
-    fn capsule(
-        &mut self,
-        state: &mut Self::State,
-        cx: &mut Capsule,
-    ) -> Result<Step, ProgramError>;
+    fn capsule(&mut self, state: &mut Self::State, cx: &mut Capsule) -> Result<Step, ProgramError>;
 
     /// Where it stands; called a few times a second at most.
     fn progress(&self, _state: &Self::State) -> Progress {
@@ -126,7 +122,10 @@ pub struct Capsule {
 
 impl Capsule {
     pub(crate) fn new(index: BoundaryIndex) -> Self {
-        Self { index, outputs: Vec::new() }
+        Self {
+            index,
+            outputs: Vec::new(),
+        }
     }
 
     pub(crate) fn advance(&mut self) {
@@ -169,7 +168,10 @@ pub struct Inputs {
 impl Inputs {
     /// Relative paths are looked up in this folder.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), cached: Vec::new() }
+        Self {
+            folder: folder.into(),
+            cached: Vec::new(),
+        }
     }
 
     /// The path that a name stands for.
@@ -179,13 +181,18 @@ impl Inputs {
 
     fn stamp(path: &PathBuf) -> Option<Stamp> {
         let meta = std::fs::metadata(path).ok()?;
-        Some(Stamp { bytes: meta.len(), modified: meta.modified().ok() })
+        Some(Stamp {
+            bytes: meta.len(),
+            modified: meta.modified().ok(),
+        })
     }
 
     /// True when every input that is kept is still what lies on disk.
     pub(crate) fn are_current(&self) -> bool {
         self.cached.iter().all(|c| {
-            c.file.as_ref().is_none_or(|(path, stamp)| Self::stamp(path).as_ref() == Some(stamp))
+            c.file
+                .as_ref()
+                .is_none_or(|(path, stamp)| Self::stamp(path).as_ref() == Some(stamp))
         })
     }
 
@@ -215,7 +222,11 @@ impl Inputs {
         if self.cached.len() >= INPUTS_LIMIT {
             self.cached.remove(0);
         }
-        self.cached.push(Cached { key: key.to_owned(), file, value: value.clone() });
+        self.cached.push(Cached {
+            key: key.to_owned(),
+            file,
+            value: value.clone(),
+        });
         Ok(value)
     }
 }

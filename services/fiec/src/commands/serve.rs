@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use fiec_broker::topology;
@@ -110,19 +111,29 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     });
     let mut thresholds: Thresholds = fiec_schemas::hardware::default_thresholds();
     thresholds.extend(args.threshold);
-    let options = fiec_agent::Options {
+    let mut options = fiec_agent::Options {
         slots: args.slots,
         memory_limit: args.memory_limit,
-        use_cgroup: !args.no_cgroup,
+        cgroup: !args.no_cgroup,
         thresholds,
         labels: args.label.into_iter().collect::<BTreeMap<_, _>>(),
         shard: args.shard,
         http: Some(args.http.http),
+        drain_deadline: Duration::from_secs_f64(args.drain_seconds.clamp(0.0, 86_400.0)),
         ..fiec_agent::Options::new(node.clone())
     };
+    if let Some(folder) = args.run_dir {
+        options.run_dir = folder.join(node.as_str());
+    }
+    if let Some(folder) = args.input_dir {
+        options.data_dir = folder;
+    }
+    if args.cold {
+        options.child_idle = Duration::ZERO;
+    }
     let broker = global.broker(&format!("worker {node}")).await?;
-    let stop = stop_on_signals()?;
-    fiec_agent::run(options, broker, stop).await?;
+    let stop = stop_on_signals(options.leave_now.clone())?;
+    fiec_agent::Agent::run(options, broker, stop).await?;
     Ok(Outcome::Done)
 }
 
@@ -142,11 +153,10 @@ pub struct PolicyArgs {
 /// When the broker cannot be reached or lacks its streams.
 pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("policy").await?;
-    let options = fiec_policy_service::Options {
-        http: Some(args.http.http),
-        ..fiec_policy_service::Options::default()
-    };
-    let stop = stop_on_signals()?;
+    let mut options = fiec_policy_service::Options::default();
+    options.http = Some(args.http.http);
+    options.policy.liveness_ms = args.liveness_ms;
+    let stop = stop_on_signals(CancellationToken::new())?;
     fiec_policy_service::PolicyService::new(options, broker).run(stop).await?;
     Ok(Outcome::Done)
 }
@@ -171,17 +181,20 @@ pub struct RecorderArgs {
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("recorder").await?;
     let pool = fiec_recorder::connect(&global.database_url()?).await?;
-    let options = fiec_recorder::Options {
+    let options = fiec_recorder::RecorderOptions {
         http: Some(args.http.http),
-        ..fiec_recorder::Options::default()
+        state_limit_bytes: args.state_limit,
+        retention_days: args.keep_days,
+        ..fiec_recorder::RecorderOptions::default()
     };
-    let stop = stop_on_signals()?;
+    let stop = stop_on_signals(CancellationToken::new())?;
     fiec_recorder::Recorder::new(options, broker, pool).run(stop).await?;
     Ok(Outcome::Done)
 }
 
-/// A token that SIGTERM and Ctrl-C cancel; a second signal ends the process at once.
-fn stop_on_signals() -> anyhow::Result<CancellationToken> {
+/// A token that SIGTERM and Ctrl-C cancel; the second signal cancels `leave_now`, and the third
+/// ends the process at once.
+fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -192,12 +205,17 @@ fn stop_on_signals() -> anyhow::Result<CancellationToken> {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            if count > 0 {
-                tracing::warn!("second signal: leaving at once");
-                std::process::exit(130);
+            match count {
+                0 => {
+                    tracing::info!("stopping");
+                    token.cancel();
+                }
+                1 => {
+                    tracing::warn!("second signal: leaving at once");
+                    leave_now.cancel();
+                }
+                _ => std::process::exit(130),
             }
-            tracing::info!("stopping");
-            token.cancel();
         }
     });
     Ok(stop)

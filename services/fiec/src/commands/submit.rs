@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
 use fiec_schemas::submission::{LINE_LIMIT, lines};
-use fiec_schemas::{ExecutionId, LineError, Phase, Tenant};
+use fiec_schemas::{ClientId, ExecutionId, LineError, Phase, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -39,7 +39,7 @@ pub struct SubmitArgs {
 struct Taken {
     line: u32,
     id: ExecutionId,
-    client_id: Option<String>,
+    client_id: Option<ClientId>,
     existing: bool,
 }
 
@@ -48,7 +48,13 @@ struct Taken {
 /// # Errors
 /// When the file cannot be read or nobody answers.
 pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let text = read(&args.file)?;
+    let text = match read(&args.file) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return Ok(Outcome::BadInput);
+        }
+    };
     let broker = global.broker("submit").await?;
     let (taken, errors) = submit_all(&broker, &args.tenant.tenant, &text).await?;
     for taken in &taken {

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId,
+    Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Phase,
     Sequence, Submission, Tenant, Timestamp,
 };
 
@@ -87,6 +87,8 @@ pub enum Input<'a> {
         seq: Sequence,
         /// The epoch after it.
         epoch: u64,
+        /// The phase after it.
+        phase: &'a Phase,
     },
     /// An append of ours failed and the ledger is empty.
     Vanished {
@@ -227,6 +229,11 @@ impl Policy {
 
     /// Takes one input and pushes what follows from it.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+        // Whatever comes first after a stall of the observer must not be judged by its clock.
+        if self.last_tick.is_some_and(|last| now.mono.since(last) > self.config.stall_ms) {
+            self.last_tick = Some(now.mono);
+            self.start_clocks_anew(now.mono);
+        }
         match input {
             Input::Submission { execution, tenant, spec, submitted_at, may_hold } => {
                 self.submission(now, execution, tenant, spec, submitted_at, may_hold, out);
@@ -234,7 +241,9 @@ impl Policy {
             Input::Ledger(view) => self.follow(now, view, false, out),
             Input::Reread(view) => self.follow(now, view, true, out),
             Input::Spec { execution, spec } => self.learn_spec(now, execution, spec),
-            Input::Appended { execution, seq, epoch } => self.appended(now, execution, seq, epoch),
+            Input::Appended { execution, seq, epoch, phase } => {
+                self.appended(now, execution, seq, epoch, phase);
+            }
             Input::Vanished { execution } => self.forget(execution),
             Input::Descriptor(descriptor) => self.descriptor(now, descriptor, out),
             Input::Gone(node) => self.gone(now, node, out),
@@ -265,13 +274,7 @@ impl Policy {
     }
 
     fn tick(&mut self, now: Now, out: &mut Vec<Action>) {
-        let stalled = self
-            .last_tick
-            .is_some_and(|last| now.mono.since(last) > self.config.stall_ms);
         self.last_tick = Some(now.mono);
-        if stalled {
-            self.start_clocks_anew(now.mono);
-        }
         self.replicas.expire(now.mono, self.config.replica_ms);
         if !self.loaded {
             return;
@@ -308,6 +311,7 @@ impl Policy {
     fn begin(&mut self, now: Now) {
         self.loaded = true;
         self.dirty = true;
+        self.last_tick = Some(now.mono);
         self.start_clocks_anew(now.mono);
     }
 
@@ -319,6 +323,11 @@ impl Policy {
     /// True for an execution that is known and lives.
     pub fn knows(&self, id: ExecutionId) -> bool {
         self.cluster.execution(id).is_some()
+    }
+
+    /// Whose a live execution is.
+    pub fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
+        self.cluster.execution(id).map(|e| e.tenant.clone())
     }
 
     /// How many executions live.
@@ -354,7 +363,7 @@ impl Policy {
         &self.config
     }
 
-    /// A digest over nothing but the profile index space; for tests of determinism.
+    /// A digest over all that is known of the cluster; for tests of determinism.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> Digest {
         Digest::of(format!("{:?}", self.cluster).as_bytes())

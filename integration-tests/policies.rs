@@ -1,0 +1,141 @@
+//! Several policy services and no leader: a flood is bound once, whoever dies, and whoever starts
+//! takes over what lives.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use fiec::cluster::ClusterOptions;
+use fiec_schemas::Event;
+use serde_json::json;
+use support::{Lab, args, audit, digest_of, undisturbed_synthetic, until, workers};
+
+const MESSAGES: usize = 40;
+const LINES: usize = 15;
+
+#[tokio::test]
+async fn three_policies_bind_each_submission_of_a_flood_once_though_one_is_killed() {
+    let mut lab = Lab::start(ClusterOptions {
+        policies: 3,
+        workers: 3,
+        worker_args: args(&["--slots", "4"]),
+        ..workers(0)
+    })
+    .await;
+    let expected: BTreeSet<_> = (0..MESSAGES * LINES)
+        .map(|n| lab.id(&format!("f{n}")))
+        .collect();
+    for message in 0..MESSAGES {
+        let lines: Vec<String> = (0..LINES)
+            .map(|line| {
+                let id = format!("f{}", message * LINES + line);
+                json!({"id": id, "program": "synthetic@1", "params": {"capsules": 3, "work_us": 500}})
+                    .to_string()
+            })
+            .collect();
+        lab.publish_text(&lines.join("\n")).await;
+        if message == MESSAGES / 2 {
+            until("the flood is being worked on", async || {
+                (lab.journal.ended_count("completed") > 0).then_some(())
+            })
+            .await;
+            lab.policies[1].kill();
+        }
+    }
+    let all = MESSAGES * LINES;
+    until("the whole flood has completed", async || {
+        (lab.journal.ended_count("completed") >= all).then_some(())
+    })
+    .await;
+
+    let ledgers = lab.journal.by_execution();
+    let found: BTreeSet<_> = ledgers.keys().copied().collect();
+    assert_eq!(found, expected, "a ledger for each submission and no other");
+    let digest = undisturbed_synthetic(&json!({"capsules": 3})).await;
+    for ledger in ledgers.values() {
+        // Epochs grow by one and each is started once, by its holder: never two live bindings.
+        audit(ledger);
+        let events = || ledger.iter().flat_map(|line| &line.message.events);
+        let started = events()
+            .filter(|e| matches!(e, Event::Started { .. }))
+            .count();
+        assert_eq!(started, 1, "no node was lost, so nothing ran twice");
+        assert_eq!(digest_of(ledger.last().unwrap()), digest);
+    }
+    lab.policies.remove(1);
+    lab.none_ended().unwrap();
+}
+
+#[tokio::test]
+async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
+    let mut lab = Lab::start(ClusterOptions {
+        policies: 2,
+        ..workers(2)
+    })
+    .await;
+    let params = json!({"capsules": 1_000, "work_us": 5_000, "state_bytes": 2_048});
+    let body = |id: &str| json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every": 20}});
+    let running = [
+        lab.publish_json(&body("r1")).await,
+        lab.publish_json(&body("r2")).await,
+    ];
+    for id in running {
+        lab.journal.computing(id, 1).await;
+    }
+    // One more than there are slots: it waits, and nobody will be there to place it.
+    let short = json!({"id": "waits", "program": "synthetic@1", "params": {"capsules": 4}});
+    let file = lab.file("waits.json", short.to_string());
+    lab.fiec(&["submit", &file.display().to_string()])
+        .await
+        .expect(0);
+    let waits = lab.id("waits");
+
+    lab.policies
+        .iter_mut()
+        .for_each(fiec::process::Process::kill);
+    lab.policies.clear();
+    let ran = lab.fiec(&["nodes"]).await.expect(4);
+    assert!(
+        ran.stderr.contains("fiec policy"),
+        "it says what to do: {ran:?}"
+    );
+    for id in running {
+        let before = lab.journal.of(id).last().unwrap().state().boundary_index();
+        let what = "it commits though no policy service is there";
+        lab.journal
+            .find(id, what, |line| {
+                (line.state().boundary_index() >= before + 60).then_some(())
+            })
+            .await;
+    }
+
+    lab.start_policy().unwrap();
+    lab.start_policy().unwrap();
+    lab.ready().await.unwrap();
+    // The fresh ones command what they did not start.
+    let moved = running[0];
+    let from = lab.journal.computing(moved, 1).await;
+    lab.fiec(&["pause", "r1"]).await.expect(0);
+    let what = "it is paused";
+    lab.journal
+        .find(moved, what, |line| (line.phase() == "paused").then_some(()))
+        .await;
+    lab.fiec(&["resume", "r1"]).await.expect(0);
+
+    lab.journal.ended(waits, "completed").await;
+    let digest = undisturbed_synthetic(&params).await;
+    for id in running {
+        let last = lab.journal.ended(id, "completed").await;
+        assert_eq!(digest_of(&last), digest, "first on {from}");
+        audit(&lab.journal.of(id));
+    }
+    assert_eq!(
+        lab.journal.of(running[1]).last().unwrap().state().epoch,
+        1,
+        "nothing else moved"
+    );
+    audit(&lab.journal.of(waits));
+    lab.none_ended().unwrap();
+}

@@ -1,0 +1,293 @@
+//! What people and scripts see: status, watch, logs, nodes, why, doctor, metrics, and that a
+//! resubmission is recognized.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use fiec_schemas::messages::{ApiReply, NodeStatus};
+use fiec_schemas::{LedgerMessage, Phase};
+use serde_json::{Value, json};
+use support::{Lab, args, until, workers, workers_with_history};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+
+fn printing(id: &str, capsules: u64) -> Value {
+    json!({"id": id, "program": "synthetic@1", "commit": {"every": 20},
+        "params": {"capsules": capsules, "work_us": 5_000, "state_bytes": 512, "print": true}})
+}
+
+#[tokio::test]
+async fn an_execution_is_seen_while_it_runs_and_followers_end_with_it() {
+    let mut lab = Lab::start(workers(1)).await;
+    let id = lab.publish_json(&printing("seen", 500)).await;
+    lab.journal.computing(id, 1).await;
+    let logs = lab.command(&["logs", "seen", "-f"]).spawn().unwrap();
+    let watch = lab.command(&["watch", "seen"]).spawn().unwrap();
+    let mut watch_json = lab.command(&["watch", "seen", "--json"]).spawn().unwrap();
+    let mut lines = BufReader::new(watch_json.stdout.take().unwrap()).lines();
+    let first = tokio::time::timeout(support::PATIENCE, lines.next_line()).await;
+    let line = first.unwrap().unwrap().expect("a line while it runs");
+    let message: LedgerMessage = serde_json::from_str(&line).unwrap();
+    assert_eq!(message.state.execution, id);
+
+    // By the client's id and by the UUID, for people and for scripts.
+    let status = lab.fiec(&["status", "seen"]).await.expect(0);
+    assert!(
+        status.stdout.contains("started") && status.stdout.contains("n1"),
+        "{status:?}"
+    );
+    let status = until("the progress beyond the commits is known", async || {
+        let ran = lab
+            .fiec(&["status", &id.to_string(), "--json"])
+            .await
+            .expect(0);
+        let reply: ApiReply = serde_json::from_str(&ran.stdout).unwrap();
+        let state = reply.state.unwrap();
+        assert_eq!(state.execution, id);
+        assert!(matches!(state.phase, Phase::Started(_)), "{state:?}");
+        reply.progress
+    })
+    .await;
+    assert_eq!((status.execution, status.of), (id, Some(500)));
+    let why = lab.fiec(&["why", "seen"]).await.expect(0);
+    assert!(why.stdout.contains("computing on n1"), "{why:?}");
+
+    let followed = tokio::time::timeout(support::PATIENCE, logs.wait_with_output()).await;
+    let followed = followed.unwrap().unwrap();
+    assert!(followed.status.success());
+    let text = String::from_utf8(followed.stdout).unwrap();
+    lab.journal.ended(id, "completed").await;
+    assert_eq!(text.lines().count(), 500, "each line once:\n{text}");
+    assert!(text.contains("stdout: boundary 1\n") && text.contains("boundary 500\n"));
+    assert!(
+        text.lines().all(|line| line.contains(" n1 e1 ")),
+        "node and epoch on every line"
+    );
+    let watched = tokio::time::timeout(support::PATIENCE, watch.wait_with_output()).await;
+    let watched = watched.unwrap().unwrap();
+    let text = String::from_utf8(watched.stdout).unwrap();
+    assert!(
+        watched.status.success() && text.contains("completed after 500 capsules"),
+        "{text}"
+    );
+
+    let after = lab.fiec(&["logs", "seen", "--json"]).await.expect(0);
+    let lines = after.json_lines();
+    assert_eq!(lines.len(), 500);
+    assert_eq!(
+        (&lines[0]["node"], &lines[0]["stream"]),
+        (&json!("n1"), &json!("stdout"))
+    );
+    let after = lab.fiec(&["watch", "seen"]).await.expect(0);
+    assert!(after.stdout.contains("completed"), "{after:?}");
+    for verb in ["status", "why", "logs", "watch"] {
+        let ran = lab.fiec(&[verb, "nobody"]).await.expect(1);
+        assert!(ran.stderr.contains("nobody"), "{verb}: {ran:?}");
+    }
+    lab.none_ended().unwrap();
+}
+
+#[tokio::test]
+async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
+    let lab = Lab::start(workers(1)).await;
+    let file = lab.file("one.json", printing("same", 40).to_string());
+    let name = file.display().to_string();
+    let first = lab.fiec(&["submit", &name]).await.expect(0);
+    assert_eq!(first.stdout.trim(), lab.id("same").to_string());
+    let again = lab.fiec(&["submit", "--json", &name]).await.expect(0);
+    let answer = &again.json_lines()[0];
+    assert_eq!(
+        (&answer["id"], &answer["existing"]),
+        (&json!(lab.id("same")), &json!(true))
+    );
+    // The same in other words: spelled defaults, another order.
+    let spelled = r#"{"retries":3,"params":{"print":true,"capsules":40,"work_us":5000,"state_bytes":512},
+        "commit":{"every":20},"program":"synthetic@1","id":"same"}"#;
+    let spelled = lab.file("spelled.json", spelled);
+    lab.fiec(&["submit", &spelled.display().to_string()])
+        .await
+        .expect(0);
+    let other = lab.file("other.json", printing("same", 41).to_string());
+    let refused = lab
+        .fiec(&["submit", &other.display().to_string()])
+        .await
+        .expect(2);
+    assert!(refused.stderr.contains("line 1, field id"), "{refused:?}");
+
+    // The exit code is the outcome, also for one that has ended before.
+    lab.fiec(&["submit", "--wait", &name]).await.expect(0);
+    lab.journal.ended(lab.id("same"), "completed").await;
+    lab.fiec(&["submit", "--wait", &name]).await.expect(0);
+    let refused = lab
+        .fiec(&["submit", &other.display().to_string()])
+        .await
+        .expect(2);
+    assert!(refused.stderr.contains("line 1, field id"), "{refused:?}");
+    assert_eq!(lab.journal.by_execution().len(), 1);
+
+    // Of another tenant it is another execution.
+    lab.fiec(&["submit", "--wait", "--tenant", "other", &name])
+        .await
+        .expect(0);
+    assert_eq!(lab.journal.by_execution().len(), 2);
+    let tenant = lab
+        .fiec(&["submit", "--tenant", "a.b", &name])
+        .await
+        .expect(2);
+    assert!(tenant.stderr.contains("64 characters"), "{tenant:?}");
+}
+
+#[tokio::test]
+async fn what_waits_is_told_why_and_what_would_help() {
+    let lab = Lab::start(workers(1)).await;
+    let busy = json!({"id": "busy", "program": "synthetic@1",
+        "params": {"capsules": 100_000, "work_us": 1_000}});
+    let file = lab.file("busy.json", busy.to_string());
+    lab.fiec(&["submit", &file.display().to_string()])
+        .await
+        .expect(0);
+    lab.journal.computing(lab.id("busy"), 0).await;
+    let elsewhere = json!({"id": "elsewhere", "program": "synthetic@1",
+        "requires": {"nodes": ["n7"]}});
+    let large = json!({"id": "large", "program": "synthetic@1",
+        "requires": {"memory_bytes": 1u64 << 60}});
+    let labelled = json!({"id": "labelled", "program": "synthetic@1",
+        "requires": {"labels": {"rack": "7"}}});
+    let waits = json!({"id": "waits", "program": "synthetic@1"});
+    let lines = [&elsewhere, &large, &labelled, &waits]
+        .map(Value::to_string)
+        .join("\n");
+    let file = lab.file("waiting.jsonl", lines);
+    lab.fiec(&["submit", &file.display().to_string()])
+        .await
+        .expect(0);
+    for (id, words) in [
+        ("elsewhere", "n1"),
+        ("large", "memory"),
+        ("labelled", "rack"),
+    ] {
+        let ran = lab.fiec(&["why", id, "--json"]).await.expect(0);
+        let why = serde_json::from_str::<ApiReply>(&ran.stdout)
+            .unwrap()
+            .why
+            .unwrap();
+        assert!(why.summary.contains("pending"), "{why:?}");
+        let verdict = &why
+            .candidates
+            .iter()
+            .find(|c| c.node.as_str() == "n1")
+            .unwrap()
+            .rejected;
+        assert!(!verdict.is_empty(), "{why:?}");
+        assert!(ran.stdout.contains(words), "{id}: {}", ran.stdout);
+        assert!(!why.would_help.is_empty(), "{why:?}");
+    }
+    let why = lab.fiec(&["why", "waits"]).await.expect(0);
+    assert!(why.stdout.contains("n1"), "{why:?}");
+    lab.fiec(&["cancel", "busy"]).await.expect(0);
+    lab.journal.ended(lab.id("waits"), "completed").await;
+    let nodes = lab.fiec(&["nodes"]).await.expect(0);
+    assert!(
+        nodes.stdout.contains("n1") && nodes.stdout.contains("viable"),
+        "{nodes:?}"
+    );
+}
+
+#[tokio::test]
+async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
+    let mut lab = Lab::start(fiec::cluster::ClusterOptions {
+        worker_args: args(&["--slots", "2", "--log-json", "--label", "rack=7"]),
+        ..workers_with_history(1)
+    })
+    .await;
+    let id = lab
+        .publish("one", "synthetic@1", &json!({"capsules": 3}))
+        .await;
+    lab.journal.ended(id, "completed").await;
+
+    let ran = lab.fiec(&["doctor", "--json"]).await;
+    assert!(
+        ran.code == 0 || ran.stdout.contains("\"missing\""),
+        "{ran:?}"
+    );
+    let checks = ran.json_lines();
+    let status = |name: &str| {
+        let check = checks.iter().find(|c| c["check"] == name);
+        check.unwrap_or_else(|| panic!("no check {name} in {checks:?}"))["status"].clone()
+    };
+    for name in [
+        "NATS",
+        "ledger stream",
+        "policy service and nodes",
+        "PostgreSQL",
+    ] {
+        assert_eq!(status(name), "ok", "{checks:?}");
+    }
+    let every =
+        |c: &Value| c["status"] == "ok" || c["remedy"].as_str().is_some_and(|r| !r.is_empty());
+    assert!(
+        checks.iter().all(every),
+        "what is missing has a remedy: {checks:?}"
+    );
+    lab.fiec(&["doctor"]).await.expect(ran.code);
+
+    let ran = lab.fiec(&["nodes", "--json"]).await.expect(0);
+    let node: NodeStatus = serde_json::from_str(ran.stdout.trim()).unwrap();
+    assert_eq!(
+        (node.descriptor.slots, node.viability.as_str()),
+        (2, "viable")
+    );
+    assert_eq!(node.descriptor.labels["rack"], "7");
+    assert!(node.descriptor.programs.contains(&"cg@1".to_owned()));
+    let measured = node.vector.unwrap().readings;
+    assert!(measured.iter().any(|r| r.value.is_some()), "{measured:?}");
+    assert!(
+        measured
+            .iter()
+            .all(|r| r.value.is_some() != r.missing.is_some()),
+        "absent is not 0"
+    );
+
+    let http = node.descriptor.http.expect("the worker serves /metrics");
+    let address = http
+        .trim_start_matches("http://")
+        .split('/')
+        .next()
+        .unwrap()
+        .to_owned();
+    let metrics = get(&address, "/metrics").await;
+    assert!(metrics.contains("# TYPE fiec_"), "{metrics}");
+    assert!(get(&address, "/healthz").await.starts_with("HTTP/1.1 200"));
+
+    let log = lab.workers[0].tail(1_000);
+    let started = log
+        .lines()
+        .filter_map(|l| serde_json::from_str::<Value>(l).ok())
+        .find(|l| {
+            let text = l.to_string();
+            text.contains(&id.to_string()) && text.contains("\"epoch\"")
+        });
+    assert!(
+        started.is_some_and(|l| l.to_string().contains("n1")),
+        "{log}"
+    );
+
+    let setup = lab.fiec(&["setup"]).await.expect(0);
+    assert!(
+        setup.stdout.contains("as they should be"),
+        "it may be run again: {setup:?}"
+    );
+    lab.servers.nats.stop(support::PATIENCE).await;
+    let away = lab.fiec(&["status", "one"]).await.expect(4);
+    assert!(away.stderr.contains("is the server running"), "{away:?}");
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    answer
+}

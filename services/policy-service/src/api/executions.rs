@@ -1,0 +1,186 @@
+//! Requests about one execution. While it is started only its worker appends, and the request is
+//! passed on; otherwise the event is appended here. The answer comes after the append.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Entry};
+use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest};
+use fiec_schemas::{
+    Binding, ClientId, Event, ExecutionId, Phase, Tenant, Timestamp,
+};
+
+use super::{Answered, Api, parse, somebody, tenant};
+use crate::effects::NoReply;
+use crate::events::{Ask, Outcome};
+
+/// A submission that was just accepted may not have its ledger yet.
+const NEWBORN: Duration = Duration::from_millis(300);
+
+impl Api {
+    pub(super) async fn execution(
+        &self,
+        verb: &str,
+        tenant_text: &str,
+        payload: &[u8],
+    ) -> Answered<ApiReply> {
+        let tenant = tenant(tenant_text)?;
+        let request: ExecutionRequest = parse(payload)?;
+        let who = somebody(&request.who);
+        let entry = self.find(&tenant, &request.id).await?;
+        let id = entry.message.state.execution;
+        match verb {
+            "status" => self.status(entry).await,
+            "why" => self.why(entry).await,
+            "yield" => {
+                let to = request.to;
+                let said = self.ask(|reply| Ask::Yield { execution: id, to, who, reply }).await?;
+                Ok(ApiReply { message: said?, ..ApiReply::default() })
+            }
+            _ => self.change(verb, &tenant, entry, who).await,
+        }
+    }
+
+    /// The last message of the execution of this UUID or client's id.
+    async fn find(&self, tenant: &Tenant, id: &str) -> Answered<Entry> {
+        let uuid = id.parse::<ExecutionId>().ok();
+        let client = id.parse::<ClientId>().ok().map(|c| ExecutionId::from_client(tenant, &c));
+        if uuid.is_none() && client.is_none() {
+            return Err(format!("{id:?} is neither a UUID nor a client's id"));
+        }
+        let deadline = tokio::time::Instant::now() + NEWBORN;
+        loop {
+            for execution in [uuid, client].into_iter().flatten() {
+                let found = self.effects.ledger.last(tenant, execution).await;
+                if let Some(entry) = found.map_err(|error| error.to_string())? {
+                    return Ok(entry);
+                }
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(format!(
+                    "tenant {tenant} has no execution {id}; one that ended long ago is in PostgreSQL only (`fiec history`)"
+                ));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn status(&self, entry: Entry) -> Answered<ApiReply> {
+        let id = entry.message.state.execution;
+        // The state is the ledger's; progress is a courtesy of the core.
+        let progress = self.ask(|reply| Ask::Progress(id, reply)).await.ok().flatten();
+        let progress = progress.filter(|p| p.epoch == entry.message.state.epoch);
+        Ok(ApiReply { state: Some(entry.message.state), progress, ..ApiReply::default() })
+    }
+
+    async fn why(&self, entry: Entry) -> Answered<ApiReply> {
+        let state = entry.message.state;
+        let id = state.execution;
+        if state.phase.is_terminal() {
+            return Err(format!("{id} is {}; `fiec history {id}` tells its decisions", state.phase.as_str()));
+        }
+        let why = self.ask(|reply| Ask::Why(id, reply)).await?;
+        let why = why.ok_or_else(|| format!("{id} is not known yet; try again"))?;
+        Ok(ApiReply { why: Some(why), state: Some(state), ..ApiReply::default() })
+    }
+
+    async fn change(
+        &self,
+        verb: &str,
+        tenant: &Tenant,
+        mut entry: Entry,
+        who: String,
+    ) -> Answered<ApiReply> {
+        let id = entry.message.state.execution;
+        for _ in 0..16 {
+            let phase = entry.message.state.phase.clone();
+            let event = match (verb, &phase) {
+                (_, p) if p.is_terminal() => return Err(format!("{id} is {} already", p.as_str())),
+                ("resume", Phase::Paused { .. }) => Event::Resumed { who: who.clone() },
+                ("resume", p) => return Err(format!("{id} is not paused, it is {}", p.as_str())),
+                ("pause", Phase::Paused { who }) => {
+                    return Err(format!("{id} was paused by {who} already"));
+                }
+                ("cancel" | "pause", Phase::Started(binding))
+                    if verb == "pause" || !self.is_lost(binding).await =>
+                {
+                    match self.pass_on(verb, id, binding, &who).await {
+                        Ok(reply) => return Ok(reply),
+                        // It may have moved on while it was asked.
+                        Err(error) => match self.moved_on(tenant, id, &entry).await? {
+                            Some(newer) => {
+                                entry = newer;
+                                continue;
+                            }
+                            None => return Err(error),
+                        },
+                    }
+                }
+                ("cancel", _) => Event::Cancelled { who: who.clone() },
+                ("pause", _) => Event::Paused { who: who.clone() },
+                _ => return Err(format!("there is no request {verb}")),
+            };
+            let draft = Draft::new(&entry.into(), vec![event], &self.effects.author, Timestamp::now())
+                .map_err(|error| error.to_string())?;
+            match self.effects.ledger.append(draft, Bytes::new()).await {
+                Ok(tip) => {
+                    let state = tip.state.clone();
+                    let _ = self.effects.outcomes.send(Outcome::Changed(Box::new(tip)));
+                    let message = format!("{id} is {}", state.phase.as_str());
+                    return Ok(ApiReply { message, state: Some(state), ..ApiReply::default() });
+                }
+                Err(AppendError::Conflict) => {
+                    let last = self.effects.ledger.last(tenant, id).await;
+                    entry = last
+                        .map_err(|error| error.to_string())?
+                        .ok_or_else(|| format!("the ledger of {id} is gone"))?;
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Err(format!("{id} moves on faster than it can be changed; try again"))
+    }
+
+    /// The last message, where it differs from the one at hand.
+    async fn moved_on(&self, tenant: &Tenant, id: ExecutionId, seen: &Entry) -> Answered<Option<Entry>> {
+        let last = self.effects.ledger.last(tenant, id).await.map_err(|error| error.to_string())?;
+        Ok(last.filter(|last| {
+            last.seq != seen.seq && !matches!(
+                (&last.message.state.phase, &seen.message.state.phase),
+                (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
+            )
+        }))
+    }
+
+    async fn is_lost(&self, binding: &Binding) -> bool {
+        let nodes = self.ask(Ask::Nodes).await.unwrap_or_default();
+        nodes.iter().any(|n| n.descriptor.node == binding.node && n.viability == "lost")
+    }
+
+    async fn pass_on(
+        &self,
+        verb: &str,
+        execution: ExecutionId,
+        binding: &Binding,
+        who: &str,
+    ) -> Answered<ApiReply> {
+        let who = who.to_owned();
+        let request = if verb == "cancel" {
+            ControlRequest::Cancel { execution, who }
+        } else {
+            ControlRequest::Pause { execution, who }
+        };
+        let node = &binding.node;
+        match self.effects.control(node, &request, self.options.control_timeout).await {
+            Ok(_) => {
+                let when = if verb == "cancel" { "now" } else { "at its next boundary" };
+                Ok(ApiReply { message: format!("{node} will {verb} {execution} {when}"), ..ApiReply::default() })
+            }
+            Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
+            Err(NoReply::Silent(reason)) => Err(format!(
+                "{execution} runs on {node}, which does not answer ({reason}); should the node be lost, \
+                 the execution is bound anew within seconds, and the request can be made again"
+            )),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The NATS micro service `fiec`: what operators and clients ask.
+
+mod executions;
+mod nodes;
+mod submit;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_nats::service::{Request, ServiceExt, error::Error};
+use fiec_schemas::messages::ApiReply;
+use fiec_schemas::Tenant;
+use futures_util::StreamExt;
+use futures_util::stream::select_all;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::effects::Effects;
+use crate::events::{Ask, Outcome};
+use crate::{Options, ServiceError};
+
+/// Requests answered at once.
+const AT_ONCE: usize = 256;
+
+/// Endpoint names and their subjects.
+const ENDPOINTS: [(&str, &str); 11] = [
+    ("submit", "fiec.api.submit.*"),
+    ("status", "fiec.api.status.*"),
+    ("cancel", "fiec.api.cancel.*"),
+    ("pause", "fiec.api.pause.*"),
+    ("resume", "fiec.api.resume.*"),
+    ("yield", "fiec.api.yield.*"),
+    ("why", "fiec.api.why.*"),
+    ("nodes", "fiec.api.nodes"),
+    ("cordon", "fiec.api.node.cordon"),
+    ("uncordon", "fiec.api.node.uncordon"),
+    ("drain", "fiec.api.node.drain"),
+];
+
+/// What handlers need; cheap to clone.
+#[derive(Clone)]
+pub struct Api {
+    effects: Effects,
+    options: Arc<Options>,
+    loaded: Arc<AtomicBool>,
+}
+
+/// Answers requests until it is dropped.
+pub async fn serve(
+    effects: Effects,
+    options: Options,
+    loaded: Arc<AtomicBool>,
+) -> Result<(), ServiceError> {
+    let failed = |reason: String| ServiceError::Task { task: "api", reason };
+    let service = effects
+        .broker
+        .client
+        .service_builder()
+        .description("FIEC: submit, follow and move executions; cordon and drain nodes")
+        .start("fiec", env!("CARGO_PKG_VERSION"))
+        .await
+        .map_err(|error| failed(format!("cannot start the micro service: {error}")))?;
+    let mut endpoints = Vec::new();
+    for (name, subject) in ENDPOINTS {
+        let endpoint = service
+            .endpoint_builder()
+            .name(name)
+            .add(subject)
+            .await
+            .map_err(|error| failed(format!("cannot add the endpoint {name}: {error}")))?;
+        endpoints.push(endpoint.map(move |request| (name, request)));
+    }
+    let api = Api { effects, options: Arc::new(options), loaded };
+    let room = Arc::new(Semaphore::new(AT_ONCE));
+    let mut requests = select_all(endpoints);
+    while let Some((name, request)) = requests.next().await {
+        let (api, room) = (api.clone(), Arc::clone(&room));
+        let Ok(permit) = room.acquire_owned().await else { break };
+        tokio::spawn(async move {
+            api.answer(name, request).await;
+            drop(permit);
+        });
+    }
+    Err(failed("its subscriptions ended".to_owned()))
+}
+
+/// For handlers: a mistake of the asker or of the world, in words.
+type Answered<T> = Result<T, String>;
+
+impl Api {
+    async fn answer(&self, name: &'static str, request: Request) {
+        let payload = &request.message.payload;
+        let tenant = request.message.subject.rsplit('.').next().unwrap_or_default();
+        let answer = if name == "submit" {
+            json(&self.submit(tenant, payload).await)
+        } else {
+            let reply = match name {
+                "nodes" => self.nodes().await,
+                "cordon" | "uncordon" | "drain" => self.node(name, payload).await,
+                _ => self.execution(name, tenant, payload).await,
+            };
+            json(&reply.unwrap_or_else(|error| ApiReply { error: Some(error), ..ApiReply::default() }))
+        };
+        if let Err(error) = request.respond(answer).await {
+            tracing::warn!(%error, name, "cannot answer a request");
+        }
+    }
+
+    /// Asks the core.
+    async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Answered<T> {
+        if !self.loaded.load(Ordering::Relaxed) {
+            return Err("the policy service is still taking over the ledgers; try again".to_owned());
+        }
+        let (reply, answer) = oneshot::channel();
+        let gone = || "the policy service is ending; another one will answer".to_owned();
+        self.effects.outcomes.send(Outcome::Ask(make(reply))).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+fn json<T: Serialize>(reply: &T) -> Result<bytes::Bytes, Error> {
+    serde_json::to_vec(reply)
+        .map(Into::into)
+        .map_err(|error| Error { status: error.to_string(), code: 500 })
+}
+
+fn parse<T: DeserializeOwned>(payload: &[u8]) -> Answered<T> {
+    serde_json::from_slice(payload).map_err(|error| format!("the request cannot be read: {error}"))
+}
+
+fn tenant(text: &str) -> Answered<Tenant> {
+    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+}
+
+fn somebody(who: &str) -> String {
+    if who.is_empty() { "anonymous".to_owned() } else { who.chars().take(64).collect() }
+}

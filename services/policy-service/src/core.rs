@@ -1,0 +1,682 @@
+//! The one task that owns the policy: feeds it what happens and starts what it decides.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use async_nats::jetstream::context::PublishAckFuture;
+use async_nats::jetstream::message::PublishMessage;
+use fiec_broker::ledger::InFlight;
+use fiec_broker::{AppendError, Draft, Tip};
+use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
+use fiec_schemas::messages::{CapsuleBinding, ControlRequest, PolicyPresence, Record};
+use fiec_schemas::{
+    Event, ExecutionId, ExecutionState, LedgerMessage, LineError, Phase, Timestamp, subjects,
+};
+use tokio::sync::mpsc::{Receiver, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::Options;
+use crate::effects::Effects;
+use crate::events::{Ask, Later, News, Outcome, SubmitMessage};
+use crate::intake::{Intake, Line, Next};
+use crate::metrics::Metrics;
+use crate::outbox::Outbox;
+
+/// Lines taken in before other news is looked at.
+const LINES_AT_ONCE: usize = 64;
+/// Events taken from a channel at once.
+const BATCH: usize = 256;
+/// Tips of executions that wait, kept so that binding them needs no read.
+const TIPS: usize = 4_000;
+/// The monotonic clock's origin: a day, so that moments before the start can be expressed.
+const ORIGIN_MS: u64 = 86_400_000;
+
+type Answer = oneshot::Sender<Result<String, String>>;
+
+/// The core and its channels.
+pub struct Core {
+    options: Options,
+    effects: Effects,
+    metrics: Metrics,
+    policy: Policy,
+    actions: Vec<Action>,
+    start: Instant,
+    intake: Intake,
+    in_flight: usize,
+    later: usize,
+    hold_until: Option<Instant>,
+    held_in_vain: Option<u64>,
+    firsts: UnboundedSender<(Box<Line>, InFlight)>,
+    acks: UnboundedSender<PublishAckFuture>,
+    outbox: Outbox,
+    tips: HashMap<ExecutionId, Box<Tip>>,
+    answers: HashMap<Ticket, (Answer, String)>,
+    tickets: Ticket,
+    connected: bool,
+    spoke: Option<Instant>,
+    own_author: String,
+    loaded: Arc<AtomicBool>,
+    taken: VecDeque<Outcome>,
+}
+
+impl Core {
+    #[expect(clippy::too_many_arguments, reason = "wired in one place")]
+    pub fn new(
+        options: Options,
+        effects: Effects,
+        metrics: Metrics,
+        firsts: UnboundedSender<(Box<Line>, InFlight)>,
+        acks: UnboundedSender<PublishAckFuture>,
+        loaded: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            policy: Policy::new(options.policy.clone(), options.id),
+            outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
+            own_author: format!(r#""author":"{}""#, effects.author),
+            options,
+            effects,
+            metrics,
+            actions: Vec::new(),
+            start: Instant::now(),
+            intake: Intake::default(),
+            in_flight: 0,
+            later: 0,
+            hold_until: None,
+            held_in_vain: None,
+            firsts,
+            acks,
+            tips: HashMap::new(),
+            answers: HashMap::new(),
+            tickets: 0,
+            connected: true,
+            spoke: None,
+            loaded,
+            taken: VecDeque::new(),
+        }
+    }
+
+    fn now(&self) -> Now {
+        let elapsed = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX / 2);
+        Now { mono: Millis(ORIGIN_MS + elapsed), wall: Timestamp::now() }
+    }
+
+    /// Runs until `stop`.
+    pub async fn run(
+        mut self,
+        mut news: Receiver<News>,
+        mut outcomes: UnboundedReceiver<Outcome>,
+        mut submissions: Receiver<SubmitMessage>,
+        stop: CancellationToken,
+    ) {
+        let mut tick = tokio::time::interval(self.options.tick);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
+        loop {
+            let ready = self.may_take_in();
+            let may_pull = self.is_loaded() && self.intake.is_empty();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                _ = outcomes.recv_many(&mut some_outcomes, BATCH) => {
+                    for outcome in some_outcomes.drain(..) {
+                        self.outcome(outcome).await;
+                    }
+                }
+                n = news.recv_many(&mut some_news, BATCH) => {
+                    if n == 0 {
+                        break;
+                    }
+                    for item in some_news.drain(..) {
+                        self.news(item);
+                    }
+                }
+                _ = tick.tick() => self.tick().await,
+                Some(message) = submissions.recv(), if may_pull => {
+                    self.intake.push(message);
+                    // What else is there is taken along, as far as it is small.
+                    for _ in 1..LINES_AT_ONCE {
+                        let Ok(message) = submissions.try_recv() else { break };
+                        self.intake.push(message);
+                    }
+                }
+                () = tokio::task::yield_now(), if ready => {}
+                () = Self::until(self.hold_until), if self.hold_until.is_some() => {
+                    self.hold_until = None;
+                    self.held_in_vain = Some(self.policy.completions());
+                }
+            }
+            self.round().await;
+            if outcomes.is_empty() {
+                self.outbox.flush(&self.effects.broker, &self.policy, &self.metrics).await;
+            }
+        }
+        self.say_presence(true).await;
+        let _ = self.effects.broker.client.flush().await;
+    }
+
+    async fn until(moment: Option<Instant>) {
+        match moment {
+            Some(moment) => tokio::time::sleep_until(moment.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Relaxed)
+    }
+
+    fn may_take_in(&self) -> bool {
+        self.is_loaded()
+            && !self.intake.is_empty()
+            && self.in_flight < self.options.in_flight
+            && (self.hold_until.is_none() || self.held_in_vain != Some(self.policy.completions()))
+            && self.hold_until.is_none()
+    }
+
+    /// After news: lines, then what the policy wants to bind, then its actions.
+    async fn round(&mut self) {
+        for _ in 0..LINES_AT_ONCE {
+            if self.in_flight >= self.options.in_flight || !self.is_loaded() {
+                break;
+            }
+            if !self.take_in().await {
+                break;
+            }
+        }
+        if self.later < self.options.in_flight {
+            let now = self.now();
+            self.policy.act(now, &mut self.actions);
+        }
+        self.perform().await;
+    }
+
+    fn step(&mut self, input: Input<'_>) {
+        let now = self.now();
+        self.policy.step(now, input, &mut self.actions);
+    }
+
+    /// Takes one line in; false where there is none or it must wait.
+    async fn take_in(&mut self) -> bool {
+        let line = match self.intake.head.take() {
+            Some(line) => line,
+            None => match self.intake.next() {
+                None => return false,
+                Some(Next::End(message)) => {
+                    self.intake.settle(message).await;
+                    return true;
+                }
+                Some(Next::Bad { message, tenant, error, excerpt }) => {
+                    self.reject(Some(message), tenant, error, excerpt);
+                    return true;
+                }
+                Some(Next::Line(line)) => line,
+            },
+        };
+        self.place(line).await
+    }
+
+    async fn place(&mut self, line: Box<Line>) -> bool {
+        let unborn = ExecutionState::unborn(
+            line.tenant.clone(),
+            line.execution,
+            Arc::clone(&line.spec),
+            line.batch,
+            line.stamp,
+        );
+        if unborn.spec.is_none() && !line.stored {
+            self.in_flight += 1;
+            tokio::spawn(self.effects.clone().store_large(line));
+            return true;
+        }
+        if self.policy.knows(line.execution) {
+            self.in_flight += 1;
+            tokio::spawn(self.effects.clone().existing(line));
+            return true;
+        }
+        let may_hold = self.held_in_vain != Some(self.policy.completions());
+        let first = self.actions.len();
+        self.step(Input::Submission {
+            execution: line.execution,
+            tenant: &line.tenant,
+            spec: &line.spec,
+            submitted_at: line.stamp,
+            may_hold,
+        });
+        match self.actions.get(first) {
+            Some(Action::Append { .. }) => {}
+            Some(Action::Hold) => {
+                self.actions.remove(first);
+                if self.hold_until.is_none() {
+                    self.hold_until = Some(Instant::now() + self.options.hold);
+                }
+                self.intake.head = Some(line);
+                return false;
+            }
+            _ => return true,
+        }
+        self.hold_until = None;
+        let Action::Append { events, .. } = self.actions.remove(first) else { return true };
+        self.append_first(line, unborn, events).await;
+        true
+    }
+
+    async fn append_first(&mut self, line: Box<Line>, unborn: ExecutionState, events: Vec<Event>) {
+        let tip = Tip { seq: 0, digest: None, state: unborn };
+        let drafted = Draft::new(&tip, events, &self.effects.author, Timestamp::now());
+        let sent = match drafted {
+            Ok(draft) => self.effects.ledger.send(draft, bytes::Bytes::new()).await,
+            Err(error) => Err(error),
+        };
+        self.in_flight += 1;
+        match sent {
+            Ok(in_flight) => drop(self.firsts.send((line, in_flight))),
+            Err(error) => self.first(line, Err(error)).await,
+        }
+    }
+
+    /// The fate of a first append.
+    async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
+        match settled {
+            Ok(tip) => {
+                self.in_flight -= 1;
+                self.metrics.submitted.inc();
+                self.intake.done(line.message, true).await;
+                self.stored(tip, true).await;
+            }
+            Err(AppendError::Conflict) => {
+                self.metrics.conflicts.inc();
+                tokio::spawn(self.effects.clone().existing(line));
+            }
+            Err(error) => {
+                self.in_flight -= 1;
+                self.metrics.append_failures.inc();
+                self.step(Input::Vanished { execution: line.execution });
+                match error {
+                    // These would fail in the same way for ever.
+                    AppendError::Transition(_) | AppendError::Message(_) => {
+                        let error = LineError {
+                            line: line.number,
+                            field: String::new(),
+                            reason: error.to_string(),
+                        };
+                        let tenant = line.tenant.to_string();
+                        self.reject(Some(line.message), tenant, error, String::new());
+                    }
+                    _ => {
+                        tracing::warn!(execution = %line.execution, %error, "a submission could not be appended; it is delivered again");
+                        self.intake.done(line.message, false).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A message of ours is stored: tell the policy, send the capsule.
+    async fn stored(&mut self, tip: Box<Tip>, first: bool) {
+        let (execution, epoch) = (tip.state.execution, tip.state.epoch);
+        self.step(Input::Appended { execution, seq: tip.seq, epoch, phase: &tip.state.phase });
+        match &tip.state.phase {
+            Phase::Bound(binding) => {
+                if first {
+                    self.metrics.bound("initial");
+                    tracing::debug!(%execution, epoch, node = %binding.node, "submitted and bound");
+                } else {
+                    tracing::info!(%execution, epoch, node = %binding.node, "bound");
+                }
+                let Some(digest) = tip.digest else { return };
+                let binding = CapsuleBinding { seq: tip.seq, digest, state: tip.state };
+                self.send(binding).await;
+            }
+            Phase::Pending if self.tips.len() < TIPS => {
+                self.tips.insert(execution, tip);
+            }
+            _ => {}
+        }
+    }
+
+    async fn send(&mut self, binding: CapsuleBinding) {
+        if self.outbox.push(binding) {
+            self.outbox.flush(&self.effects.broker, &self.policy, &self.metrics).await;
+        }
+    }
+
+    async fn outcome(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::First(line, settled) => self.first(line, settled).await,
+            Outcome::Existing(line, found) => self.existing(line, found).await,
+            Outcome::Large(mut line, Ok(())) => {
+                self.in_flight -= 1;
+                line.stored = true;
+                // Taken in at once unless another line is being held back.
+                if self.intake.head.is_none() {
+                    self.intake.head = Some(line);
+                } else {
+                    self.taken.push_back(Outcome::Large(line, Ok(())));
+                    self.in_flight += 1;
+                }
+            }
+            Outcome::Large(line, Err(error)) => {
+                self.in_flight -= 1;
+                tracing::warn!(execution = %line.execution, error, "a large submission could not be stored; it is delivered again");
+                self.intake.done(line.message, false).await;
+            }
+            Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
+            Outcome::Capsule(binding) => self.send(*binding).await,
+            Outcome::Spec(execution, spec) => self.step(Input::Spec { execution, spec: &spec }),
+            Outcome::Ordered(execution, epoch, outcome, ticket) => {
+                if let Some((answer, promise)) = ticket.and_then(|t| self.answers.remove(&t)) {
+                    let _ = answer.send(match &outcome {
+                        ControlOutcome::Taken => Ok(promise),
+                        ControlOutcome::Refused(reason) => Err(reason.clone()),
+                        ControlOutcome::NoAnswer => Err("its node did not answer; the order is given again while it lives".to_owned()),
+                    });
+                }
+                self.step(Input::Ordered { execution, epoch, outcome });
+            }
+            Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
+            Outcome::Recorded(message, well) => self.intake.done(message, well).await,
+            Outcome::Changed(tip) => self.changed(*tip),
+            Outcome::Ask(ask) => self.ask(ask),
+        }
+    }
+
+    /// A ledger that is there already: the same submission is fine, another one is an error.
+    async fn existing(
+        &mut self,
+        line: Box<Line>,
+        found: Result<Option<Box<fiec_broker::Entry>>, String>,
+    ) {
+        self.in_flight -= 1;
+        match found {
+            Ok(Some(entry)) => {
+                let same = entry.message.state.submission == line.spec.digest();
+                let other = entry.message.state.submission;
+                self.reread(&entry.message, entry.seq);
+                if same {
+                    self.metrics.repeated.inc();
+                    self.intake.done(line.message, true).await;
+                } else {
+                    let error = LineError {
+                        line: line.number,
+                        field: "id".to_owned(),
+                        reason: taken(line.execution, &other.short()),
+                    };
+                    let excerpt = crate::intake::excerpt(&line.spec.to_json());
+                    self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
+                }
+            }
+            Ok(None) => {
+                self.step(Input::Vanished { execution: line.execution });
+                self.intake.done(line.message, false).await;
+            }
+            Err(error) => {
+                tracing::warn!(execution = %line.execution, error, "a ledger cannot be read; the submission is delivered again");
+                self.intake.done(line.message, false).await;
+            }
+        }
+    }
+
+    fn reread(&mut self, message: &LedgerMessage, seq: u64) {
+        let Ok(header) = serde_json::to_string(message) else { return };
+        if let Ok(view) = LedgerView::read(&header, seq) {
+            self.tips.remove(&view.state.execution);
+            self.step(Input::Reread(&view));
+        }
+    }
+
+    fn changed(&mut self, tip: Tip) {
+        let message = LedgerMessage { v: 1, events: Vec::new(), state: tip.state, sig: None };
+        self.reread(&message, tip.seq);
+    }
+
+    async fn later(&mut self, execution: ExecutionId, ticket: Option<Ticket>, later: Later) {
+        self.later -= 1;
+        let answer = ticket.and_then(|t| self.answers.remove(&t));
+        let said = match later {
+            Later::Stored(tip) => {
+                self.stored(tip, false).await;
+                Ok(())
+            }
+            Later::Overtaken(entry) => {
+                self.metrics.conflicts.inc();
+                self.reread(&entry.message, entry.seq);
+                Err("the execution moved on at this moment; look at it and try again".to_owned())
+            }
+            Later::Vanished => {
+                self.step(Input::Vanished { execution });
+                Err("its ledger is gone".to_owned())
+            }
+            Later::Failed(reason) => {
+                self.metrics.append_failures.inc();
+                tracing::warn!(%execution, reason, "an append failed; it is read again");
+                let tokens = (self.effects.clone(), execution);
+                let tenant = self.policy.tenant(execution);
+                if let Some(tenant) = tenant {
+                    self.later += 1;
+                    tokio::spawn(async move {
+                        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                        tokens.0.reread(tenant, tokens.1).await;
+                    });
+                }
+                Err(reason)
+            }
+        };
+        if let Some((answer, promise)) = answer {
+            let _ = answer.send(said.map(|()| promise));
+        }
+    }
+
+    fn news(&mut self, news: News) {
+        match news {
+            News::Feed(item) => {
+                // What we wrote ourselves is known from its acknowledgement.
+                if item.header.contains(&self.own_author) {
+                    return;
+                }
+                match LedgerView::read(&item.header, item.seq) {
+                    Ok(view) => {
+                        if let Some(cause) = view.event("bound").and_then(|b| b.cause())
+                            && self.is_loaded()
+                        {
+                            self.metrics.bound(cause.as_str());
+                        }
+                        if !self.tips.is_empty() {
+                            self.tips.remove(&item.execution);
+                        }
+                        self.step(Input::Ledger(&view));
+                    }
+                    Err(error) => {
+                        tracing::warn!(execution = %item.execution, seq = item.seq, %error, "a ledger message was passed over");
+                    }
+                }
+            }
+            News::Loaded => {
+                self.step(Input::Loaded);
+                self.loaded.store(true, Ordering::Relaxed);
+                tracing::info!(
+                    live = self.policy.live(),
+                    waiting = self.policy.waiting(),
+                    ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(0),
+                    "ledgers taken over"
+                );
+            }
+            News::Vector(vector) => self.step(Input::Vector(*vector, 0)),
+            News::Descriptor(descriptor) => self.step(Input::Descriptor(*descriptor)),
+            News::Gone(node) => self.step(Input::Gone(&node)),
+            News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
+            News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
+        }
+    }
+
+    /// What was there at the start, before any live news.
+    pub fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
+        news.into_iter().for_each(|item| self.news(item));
+        let wall = Timestamp::now();
+        for vector in vectors {
+            let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
+            self.step(Input::Vector(vector, age));
+        }
+    }
+
+    async fn tick(&mut self) {
+        let state = self.effects.broker.client.connection_state();
+        let connected = state == async_nats::connection::State::Connected;
+        if connected != self.connected {
+            self.connected = connected;
+            self.step(Input::Connected(connected));
+        }
+        self.step(Input::Tick);
+        for _ in 0..self.taken.len() {
+            if let Some(outcome) = self.taken.pop_front() {
+                Box::pin(self.outcome(outcome)).await;
+            }
+        }
+        if self.spoke.is_none_or(|at| at.elapsed().as_millis() >= 1_000) {
+            self.spoke = Some(Instant::now());
+            self.say_presence(false).await;
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.metrics.live.set(number(self.policy.live()));
+        self.metrics.waiting.set(number(self.policy.waiting()));
+        self.metrics.in_flight.set(number(self.in_flight + self.later));
+        self.metrics.open_submissions.set(number(self.intake.open()));
+        self.metrics.replicas.set(number(self.policy.replicas()));
+    }
+
+    async fn say_presence(&self, leaving: bool) {
+        let presence = PolicyPresence { id: self.options.id, at: Timestamp::now(), leaving };
+        if !self.connected {
+            return;
+        }
+        if let Ok(payload) = serde_json::to_vec(&presence) {
+            let client = &self.effects.broker.client;
+            if let Err(error) = client.publish(subjects::POLICY_PRESENCE, payload.into()).await {
+                tracing::warn!(%error, "cannot tell the other replicas of this one");
+            }
+        }
+    }
+
+    /// Starts what the policy decided.
+    async fn perform(&mut self) {
+        for action in std::mem::take(&mut self.actions) {
+            match action {
+                Action::Append { execution, tenant, expected, events, ticket } => {
+                    for event in &events {
+                        if let Event::Bound { cause, .. } = event {
+                            self.metrics.bound(cause.as_str());
+                        }
+                    }
+                    let known = self.tips.remove(&execution).filter(|t| t.seq == expected);
+                    self.later += 1;
+                    let effects = self.effects.clone();
+                    tokio::spawn(effects.append(tenant, execution, expected, events, ticket, known));
+                }
+                // Only lines are held, and those never come this way.
+                Action::Hold => {}
+                Action::SendCapsule { execution, tenant, seq } => {
+                    tokio::spawn(self.effects.clone().capsule(tenant, execution, seq));
+                }
+                Action::Control { node, request, ticket } => {
+                    if let ControlRequest::Yield { execution, epoch, cause, to, .. } = &request {
+                        self.metrics.orders.inc();
+                        let to = to.as_ref().map_or("", |to| to.node.as_str());
+                        tracing::info!(%execution, epoch, %node, to, cause = cause.as_str(), "ordering it to yield");
+                    }
+                    let timeout = self.options.control_timeout;
+                    tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
+                }
+                Action::Probe(node) => {
+                    self.metrics.probes.inc();
+                    tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
+                }
+                Action::FetchSpec { execution, tenant, .. } => {
+                    tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
+                }
+                Action::Record(record) => self.record(&record, None).await,
+                Action::Reply(ticket, reply) => {
+                    if let Some((answer, _)) = self.answers.remove(&ticket) {
+                        let _ = answer.send(reply);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records that a line was refused; its message waits for that.
+    fn reject(
+        &mut self,
+        message: Option<u64>,
+        tenant: String,
+        error: LineError,
+        excerpt: String,
+    ) {
+        self.metrics.rejected.inc();
+        tracing::info!(tenant, %error, "a submission line was refused");
+        let record = Record::Rejection { tenant, seq: message, error, excerpt, at: Timestamp::now() };
+        let effects = self.effects.clone();
+        tokio::spawn(async move { effects.record_rejection(record, message).await });
+    }
+
+    async fn record(&mut self, record: &Record, id: Option<String>) {
+        let Record::Node { node, instance, what, detail, .. } = record else { return };
+        tracing::info!(%node, what, detail, "node");
+        let Ok(payload) = serde_json::to_vec(record) else { return };
+        let mut publish = PublishMessage::build().payload(payload.into());
+        // A restarted or a second service tells of a node's joining again: once is enough.
+        let id = id.or_else(|| match (what.as_str(), instance) {
+            ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
+            _ => None,
+        });
+        if let Some(id) = id {
+            publish = publish.message_id(id);
+        }
+        match self.effects.broker.js.send_publish(subjects::node_record(node), publish).await {
+            Ok(ack) => drop(self.acks.send(ack)),
+            Err(error) => tracing::warn!(%error, %node, "cannot record a node's change"),
+        }
+    }
+
+    fn ask(&mut self, ask: Ask) {
+        match ask {
+            Ask::Why(execution, reply) => {
+                let _ = reply.send(self.policy.why(self.now(), execution));
+            }
+            Ask::Nodes(reply) => {
+                let _ = reply.send(self.policy.node_statuses(self.now()));
+            }
+            Ask::Progress(execution, reply) => {
+                let _ = reply.send(self.policy.progress(execution));
+            }
+            Ask::Yield { execution, to, who, reply } => {
+                self.tickets += 1;
+                let ticket = self.tickets;
+                let promise = match &to {
+                    Some(to) => format!("it moves to {to} at its next boundary"),
+                    None => "it moves to another node at its next boundary".to_owned(),
+                };
+                self.answers.insert(ticket, (reply, promise));
+                self.step(Input::Yield { ticket, execution, to: to.as_ref(), who: &who });
+            }
+            Ask::Rejected(rejected) => {
+                for (error, excerpt) in rejected.lines {
+                    self.reject(None, rejected.tenant.clone(), error, excerpt);
+                }
+            }
+        }
+    }
+}
+
+/// What is said of an id that another submission has.
+pub fn taken(execution: ExecutionId, digest: &str) -> String {
+    format!(
+        "exists with another body (execution {execution}, submission {digest}): \
+         choose another id, or submit the same body again"
+    )
+}

@@ -1,0 +1,261 @@
+//! What the core starts and does not wait for: requests to nodes, later appends, reads. Each ends
+//! with one [`Outcome`].
+
+use std::time::Duration;
+
+use fiec_broker::{AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, store};
+use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
+use async_nats::jetstream::message::PublishMessage;
+use fiec_schemas::ids::is_name;
+use fiec_schemas::messages::{CapsuleBinding, ControlReply, ControlRequest, Record};
+use fiec_schemas::{
+    Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, Timestamp, subjects,
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::events::{Later, Outcome};
+use crate::intake::Line;
+
+/// The means of all effects; cheap to clone.
+#[derive(Clone)]
+pub struct Effects {
+    /// The connection.
+    pub broker: Broker,
+    /// All ledgers.
+    pub ledger: Ledger,
+    /// Where outcomes go.
+    pub outcomes: UnboundedSender<Outcome>,
+    /// `policy/<id>`.
+    pub author: String,
+}
+
+/// Why a node's answer is not there.
+pub enum NoReply {
+    /// It said no.
+    Refused(String),
+    /// It said nothing.
+    Silent(String),
+}
+
+impl Effects {
+    fn tell(&self, outcome: Outcome) {
+        // Fails only while the service ends.
+        let _ = self.outcomes.send(outcome);
+    }
+
+    /// Asks a node.
+    ///
+    /// # Errors
+    /// When it refuses or does not answer.
+    pub async fn control(
+        &self,
+        node: &NodeId,
+        request: &ControlRequest,
+        timeout: Duration,
+    ) -> Result<ControlReply, NoReply> {
+        let payload =
+            serde_json::to_vec(request).map_err(|error| NoReply::Silent(error.to_string()))?;
+        let asked = self.broker.client.request(subjects::control(node), payload.into());
+        let message = match tokio::time::timeout(timeout, asked).await {
+            Ok(Ok(message)) => message,
+            Ok(Err(error)) => return Err(NoReply::Silent(error.to_string())),
+            Err(_) => {
+                return Err(NoReply::Silent(format!("no answer within {} ms", timeout.as_millis())));
+            }
+        };
+        let reply: ControlReply = serde_json::from_slice(&message.payload)
+            .map_err(|error| NoReply::Refused(format!("its answer cannot be read: {error}")))?;
+        match &reply.error {
+            Some(error) => Err(NoReply::Refused(error.clone())),
+            None => Ok(reply),
+        }
+    }
+
+    /// Gives an order, or tells a destination to prepare.
+    pub async fn order(
+        self,
+        node: NodeId,
+        request: ControlRequest,
+        ticket: Option<Ticket>,
+        timeout: Duration,
+    ) {
+        let answer = self.control(&node, &request, timeout).await;
+        if let ControlRequest::Yield { execution, epoch, .. } = request {
+            let outcome = match answer {
+                Ok(_) => ControlOutcome::Taken,
+                Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
+                Err(NoReply::Silent(reason)) => {
+                    tracing::warn!(%execution, epoch, %node, reason, "no answer to a yield order");
+                    ControlOutcome::NoAnswer
+                }
+            };
+            self.tell(Outcome::Ordered(execution, epoch, outcome, ticket));
+        }
+    }
+
+    /// Pings a node; an answer of any kind is a sign of life.
+    pub async fn probe(self, node: NodeId, timeout: Duration) {
+        let outcome = match self.control(&node, &ControlRequest::Ping, timeout).await {
+            Ok(reply) => ProbeOutcome::Answered(reply.instance),
+            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => {
+                tracing::info!(%node, reason, "a probe was not answered");
+                ProbeOutcome::Silent
+            }
+        };
+        self.tell(Outcome::Probed(node, outcome));
+    }
+
+    /// Appends to a ledger that exists.
+    pub async fn append(
+        self,
+        tenant: Tenant,
+        execution: ExecutionId,
+        expected: Sequence,
+        events: Vec<Event>,
+        ticket: Option<Ticket>,
+        known: Option<Box<Tip>>,
+    ) {
+        let later = match self.append_later(&tenant, execution, expected, events, known).await {
+            Ok(later) => later,
+            Err(error) => Later::Failed(error.to_string()),
+        };
+        self.tell(Outcome::Later(execution, ticket, later));
+    }
+
+    async fn append_later(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        expected: Sequence,
+        events: Vec<Event>,
+        known: Option<Box<Tip>>,
+    ) -> Result<Later, AppendError> {
+        let tip = match known {
+            Some(tip) => *tip,
+            None => match self.ledger.last(tenant, execution).await? {
+                Some(last) if last.seq == expected => last.into(),
+                Some(last) => return Ok(Later::Overtaken(Box::new(last))),
+                None => return Ok(Later::Vanished),
+            },
+        };
+        let draft = Draft::new(&tip, events, &self.author, Timestamp::now())?;
+        match self.ledger.append(draft, bytes::Bytes::new()).await {
+            Ok(tip) => Ok(Later::Stored(Box::new(tip))),
+            Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, execution).await? {
+                Some(last) => Later::Overtaken(Box::new(last)),
+                None => Later::Vanished,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the ledger that a first append ran into. A first append of ours that is still under
+    /// way explains an empty one for a moment.
+    pub async fn existing(self, line: Box<Line>) {
+        let mut found = Ok(None);
+        for _ in 0..20 {
+            found = self
+                .ledger
+                .last(&line.tenant, line.execution)
+                .await
+                .map(|entry| entry.map(Box::new))
+                .map_err(|error| error.to_string());
+            if !matches!(found, Ok(None)) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        self.tell(Outcome::Existing(line, found));
+    }
+
+    /// Stores a submission that is too large for its ledger message.
+    pub async fn store_large(self, line: Box<Line>) {
+        let json = line.spec.to_json();
+        let digest = fiec_schemas::Digest::of(&json);
+        let stored = store::put_data(&self.broker, digest, &json).await.map_err(|e| e.to_string());
+        self.tell(Outcome::Large(line, stored));
+    }
+
+    /// Reads a large submission.
+    pub async fn fetch_spec(self, tenant: Tenant, execution: ExecutionId) {
+        match self.read_spec(&tenant, execution).await {
+            Ok(Some(spec)) => self.tell(Outcome::Spec(execution, spec.into())),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%execution, %error, "cannot fetch a submission; trying again later");
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                Box::pin(self.fetch_spec(tenant, execution)).await;
+            }
+        }
+    }
+
+    async fn read_spec(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+    ) -> Result<Option<Submission>, BrokerError> {
+        let Some(last) = self.ledger.last(tenant, execution).await? else { return Ok(None) };
+        if last.message.state.phase.is_terminal() {
+            return Ok(None);
+        }
+        let json = store::get_data(&self.broker, last.message.state.submission, 0).await?;
+        serde_json::from_slice(&json).map(Some).map_err(|error| BrokerError::Malformed {
+            what: format!("the submission of {execution}"),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Reads a ledger anew after an append whose fate is not known; again and again until it can
+    /// be read.
+    pub async fn reread(self, tenant: Tenant, execution: ExecutionId) {
+        loop {
+            let later = match self.ledger.last(&tenant, execution).await {
+                Ok(Some(last)) => Later::Overtaken(Box::new(last)),
+                Ok(None) => Later::Vanished,
+                Err(error) => {
+                    tracing::warn!(%execution, %error, "a ledger cannot be read yet");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    continue;
+                }
+            };
+            self.tell(Outcome::Later(execution, None, later));
+            return;
+        }
+    }
+
+    /// Publishes that a line was refused, and says whether it is stored.
+    pub async fn record_rejection(&self, record: Record, message: Option<Sequence>) {
+        let Record::Rejection { tenant, seq, error, .. } = &record else { return };
+        // A tenant that is no name cannot stand in a subject.
+        let token = if is_name(tenant) { tenant.as_str() } else { "_" };
+        let Ok(payload) = serde_json::to_vec(&record) else { return };
+        let mut publish = PublishMessage::build().payload(payload.into());
+        if let Some(seq) = seq {
+            publish = publish.message_id(format!("rejection/{seq}/{}", error.line));
+        }
+        let stored = match self.broker.js.send_publish(subjects::rejection(token), publish).await {
+            Ok(ack) => ack.await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &stored {
+            tracing::warn!(%error, "a rejection could not be recorded");
+        }
+        if let Some(message) = message {
+            self.tell(Outcome::Recorded(message, stored.is_ok()));
+        }
+    }
+
+    /// Reads a binding that must be sent again.
+    pub async fn capsule(self, tenant: Tenant, execution: ExecutionId, seq: Sequence) {
+        match self.ledger.last(&tenant, execution).await {
+            Ok(Some(Entry { seq: last, digest, message, .. }))
+                if last == seq && matches!(message.state.phase, Phase::Bound(_)) =>
+            {
+                let binding = CapsuleBinding { seq, digest, state: message.state };
+                self.tell(Outcome::Capsule(Box::new(binding)));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%execution, %error, "cannot read a binding to send it again"),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What the core is told, by whom ever.
+
+use async_nats::jetstream;
+use fiec_broker::feed::FeedItem;
+use fiec_broker::{AppendError, Entry, Tip};
+use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
+use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
+use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::{
+    ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
+    Submission,
+};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+use crate::intake::Line;
+
+/// News from the broker, in the order in which each source tells them.
+#[derive(Debug)]
+pub enum News {
+    /// A ledger message.
+    Feed(FeedItem),
+    /// The feed has told everything that was there at the start.
+    Loaded,
+    /// A vector as it arrived.
+    Vector(Box<HardwareVector>),
+    /// A node's descriptor.
+    Descriptor(Box<NodeDescriptor>),
+    /// A node's descriptor is gone.
+    Gone(NodeId),
+    /// An operator's flags.
+    Flags(NodeId, NodeFlags),
+    /// Another replica spoke.
+    Replica(InstanceId, bool),
+}
+
+/// What became of something that the core had started, or a question to it.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A first append.
+    First(Box<Line>, Result<Box<Tip>, AppendError>),
+    /// A first append met an existing ledger.
+    Existing(Box<Line>, Result<Option<Box<Entry>>, String>),
+    /// A large submission is stored; its line can go on.
+    Large(Box<Line>, Result<(), String>),
+    /// A later append.
+    Later(ExecutionId, Option<Ticket>, Later),
+    /// A capsule that was to be sent again.
+    Capsule(Box<CapsuleBinding>),
+    /// A large submission was fetched.
+    Spec(ExecutionId, Arc<Submission>),
+    /// A yield order.
+    Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
+    /// A probe.
+    Probed(NodeId, ProbeOutcome),
+    /// A record about a rejected line is stored, or not.
+    Recorded(u64, bool),
+    /// An operator appended to a ledger; this is its tip.
+    Changed(Box<Tip>),
+    /// A question.
+    Ask(Ask),
+}
+
+/// What became of a later append.
+#[derive(Debug)]
+pub enum Later {
+    /// It is stored.
+    Stored(Box<Tip>),
+    /// Somebody else was first; this is the last message.
+    Overtaken(Box<Entry>),
+    /// There is no ledger any more.
+    Vanished,
+    /// Not known; nothing is changed.
+    Failed(String),
+}
+
+/// A question of the API.
+#[derive(Debug)]
+pub enum Ask {
+    /// Why an execution is where it is.
+    Why(ExecutionId, oneshot::Sender<Option<Why>>),
+    /// All nodes.
+    Nodes(oneshot::Sender<Vec<NodeStatus>>),
+    /// What a running execution has reached.
+    Progress(ExecutionId, oneshot::Sender<Option<RunningProgress>>),
+    /// Move an execution.
+    Yield {
+        /// Which.
+        execution: ExecutionId,
+        /// Where to.
+        to: Option<NodeId>,
+        /// Who asks.
+        who: String,
+        /// The answer.
+        reply: oneshot::Sender<Result<String, String>>,
+    },
+    /// Lines that the API refused.
+    Rejected(Box<Rejected>),
+}
+
+/// Lines that were refused before they were stored.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The subject's tenant.
+    pub tenant: String,
+    /// Each with the line's beginning.
+    pub lines: Vec<(LineError, String)>,
+}
+
+/// A submission message as it arrived.
+pub type SubmitMessage = jetstream::Message;

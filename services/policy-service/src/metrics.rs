@@ -1,0 +1,73 @@
+//! What `/metrics` shows.
+
+use std::sync::Arc;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+type ByCause = Family<[(&'static str, &'static str); 1], Counter>;
+
+/// All figures; cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics {
+    /// Lines that became executions.
+    pub submitted: Counter,
+    /// Lines that were refused.
+    pub rejected: Counter,
+    /// Lines that were there before.
+    pub repeated: Counter,
+    /// Bindings by cause.
+    pub bindings: ByCause,
+    /// Races lost to another writer.
+    pub conflicts: Counter,
+    /// Appends whose fate is not known.
+    pub append_failures: Counter,
+    /// Bindings sent to nodes.
+    pub capsules: Counter,
+    /// Publishes that were not acknowledged.
+    pub publish_failures: Counter,
+    /// Yield orders.
+    pub orders: Counter,
+    /// Probes.
+    pub probes: Counter,
+    /// Live executions.
+    pub live: Gauge,
+    /// Executions that wait for a node.
+    pub waiting: Gauge,
+    /// Appends under way.
+    pub in_flight: Gauge,
+    /// Submission messages not yet acknowledged.
+    pub open_submissions: Gauge,
+    /// Policy services present.
+    pub replicas: Gauge,
+}
+
+impl Metrics {
+    /// The registry that names them.
+    pub fn registry(&self) -> Arc<Registry> {
+        let mut r = Registry::with_prefix("fiec_policy");
+        r.register("submitted", "Lines that became executions", self.submitted.clone());
+        r.register("rejected", "Lines that were refused", self.rejected.clone());
+        r.register("repeated", "Lines that were there before", self.repeated.clone());
+        r.register("bindings", "Bindings by cause", self.bindings.clone());
+        r.register("conflicts", "Races lost to another writer", self.conflicts.clone());
+        r.register("append_failures", "Appends whose fate is unknown", self.append_failures.clone());
+        r.register("capsules", "Bindings sent to nodes", self.capsules.clone());
+        r.register("publish_failures", "Publishes not acknowledged", self.publish_failures.clone());
+        r.register("yield_orders", "Orders to yield", self.orders.clone());
+        r.register("probes", "Direct probes of silent nodes", self.probes.clone());
+        r.register("live_executions", "Live executions", self.live.clone());
+        r.register("waiting_executions", "Executions that wait for a node", self.waiting.clone());
+        r.register("appends_in_flight", "Appends under way", self.in_flight.clone());
+        r.register("open_submissions", "Submission messages under way", self.open_submissions.clone());
+        r.register("replicas", "Policy services present", self.replicas.clone());
+        Arc::new(r)
+    }
+
+    /// Counts a binding.
+    pub fn bound(&self, cause: &'static str) {
+        self.bindings.get_or_create(&[("cause", cause)]).inc();
+    }
+}

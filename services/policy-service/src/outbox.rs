@@ -1,0 +1,56 @@
+//! Bindings on their way to nodes: gathered while acknowledgements keep coming, sent together as
+//! soon as none is ready.
+
+use std::collections::BTreeMap;
+
+use async_nats::jetstream::context::PublishAckFuture;
+use async_nats::jetstream::message::PublishMessage;
+use fiec_broker::Broker;
+use fiec_policy::Policy;
+use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
+use fiec_schemas::{NodeId, subjects};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::metrics::Metrics;
+
+/// What is to be sent.
+pub struct Outbox {
+    waiting: BTreeMap<NodeId, Vec<CapsuleBinding>>,
+    limit: usize,
+    acks: UnboundedSender<PublishAckFuture>,
+}
+
+impl Outbox {
+    /// Empty.
+    pub fn new(limit: usize, acks: UnboundedSender<PublishAckFuture>) -> Self {
+        Self { waiting: BTreeMap::new(), limit, acks }
+    }
+
+    /// Takes a stored binding; true when its node's message is full.
+    pub fn push(&mut self, binding: CapsuleBinding) -> bool {
+        let Some(bound) = binding.state.phase.binding() else { return false };
+        let list = self.waiting.entry(bound.node.clone()).or_default();
+        list.push(binding);
+        list.len() >= self.limit
+    }
+
+    /// Sends everything.
+    pub async fn flush(&mut self, broker: &Broker, policy: &Policy, metrics: &Metrics) {
+        while let Some((node, bindings)) = self.waiting.pop_first() {
+            for some in bindings.chunks(self.limit) {
+                metrics.capsules.inc_by(some.len() as u64);
+                let message = CapsuleMessage { v: 1, bindings: some.to_vec() };
+                let Ok(payload) = serde_json::to_vec(&message) else { continue };
+                let subject = subjects::capsule(policy.shard(&node), &node);
+                let publish = PublishMessage::build().payload(payload.into());
+                match broker.js.send_publish(subject, publish).await {
+                    Ok(ack) => drop(self.acks.send(ack)),
+                    Err(error) => {
+                        metrics.publish_failures.inc();
+                        tracing::warn!(%error, %node, "cannot send capsules; the sweep will");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Wires the service and watches over its tasks: one that ends early ends the whole.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fiec_broker::{Broker, Ledger, sight};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::core::Core;
+use crate::effects::Effects;
+use crate::metrics::Metrics;
+use crate::{Options, ServiceError, acks, api, sources};
+
+/// News that may wait for the core.
+const NEWS: usize = 4_096;
+/// Submission messages that may wait for the core.
+const SUBMISSIONS: usize = 1_000;
+
+/// A policy service, ready to run.
+pub struct PolicyService {
+    options: Options,
+    broker: Broker,
+}
+
+impl PolicyService {
+    /// Uses this connection; streams and buckets must be there (`fiec_broker::topology::apply`).
+    pub fn new(options: Options, broker: Broker) -> Self {
+        Self { options, broker }
+    }
+
+    /// Runs until `stop` is cancelled. A current-thread run time serves it best.
+    ///
+    /// # Errors
+    /// When the start fails, the ledger stream went back in time, or a task ended by itself.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), ServiceError> {
+        let Self { options, broker } = self;
+        let metrics = Metrics::default();
+        let loaded = Arc::new(AtomicBool::new(false));
+        let (news_tx, news) = mpsc::channel(NEWS);
+        let (outcomes_tx, outcomes) = mpsc::unbounded_channel();
+        let (submissions_tx, submissions) = mpsc::channel(SUBMISSIONS);
+        let (firsts, firsts_rx) = mpsc::unbounded_channel();
+        let (published, published_rx) = mpsc::unbounded_channel();
+        let ledger = Ledger::new(&broker);
+        let effects = Effects {
+            broker: broker.clone(),
+            ledger: ledger.clone(),
+            outcomes: outcomes_tx.clone(),
+            author: format!("policy/{}", options.id),
+        };
+        // One token ends every part, whatever the reason.
+        let end = stop.child_token();
+        let guard = end.clone().drop_guard();
+        if let Some(addr) = options.http {
+            serve(addr, &metrics, &broker, &loaded, end.clone()).await?;
+        }
+        let mut core = Core::new(
+            options.clone(),
+            effects.clone(),
+            metrics.clone(),
+            firsts,
+            published,
+            Arc::clone(&loaded),
+        );
+        let mut tasks: JoinSet<(&'static str, Result<(), ServiceError>)> = JoinSet::new();
+        // The live telemetry first, so that nothing falls between the last vectors and it.
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move { ("telemetry", sources::telemetry(b, n).await) });
+        core.preload(sources::known_nodes(&broker).await?, vectors(&broker).await);
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
+        let (b, n, id) = (broker.clone(), news_tx.clone(), options.id);
+        tasks.spawn(async move { ("presence", sources::presence(b, id, n).await) });
+        let (b, n) = (broker.clone(), news_tx);
+        tasks.spawn(async move { ("ledgers", sources::ledgers(b, n).await) });
+        let b = broker.clone();
+        tasks.spawn(async move { ("submissions", sources::submissions(b, submissions_tx).await) });
+        tasks.spawn(async move { ("appends", { acks::appends(ledger, firsts_rx, outcomes_tx).await; Ok(()) }) });
+        let m = metrics.clone();
+        tasks.spawn(async move { ("publishes", { acks::publishes(published_rx, m).await; Ok(()) }) });
+        let (e, o, l) = (effects, options.clone(), Arc::clone(&loaded));
+        tasks.spawn(async move { ("api", api::serve(e, o, l).await) });
+        let ending = end.clone();
+        let run = async move { ("core", { core.run(news, outcomes, submissions, ending).await; Ok(()) }) };
+        tasks.spawn(run);
+        let ended = loop {
+            tokio::select! {
+                () = stop.cancelled() => break None,
+                ended = tasks.join_next() => break ended,
+            }
+        };
+        let result = match ended {
+            _ if stop.is_cancelled() => Ok(()),
+            None => Ok(()),
+            Some(Ok((_, Err(error)))) => Err(error),
+            Some(Ok((task, Ok(())))) => {
+                Err(ServiceError::Task { task, reason: "it ended before it was asked to".to_owned() })
+            }
+            Some(Err(error)) => Err(ServiceError::Task { task: "unknown", reason: error.to_string() }),
+        };
+        drop(guard);
+        // The core says farewell to the other replicas; the rest may stop where it is.
+        let farewell = async {
+            while let Some(ended) = tasks.join_next().await {
+                if matches!(ended, Ok(("core", _))) {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), farewell).await;
+        tasks.shutdown().await;
+        result
+    }
+}
+
+async fn vectors(broker: &Broker) -> Vec<fiec_schemas::HardwareVector> {
+    match sources::last_vectors(broker).await {
+        Ok(vectors) => vectors,
+        Err(error) => {
+            tracing::warn!(%error, "starting without the last vectors; nodes are unknown until they speak");
+            Vec::new()
+        }
+    }
+}
+
+async fn serve(
+    addr: std::net::SocketAddr,
+    metrics: &Metrics,
+    broker: &Broker,
+    loaded: &Arc<AtomicBool>,
+    stop: CancellationToken,
+) -> Result<(), ServiceError> {
+    let (client, loaded) = (broker.client.clone(), Arc::clone(loaded));
+    let health = move || {
+        if client.connection_state() != async_nats::connection::State::Connected {
+            Err("not connected to NATS".to_owned())
+        } else if !loaded.load(Ordering::Relaxed) {
+            Err("still taking over the ledgers".to_owned())
+        } else {
+            Ok(())
+        }
+    };
+    let bound = sight::serve(addr, metrics.registry(), health, stop)
+        .await
+        .map_err(|source| ServiceError::Http { addr, source })?;
+    tracing::info!(addr = %bound, "serving /metrics and /healthz");
+    Ok(())
+}

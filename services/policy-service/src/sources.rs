@@ -1,0 +1,302 @@
+//! What the service listens to. Each source opens its stream anew when it ends, with back-off,
+//! and keeps what it knows; only a ledger stream that went back in time ends the service.
+
+use std::future::Future;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::kv;
+use fiec_broker::feed::{self, Start};
+use fiec_broker::{Broker, BrokerError, topology};
+use fiec_schemas::messages::PolicyPresence;
+use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::Sender;
+
+use crate::ServiceError;
+use crate::events::{News, SubmitMessage};
+
+const BACK_OFF: Duration = Duration::from_millis(100);
+const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
+
+async fn again<F: Future<Output = Result<(), BrokerError>>>(
+    what: &'static str,
+    mut open: impl FnMut() -> F,
+) -> Result<(), ServiceError> {
+    let mut wait = BACK_OFF;
+    loop {
+        let began = tokio::time::Instant::now();
+        match open().await {
+            Ok(()) => tracing::warn!(what, "the stream ended; opening it anew"),
+            Err(error) => tracing::warn!(what, %error, "opening the stream anew"),
+        }
+        wait = if began.elapsed() > BACK_OFF_LIMIT { BACK_OFF } else { (wait * 2).min(BACK_OFF_LIMIT) };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// All ledgers: first the last message of each, then whatever comes.
+pub async fn ledgers(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    let mut seen = None;
+    let mut wait = BACK_OFF;
+    loop {
+        match follow(&broker, &news, &mut seen, &mut wait).await {
+            Ok(()) if news.is_closed() => return Ok(()),
+            Ok(()) => tracing::warn!(seen, "the ledger feed ended; opening it anew"),
+            Err(ServiceError::Broker(error)) => {
+                tracing::warn!(seen, %error, "opening the ledger feed anew");
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(BACK_OFF_LIMIT);
+    }
+}
+
+async fn follow(
+    broker: &Broker,
+    news: &Sender<News>,
+    seen: &mut Option<u64>,
+    wait: &mut Duration,
+) -> Result<(), ServiceError> {
+    let stream = broker
+        .js
+        .get_stream(subjects::LEDGER_STREAM)
+        .await
+        .map_err(BrokerError::operation("look at the ledger stream"))?;
+    let state = &stream.cached_info().state;
+    let start = match *seen {
+        Some(seen) if state.last_sequence < seen => {
+            return Err(ServiceError::RolledBack { last: state.last_sequence, seen });
+        }
+        Some(seen) => Start::At(seen + 1),
+        None => Start::LastOfEach,
+    };
+    let mut loading = seen.is_none();
+    let mut items = feed::ledger(broker, start).await?;
+    if loading && state.messages == 0 {
+        *seen = Some(state.last_sequence);
+        loading = false;
+        let _ = news.send(News::Loaded).await;
+    }
+    while let Some(item) = items.next().await {
+        let item = match item {
+            Ok(item) => item,
+            Err(error @ BrokerError::Malformed { .. }) => {
+                tracing::warn!(%error, "a message of the ledger stream was passed over");
+                continue;
+            }
+            Err(error) if !loading => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "while loading the ledgers");
+                continue;
+            }
+        };
+        *wait = BACK_OFF;
+        let (seq, last) = (item.seq, loading && item.pending == 0);
+        if !(loading && is_over(&item.header)) && news.send(News::Feed(item)).await.is_err() {
+            return Ok(());
+        }
+        // While loading, the messages are in order of their sequences too.
+        if !loading || last {
+            *seen = Some(seq);
+        }
+        if last {
+            loading = false;
+            let _ = news.send(News::Loaded).await;
+        }
+    }
+    Ok(())
+}
+
+/// True for a message of an execution that has ended, without reading it as JSON: the phase says
+/// so, and no submission is there whose own words could be mistaken for it.
+fn is_over(header: &str) -> bool {
+    let phase = |is: &str| header.contains(&format!(r#""phase":{{"is":"{is}""#));
+    (phase("completed") || phase("failed") || phase("cancelled")) && !header.contains(r#""spec":"#)
+}
+
+/// Submissions, one message at a time and many ahead.
+pub async fn submissions(broker: Broker, to: Sender<SubmitMessage>) -> Result<(), ServiceError> {
+    again("submissions", || async {
+        let consumer = topology::submit_consumer(&broker).await?;
+        let mut messages = consumer
+            .stream()
+            .max_messages_per_batch(1_000)
+            .expires(Duration::from_secs(30))
+            .heartbeat(Duration::from_secs(10))
+            .messages()
+            .await
+            .map_err(BrokerError::operation("pull submissions"))?;
+        while let Some(message) = messages.next().await {
+            let message = message.map_err(BrokerError::operation("pull submissions"))?;
+            if to.send(message).await.is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+fn read<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Option<T> {
+    serde_json::from_slice(payload)
+        .map_err(|error| tracing::warn!(what, %error, "a message was passed over"))
+        .ok()
+}
+
+/// Vectors, live.
+pub async fn telemetry(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    again("telemetry", || async {
+        let mut messages = broker
+            .client
+            .subscribe("fiec.telemetry.*")
+            .await
+            .map_err(BrokerError::operation("subscribe to telemetry"))?;
+        while let Some(message) = messages.next().await {
+            if let Some(vector) = read(&message.subject, &message.payload) {
+                let _ = news.send(News::Vector(vector)).await;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// The last vector of each node, for a service that starts.
+///
+/// # Errors
+/// When the broker does not give them.
+pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, BrokerError> {
+    let consumer = broker
+        .js
+        .create_consumer_on_stream(
+            pull::Config {
+                ack_policy: AckPolicy::None,
+                deliver_policy: DeliverPolicy::LastPerSubject,
+                filter_subject: "fiec.telemetry.*".to_owned(),
+                inactive_threshold: Duration::from_secs(10),
+                ..Default::default()
+            },
+            subjects::TELEMETRY_STREAM,
+        )
+        .await
+        .map_err(BrokerError::operation("read the last vectors"))?;
+    let mut messages = consumer
+        .fetch()
+        .max_messages(20_000)
+        .messages()
+        .await
+        .map_err(BrokerError::operation("read the last vectors"))?;
+    let mut vectors = Vec::new();
+    while let Some(message) = messages.next().await {
+        let message = message.map_err(BrokerError::operation("read the last vectors"))?;
+        vectors.extend(read::<HardwareVector>(&message.subject, &message.payload));
+    }
+    Ok(vectors)
+}
+
+/// Other replicas.
+pub async fn presence(
+    broker: Broker,
+    own: InstanceId,
+    news: Sender<News>,
+) -> Result<(), ServiceError> {
+    again("presence", || async {
+        let mut messages = broker
+            .client
+            .subscribe(subjects::POLICY_PRESENCE)
+            .await
+            .map_err(BrokerError::operation("subscribe to the replicas' presence"))?;
+        while let Some(message) = messages.next().await {
+            if let Some(PolicyPresence { id, leaving, .. }) = read(&message.subject, &message.payload)
+                && id != own
+            {
+                let _ = news.send(News::Replica(id, leaving)).await;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn nodes_bucket(broker: &Broker) -> Result<kv::Store, BrokerError> {
+    broker
+        .js
+        .get_key_value(subjects::NODES_BUCKET)
+        .await
+        .map_err(BrokerError::operation("open the bucket of nodes"))
+}
+
+/// Descriptors and flags that are there now.
+///
+/// # Errors
+/// When the broker does not give them.
+pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
+    let bucket = nodes_bucket(broker).await?;
+    const WHAT: &str = "list the nodes";
+    let keys: Vec<String> = bucket
+        .keys()
+        .await
+        .map_err(BrokerError::operation(WHAT))?
+        .filter_map(|key| async { key.ok() })
+        .collect()
+        .await;
+    let mut news = Vec::new();
+    for key in keys {
+        if let Some(value) = bucket.get(&key).await.map_err(BrokerError::operation(WHAT))? {
+            news.extend(node_news(&key, Some(&value)));
+        }
+    }
+    Ok(news)
+}
+
+/// Descriptors and flags as they change.
+pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    again("nodes", || async {
+        let bucket = nodes_bucket(&broker).await?;
+        let mut entries = bucket
+            .watch_with_history(">")
+            .await
+            .map_err(BrokerError::operation("watch the nodes"))?;
+        while let Some(entry) = entries.next().await {
+            let entry = entry.map_err(BrokerError::operation("watch the nodes"))?;
+            let value = (entry.operation == kv::Operation::Put).then_some(&*entry.value);
+            if let Some(item) = node_news(&entry.key, value) {
+                let _ = news.send(item).await;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+fn node_news(key: &str, value: Option<&[u8]>) -> Option<News> {
+    let (kind, name) = key.split_once('.')?;
+    let node: NodeId = name.parse().ok()?;
+    match (kind, value) {
+        ("node", Some(value)) => {
+            let descriptor: NodeDescriptor = read(key, value)?;
+            (descriptor.node == node).then(|| News::Descriptor(Box::new(descriptor)))
+        }
+        ("node", None) => Some(News::Gone(node)),
+        ("flags", Some(value)) => Some(News::Flags(node, read(key, value)?)),
+        ("flags", None) => Some(News::Flags(node, NodeFlags::default())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_phase_itself_tells_that_an_execution_is_over() {
+        assert!(is_over(r#"{"state":{"phase":{"is":"completed"},"epoch":1}}"#));
+        assert!(!is_over(r#"{"state":{"phase":{"is":"pending"}}}"#));
+        assert!(!is_over(
+            r#"{"state":{"spec":{"params":{"phase":{"is":"completed"}}},"phase":{"is":"pending"}}}"#
+        ));
+    }
+}

@@ -1,0 +1,329 @@
+//! Binds what must be bound: new submissions, what waits, and bindings that nobody takes up.
+
+use fiec_schemas::{
+    Cause, Event, ExecutionId, Submission, Tenant, Timestamp,
+};
+
+use super::{Action, Policy, Ticket};
+use crate::cluster::{Execution, NodeIx, Presence, Stage};
+use crate::placement::{self, Ask, Choice};
+use crate::profile::ProfileIx;
+use crate::time::{Millis, Now};
+
+/// What became of the attempt to bind something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placed {
+    /// An append is on its way.
+    Yes,
+    /// No node takes it.
+    NoRoom,
+    /// Another replica is preferred; this one looks again later.
+    Deferred,
+    /// There is nothing to do.
+    Moot,
+}
+
+impl Policy {
+    #[expect(clippy::too_many_arguments, reason = "the fields of one input")]
+    pub(super) fn submission(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        tenant: &Tenant,
+        spec: &Submission,
+        submitted_at: Timestamp,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let append = |events| Action::Append {
+            execution: id,
+            tenant: tenant.clone(),
+            expected: 0,
+            events,
+            ticket: None,
+        };
+        if self.knows(id) {
+            // The compare-and-set will fail and the shell will compare the two submissions.
+            out.push(append(vec![Event::Submitted]));
+            return;
+        }
+        let profile = self.acquire_spec(now, spec);
+        let ask = Ask::new(profile, &[]);
+        let choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        if choice.is_none() && may_hold && self.is_only_full(now, &ask) {
+            self.cluster.profiles.release(profile);
+            out.push(Action::Hold);
+            return;
+        }
+        let mut events = vec![Event::Submitted];
+        let mut stage = Stage::Pending;
+        if let Some(choice) = choice {
+            let node = choice.node;
+            if let Some((event, at)) = self.bound(1, choice, Cause::Initial) {
+                events.push(event);
+                stage = Stage::Bound(node, at);
+            }
+        }
+        self.cluster.insert(
+            id,
+            Execution {
+                tenant: tenant.clone(),
+                seq: 0,
+                epoch: 0,
+                profile,
+                busy: true,
+                long: false,
+                stage,
+                since: now.mono,
+                arrived: now.mono,
+                due: Millis(0),
+                submitted_at,
+                state_bytes: 0,
+                extra: None,
+            },
+        );
+        out.push(append(events));
+    }
+
+    fn bound(
+        &self,
+        epoch: u64,
+        choice: Choice,
+        cause: Cause,
+    ) -> Option<(Event, fiec_schemas::InstanceId)> {
+        let node = self.cluster.node(choice.node);
+        let instance = node.descriptor.as_ref()?.instance;
+        let event = Event::Bound {
+            epoch,
+            node: node.id.clone(),
+            instance,
+            substrate: node.substrate().to_owned(),
+            cause,
+            decision: Some(choice.decision),
+        };
+        Some((event, instance))
+    }
+
+    /// True when a node would take it but for its capacity.
+    fn is_only_full(&self, now: Now, ask: &Ask<'_>) -> bool {
+        placement::would_take_with_room(&self.cluster, &self.config, now, ask)
+    }
+
+    /// Puts an execution among those that wait to be bound.
+    pub(super) fn wait(&mut self, id: ExecutionId) {
+        let Some(e) = self.cluster.execution(id) else { return };
+        if e.profile == ProfileIx::UNKNOWN {
+            return;
+        }
+        self.waiting.entry(e.profile).or_default().insert((e.submitted_at, id));
+        self.dirty = true;
+    }
+
+    /// Takes it away from there.
+    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let Some(e) = self.cluster.execution(id) else { return };
+        if let Some(queue) = self.waiting.get_mut(&e.profile) {
+            queue.remove(&(e.submitted_at, id));
+            if queue.is_empty() {
+                self.waiting.remove(&e.profile);
+            }
+        }
+    }
+
+    /// Binds what waits, the oldest of each profile first, as far as there is room.
+    pub(super) fn fill(&mut self, now: Now, out: &mut Vec<Action>) {
+        self.dirty = false;
+        let mut budget = self.config.burst;
+        let profiles: Vec<_> = self.waiting.keys().copied().collect();
+        for profile in profiles {
+            let Some(queue) = self.waiting.get(&profile) else { continue };
+            let oldest: Vec<_> = queue.iter().take(4 * self.config.burst).map(|(_, id)| *id).collect();
+            for id in oldest {
+                if budget == 0 {
+                    self.dirty = true;
+                    return;
+                }
+                match self.bind_waiting(now, id, out) {
+                    Placed::Yes => {
+                        budget -= 1;
+                        self.stop_waiting(id);
+                    }
+                    Placed::Moot => self.stop_waiting(id),
+                    Placed::Deferred => {}
+                    // What has no history of its own finds the same answer as the next one.
+                    Placed::NoRoom if self.cluster.execution(id).is_some_and(|e| e.extra.is_none()) => break,
+                    Placed::NoRoom => {}
+                }
+            }
+        }
+    }
+
+    fn bind_waiting(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
+        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        if e.busy {
+            return Placed::Moot;
+        }
+        let known = e.extra.as_ref().and_then(|x| x.cause.clone());
+        match e.stage {
+            Stage::Pending => self.rebind(now, id, known.unwrap_or(Cause::Initial), None, out),
+            Stage::Bound(node, _) | Stage::Started(node, _) => match self.loss(now, id) {
+                Some(cause) => self.rebind(now, id, cause, Some(node), out),
+                None => Placed::Moot,
+            },
+            Stage::Paused => Placed::Moot,
+        }
+    }
+
+    /// Why its node counts as lost for it, if it does.
+    pub(super) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
+        let e = self.cluster.execution(id)?;
+        let (Stage::Bound(ix, instance) | Stage::Started(ix, instance)) = e.stage else {
+            return None;
+        };
+        let node = self.cluster.node(ix);
+        let silent_ms = now.mono.since(node.heard);
+        if matches!(node.presence, Presence::Lost { .. }) {
+            return Some(Cause::Lost { silent_ms });
+        }
+        // Another life of the agent answers: the one that held it is over. A binding made after
+        // that was learned may be to a life that is not known here yet.
+        let (confirmed, since) = node.confirmed?;
+        let current = node.descriptor.as_ref().is_some_and(|d| d.instance == confirmed);
+        (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
+    }
+
+    /// Binds an execution by an append of ours.
+    pub(super) fn rebind(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        cause: Cause,
+        leaving: Option<NodeIx>,
+        out: &mut Vec<Action>,
+    ) -> Placed {
+        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        if e.busy || e.profile == ProfileIx::UNKNOWN {
+            return Placed::Moot;
+        }
+        // A lost node that returns under a new life is as good as any other.
+        let leaving = leaving.filter(|_| !matches!(cause, Cause::Lost { .. }));
+        let ask = Ask {
+            leaving,
+            avoid: e.extra.as_ref().and_then(|x| x.avoid),
+            free_slot: matches!(cause, Cause::Balance),
+            ..Ask::new(e.profile, e.left())
+        };
+        let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
+            return Placed::NoRoom;
+        };
+        if self.defers(now, id, self.config.grace_ms) {
+            return Placed::Deferred;
+        }
+        self.append_bound(now, id, choice, cause, None, out);
+        Placed::Yes
+    }
+
+    /// True while this replica leaves an execution to the preferred one.
+    pub(super) fn defers(&mut self, now: Now, id: ExecutionId, grace_ms: u64) -> bool {
+        if self.is_mine(id) {
+            return false;
+        }
+        let Some(e) = self.cluster.execution_mut(id) else { return false };
+        let since = *e.extra().deferred.get_or_insert(now.mono);
+        if now.mono.since(since) >= grace_ms {
+            return false;
+        }
+        self.cluster.set_due(id, since.plus(grace_ms));
+        true
+    }
+
+    pub(super) fn append_bound(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        choice: Choice,
+        cause: Cause,
+        ticket: Option<Ticket>,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(e) = self.cluster.execution(id) else { return };
+        let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
+        let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else { return };
+        self.cluster.clear_order(id);
+        self.cluster.set_stage(id, Stage::Bound(node, instance), now.mono);
+        self.cluster.set_due(id, Millis(0));
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.busy = true;
+            e.arrived = now.mono;
+        }
+        out.push(Action::Append { execution: id, tenant, expected, events: vec![event], ticket });
+    }
+
+    /// How soon a binding is looked at for the first time.
+    pub(super) fn balance_check(&self) -> u64 {
+        self.config.balance_ms.min(self.config.take_ms)
+    }
+
+    pub(super) fn look_at_execution(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else { return };
+        if e.busy {
+            return;
+        }
+        match e.stage {
+            Stage::Pending => self.wait(id),
+            Stage::Paused => {}
+            Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
+            Stage::Started(..) => {
+                if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {
+                    self.cluster.mark_long(id);
+                }
+                self.repeat_order(now, id, out);
+            }
+        }
+    }
+
+    /// A binding that is not started: balance it, send its capsule again, bind it elsewhere.
+    fn sweep_bound(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
+        if let Some(cause) = self.loss(now, id) {
+            if self.rebind(now, id, cause, Some(ix), out) == Placed::NoRoom {
+                self.wait(id);
+            }
+            return;
+        }
+        let Some(e) = self.cluster.execution(id) else { return };
+        let waited = now.mono.since(e.since);
+        let resent = e.extra.as_ref().map_or(0, |x| x.resent);
+        let node = self.cluster.node(ix);
+        let busy = node.vector.as_ref().is_some_and(|v| {
+            v.queued_count > 0 || (v.slots > 0 && v.running_count >= v.slots)
+        }) || node.started >= node.slots();
+        let stuck = node.slots() > 0 && node.long >= node.slots();
+        let again = now.mono.plus(self.balance_check());
+        if stuck && waited >= self.config.balance_ms {
+            match self.rebind(now, id, Cause::Balance, Some(ix), out) {
+                Placed::Yes | Placed::Deferred => return,
+                Placed::NoRoom | Placed::Moot => {}
+            }
+        }
+        let limit = if busy { self.config.take_busy_ms } else { self.config.take_ms };
+        if waited >= limit.saturating_mul(u64::from(resent) + 1) {
+            if self.defers(now, id, self.config.grace_ms) {
+                return;
+            }
+            let reason = format!("not started within {waited} ms");
+            if resent > 0
+                && self.rebind(now, id, Cause::NotTaken { reason }, Some(ix), out) == Placed::Yes
+            {
+                return;
+            }
+            if let Some(e) = self.cluster.execution_mut(id) {
+                e.extra().resent = resent.saturating_add(1);
+            }
+            self.send_capsule(id, out);
+        }
+        self.cluster.set_due(id, again);
+    }
+}

@@ -1,0 +1,342 @@
+//! Follows ledgers: the feed's messages and the fate of our own appends.
+
+use fiec_schemas::{Cause, ExecutionId, Phase, Sequence, Submission};
+
+use super::{Action, Policy};
+use crate::cluster::{Execution, NodeIx, Stage};
+use crate::profile::{Profile, ProfileIx};
+use crate::time::{Millis, Now};
+use crate::view::LedgerView;
+use crate::watch::Watch;
+
+impl Policy {
+    /// Takes a message; `reread` is the truth after a failed append of ours.
+    pub(super) fn follow(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        reread: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let id = view.state.execution;
+        self.hear_writer(now, view);
+        let stale = |e: &Execution| view.seq < e.seq || (view.seq == e.seq && !reread);
+        if self.cluster.execution(id).is_some_and(stale) {
+            return;
+        }
+        if view.is_terminal() {
+            self.learn(now, view);
+            self.forget(id);
+            return;
+        }
+        let Some(stage) = self.stage_of(now, view) else { return };
+        if !self.take_up(now, view, out) {
+            return;
+        }
+        let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
+        let since = if self.loaded { now.mono } else { now.moment_of(view.state.at()) };
+        let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
+        if keeps_since && let Some(e) = self.cluster.execution(id) {
+            let since = e.since;
+            self.cluster.set_stage(id, stage, since);
+        } else {
+            self.cluster.set_stage(id, stage, since);
+        }
+        let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
+        if moved || !matches!(stage, Stage::Started(..)) {
+            self.cluster.clear_order(id);
+        }
+        self.note_facts(now, view, stage, before.and_then(|(b, _)| b.node()));
+        self.schedule(now, id, stage, view, out);
+    }
+
+    /// A message by a worker is a sign of life from its node.
+    fn hear_writer(&mut self, now: Now, view: &LedgerView<'_>) {
+        if self.loaded
+            && let Some(name) = view.worker().and_then(|w| w.parse().ok())
+            && let Some(ix) = self.cluster.find(&name)
+        {
+            let node = self.cluster.node_mut(ix);
+            node.heard = node.heard.max(now.mono);
+        }
+    }
+
+    fn stage_of(&mut self, now: Now, view: &LedgerView<'_>) -> Option<Stage> {
+        let phase = &view.state.phase;
+        let (node, instance) = match (phase.is, phase.node, phase.instance) {
+            ("pending", ..) => return Some(Stage::Pending),
+            ("paused", ..) => return Some(Stage::Paused),
+            (_, Some(node), Some(instance)) => (node.parse().ok()?, instance),
+            _ => return None,
+        };
+        let ix = self.cluster.intern(now.mono, &node);
+        match phase.is {
+            "bound" => Some(Stage::Bound(ix, instance)),
+            "started" => Some(Stage::Started(ix, instance)),
+            _ => None,
+        }
+    }
+
+    /// Makes the execution known, with its profile; false where the message is not usable.
+    fn take_up(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let id = view.state.execution;
+        let known = self.cluster.execution(id).map(|e| e.profile);
+        if known.is_some_and(|profile| profile != ProfileIx::UNKNOWN) {
+            return true;
+        }
+        let Some(tenant) = view.state.tenant() else { return false };
+        let profile = match view.state.spec().map(serde_json::from_str::<Profile>) {
+            Some(Ok(profile)) => self.acquire(now, profile),
+            Some(Err(_)) => return false,
+            None => {
+                out.push(Action::FetchSpec { execution: id, seq: view.seq, tenant: tenant.clone() });
+                ProfileIx::UNKNOWN
+            }
+        };
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.profile = profile;
+            return true;
+        }
+        let since = now.moment_of(view.state.at());
+        self.cluster.insert(
+            id,
+            Execution {
+                tenant,
+                seq: view.seq,
+                epoch: view.state.epoch,
+                profile,
+                busy: false,
+                long: false,
+                // The counts are made by `set_stage`, which follows.
+                stage: Stage::Pending,
+                since,
+                arrived: since,
+                due: Millis(0),
+                submitted_at: view.state.submitted_at(),
+                state_bytes: 0,
+                extra: None,
+            },
+        );
+        true
+    }
+
+    /// Counts a user of a profile; one with thresholds of its own is watched on every node.
+    pub(super) fn acquire(&mut self, now: Now, profile: Profile) -> ProfileIx {
+        let (ix, new) = self.cluster.profiles.acquire_profile(profile);
+        if new {
+            self.watch_overrides(now, ix);
+        }
+        ix
+    }
+
+    pub(super) fn acquire_spec(&mut self, now: Now, spec: &Submission) -> ProfileIx {
+        let (ix, new) = self.cluster.profiles.acquire_spec(spec);
+        if new {
+            self.watch_overrides(now, ix);
+        }
+        ix
+    }
+
+    fn watch_overrides(&mut self, now: Now, ix: ProfileIx) {
+        for node in 0..self.cluster.node_count() {
+            self.watch_override(now, NodeIx(node), ix);
+        }
+    }
+
+    /// Watches a node under a profile's thresholds, merged over the node's own.
+    pub(super) fn watch_override(&mut self, now: Now, node: NodeIx, ix: ProfileIx) {
+        let Some(profile) = self.cluster.profiles.get(ix) else { return };
+        if profile.viability.is_empty() {
+            return;
+        }
+        let Some(base) = &self.cluster.node(node).base else { return };
+        let mut thresholds = base.thresholds().clone();
+        thresholds.extend(profile.viability.iter().map(|(s, t)| (*s, *t)));
+        let mut watch = Watch::new(thresholds, now.mono);
+        let fresh = self.cluster.node(node).is_fresh(now.mono, &self.config);
+        let vector = self.cluster.node(node).vector.clone().filter(|_| fresh);
+        watch.observe(now.mono, vector.as_deref());
+        self.cluster.node_mut(node).overrides.insert(ix, watch);
+    }
+
+    fn note_facts(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        stage: Stage,
+        from: Option<NodeIx>,
+    ) {
+        let id = view.state.execution;
+        let left: Vec<_> = view
+            .state
+            .left
+            .iter()
+            .filter_map(|l| Some((self.cluster.intern(now.mono, &l.node.parse().ok()?), l.at())))
+            .collect();
+        let avoid_until = now.mono.plus(self.config.avoid_ms);
+        let Some(e) = self.cluster.execution_mut(id) else { return };
+        e.seq = view.seq;
+        e.epoch = view.state.epoch;
+        e.busy = false;
+        e.state_bytes = view.state.boundary.as_ref().map_or(0, |b| b.bytes);
+        e.arrived = view.state.moved_at().map_or(e.since, |at| now.moment_of(at));
+        if !left.is_empty() || e.extra.is_some() {
+            e.extra().left = left;
+        }
+        if stage == Stage::Pending {
+            let refused = view.event("refused").map(|r| Cause::NotTaken {
+                reason: r.reason.as_deref().unwrap_or("refused").to_owned(),
+            });
+            let yielded = view.event("yielded").and_then(|y| y.cause());
+            let resumed = view.event("resumed").map(|_| Cause::Resumed);
+            if let Some(node) = from.filter(|_| refused.is_some()) {
+                e.extra().avoid = Some((node, avoid_until));
+            }
+            if let Some(cause) = refused.or(yielded).or(resumed) {
+                e.extra().cause = Some(cause);
+            }
+        } else if let Some(extra) = &mut e.extra {
+            extra.cause = None;
+            extra.note = None;
+            extra.resent = 0;
+            extra.deferred = None;
+        }
+    }
+
+    fn schedule(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        stage: Stage,
+        view: &LedgerView<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        match stage {
+            Stage::Pending => {
+                self.cluster.set_due(id, Millis(0));
+                self.wait(id);
+            }
+            Stage::Paused => {
+                self.stop_waiting(id);
+                self.cluster.set_due(id, Millis(0));
+            }
+            Stage::Bound(..) => {
+                self.stop_waiting(id);
+                let handover = view.event("yielded").is_some() && view.event("bound").is_some();
+                if handover && self.loaded && self.is_mine(id) {
+                    self.send_capsule(id, out);
+                }
+                let grace = if self.is_mine(id) { 0 } else { self.config.grace_ms };
+                self.cluster.set_due(id, now.mono.plus(self.balance_check().saturating_add(grace)));
+            }
+            Stage::Started(..) => {
+                self.stop_waiting(id);
+                let Some(e) = self.cluster.execution(id) else { return };
+                if e.order().is_none() && !e.long {
+                    let due = e.since.plus(self.config.horizon_ms).max(now.mono);
+                    self.cluster.set_due(id, due);
+                }
+            }
+        }
+    }
+
+    pub(super) fn send_capsule(&self, id: ExecutionId, out: &mut Vec<Action>) {
+        if let Some(e) = self.cluster.execution(id) {
+            out.push(Action::SendCapsule { execution: id, tenant: e.tenant.clone(), seq: e.seq });
+        }
+    }
+
+    /// Learns a node's speed from a completion.
+    fn learn(&mut self, now: Now, view: &LedgerView<'_>) {
+        self.completions += 1;
+        let Some(completed) = view.event("completed") else { return };
+        let Some(e) = self.cluster.execution(view.state.execution) else { return };
+        let Some(ix) = e.stage.node() else { return };
+        let since = view.event("started").and_then(|s| s.computing_since());
+        let service_us = match (since, completed.computed_until()) {
+            (Some(since), Some(until)) => {
+                u64::try_from(until.micros() - since.micros()).unwrap_or(0)
+            }
+            _ => now.mono.since(e.since) * 1_000,
+        };
+        self.cluster.node_mut(ix).speed.completed(now.mono, service_us);
+    }
+
+    /// An append of ours is stored.
+    pub(super) fn appended(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        seq: Sequence,
+        epoch: u64,
+        phase: &Phase,
+    ) {
+        // The feed may have been faster: then something newer is known, or it is over.
+        let Some(e) = self.cluster.execution(id) else { return };
+        if seq <= e.seq {
+            return;
+        }
+        let stage = match phase {
+            Phase::Bound(b) => Stage::Bound(self.cluster.intern(now.mono, &b.node), b.instance),
+            Phase::Started(b) => Stage::Started(self.cluster.intern(now.mono, &b.node), b.instance),
+            Phase::Paused { .. } => Stage::Paused,
+            Phase::Pending => Stage::Pending,
+            Phase::Completed | Phase::Failed | Phase::Cancelled => {
+                self.forget(id);
+                return;
+            }
+        };
+        if self.cluster.execution(id).is_some_and(|e| e.stage != stage) {
+            self.cluster.set_stage(id, stage, now.mono);
+        }
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.seq = seq;
+            e.epoch = epoch;
+            e.busy = false;
+            e.since = now.mono;
+        }
+        match stage {
+            Stage::Bound(..) => {
+                if let Some(e) = self.cluster.execution_mut(id) {
+                    e.arrived = now.mono;
+                    if let Some(extra) = &mut e.extra {
+                        (extra.cause, extra.note, extra.resent, extra.deferred) =
+                            (None, None, 0, None);
+                    }
+                }
+                self.stop_waiting(id);
+                let due = now.mono.plus(self.balance_check());
+                self.cluster.set_due(id, due);
+            }
+            Stage::Pending => self.wait(id),
+            Stage::Paused | Stage::Started(..) => self.stop_waiting(id),
+        }
+    }
+
+    /// A large submission has arrived.
+    pub(super) fn learn_spec(&mut self, now: Now, id: ExecutionId, spec: &Submission) {
+        if self.cluster.execution(id).is_none_or(|e| e.profile != ProfileIx::UNKNOWN) {
+            return;
+        }
+        let profile = self.acquire_spec(now, spec);
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.profile = profile;
+            if e.stage == Stage::Pending && !e.busy {
+                self.wait(id);
+            }
+        }
+    }
+
+    /// Nothing more will happen to it, or nothing ever did.
+    pub(super) fn forget(&mut self, id: ExecutionId) {
+        self.stop_waiting(id);
+        if self.cluster.remove(id).is_some() && !self.waiting.is_empty() {
+            self.dirty = true;
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Follows nodes: what they say of themselves, how they are, whether they are there.
+
+use std::sync::Arc;
+
+use fiec_schemas::messages::Record;
+use fiec_schemas::{HardwareVector, NodeDescriptor, NodeFlags, NodeId};
+
+use super::{Action, Policy, ProbeOutcome};
+use crate::cluster::{NodeIx, Presence};
+use crate::hysteresis::State;
+use crate::profile::ProfileIx;
+use crate::time::Now;
+use crate::watch::Watch;
+
+impl Policy {
+    pub(super) fn descriptor(
+        &mut self,
+        now: Now,
+        descriptor: NodeDescriptor,
+        out: &mut Vec<Action>,
+    ) {
+        let ix = self.cluster.intern(now.mono, &descriptor.node);
+        let node = self.cluster.node_mut(ix);
+        let before = node.descriptor.as_ref().map(|d| d.instance);
+        let new_life = before != Some(descriptor.instance);
+        let descriptor = Arc::new(descriptor);
+        if node.base.as_ref().is_none_or(|b| *b.thresholds() != descriptor.thresholds) {
+            node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
+            node.overrides.clear();
+        }
+        node.descriptor = Some(Arc::clone(&descriptor));
+        if new_life {
+            node.heard = node.heard.max(now.mono);
+            // What an earlier life measured says nothing about capacity now.
+            node.vector = node.vector.take().filter(|v| v.instance == descriptor.instance);
+        }
+        if new_life && self.loaded {
+            node.presence = Presence::Probing { since: now.mono };
+            out.push(Action::Probe(node.id.clone()));
+        } else if new_life {
+            node.presence = Presence::Up;
+        }
+        let profiles: Vec<ProfileIx> =
+            self.cluster.profiles.with_thresholds().map(|(ix, _)| ix).collect();
+        for profile in profiles {
+            if !self.cluster.node(ix).overrides.contains_key(&profile) {
+                self.watch_override(now, ix, profile);
+            }
+        }
+        self.dirty = true;
+        if new_life {
+            let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
+            self.record(now, ix, "joined", detail, Some(descriptor), out);
+        }
+    }
+
+    pub(super) fn gone(&mut self, now: Now, name: &NodeId, out: &mut Vec<Action>) {
+        let Some(ix) = self.cluster.find(name) else { return };
+        let node = self.cluster.node_mut(ix);
+        node.descriptor = None;
+        node.vector = None;
+        node.base = None;
+        node.overrides.clear();
+        node.confirmed = None;
+        if !node.holds.is_empty() {
+            node.presence = Presence::Probing { since: now.mono };
+            out.push(Action::Probe(name.clone()));
+        }
+        self.record(now, ix, "left", "it withdrew its descriptor".to_owned(), None, out);
+    }
+
+    pub(super) fn flags(
+        &mut self,
+        now: Now,
+        name: &NodeId,
+        flags: NodeFlags,
+        out: &mut Vec<Action>,
+    ) {
+        let ix = self.cluster.intern(now.mono, name);
+        let node = self.cluster.node_mut(ix);
+        let before = std::mem::replace(&mut node.flags, flags.clone());
+        let what = match (&before, &flags) {
+            (b, f) if f.draining && !b.draining => "draining",
+            (b, f) if f.cordoned && !b.cordoned => "cordoned",
+            (b, f) if (b.cordoned || b.draining) && !f.cordoned && !f.draining => "uncordoned",
+            _ => "",
+        };
+        self.dirty = true;
+        if !what.is_empty() && self.loaded {
+            self.record(now, ix, what, format!("asked for by {}", flags.who), None, out);
+        }
+        if self.loaded && flags.draining {
+            self.review_holds(now, ix, out);
+        }
+    }
+
+    pub(super) fn vector(
+        &mut self,
+        now: Now,
+        vector: HardwareVector,
+        age_ms: u64,
+        out: &mut Vec<Action>,
+    ) {
+        if age_ms > self.config.liveness_ms {
+            return;
+        }
+        let ix = self.cluster.intern(now.mono, &vector.node);
+        let node = self.cluster.node_mut(ix);
+        // A vector of an earlier life must not speak for the present one.
+        let other_life = node.descriptor.as_ref().is_some_and(|d| d.instance != vector.instance);
+        let older = node
+            .vector
+            .as_ref()
+            .is_some_and(|v| v.instance == vector.instance && v.count >= vector.count);
+        if other_life || older {
+            return;
+        }
+        node.heard = node.heard.max(crate::time::Millis(now.mono.0.saturating_sub(age_ms)));
+        node.vector_at = node.heard;
+        let instance = vector.instance;
+        if node.confirmed.is_none_or(|(c, _)| c != instance) {
+            node.confirmed = Some((instance, now.mono));
+        }
+        let first = node.vector.is_none();
+        let drains = vector.draining && !node.vector.as_ref().is_some_and(|v| v.draining);
+        node.vector = Some(Arc::new(vector));
+        let was = std::mem::replace(&mut node.presence, Presence::Up);
+        if matches!(was, Presence::Lost { .. }) {
+            self.record(now, ix, "returned", "it sends vectors again".to_owned(), None, out);
+        }
+        if self.watch_node(now, ix) || first || was != Presence::Up {
+            self.dirty = true;
+        }
+        if self.loaded {
+            self.say_viability(now, ix, out);
+            if drains || self.presses(ix) {
+                self.review_holds(now, ix, out);
+            }
+        }
+    }
+
+    /// Feeds the automata with the last vector while it is fresh; true when a word changed.
+    fn watch_node(&mut self, now: Now, ix: NodeIx) -> bool {
+        let fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
+        let node = self.cluster.node_mut(ix);
+        let vector = node.vector.clone().filter(|_| fresh);
+        let mut changed = false;
+        if let Some(base) = &mut node.base {
+            changed |= base.observe(now.mono, vector.as_deref());
+        }
+        for watch in node.overrides.values_mut() {
+            changed |= watch.observe(now.mono, vector.as_deref());
+        }
+        changed
+    }
+
+    fn presses(&self, ix: NodeIx) -> bool {
+        let node = self.cluster.node(ix);
+        node.base.iter().chain(node.overrides.values()).any(|w| {
+            w.of_place(node.substrate()).any(|w| w.automaton.pressing_since().is_some())
+        })
+    }
+
+    /// One look at a node as time passes.
+    pub(super) fn look_at_node(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+        if self.watch_node(now, ix) {
+            self.dirty = true;
+        }
+        if self.cluster.node(ix).descriptor.is_some() {
+            self.say_viability(now, ix, out);
+        }
+        let limit = self.config.liveness_ms;
+        let node = self.cluster.node_mut(ix);
+        let silent = now.mono.since(node.heard) > limit;
+        let of_interest = node.descriptor.is_some() || !node.holds.is_empty();
+        match node.presence {
+            Presence::Up if silent && of_interest && self.connected => {
+                node.presence = Presence::Probing { since: now.mono };
+                out.push(Action::Probe(node.id.clone()));
+            }
+            // A probe whose answer never came, not even a failure: ask again.
+            Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
+                node.presence = Presence::Probing { since: now.mono };
+                out.push(Action::Probe(node.id.clone()));
+            }
+            _ => {}
+        }
+        let node = self.cluster.node(ix);
+        let another_life = node.confirmed.is_some_and(|(confirmed, since)| {
+            now.mono.since(since) < 10 * limit
+                && node.descriptor.as_ref().is_some_and(|d| d.instance == confirmed)
+        });
+        let lost = matches!(node.presence, Presence::Lost { .. });
+        if !node.holds.is_empty()
+            && self.connected
+            && (lost || another_life || node.is_draining() || self.presses(ix))
+        {
+            self.review_holds(now, ix, out);
+        }
+    }
+
+    pub(super) fn probed(
+        &mut self,
+        now: Now,
+        name: &NodeId,
+        outcome: ProbeOutcome,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(ix) = self.cluster.find(name) else { return };
+        let limit = self.config.liveness_ms;
+        let node = self.cluster.node_mut(ix);
+        match outcome {
+            ProbeOutcome::Answered(instance) => {
+                node.heard = node.heard.max(now.mono);
+                let was = std::mem::replace(&mut node.presence, Presence::Up);
+                if node.confirmed.is_none_or(|(c, _)| c != instance) {
+                    node.confirmed = Some((instance, now.mono));
+                }
+                self.dirty = true;
+                if matches!(was, Presence::Lost { .. }) {
+                    self.record(now, ix, "returned", "it answers again".to_owned(), None, out);
+                }
+                self.review_holds(now, ix, out);
+            }
+            ProbeOutcome::Silent => {
+                let Presence::Probing { .. } = node.presence else { return };
+                let silent_ms = now.mono.since(node.heard);
+                // A new life is probed at once; it may not listen yet. Silence must last.
+                if silent_ms <= limit && node.descriptor.is_some() {
+                    node.presence = Presence::Up;
+                    return;
+                }
+                if !self.connected {
+                    node.presence = Presence::Up;
+                    return;
+                }
+                node.presence = Presence::Lost { since: now.mono };
+                let detail = format!("silent for {silent_ms} ms, and a probe was not answered");
+                if node.descriptor.is_some() {
+                    self.record(now, ix, "lost", detail, None, out);
+                }
+                self.review_holds(now, ix, out);
+            }
+        }
+    }
+
+    /// Records a change between viable, unviable and unknown, once.
+    fn say_viability(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+        let node = self.cluster.node(ix);
+        let Some(base) = &node.base else { return };
+        let word = match base.worst() {
+            State::Viable | State::Suspect { .. } => "viable",
+            State::Unviable { .. } | State::Recovering { .. } => "unviable",
+            State::Unknown { .. } => "unknown",
+        };
+        if word == node.said || (node.said.is_empty() && word == "unknown") {
+            return;
+        }
+        let complaints = base.complaints(now.mono).join("; ");
+        let detail =
+            if complaints.is_empty() { word.to_owned() } else { format!("{word}: {complaints}") };
+        self.cluster.node_mut(ix).said = word;
+        self.record(now, ix, "viability", detail, None, out);
+    }
+
+    /// Records a fact about a node, if this replica is the one to do it.
+    fn record(
+        &mut self,
+        now: Now,
+        ix: NodeIx,
+        what: &str,
+        detail: String,
+        descriptor: Option<Arc<NodeDescriptor>>,
+        out: &mut Vec<Action>,
+    ) {
+        let node = self.cluster.node(ix);
+        if !self.replicas.prefers_self(node.id.as_str().as_bytes()) {
+            return;
+        }
+        let instance = node.descriptor.as_ref().map(|d| d.instance);
+        out.push(Action::Record(Box::new(Record::Node {
+            node: node.id.clone(),
+            instance: instance.or(node.confirmed.map(|(i, _)| i)),
+            what: what.to_owned(),
+            detail,
+            at: now.wall,
+            descriptor: descriptor.map(|d| Box::new((*d).clone())),
+        })));
+    }
+}

@@ -1,0 +1,311 @@
+//! Moves what runs. The destination is chosen first and told to prepare, then the holder is
+//! ordered to yield to it; only the holder appends. Where no destination is found, the execution
+//! stays and remembers why.
+
+use std::collections::BTreeSet;
+
+use fiec_schemas::messages::{ControlRequest, Destination};
+use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
+
+use super::bind::Placed;
+use super::{Action, ControlOutcome, Policy, Ticket};
+use crate::cluster::{NodeIx, Order, Stage};
+use crate::placement::{self, Ask, Choice};
+use crate::time::{Millis, Now};
+use crate::watch::Watched;
+
+/// Most readings in an event's evidence.
+const EVIDENCE_LIMIT: usize = 16;
+
+impl Policy {
+    /// Looks at everything that a node holds: must it leave?
+    pub(super) fn review_holds(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+        let ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
+        // One profile without a destination would ask in vain for each of its executions.
+        let mut in_vain = BTreeSet::new();
+        for id in ids {
+            let Some(e) = self.cluster.execution(id) else { continue };
+            let plain = e.extra.is_none();
+            if e.busy || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
+                continue;
+            }
+            let profile = e.profile;
+            let placed = self.review_one(now, id, ix, out);
+            if placed == Placed::NoRoom && plain {
+                in_vain.insert(profile);
+            }
+        }
+    }
+
+    fn review_one(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        ix: NodeIx,
+        out: &mut Vec<Action>,
+    ) -> Placed {
+        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        let started = matches!(e.stage, Stage::Started(..));
+        if let Some(cause) = self.loss(now, id) {
+            let placed = self.rebind(now, id, cause, Some(ix), out);
+            if placed == Placed::NoRoom {
+                self.wait(id);
+            }
+            return placed;
+        }
+        let node = self.cluster.node(ix);
+        if self.cluster.node(ix).presence != crate::cluster::Presence::Up {
+            return Placed::Moot;
+        }
+        // A node that drains of its own accord yields by itself what it runs.
+        let drains = if started { node.flags.draining } else { node.is_draining() };
+        let cause = if drains {
+            let who = if node.flags.draining { node.flags.who.clone() } else { "sigterm".to_owned() };
+            Cause::Drain { who }
+        } else if let Some(cause) = self.pressure_on(now, id, ix) {
+            cause
+        } else {
+            return Placed::Moot;
+        };
+        if started {
+            self.order_away(now, id, ix, cause, out)
+        } else {
+            self.rebind(now, id, cause, Some(ix), out)
+        }
+    }
+
+    fn pressure_on(&self, now: Now, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
+        let e = self.cluster.execution(id)?;
+        let node = self.cluster.node(ix);
+        if !node.is_fresh(now.mono, &self.config) {
+            return None;
+        }
+        let patience = if self.is_mine(id) { 0 } else { self.config.order_grace_ms };
+        let at = Millis(now.mono.0.saturating_sub(patience));
+        let floor = self.config.residency_floor_ms;
+        let watched = node.watch(e.profile)?.pressing(node.substrate(), at, e.arrived, floor)?;
+        self.evidence(now, ix, watched).map(|evidence| Cause::Pressure { evidence: Box::new(evidence) })
+    }
+
+    fn evidence(&self, now: Now, ix: NodeIx, watched: &Watched) -> Option<Evidence> {
+        let node = self.cluster.node(ix);
+        let vector = node.vector.as_ref()?;
+        Some(Evidence {
+            node: node.id.clone(),
+            signal: watched.signal,
+            device: watched.device.as_deref().map(str::to_owned),
+            value: watched.automaton.value()?,
+            threshold: watched.threshold,
+            since: now.stamp_of(watched.automaton.pressing_since()?),
+            vector: vector
+                .readings
+                .iter()
+                .filter(|r| r.value.is_some())
+                .take(EVIDENCE_LIMIT)
+                .cloned()
+                .collect(),
+        })
+    }
+
+    fn order_away(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        ix: NodeIx,
+        cause: Cause,
+        out: &mut Vec<Action>,
+    ) -> Placed {
+        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        // A refused or unanswered order sets the time of the next try.
+        if e.extra.as_ref().and_then(|x| x.avoid).is_some_and(|(a, until)| a == ix && now.mono < until) {
+            return Placed::Moot;
+        }
+        let ask = Ask {
+            leaving: Some(ix),
+            avoid: e.extra.as_ref().and_then(|x| x.avoid),
+            ..Ask::new(e.profile, e.left())
+        };
+        let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
+            let note = format!("it should leave ({}), but no other node can take it", cause.in_words());
+            if let Some(e) = self.cluster.execution_mut(id) {
+                e.extra().note = Some(note);
+            }
+            return Placed::NoRoom;
+        };
+        if !matches!(cause, Cause::Pressure { .. }) && self.defers(now, id, self.config.order_grace_ms) {
+            return Placed::Deferred;
+        }
+        self.give_order(now, id, choice, cause, None, out);
+        Placed::Yes
+    }
+
+    fn give_order(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        choice: Choice,
+        cause: Cause,
+        ticket: Option<Ticket>,
+        out: &mut Vec<Action>,
+    ) {
+        let order = Order {
+            to: Some(choice.node),
+            cause,
+            decision: Some(choice.decision),
+            taken: false,
+        };
+        self.cluster.set_order(id, order);
+        // Should the shell never answer, the order is looked at again all the same.
+        self.cluster.set_due(id, now.mono.plus(self.config.order_repeat_ms));
+        self.send_order(id, ticket, out);
+    }
+
+    fn send_order(&self, id: ExecutionId, ticket: Option<Ticket>, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else { return };
+        let (Some(order), Stage::Started(from, _)) = (e.order(), e.stage) else { return };
+        let Some(to) = order.to.map(|to| self.cluster.node(to)) else { return };
+        let Some(descriptor) = &to.descriptor else { return };
+        let program = self.cluster.profiles.get(e.profile).map_or_else(String::new, |p| p.program.clone());
+        out.push(Action::Control {
+            node: to.id.clone(),
+            request: ControlRequest::Prepare {
+                execution: id,
+                tenant: e.tenant.clone(),
+                program,
+                state_bytes: e.state_bytes,
+            },
+            ticket: None,
+        });
+        out.push(Action::Control {
+            node: self.cluster.node(from).id.clone(),
+            request: ControlRequest::Yield {
+                execution: id,
+                epoch: e.epoch,
+                cause: order.cause.clone(),
+                to: Some(Destination {
+                    node: to.id.clone(),
+                    instance: descriptor.instance,
+                    substrate: to.substrate().to_owned(),
+                }),
+                decision: order.decision.clone(),
+            },
+            ticket,
+        });
+    }
+
+    /// The holder's answer to an order.
+    pub(super) fn ordered(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        epoch: u64,
+        outcome: ControlOutcome,
+    ) {
+        let Some(e) = self.cluster.execution_mut(id) else { return };
+        let Stage::Started(ix, _) = e.stage else { return };
+        if e.epoch != epoch || e.order().is_none() {
+            return;
+        }
+        match outcome {
+            ControlOutcome::Taken => {
+                if let Some(order) = &mut e.extra().order {
+                    order.taken = true;
+                }
+                self.cluster.set_due(id, now.mono.plus(self.config.order_repeat_ms));
+            }
+            ControlOutcome::Refused(reason) => self.retry_order(now, id, ix, &reason),
+            ControlOutcome::NoAnswer => self.retry_order(now, id, ix, "it did not answer"),
+        }
+    }
+
+    fn retry_order(&mut self, now: Now, id: ExecutionId, ix: NodeIx, reason: &str) {
+        self.cluster.clear_order(id);
+        let until = now.mono.plus(self.config.order_retry_ms);
+        let note = format!("{} did not take the order to yield: {reason}", self.cluster.node(ix).id);
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.extra().avoid = Some((ix, until));
+            e.extra().note = Some(note);
+        }
+    }
+
+    /// An order that has been taken long ago without a boundary since: given again, to the same
+    /// destination where that is still good, else to another one.
+    pub(super) fn repeat_order(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else { return };
+        let Stage::Started(from, _) = e.stage else { return };
+        if e.order().is_none() {
+            return;
+        }
+        let Some(order) = self.cluster.clear_order(id) else { return };
+        let Some(e) = self.cluster.execution(id) else { return };
+        let mut ask = Ask { leaving: Some(from), only: order.to, ..Ask::new(e.profile, e.left()) };
+        let mut choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        if choice.is_none() {
+            ask.only = None;
+            choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        }
+        if let Some(choice) = choice {
+            self.give_order(now, id, choice, order.cause, None, out);
+        }
+    }
+
+    /// An operator wants an execution elsewhere.
+    pub(super) fn operator_yield(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        id: ExecutionId,
+        to: Option<&NodeId>,
+        who: &str,
+        out: &mut Vec<Action>,
+    ) {
+        match self.plan_yield(now, id, to) {
+            Err(error) => out.push(Action::Reply(ticket, Err(error))),
+            Ok((choice, true)) => {
+                let cause = Cause::Operator { who: who.to_owned() };
+                self.give_order(now, id, choice, cause, Some(ticket), out);
+            }
+            Ok((choice, false)) => {
+                let cause = Cause::Operator { who: who.to_owned() };
+                self.append_bound(now, id, choice, cause, Some(ticket), out);
+            }
+        }
+    }
+
+    fn plan_yield(
+        &self,
+        now: Now,
+        id: ExecutionId,
+        to: Option<&NodeId>,
+    ) -> Result<(Choice, bool), String> {
+        let e = self.cluster.execution(id).ok_or("it is not live: it has ended, or it never was")?;
+        if e.busy {
+            return Err("it is being bound at this moment; try again".to_owned());
+        }
+        let (from, started) = match e.stage {
+            Stage::Pending => return Err("it is not bound to a node: it waits for one".to_owned()),
+            Stage::Paused => return Err("it is paused: resume it".to_owned()),
+            Stage::Bound(from, _) => (from, false),
+            Stage::Started(from, _) => (from, true),
+        };
+        let only = match to {
+            Some(name) => Some(
+                self.cluster.find(name).ok_or_else(|| format!("there is no node {name}"))?,
+            ),
+            None => None,
+        };
+        let ask = Ask { leaving: Some(from), only, ..Ask::new(e.profile, e.left()) };
+        placement::choose(&self.cluster, &self.config, now, &ask)
+            .map(|choice| (choice, started))
+            .ok_or_else(|| {
+                let review = placement::review(&self.cluster, &self.config, now, &ask);
+                let reasons: Vec<_> = review
+                    .candidates
+                    .iter()
+                    .filter(|c| to.is_none_or(|to| *to == c.node))
+                    .map(|c| format!("{}: {}", c.node, c.rejected.join("; ")))
+                    .collect();
+                format!("no other node can take it ({})", reasons.join(", "))
+            })
+    }
+}

@@ -1,0 +1,396 @@
+//! A small cluster in memory: ledgers with compare-and-set, nodes with vectors, a clock.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fiec_policy::{Action, Config, Input, LedgerView, Millis, Now, Policy};
+use fiec_schemas::hardware::{Substrate, default_thresholds};
+use fiec_schemas::messages::{ControlRequest, Why};
+use fiec_schemas::{
+    Cause, Digest, Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, LedgerMessage,
+    NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal, Submission, Tenant, Timestamp,
+};
+use uuid::Uuid;
+
+pub struct Ledger {
+    pub seq: u64,
+    pub state: ExecutionState,
+    pub history: Vec<(u64, Event)>,
+}
+
+pub struct World {
+    pub policy: Policy,
+    pub now: u64,
+    seq: u64,
+    pub ledgers: BTreeMap<ExecutionId, Ledger>,
+    nodes: Vec<(NodeDescriptor, f64, u64, bool)>,
+    pub out: Vec<Action>,
+    controls: Vec<(NodeId, ControlRequest)>,
+    probes: Vec<String>,
+    capsules: usize,
+}
+
+const START: u64 = 86_400_000;
+
+impl World {
+    pub fn new(nodes: usize) -> Self {
+        let policy = Policy::new(Config::default(), InstanceId(Uuid::from_u128(1)));
+        let mut world = Self {
+            policy,
+            now: START,
+            seq: 0,
+            ledgers: BTreeMap::new(),
+            nodes: Vec::new(),
+            out: Vec::new(),
+            controls: Vec::new(),
+            probes: Vec::new(),
+            capsules: 0,
+        };
+        for i in 0..nodes {
+            world.nodes.push((descriptor(i, 100 + i as u128), 0.2, 0, true));
+            let d = world.nodes[i].0.clone();
+            world.step(Input::Descriptor(d));
+        }
+        world.vectors();
+        world.step(Input::Loaded);
+        world
+    }
+
+    pub fn id(n: u64) -> ExecutionId {
+        ExecutionId(Uuid::from_u128(1_000_000 + u128::from(n)))
+    }
+
+    pub fn tenant() -> Tenant {
+        Tenant::new("lab").unwrap()
+    }
+
+    pub fn at(&self) -> Now {
+        Now { mono: Millis(self.now), wall: self.wall() }
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000 + i64::try_from(self.now).unwrap() * 1_000)
+    }
+
+    pub fn step(&mut self, input: Input<'_>) -> Vec<Action> {
+        let mut out = Vec::new();
+        self.policy.step(self.at(), input, &mut out);
+        self.sort_out(&out);
+        out
+    }
+
+    fn sort_out(&mut self, actions: &[Action]) {
+        for action in actions {
+            match action {
+                Action::Control { node, request, .. } => self.controls.push((node.clone(), request.clone())),
+                Action::Probe(node) => self.probes.push(node.to_string()),
+                Action::SendCapsule { .. } => self.capsules += 1,
+                Action::Append { .. } => self.out.push(action.clone()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Stores what the policy wants to append.
+    pub fn carry_out(&mut self) {
+        while !self.out.is_empty() {
+            for action in std::mem::take(&mut self.out) {
+                let Action::Append { execution, expected, events, .. } = action else { continue };
+                let tip = self.ledgers.get(&execution).map_or(0, |l| l.seq);
+                if tip == expected {
+                    self.append(execution, events, "policy/p", false);
+                    let l = &self.ledgers[&execution];
+                    let (seq, epoch, phase) = (l.seq, l.state.epoch, l.state.phase.clone());
+                    self.step(Input::Appended { execution, seq, epoch, phase: &phase });
+                } else {
+                    self.tell(execution, true);
+                }
+            }
+            self.act();
+        }
+    }
+
+    pub fn act(&mut self) {
+        let mut out = Vec::new();
+        self.policy.act(self.at(), &mut out);
+        self.sort_out(&out);
+        if !self.out.is_empty() {
+            self.carry_out();
+        }
+    }
+
+    pub fn append(&mut self, id: ExecutionId, events: Vec<Event>, author: &str, told: bool) {
+        let at = self.wall();
+        let state = match self.ledgers.get(&id) {
+            Some(l) => l.state.clone(),
+            None => ExecutionState::unborn(Self::tenant(), id, Arc::new(spec()), None, at),
+        };
+        let mut next = state.after(&events, author, at, None).unwrap();
+        self.seq += 1;
+        next.resolve(self.seq);
+        let mut history = self.ledgers.remove(&id).map_or_else(Vec::new, |l| l.history);
+        history.extend(events.iter().map(|e| (self.now, e.clone())));
+        self.ledgers.insert(id, Ledger { seq: self.seq, state: next, history });
+        if told {
+            self.tell_events(id, events, false);
+        }
+    }
+
+    fn tell(&mut self, id: ExecutionId, reread: bool) {
+        self.tell_events(id, Vec::new(), reread);
+    }
+
+    fn tell_events(&mut self, id: ExecutionId, events: Vec<Event>, reread: bool) {
+        let l = &self.ledgers[&id];
+        let (message, seq) = (LedgerMessage { v: 1, events, state: l.state.clone(), sig: None }, l.seq);
+        let header = message.encode().unwrap();
+        let view = LedgerView::read(&header, seq).unwrap();
+        self.step(if reread { Input::Reread(&view) } else { Input::Ledger(&view) });
+    }
+
+    pub fn submit(&mut self, n: u64) -> Vec<Action> {
+        let at = self.wall();
+        self.step(Input::Submission {
+            execution: Self::id(n),
+            tenant: &Self::tenant(),
+            spec: &spec(),
+            submitted_at: at,
+            may_hold: false,
+        })
+    }
+
+    pub fn submit_and_store(&mut self, n: u64) -> Vec<Action> {
+        let actions = self.submit(n);
+        self.carry_out();
+        actions
+    }
+
+    pub fn foreign_pending(&mut self, n: u64) {
+        self.append(Self::id(n), vec![Event::Submitted], "policy/other", true);
+    }
+
+    fn author(&self, n: u64) -> String {
+        let b = self.ledgers[&Self::id(n)].state.phase.binding().unwrap().clone();
+        format!("worker/{}/{}", b.node, b.instance)
+    }
+
+    pub fn start(&mut self, n: u64) {
+        let (author, epoch, at) = (self.author(n), self.ledgers[&Self::id(n)].state.epoch, self.wall());
+        self.append(Self::id(n), vec![Event::Started { epoch, computing_since: at }], &author, true);
+    }
+
+    pub fn complete(&mut self, n: u64) {
+        let (author, at) = (self.author(n), self.wall());
+        let done = Event::Completed { result: serde_json::Value::Null, computed_until: at, capsules: 1, outputs: vec![] };
+        self.append(Self::id(n), vec![done], &author, true);
+        self.act();
+    }
+
+    pub fn complete_if_bound(&mut self, n: u64) {
+        if matches!(self.phase(n), Phase::Bound(_)) {
+            self.start(n);
+            self.complete(n);
+        }
+    }
+
+    pub fn refuse(&mut self, n: u64) {
+        let author = self.author(n);
+        self.append(Self::id(n), vec![Event::Refused { reason: "full".into(), offer: 0 }], &author, true);
+    }
+
+    /// The worker does as ordered.
+    pub fn obey(&mut self, id: ExecutionId, request: &ControlRequest) {
+        let ControlRequest::Yield { epoch, cause, to: Some(to), decision, .. } = request else { return };
+        let Some(l) = self.ledgers.get(&id) else { return };
+        let Phase::Started(b) = &l.state.phase else { return };
+        if l.state.epoch != *epoch {
+            return;
+        }
+        let author = format!("worker/{}/{}", b.node, b.instance);
+        let (epoch, at) = (epoch + 1, self.wall());
+        self.append(id, vec![
+            Event::Yielded { cause: cause.clone(), computed_until: at },
+            Event::Bound { epoch, node: to.node.clone(), instance: to.instance, substrate: to.substrate.clone(), cause: cause.clone(), decision: decision.clone() },
+        ], &author, true);
+    }
+
+    pub fn phase(&self, n: u64) -> Phase {
+        self.ledgers[&Self::id(n)].state.phase.clone()
+    }
+
+    pub fn node_of(&self, n: u64) -> usize {
+        let phase = self.phase(n);
+        phase.binding().unwrap().node.as_str()[1..].parse().unwrap()
+    }
+
+    pub fn last_cause(&self, n: u64) -> Option<Cause> {
+        self.ledgers[&Self::id(n)].history.iter().rev().find_map(|(_, e)| match e {
+            Event::Bound { cause, .. } => Some(cause.clone()),
+            _ => None,
+        })
+    }
+
+    /// Time passes: a tick every 50 ms, vectors every 500 ms.
+    pub fn pass(&mut self, ms: u64) {
+        let until = self.now + ms;
+        while self.now < until {
+            self.now += 50;
+            if self.now % 500 == 0 {
+                self.vectors();
+            }
+            self.tick();
+        }
+    }
+
+    pub fn tick(&mut self) {
+        self.step(Input::Tick);
+        self.carry_out();
+    }
+
+    pub fn freeze(&mut self, ms: u64) {
+        self.now += ms;
+    }
+
+    pub fn pressure(&mut self, node: usize, value: f64, ms: u64) {
+        self.nodes[node].1 = value;
+        self.pass(ms);
+    }
+
+    pub fn set_reading(&mut self, node: usize, value: f64) {
+        self.nodes[node].1 = value;
+    }
+
+    pub fn silence(&mut self, node: usize) {
+        self.nodes[node].3 = false;
+    }
+
+    pub fn speak(&mut self, node: usize) {
+        self.nodes[node].3 = true;
+    }
+
+    pub fn restart_node(&mut self, node: usize) {
+        let instance = InstanceId(Uuid::from_u128(5_000 + u128::from(self.now)));
+        self.nodes[node].0.instance = instance;
+        self.nodes[node].2 = 0;
+        let d = self.nodes[node].0.clone();
+        self.step(Input::Descriptor(d));
+    }
+
+    pub fn vectors(&mut self) {
+        for i in 0..self.nodes.len() {
+            let at = self.wall();
+            let (d, value, count, speaks) = &mut self.nodes[i];
+            if !*speaks {
+                continue;
+            }
+            *count += 1;
+            let reading = Reading {
+                signal: Signal::Memory,
+                device: None,
+                value: Some(*value),
+                raw: None,
+                limit: None,
+                unit: "ratio".into(),
+                source: "test".into(),
+                at,
+                missing: None,
+            };
+            let vector = HardwareVector {
+                v: 1,
+                node: d.node.clone(),
+                instance: d.instance,
+                count: *count,
+                at,
+                readings: vec![reading],
+                draining: false,
+                slots: 2,
+                running_count: 0,
+                queued_count: 0,
+                running: vec![],
+            };
+            self.step(Input::Vector(vector, 0));
+        }
+    }
+
+    pub fn flag(&mut self, node: usize, cordoned: bool, draining: bool) {
+        let (name, at) = (self.node(node), self.wall());
+        self.step(Input::Flags(&name, NodeFlags { cordoned, draining, who: "ann".into(), at }));
+        self.carry_out();
+    }
+
+    pub fn cordon(&mut self, node: usize, on: bool) {
+        self.flag(node, on, false);
+    }
+
+    pub fn drain(&mut self, node: usize) {
+        self.flag(node, true, true);
+    }
+
+    pub fn rival(&mut self) {
+        self.step(Input::Replica { id: InstanceId(Uuid::from_u128(2)), leaving: false });
+    }
+
+    pub fn node(&self, i: usize) -> NodeId {
+        self.nodes[i].0.node.clone()
+    }
+
+    pub fn instance(&self, i: usize) -> InstanceId {
+        self.nodes[i].0.instance
+    }
+
+    pub fn reading(&self, i: usize) -> f64 {
+        self.nodes[i].1
+    }
+
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn take_controls(&mut self) -> Vec<(NodeId, ControlRequest)> {
+        std::mem::take(&mut self.controls)
+    }
+
+    pub fn take_probes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.probes)
+    }
+
+    pub fn sent_capsules(&mut self) -> usize {
+        std::mem::take(&mut self.capsules)
+    }
+
+    pub fn why(&self, n: u64) -> Why {
+        self.policy.why(self.at(), Self::id(n)).unwrap()
+    }
+}
+
+pub fn spec() -> Submission {
+    Submission::parse(br#"{"program":"synthetic@1","params":{"work_us":5}}"#).unwrap()
+}
+
+fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
+    NodeDescriptor {
+        v: 1,
+        node: NodeId::new(format!("n{i}")).unwrap(),
+        instance: InstanceId(Uuid::from_u128(instance)),
+        host: "h".into(),
+        pid: 1,
+        version: "0".into(),
+        started_at: Timestamp::default(),
+        shard: 0,
+        slots: 2,
+        cpus: 2,
+        isa: "x86_64+avx2+fma".into(),
+        memory_limit_bytes: 1 << 30,
+        memory_limit_source: "declared".into(),
+        substrates: vec![Substrate { id: "host".into(), kind: "cpu".into(), name: "host".into(), memory_bytes: None }],
+        programs: vec!["synthetic@1".into()],
+        labels: BTreeMap::new(),
+        thresholds: default_thresholds(),
+        http: None,
+    }
+}
+
+pub fn digest_of(policy: &Policy) -> Digest {
+    policy.fingerprint()
+}

@@ -1,0 +1,360 @@
+//! What a report tells, as read from the tables; bounded, however long the execution is.
+
+use std::collections::BTreeSet;
+
+use fiec_schemas::{ExecutionId, Timestamp};
+use serde_json::Value;
+use sqlx::postgres::PgRow;
+use sqlx::{PgPool, Row};
+
+use crate::error::{RecorderError, Result};
+use crate::time::PgTime;
+
+/// Most points of a figure's line, and rows of a table.
+const POINTS: i64 = 1_500;
+const TABLE_ROWS: i64 = 500;
+
+pub(super) struct Facts {
+    /// Names and values, for the head of the page.
+    pub summary: Vec<(&'static str, String)>,
+    pub title: String,
+    pub submitted_at: Timestamp,
+    /// End of the figures.
+    pub until: Timestamp,
+    pub placements: Vec<Placement>,
+    pub boundaries: Vec<(Timestamp, i64)>,
+    pub rebindings: Vec<Rebinding>,
+    pub decisions: Vec<Decision>,
+    pub signals: Vec<Signal>,
+}
+
+pub(super) struct Placement {
+    pub epoch: i64,
+    pub node: String,
+    pub cause: String,
+    pub bound_at: Option<Timestamp>,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub end_reason: String,
+    pub gap_us: Option<i64>,
+}
+
+pub(super) struct Rebinding {
+    pub epoch: i64,
+    pub at: Timestamp,
+    pub from: String,
+    pub to: String,
+    pub why: String,
+    pub signal: Option<String>,
+    pub high: Option<f64>,
+    pub low: Option<f64>,
+    pub boundary: Option<i64>,
+    pub gap_us: Option<i64>,
+}
+
+pub(super) struct Decision {
+    pub epoch: i64,
+    pub at: Timestamp,
+    pub cause: String,
+    pub chosen: String,
+    pub words: String,
+}
+
+/// One signal at the nodes concerned.
+pub(super) struct Signal {
+    pub name: String,
+    /// High and low where the execution ran, if they are known.
+    pub limits: Option<(f64, f64)>,
+    /// Points of each node.
+    pub lines: Vec<(String, Vec<(Timestamp, f64)>)>,
+}
+
+fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
+    Ok(row.try_get::<Option<PgTime>, _>(column)?.map(|t| t.0))
+}
+
+fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
+    Ok(row
+        .try_get::<Option<String>, _>(column)?
+        .unwrap_or_default())
+}
+
+pub(super) async fn load(pool: &PgPool, id: ExecutionId) -> Result<Facts> {
+    read(pool, id).await.map_err(RecorderError::database("read the history"))?.ok_or_else(|| {
+        RecorderError::NotFound(format!(
+            "execution {id} is not recorded in this database; is the id right, is a recorder running?"
+        ))
+    })
+}
+
+async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
+    let Some(row) = sqlx::query("SELECT * FROM execution_summary WHERE execution = $1")
+        .bind(id.0)
+        .fetch_optional(pool)
+        .await?
+    else {
+        return Ok(None);
+    };
+    let submitted_at = time(&row, "submitted_at")?.unwrap_or_default();
+    let finished_at = time(&row, "finished_at")?;
+    let until = finished_at.unwrap_or_else(Timestamp::now);
+    let client = text(&row, "client_id")?;
+    let title = if client.is_empty() {
+        id.to_string()
+    } else {
+        client
+    };
+    let placements = placements(pool, id).await?;
+    let rebindings = rebindings(pool, id).await?;
+    let signals = signals(pool, id, &placements, &rebindings, submitted_at, until).await?;
+    Ok(Some(Facts {
+        summary: summary(id, &row, submitted_at, finished_at)?,
+        title,
+        submitted_at,
+        until,
+        boundaries: boundaries(pool, id, submitted_at).await?,
+        decisions: decisions(pool, id, submitted_at).await?,
+        placements,
+        rebindings,
+        signals,
+    }))
+}
+
+fn summary(
+    id: ExecutionId,
+    row: &PgRow,
+    submitted_at: Timestamp,
+    finished_at: Option<Timestamp>,
+) -> sqlx::Result<Vec<(&'static str, String)>> {
+    let number = |column| row.try_get::<i64, _>(column);
+    let mut facts = vec![
+        ("execution", id.to_string()),
+        ("tenant", text(row, "tenant")?),
+        ("program", text(row, "program")?),
+        ("phase", text(row, "phase")?),
+        ("submitted", submitted_at.to_string()),
+    ];
+    let started = time(row, "first_started_at")?;
+    if let Some(started) = started {
+        facts.push(("first started", started.to_string()));
+    }
+    if let Some(finished) = finished_at {
+        facts.push(("finished", finished.to_string()));
+        facts.push(("took", seconds(finished.micros() - submitted_at.micros())));
+    }
+    let of: Option<i64> = row.try_get("boundaries_in_all")?;
+    let of = of.map(|of| format!(" of {of}")).unwrap_or_default();
+    facts.push((
+        "last committed boundary",
+        format!("{}{of}", number("boundary")?),
+    ));
+    facts.push(("commits", number("commits")?.to_string()));
+    facts.push(("rebindings", number("rebindings")?.to_string()));
+    facts.push((
+        "of them for pressure",
+        number("pressure_rebindings")?.to_string(),
+    ));
+    facts.push(("crashes", number("crashes")?.to_string()));
+    facts.push(("state digest", text(row, "state_digest")?));
+    facts.push(("contract", text(row, "contract")?));
+    if let Some(Value::Object(labels)) = row.try_get::<Option<Value>, _>("labels")? {
+        let words: Vec<String> = labels
+            .iter()
+            .map(|(k, v)| format!("{k} = {}", plain(v)))
+            .collect();
+        facts.push(("labels", words.join(", ")));
+    }
+    match row.try_get::<Option<Value>, _>("result")? {
+        Some(Value::Object(result)) => {
+            let words: Vec<String> = result
+                .iter()
+                .map(|(k, v)| format!("{k} = {}", plain(v)))
+                .collect();
+            facts.push(("result", words.join("\n")));
+        }
+        Some(other) => facts.push(("result", plain(&other))),
+        None => {}
+    }
+    facts.push(("failure", text(row, "failure")?));
+    facts.push(("end of stderr", text(row, "stderr_tail")?));
+    facts.retain(|(_, value)| !value.is_empty());
+    Ok(facts)
+}
+
+fn plain(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Microseconds for people.
+pub(super) fn seconds(us: i64) -> String {
+    format!("{:.3} s", us as f64 / 1e6)
+}
+
+async fn placements(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<Placement>> {
+    let rows = sqlx::query("SELECT * FROM placements WHERE execution = $1 ORDER BY epoch LIMIT $2")
+        .bind(id.0)
+        .bind(TABLE_ROWS)
+        .fetch_all(pool)
+        .await?;
+    let read = |row: &PgRow| {
+        Ok(Placement {
+            epoch: row.try_get("epoch")?,
+            node: row
+                .try_get::<Option<String>, _>("node")?
+                .unwrap_or_else(|| "unknown".to_owned()),
+            cause: text(row, "cause")?,
+            bound_at: time(row, "bound_at")?,
+            started_at: time(row, "started_at")?,
+            ended_at: time(row, "ended_at")?,
+            end_reason: text(row, "end_reason")?,
+            gap_us: row.try_get("gap_us")?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+async fn rebindings(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<Rebinding>> {
+    let rows = sqlx::query("SELECT * FROM rebindings WHERE execution = $1 ORDER BY epoch LIMIT $2")
+        .bind(id.0)
+        .bind(TABLE_ROWS)
+        .fetch_all(pool)
+        .await?;
+    let read = |row: &PgRow| {
+        Ok(Rebinding {
+            epoch: row.try_get("epoch")?,
+            at: time(row, "at")?.unwrap_or_default(),
+            from: text(row, "from_node")?,
+            to: text(row, "to_node")?,
+            why: text(row, "cause_detail")?,
+            signal: row.try_get("signal")?,
+            high: row.try_get("high")?,
+            low: row.try_get("low")?,
+            boundary: row.try_get("state_index")?,
+            gap_us: row.try_get("gap_us")?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+async fn boundaries(
+    pool: &PgPool,
+    id: ExecutionId,
+    since: Timestamp,
+) -> sqlx::Result<Vec<(Timestamp, i64)>> {
+    let rows = sqlx::query(
+        "SELECT index, committed_at FROM (SELECT index, committed_at, \
+         row_number() OVER (ORDER BY ordinal) AS n, count(*) OVER () AS all_of_them \
+         FROM boundaries WHERE execution = $1 AND committed_at >= $2 - interval '1 hour') b \
+         WHERE n % greatest(1, all_of_them / $3) = 0 OR n = all_of_them ORDER BY n",
+    )
+    .bind(id.0)
+    .bind(PgTime(since))
+    .bind(POINTS)
+    .fetch_all(pool)
+    .await?;
+    rows.iter()
+        .map(|row| {
+            Ok((
+                time(row, "committed_at")?.unwrap_or_default(),
+                row.try_get("index")?,
+            ))
+        })
+        .collect()
+}
+
+async fn decisions(
+    pool: &PgPool,
+    id: ExecutionId,
+    since: Timestamp,
+) -> sqlx::Result<Vec<Decision>> {
+    let rows = sqlx::query(
+        "SELECT epoch, at, cause, chosen, fiec_candidates_in_words(candidates, omitted) AS words \
+         FROM decisions WHERE execution = $1 AND at >= $2 - interval '1 hour' \
+         ORDER BY ordinal LIMIT $3",
+    )
+    .bind(id.0)
+    .bind(PgTime(since))
+    .bind(TABLE_ROWS)
+    .fetch_all(pool)
+    .await?;
+    let read = |row: &PgRow| {
+        Ok(Decision {
+            epoch: row.try_get("epoch")?,
+            at: time(row, "at")?.unwrap_or_default(),
+            cause: text(row, "cause")?,
+            chosen: text(row, "chosen")?,
+            words: text(row, "words")?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+/// The signals that moved the execution, or memory where none did.
+async fn signals(
+    pool: &PgPool,
+    id: ExecutionId,
+    placements: &[Placement],
+    rebindings: &[Rebinding],
+    since: Timestamp,
+    until: Timestamp,
+) -> sqlx::Result<Vec<Signal>> {
+    let mut names: BTreeSet<&str> = rebindings
+        .iter()
+        .filter_map(|r| r.signal.as_deref())
+        .collect();
+    if names.is_empty() {
+        names.insert("memory");
+    }
+    let nodes: BTreeSet<&str> = placements.iter().map(|p| p.node.as_str()).collect();
+    let mut signals = Vec::new();
+    for name in names {
+        // The submission's own threshold, else the node's.
+        let declared = sqlx::query(
+            "SELECT coalesce(e.spec -> 'viability' -> $2, n.thresholds -> $2) AS threshold \
+             FROM executions e LEFT JOIN nodes n ON n.node = e.node WHERE e.id = $1",
+        )
+        .bind(id.0)
+        .bind(name)
+        .fetch_optional(pool)
+        .await?
+        .and_then(|row| row.try_get::<Option<Value>, _>("threshold").ok().flatten())
+        .and_then(|t| Some((t.get("high")?.as_f64()?, t.get("low")?.as_f64()?)));
+        let limits = rebindings
+            .iter()
+            .rfind(|r| r.signal.as_deref() == Some(name))
+            .and_then(|r| r.high.zip(r.low))
+            .or(declared);
+        let mut lines = Vec::new();
+        for node in nodes.iter().take(12) {
+            let rows = sqlx::query(
+                "SELECT at, value FROM (SELECT at, (to_jsonb(v) ->> $2)::float8 AS value, \
+                 row_number() OVER (ORDER BY at) AS n, count(*) OVER () AS all_of_them \
+                 FROM hardware_vectors v WHERE node = $1 AND at >= $3 - interval '10 seconds' \
+                 AND at <= $4 + interval '10 seconds') w \
+                 WHERE value IS NOT NULL AND n % greatest(1, all_of_them / $5) = 0 ORDER BY n",
+            )
+            .bind(*node)
+            .bind(name)
+            .bind(PgTime(since))
+            .bind(PgTime(until))
+            .bind(POINTS)
+            .fetch_all(pool)
+            .await?;
+            let points = rows
+                .iter()
+                .map(|row| Ok((time(row, "at")?.unwrap_or_default(), row.try_get("value")?)))
+                .collect::<sqlx::Result<Vec<_>>>()?;
+            if !points.is_empty() {
+                lines.push(((*node).to_owned(), points));
+            }
+        }
+        signals.push(Signal {
+            name: name.to_owned(),
+            limits,
+            lines,
+        });
+    }
+    Ok(signals)
+}

@@ -1,0 +1,21 @@
+//! One execution's history as a self-contained HTML page, from PostgreSQL alone.
+
+mod facts;
+mod figures;
+mod page;
+
+use fiec_schemas::ExecutionId;
+use sqlx::PgPool;
+
+use crate::error::Result;
+
+/// The page: figures of location, capsules and pressure over time, placements, decisions in words
+/// and facts. It refers to nothing outside itself, and every text in it is escaped.
+///
+/// # Errors
+/// [`crate::RecorderError::NotFound`] where the execution is not recorded, and what PostgreSQL says.
+pub async fn render(pool: &PgPool, execution: ExecutionId) -> Result<String> {
+    let facts = facts::load(pool, execution).await?;
+    // Drawing is brief: a figure has at most a few thousand points.
+    page::render(&facts)
+}

@@ -1,0 +1,366 @@
+//! The projection against a real PostgreSQL, without a broker.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::{Arc, LazyLock};
+
+use fiec_broker::feed::FeedItem;
+use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
+use fiec_recorder::bench_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
+use fiec_schemas::event::Decision;
+use fiec_schemas::event::Evidence;
+use fiec_schemas::{
+    BoundaryEvent, Candidate, Cause, Digest, Event, ExecutionId, InstanceId, NodeId, Signal,
+    Submission, Tenant, Threshold, Timestamp,
+};
+use sqlx::{AssertSqlSafe, PgPool};
+
+struct Database {
+    pool: PgPool,
+    url: String,
+    _server: Postgres,
+    _folder: tempfile::TempDir,
+}
+
+async fn database() -> Database {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let install = locate_postgres(&NoProgress).await.unwrap();
+    let mut options = PostgresOptions::new(install, folder.path().join("pg"));
+    options.durable = false;
+    let server = Postgres::start(options).await.unwrap();
+    let url = server.url();
+    let pool = fiec_recorder::connect(&url).await.unwrap();
+    fiec_recorder::migrate(&pool).await.unwrap();
+    Database {
+        pool,
+        url,
+        _server: server,
+        _folder: folder,
+    }
+}
+
+async fn number(pool: &PgPool, sql: &str) -> i64 {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+async fn words(pool: &PgPool, sql: &str) -> String {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+/// Every row of the history as text, to see whether anything changed.
+async fn everything(pool: &PgPool) -> String {
+    let mut all = String::new();
+    for table in [
+        "executions",
+        "placements",
+        "decisions",
+        "rebindings",
+        "boundaries",
+        "execution_events",
+    ] {
+        let sql = format!(
+            "SELECT coalesce(string_agg(t::text, '|' ORDER BY t::text), '') FROM {table} t"
+        );
+        all.push_str(&words(pool, &sql).await);
+    }
+    all
+}
+
+fn at(ms: i64) -> Timestamp {
+    static BASE: LazyLock<i64> = LazyLock::new(|| Timestamp::now().micros());
+    Timestamp::from_micros(*BASE + ms * 1_000)
+}
+
+fn bound(epoch: u64, node: &str, instance: InstanceId, cause: Cause) -> Event {
+    let node: NodeId = node.parse().unwrap();
+    let other = Candidate {
+        node: "busy".parse().unwrap(),
+        score: None,
+        rejected: vec!["memory is above its limit".into()],
+    };
+    let chosen = Candidate {
+        node: node.clone(),
+        score: Some(0.75),
+        rejected: Vec::new(),
+    };
+    let decision = Some(Decision {
+        candidates: vec![chosen, other],
+        omitted: 1,
+    });
+    Event::Bound {
+        epoch,
+        node,
+        instance,
+        substrate: "host".into(),
+        cause,
+        decision,
+    }
+}
+
+/// Bound to a, started, one boundary, handed over to b under pressure, started 4 ms later.
+fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
+    let tenant = Tenant::new("lab").unwrap();
+    let submission =
+        Submission::parse(br#"{"id":"job","program":"synthetic@1","labels":{"who":"<ada>"}}"#);
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let mut w = LedgerWriter::new(tenant, id, Arc::new(submission.unwrap()), at(0));
+    let (a, b) = (InstanceId::random(), InstanceId::random());
+    let pressure = Cause::Pressure {
+        evidence: Box::new(Evidence {
+            node: "a".parse().unwrap(),
+            signal: Signal::Memory,
+            device: None,
+            value: 0.93,
+            threshold: Threshold {
+                high: 0.9,
+                low: 0.7,
+                dwell_ms: 500,
+            },
+            since: at(20),
+            vector: Vec::new(),
+        }),
+    };
+    let boundary = |index, ms| {
+        Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(&[7]),
+            bytes: 100,
+            computed_at: at(ms),
+            compute_us: 5_000,
+            of: Some(9),
+            note: Some("going well".into()),
+            outputs: Vec::new(),
+        })
+    };
+    let steps = vec![
+        (vec![Event::Submitted, bound(1, "a", a, Cause::Initial)], 0),
+        (
+            vec![Event::Started {
+                epoch: 1,
+                computing_since: at(1),
+            }],
+            1,
+        ),
+        (vec![boundary(1, 30)], 31),
+        (
+            vec![
+                boundary(2, 50),
+                Event::Yielded {
+                    cause: pressure.clone(),
+                    computed_until: at(50),
+                },
+                bound(2, "b", b, pressure),
+            ],
+            51,
+        ),
+        (
+            vec![Event::Started {
+                epoch: 2,
+                computing_since: at(54),
+            }],
+            55,
+        ),
+    ];
+    let items = steps
+        .into_iter()
+        .zip(first..)
+        .map(|((events, ms), seq)| w.append(events, "worker/a/x", at(ms), seq).unwrap())
+        .collect();
+    (id, items)
+}
+
+#[tokio::test]
+async fn migrations_apply_twice_and_beside_another_database_of_the_cluster() {
+    let db = database().await;
+    fiec_recorder::migrate(&db.pool).await.unwrap();
+    sqlx::query("CREATE DATABASE other")
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    let url = format!("{}/other", db.url.strip_suffix("/fiec").unwrap());
+    let other = fiec_recorder::connect(&url).await.unwrap();
+    fiec_recorder::migrate(&other).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_batch_applied_again_changes_nothing() {
+    let db = database().await;
+    let (_, items) = handover(1);
+    project(&db.pool, items.clone()).await.unwrap();
+    let before = everything(&db.pool).await;
+    assert_eq!(
+        number(
+            &db.pool,
+            "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_LEDGER'"
+        )
+        .await,
+        5
+    );
+    // The checkpoint is lost: the rows themselves are recognized.
+    sqlx::query("UPDATE recorder_checkpoint SET seq = 0")
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    let refused = project(&db.pool, items).await.unwrap_err();
+    assert!(refused.to_string().contains("Conflict"), "{refused}");
+    assert_eq!(everything(&db.pool).await, before);
+}
+
+#[tokio::test]
+async fn a_ledger_gives_the_same_history_in_one_batch_and_message_by_message() {
+    let db = database().await;
+    let (_, items) = handover(1);
+    project(&db.pool, items.clone()).await.unwrap();
+    let at_once = everything(&db.pool).await;
+    clear(&db.pool).await.unwrap();
+    for item in items {
+        project(&db.pool, vec![item]).await.unwrap();
+    }
+    assert_eq!(everything(&db.pool).await, at_once);
+}
+
+#[tokio::test]
+async fn a_handover_is_told_by_the_views() {
+    let db = database().await;
+    let (id, items) = handover(1);
+    project(&db.pool, items).await.unwrap();
+    let row = words(
+        &db.pool,
+        "SELECT concat_ws(' ', from_node, to_node, signal, value, boundary, gap_ms) \
+         FROM rebinding_history",
+    );
+    assert_eq!(row.await, "a b memory 0.9300 2 4.000");
+    let row = words(
+        &db.pool,
+        "SELECT string_agg(concat_ws(' ', epoch, node, end_reason), ', ' ORDER BY epoch) \
+         FROM placement_timeline",
+    );
+    assert_eq!(row.await, "1 a pressure, 2 b");
+    let row = words(
+        &db.pool,
+        "SELECT concat_ws(' ', client_id, phase, node, boundary, boundaries_in_all, commits, \
+         labels ->> 'who') FROM execution_summary",
+    );
+    assert_eq!(row.await, "job started b 2 9 2 <ada>");
+    let page = fiec_recorder::report::render(&db.pool, id).await.unwrap();
+    assert_eq!(
+        page.matches("<svg").count(),
+        3,
+        "location, capsules, pressure"
+    );
+    assert!(page.contains("memory on a was 93.0 %") && page.contains("4.000 ms"));
+    assert!(
+        page.contains("&lt;ada&gt;") && !page.contains("<ada>"),
+        "text is escaped"
+    );
+    for outside in ["src=", "href=", "url(", "@import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let nobody = ExecutionId(uuid::Uuid::now_v7());
+    let missing = fiec_recorder::report::render(&db.pool, nobody)
+        .await
+        .unwrap_err();
+    assert!(missing.to_string().contains("is not recorded"), "{missing}");
+}
+
+#[tokio::test]
+async fn what_waits_is_shown_with_the_reasons() {
+    let db = database().await;
+    let (_, items) = handover(1);
+    project(&db.pool, items.into_iter().take(1).collect())
+        .await
+        .unwrap();
+    let why = words(
+        &db.pool,
+        "SELECT why || '/' || last_candidates FROM why_pending",
+    )
+    .await;
+    assert!(
+        why.contains("bound to a, which has not started it"),
+        "{why}"
+    );
+    assert!(
+        why.contains("busy: rejected, memory is above its limit"),
+        "{why}"
+    );
+    assert!(why.contains("and 1 more"), "{why}");
+}
+
+#[tokio::test]
+async fn a_gap_in_the_ordinals_is_stated_and_bridged() {
+    let db = database().await;
+    let (_, mut items) = handover(1);
+    items.drain(1..3);
+    project(&db.pool, items).await.unwrap();
+    let gap = words(
+        &db.pool,
+        "SELECT first_missing || '-' || last_missing FROM ledger_gaps",
+    )
+    .await;
+    assert_eq!(gap, "2-3");
+    assert_eq!(number(&db.pool, "SELECT ordinal FROM executions").await, 5);
+}
+
+#[tokio::test]
+async fn every_example_query_runs_and_says_what_it_answers() {
+    let db = database().await;
+    let (_, items) = handover(1);
+    project(&db.pool, items).await.unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/sql");
+    let mut ran = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("-- "), "{} has no head", path.display());
+        let done = sqlx::raw_sql(AssertSqlSafe(text)).execute(&db.pool).await;
+        assert!(done.is_ok(), "{}: {done:?}", path.display());
+        ran += 1;
+    }
+    assert!(ran >= 10, "only {ran} files");
+}
+
+#[tokio::test]
+async fn the_reader_reads_and_cannot_write() {
+    let db = database().await;
+    let (_, items) = handover(1);
+    project(&db.pool, items).await.unwrap();
+    let url = db.url.replacen("//fiec@", "//fiec_reader@", 1);
+    let reader = fiec_recorder::connect(&url).await.unwrap();
+    assert_eq!(number(&reader, "SELECT count(*) FROM boundaries").await, 2);
+    assert_eq!(
+        number(&reader, "SELECT count(*) FROM rebinding_history").await,
+        1
+    );
+    // Its session may be made writable by itself; its rights still forbid it.
+    sqlx::query("SET default_transaction_read_only = off")
+        .execute(&reader)
+        .await
+        .unwrap();
+    for sql in [
+        "DELETE FROM executions",
+        "INSERT INTO batches VALUES (gen_random_uuid(), 'x', NULL, now())",
+        "SELECT fiec_drop_partitions(current_date)",
+    ] {
+        assert!(sqlx::query(sql).execute(&reader).await.is_err(), "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn short_executions_become_the_rows_that_plain_copy_writes() {
+    let db = database().await;
+    let items = short_ledgers(200, 1).unwrap();
+    let copied = plain_copy(&db.pool, &items).await.unwrap();
+    let floor = everything(&db.pool).await;
+    clear(&db.pool).await.unwrap();
+    let ours = project(&db.pool, items).await.unwrap();
+    assert_eq!((ours.rows, ours.messages), (600, 400));
+    assert_eq!(copied.rows, 600);
+    assert_eq!(everything(&db.pool).await, floor);
+}

@@ -1,0 +1,162 @@
+//! The pure fold: messages in, rows out.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+
+use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
+use fiec_recorder::fold::{Known, Message, fold};
+use fiec_schemas::{
+    Cause, Event, ExecutionId, InstanceId, LedgerMessage, Submission, Tenant, Timestamp,
+};
+
+fn at(ms: i64) -> Timestamp {
+    Timestamp::from_micros(1_750_000_000_000_000 + ms * 1_000)
+}
+
+fn message(item: &fiec_broker::feed::FeedItem) -> Message {
+    let message = LedgerMessage::decode(&item.header, item.seq).unwrap();
+    Message {
+        seq: item.seq,
+        stored_at: item.stored_at,
+        message,
+    }
+}
+
+fn bound(epoch: u64, node: &str, cause: Cause) -> Event {
+    let instance = InstanceId::random();
+    let node = node.parse().unwrap();
+    Event::Bound {
+        epoch,
+        node,
+        instance,
+        substrate: "host".into(),
+        cause,
+        decision: None,
+    }
+}
+
+/// Bound to a, started, lost; bound to b, started, cancelled.
+fn lost_ledger() -> Vec<Message> {
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let tenant = Tenant::new("lab").unwrap();
+    let mut w = LedgerWriter::new(tenant, id, Arc::new(submission), at(0));
+    let steps = vec![
+        vec![Event::Submitted, bound(1, "a", Cause::Initial)],
+        vec![Event::Started {
+            epoch: 1,
+            computing_since: at(1),
+        }],
+        vec![bound(2, "b", Cause::Lost { silent_ms: 5_000 })],
+        vec![Event::Started {
+            epoch: 2,
+            computing_since: at(40),
+        }],
+        vec![Event::Cancelled { who: "ada".into() }],
+    ];
+    steps
+        .into_iter()
+        .zip(1u64..)
+        .map(|(events, seq)| {
+            let ms = i64::try_from(seq).unwrap() * 10;
+            message(&w.append(events, "policy/p", at(ms), seq).unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn both_messages_of_a_short_execution_become_one_row_each() {
+    let messages: Vec<_> = short_ledgers(3, 1).unwrap().iter().map(message).collect();
+    let mut known = Known::default();
+    let rows = fold(messages, &mut known);
+    assert_eq!(
+        (
+            rows.executions.len(),
+            rows.placements.len(),
+            rows.decisions.len()
+        ),
+        (3, 3, 3)
+    );
+    assert!(
+        rows.executions
+            .iter()
+            .all(|e| e.fresh && e.phase == "completed" && e.spec.is_some())
+    );
+    assert!(
+        rows.placements
+            .iter()
+            .all(|p| p.fresh && p.end_reason == Some("completed"))
+    );
+    assert_eq!((rows.messages, rows.last_seq), (6, 6));
+    assert!(known.is_empty(), "finished executions are forgotten");
+}
+
+#[test]
+fn a_split_between_batches_changes_the_row_instead_of_making_another() {
+    let messages: Vec<_> = short_ledgers(1, 1).unwrap().iter().map(message).collect();
+    let (first, second) = messages.split_at(1);
+    let mut known = Known::default();
+    assert!(fold(first.to_vec(), &mut known).executions[0].fresh);
+    let rows = fold(second.to_vec(), &mut known);
+    assert!(!rows.executions[0].fresh && !rows.placements[0].fresh);
+    assert!(rows.executions[0].spec.is_none(), "the table has it");
+}
+
+#[test]
+fn a_lost_node_ends_its_placement_and_begins_a_rebinding() {
+    let rows = fold(lost_ledger(), &mut Known::default());
+    let ends: Vec<_> = rows
+        .placements
+        .iter()
+        .map(|p| (p.epoch, p.end_reason))
+        .collect();
+    assert_eq!(ends, [(1, Some("lost")), (2, Some("cancelled"))]);
+    let [rebinding] = rows.rebindings.as_slice() else {
+        panic!("{:?}", rows.rebindings)
+    };
+    assert_eq!(rebinding.from_node.as_ref().unwrap().as_str(), "a");
+    assert_eq!((rebinding.cause, rebinding.yielded_at), ("lost", None));
+    assert_eq!(
+        rebinding.gap_us, None,
+        "nothing was committed, so no capsule is known to have ended"
+    );
+    assert_eq!(rows.events.last().unwrap().who.as_deref(), Some("ada"));
+}
+
+#[test]
+fn messages_seen_before_change_nothing() {
+    let messages = lost_ledger();
+    let mut known = Known::default();
+    fold(messages[..3].to_vec(), &mut known);
+    let rows = fold(messages[..3].to_vec(), &mut known);
+    assert!(rows.executions.is_empty() && rows.placements.is_empty() && rows.missing.is_empty());
+}
+
+#[test]
+fn a_gap_is_stated_once_and_the_placement_is_taken_from_the_state() {
+    let messages = lost_ledger();
+    let mut known = Known::default();
+    fold(messages[..1].to_vec(), &mut known);
+    // Ordinals 2 and 3, with the binding to b, were never seen.
+    let rows = fold(messages[3..].to_vec(), &mut known);
+    let [gap] = rows.missing.as_slice() else {
+        panic!("{:?}", rows.missing)
+    };
+    assert_eq!((gap.first, gap.last), (2, 3));
+    let ends: Vec<_> = rows
+        .placements
+        .iter()
+        .map(|p| (p.epoch, p.end_reason))
+        .collect();
+    assert_eq!(ends, [(1, Some("unseen")), (2, Some("cancelled"))]);
+    assert_eq!(rows.placements[1].node.as_ref().unwrap().as_str(), "b");
+}
+
+#[test]
+fn an_execution_seen_from_its_middle_must_be_looked_up_first() {
+    let messages = lost_ledger();
+    let known = Known::default();
+    assert_eq!(known.unknown(&messages[1..], false).len(), 1);
+    assert!(known.unknown(&messages, false).is_empty());
+    assert_eq!(known.unknown(&messages, true).len(), 1);
+}

@@ -1,0 +1,291 @@
+//! A running recorder between a real nats-server and a real PostgreSQL.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::feed::FeedItem;
+use fiec_broker::topology::{Profile, apply};
+use fiec_broker::{Broker, ConnectOptions};
+use fiec_dev_servers::{DevServers, NoProgress, Options};
+use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
+use fiec_recorder::{Recorder, RecorderOptions};
+use fiec_schemas::messages::Record;
+use fiec_schemas::{
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, LineError, Submission, Tenant,
+    Timestamp, subjects,
+};
+use sqlx::{AssertSqlSafe, PgPool};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+async fn servers() -> (DevServers, Broker, PgPool) {
+    let servers = DevServers::start(Options::default(), &NoProgress)
+        .await
+        .unwrap();
+    let broker = Broker::connect(ConnectOptions::new(servers.nats_url(), "test"))
+        .await
+        .unwrap();
+    apply(&broker, &Profile::default()).await.unwrap();
+    let pool = fiec_recorder::connect(&servers.postgres_url().unwrap())
+        .await
+        .unwrap();
+    fiec_recorder::migrate(&pool).await.unwrap();
+    (servers, broker, pool)
+}
+
+fn start(
+    broker: &Broker,
+    pool: &PgPool,
+) -> (CancellationToken, JoinHandle<fiec_recorder::Result<()>>) {
+    let stop = CancellationToken::new();
+    let options = RecorderOptions {
+        state_every: Duration::from_millis(50),
+        ..RecorderOptions::default()
+    };
+    let recorder = Recorder::new(options, broker.clone(), pool.clone());
+    (stop.clone(), tokio::spawn(recorder.run(stop)))
+}
+
+async fn publish(broker: &Broker, item: &FeedItem, body: Bytes) {
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert(subjects::EVENT_HEADER, item.header.as_str());
+    let subject = subjects::ledger(&item.tenant, item.execution);
+    broker
+        .js
+        .publish_with_headers(subject, headers, body)
+        .await
+        .unwrap()
+        .await
+        .unwrap();
+}
+
+/// Waits until a query gives a value.
+async fn until(pool: &PgPool, sql: &str, expected: i64) {
+    let mut last = None;
+    for _ in 0..300 {
+        let asked = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.to_owned()));
+        last = asked.fetch_one(pool).await.ok();
+        if last == Some(expected) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{sql}: {last:?}, expected {expected}");
+}
+
+#[tokio::test]
+async fn two_recorders_and_a_restart_record_everything_exactly_once() {
+    let (_servers, broker, pool) = servers().await;
+    let items = short_ledgers(300, 1).unwrap();
+    let (first, second) = items.split_at(250);
+    let (stop_a, a) = start(&broker, &pool);
+    let (stop_b, b) = start(&broker, &pool);
+    for item in first {
+        publish(&broker, item, Bytes::new()).await;
+    }
+    let seq = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_LEDGER'";
+    until(&pool, seq, 250).await;
+    stop_a.cancel();
+    a.await.unwrap().unwrap();
+    stop_b.cancel();
+    b.await.unwrap().unwrap();
+    for item in second {
+        publish(&broker, item, Bytes::new()).await;
+    }
+    let (stop, recorder) = start(&broker, &pool);
+    until(
+        &pool,
+        "SELECT count(*) FROM executions WHERE phase = 'completed'",
+        300,
+    )
+    .await;
+    until(&pool, "SELECT count(*) FROM placements", 300).await;
+    until(&pool, "SELECT count(*) FROM decisions", 300).await;
+    until(&pool, "SELECT count(*) FROM ledger_gaps", 0).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_checkpoint_is_made_up_for_without_duplicates() {
+    let (_servers, broker, pool) = servers().await;
+    for item in short_ledgers(60, 1).unwrap() {
+        publish(&broker, &item, Bytes::new()).await;
+    }
+    let seq = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_LEDGER'";
+    for _ in 0..2 {
+        let (stop, recorder) = start(&broker, &pool);
+        until(&pool, seq, 120).await;
+        stop.cancel();
+        recorder.await.unwrap().unwrap();
+        until(&pool, "SELECT count(*) FROM placements", 60).await;
+        until(&pool, "SELECT count(*) FROM decisions", 60).await;
+        sqlx::query("UPDATE recorder_checkpoint SET seq = 0")
+            .execute(&pool)
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_last_state_is_mirrored_while_it_is_needed() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let now = Timestamp::now();
+    let mut w = LedgerWriter::new(Tenant::new("lab").unwrap(), id, Arc::new(submission), now);
+    let state = Bytes::from_static(b"sigma");
+    let steps = [
+        vec![
+            Event::Submitted,
+            Event::Bound {
+                epoch: 1,
+                node: "n1".parse().unwrap(),
+                instance: InstanceId::random(),
+                substrate: "host".into(),
+                cause: Cause::Initial,
+                decision: None,
+            },
+        ],
+        vec![
+            Event::Started {
+                epoch: 1,
+                computing_since: now,
+            },
+            Event::Boundary(BoundaryEvent {
+                index: 1,
+                digest: Digest::of(&state),
+                bytes: state.len() as u64,
+                computed_at: now,
+                compute_us: 1,
+                of: None,
+                note: None,
+                outputs: Vec::new(),
+            }),
+        ],
+        vec![Event::Cancelled { who: "ada".into() }],
+    ];
+    let mirrored = "SELECT count(*) FROM boundary_state WHERE state = 'sigma'::bytea";
+    for (events, seq) in steps.into_iter().zip(1u64..) {
+        let item = w.append(events, "worker/n1/x", now, seq).unwrap();
+        publish(
+            &broker,
+            &item,
+            if seq == 2 {
+                state.clone()
+            } else {
+                Bytes::new()
+            },
+        )
+        .await;
+        if seq > 1 {
+            until(&pool, mirrored, i64::from(seq == 2)).await;
+        }
+    }
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn rejections_and_node_events_are_recorded() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    let at = Timestamp::now();
+    let error = LineError {
+        line: 3,
+        field: "program".into(),
+        reason: "does not exist\0".into(),
+    };
+    let excerpt = "{}".to_owned();
+    let rejection = Record::Rejection {
+        tenant: "lab".into(),
+        seq: Some(1),
+        error,
+        excerpt,
+        at,
+    };
+    let cordoned = Record::Node {
+        node: "n1".parse().unwrap(),
+        instance: None,
+        what: "cordoned".into(),
+        detail: "by ada".into(),
+        at,
+        descriptor: None,
+    };
+    for (subject, record) in [
+        (subjects::rejection("lab"), rejection),
+        (subjects::node_record(&"n1".parse().unwrap()), cordoned),
+    ] {
+        let payload = serde_json::to_vec(&record).unwrap();
+        broker
+            .js
+            .publish(subject, payload.into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
+    }
+    until(&pool, "SELECT count(*) FROM rejections WHERE line = 3", 1).await;
+    until(&pool, "SELECT count(*) FROM nodes WHERE cordoned", 1).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_behind_the_checkpoint_stops_the_recorder_with_advice() {
+    let (_servers, broker, pool) = servers().await;
+    sqlx::query("UPDATE recorder_checkpoint SET seq = 7")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let (_stop, recorder) = start(&broker, &pool);
+    let ended = tokio::time::timeout(Duration::from_secs(20), recorder)
+        .await
+        .unwrap();
+    let error = ended.unwrap().unwrap_err().to_string();
+    assert!(
+        error.contains("ends at sequence 0, but 7 is recorded"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn postgres_away_is_unhealthy_and_then_caught_up() {
+    let (mut servers, broker, pool) = servers().await;
+    let stop = CancellationToken::new();
+    let recorder = Recorder::new(RecorderOptions::default(), broker.clone(), pool.clone());
+    let health = recorder.health();
+    let running = tokio::spawn(recorder.run(stop.clone()));
+    let items = short_ledgers(2, 1).unwrap();
+    publish(&broker, &items[0], Bytes::new()).await;
+    until(&pool, "SELECT count(*) FROM executions", 1).await;
+    let postgres = servers.postgres.as_mut().unwrap();
+    postgres.stop(Duration::from_secs(10)).await;
+    for item in &items[1..] {
+        publish(&broker, item, Bytes::new()).await;
+    }
+    for _ in 0..300 {
+        if health.check().is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(
+        health.check().unwrap_err().contains("ledger"),
+        "unhealthy while PostgreSQL is away"
+    );
+    assert!(!running.is_finished(), "the recorder stays");
+    postgres.restart().await.unwrap();
+    until(
+        &pool,
+        "SELECT count(*) FROM executions WHERE phase = 'completed'",
+        2,
+    )
+    .await;
+    assert_eq!(health.check(), Ok(()));
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}

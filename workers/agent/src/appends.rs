@@ -1,0 +1,153 @@
+//! The appends of one execution: one in flight, the next one ready.
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
+use fiec_schemas::subjects::INLINE_STATE_LIMIT;
+use fiec_schemas::{Event, Timestamp};
+
+use crate::handover;
+use crate::message::{Message, ahead_of};
+use crate::runner::{Runner, Wait};
+use crate::shared::Shared;
+
+impl Runner {
+    /// Puts a message behind those that wait, with `started` if it is the first.
+    pub(crate) async fn stage(&mut self, mut message: Message) {
+        if !self.started {
+            self.started = true;
+            let computing_since = self.since.unwrap_or_else(Timestamp::now);
+            message.events.insert(
+                0,
+                Event::Started {
+                    epoch: self.epoch,
+                    computing_since,
+                },
+            );
+            if matches!(self.wait, Some((Wait::Started, _))) {
+                self.wait = None;
+            }
+        }
+        if self.flight.is_some() && self.staged.is_empty() {
+            message.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
+            // σ need not wait for the append before: its destination waits for the confirmation.
+            if let (Some(to), Some(draft)) = (&message.handover, &message.draft) {
+                handover::send(&self.shared, to, draft, &message.state).await;
+            }
+        }
+        self.staged.push_back(message);
+    }
+
+    /// The last message of this execution here.
+    pub(crate) fn finish(&mut self, events: Vec<Event>) {
+        self.ended = true;
+        self.slot = None;
+        self.staged.push_back(Message::of(events));
+    }
+
+    /// Sends the next message if none is in flight.
+    pub(crate) async fn flush(&mut self) {
+        if self.flight.is_some() {
+            return;
+        }
+        let Some(mut message) = self.staged.pop_front() else {
+            return;
+        };
+        let draft = match message.draft.take() {
+            Some(mut draft) => {
+                draft.expected = self.tip.seq;
+                draft
+            }
+            None => {
+                let events = std::mem::take(&mut message.events);
+                match Draft::new(&self.tip, events, &self.shared.author, Timestamp::now()) {
+                    Ok(draft) => {
+                        if let Some(to) = &message.handover {
+                            handover::send(&self.shared, to, &draft, &message.state).await;
+                        }
+                        draft
+                    }
+                    Err(error) => return self.impossible(&error),
+                }
+            }
+        };
+        self.ahead = ahead_of(&draft);
+        self.after = std::mem::take(&mut message.after);
+        if message.state.is_empty() && draft.carries_state() {
+            message.state = self.last.clone().unwrap_or_default();
+        }
+        let shared = self.shared.clone();
+        if !message.is_large() && message.outputs.is_empty() {
+            // Sent now, not when the acknowledgement is first asked for.
+            if let Ok(sent) = shared
+                .ledger
+                .send(draft.clone(), message.state.clone())
+                .await
+            {
+                self.flight = Some(Box::pin(async move {
+                    match shared.ledger.settle(sent).await {
+                        Err(AppendError::Broker(error)) => {
+                            tracing::warn!(%error, "append failed; trying again");
+                            append(&shared, draft, message.state).await
+                        }
+                        settled => settled,
+                    }
+                }));
+                return;
+            }
+        }
+        self.flight = Some(Box::pin(async move {
+            for (digest, bytes) in &message.outputs {
+                until_done(|| store::put_data(&shared.broker, *digest, bytes)).await;
+            }
+            let mut body = message.state;
+            if let Some(digest) = message.digest.filter(|_| body.len() > INLINE_STATE_LIMIT) {
+                until_done(|| store::put_state(&shared.broker, digest, &body)).await;
+                body = Bytes::new();
+            }
+            append(&shared, draft, body).await
+        }));
+    }
+
+    /// A message that the rules forbid, or that is too large, cannot be appended by trying again.
+    pub(crate) fn impossible(&mut self, error: &AppendError) {
+        tracing::error!(%error, "a ledger message could not be made");
+        self.child = None;
+        self.staged.clear();
+        let failed = self.ended;
+        self.ended = true;
+        self.slot = None;
+        if !failed {
+            let reason = format!("the worker could not record it: {error}");
+            self.staged.push_back(Message::of(vec![Event::Failed {
+                reason,
+                stderr: String::new(),
+            }]));
+        }
+    }
+}
+
+/// Appends until it is known whether it was.
+async fn append(shared: &Shared, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
+    loop {
+        let error = match shared.ledger.send(draft.clone(), body.clone()).await {
+            Ok(sent) => match shared.ledger.settle(sent).await {
+                Err(AppendError::Broker(error)) => error,
+                settled => return settled,
+            },
+            Err(AppendError::Broker(error)) => error,
+            Err(error) => return Err(error),
+        };
+        tracing::warn!(%error, "append failed; trying again");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn until_done<F: Future<Output = Result<(), BrokerError>>>(mut attempt: impl FnMut() -> F) {
+    while let Err(error) = attempt().await {
+        tracing::warn!(%error, "cannot store; trying again");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

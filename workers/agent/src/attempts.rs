@@ -1,0 +1,187 @@
+//! The children of one execution: given the program, lost, tried again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{BrokerError, Tip, store};
+use fiec_kit::frames::{FrameError, Order, Run};
+use fiec_schemas::subjects::INLINE_STATE_LIMIT;
+use fiec_schemas::{Event, Submission, Timestamp};
+use tokio::time::Instant;
+
+use crate::message::{Message, backoff};
+use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
+use crate::shared::Shared;
+
+/// The submission, from the message or by its digest.
+pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
+    if let Some(spec) = &tip.state.spec {
+        return Ok(spec.clone());
+    }
+    let bytes = store::get_data(&shared.broker, tip.state.submission, 0).await?;
+    serde_json::from_slice(&bytes)
+        .map(Arc::new)
+        .map_err(|error| BrokerError::Malformed {
+            what: format!("submission {}", tip.state.submission.short()),
+            reason: error.to_string(),
+        })
+}
+
+impl Runner {
+    /// Gives the program to a child.
+    pub(crate) async fn launch(&mut self, sigma: Option<Bytes>) {
+        let place = self.tip.state.boundary.clone();
+        let fetched = match (&place, sigma.or_else(|| self.last.clone())) {
+            (_, Some(sigma)) => Ok(sigma),
+            (None, None) => Ok(Bytes::new()),
+            (Some(place), None) => self.shared.ledger.state(place).await,
+        };
+        let state = match fetched {
+            Ok(state) => state,
+            Err(error) => {
+                tracing::warn!(%error, "cannot fetch the state; trying again");
+                self.wait = Some((Wait::Retry, Instant::now() + Duration::from_secs(1)));
+                return;
+            }
+        };
+        let key = (self.spec.program.clone(), self.tip.state.tenant.clone());
+        let execution = self.tip.state.execution;
+        let mut child = match self.shared.pool.take(&key, execution).await {
+            Ok(child) => child,
+            Err(error) => {
+                return self.crashed(format!("cannot start a child: {error}"), String::new());
+            }
+        };
+        let run = Order::Run(Box::new(Run {
+            execution,
+            epoch: self.epoch,
+            program: self.spec.program.clone(),
+            params: self.spec.params.clone(),
+            commit: self.spec.commit,
+            boundary: place.as_ref().map(|p| p.index),
+            lease_ms: u32::try_from(self.shared.options.lease.as_millis()).unwrap_or(u32::MAX),
+            interval_ms: *self.shared.stretch.borrow(),
+        }));
+        child.logs.serve(
+            &self.tip.state.tenant,
+            execution,
+            self.epoch,
+            self.tip.state.boundary_index(),
+        );
+        self.unheard = true;
+        if child.order(&run, &state).await.is_err() {
+            // It died while idle; a new one has no such past.
+            child = match self.shared.pool.fresh(&key).await {
+                Ok(child) => child,
+                Err(error) => {
+                    return self.crashed(format!("cannot start a child: {error}"), String::new());
+                }
+            };
+            child.logs.serve(
+                &self.tip.state.tenant,
+                execution,
+                self.epoch,
+                self.tip.state.boundary_index(),
+            );
+            self.unheard = false;
+            if let Err(error) = child.order(&run, &state).await {
+                return self.crashed(error.to_string(), String::new());
+            }
+        }
+        if state.len() <= INLINE_STATE_LIMIT && place.is_some() {
+            self.last = Some(state);
+        }
+        self.child = Some(child);
+        if !self.started {
+            self.since.get_or_insert_with(Timestamp::now);
+            self.wait = Some((Wait::Started, Instant::now() + STARTED_ALONE_AFTER));
+        }
+        if let Some(live) = self.shared.live().get_mut(&execution) {
+            live.begun = true;
+        }
+    }
+
+    /// The program ended without a word, or its word cannot be read.
+    pub(crate) async fn lost(&mut self, error: Option<FrameError>) {
+        let Some(child) = self.child.take() else {
+            return;
+        };
+        if self.unheard {
+            // Died idle in the pool, or at its very start: one more try before it counts.
+            self.unheard = false;
+            drop(child);
+            let last = self.last.clone();
+            return self.launch(last).await;
+        }
+        let logs = child.logs.clone();
+        let mut exit = child.autopsy().await;
+        if let Some(error) = error {
+            exit = format!("{error}; {exit}");
+        }
+        if let Some(who) = self.cancelling.take() {
+            self.stage(Message::of(vec![Event::Cancelled { who }]))
+                .await;
+            self.ended = true;
+            self.slot = None;
+            return;
+        }
+        self.crashed(exit, logs.tail());
+    }
+
+    pub(crate) fn crashed(&mut self, exit: String, stderr: String) {
+        self.shared.metrics.crashes.inc();
+        let waiting = self.staged.iter().flat_map(|m| &m.events);
+        let unrecorded = waiting
+            .filter(|e| matches!(e, Event::Crashed { .. }))
+            .count() as u64;
+        let attempt =
+            u32::try_from(self.tip.state.totals.crashes + unrecorded + 1).unwrap_or(u32::MAX);
+        let wait = backoff(self.shared.options.backoff, attempt);
+        let mut events = Vec::new();
+        if !self.started {
+            self.started = true;
+            let computing_since = self.since.unwrap_or_else(Timestamp::now);
+            events.push(Event::Started {
+                epoch: self.epoch,
+                computing_since,
+            });
+        }
+        let exit = cut(exit);
+        tracing::warn!(attempt, exit, "the program crashed");
+        let gives_up = attempt > self.spec.retries;
+        events.push(Event::Crashed {
+            attempt,
+            exit: exit.clone(),
+            stderr: if gives_up {
+                String::new()
+            } else {
+                stderr.clone()
+            },
+            backoff_ms: if gives_up { 0 } else { wait.as_millis() as u64 },
+        });
+        if gives_up {
+            self.shared.metrics.failed.inc();
+            let reason = format!(
+                "the program crashed {attempt} times ({exit}); retries: {}",
+                self.spec.retries
+            );
+            events.push(Event::Failed { reason, stderr });
+            self.finish(events);
+            self.wait = None;
+        } else {
+            self.staged.push_back(Message::of(events));
+            self.wait = Some((Wait::Retry, Instant::now() + wait));
+        }
+    }
+}
+
+/// Keeps a reason within what an event may hold.
+pub(crate) fn cut(mut text: String) -> String {
+    let mut end = text.len().min(1_000);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}

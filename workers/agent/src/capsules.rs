@@ -1,0 +1,218 @@
+//! Bindings that arrive on the node's durable consumer.
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use async_nats::Subject;
+use fiec_broker::{AppendError, BrokerError, Draft, Tip, topology};
+use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
+use fiec_schemas::{Event, Phase, Timestamp};
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::{CapsuleAck, Job, Live, ORDERS, Shared, Start, enqueue};
+
+/// The consumer's limit of messages without an acknowledgement.
+const UNACKNOWLEDGED: usize = 20_000;
+/// A third of the consumer's acknowledgement wait.
+const IN_PROGRESS_EVERY: Duration = Duration::from_secs(10);
+
+/// Pulls until `stop`.
+pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
+    let (acks, inbox) = mpsc::channel(UNACKNOWLEDGED);
+    tokio::spawn(acknowledge(shared.clone(), inbox));
+    while !stop.is_cancelled() {
+        if let Err(error) = pull_once(&shared, &acks, &stop).await {
+            tracing::warn!(%error, node = %shared.node(), "cannot pull capsules; trying again");
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+}
+
+async fn acknowledge(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Subject>) {
+    while let Some(reply) = inbox.recv().await {
+        // A halted agent's bindings are not done with; they must not look so.
+        if !shared.halt.is_cancelled()
+            && let Err(error) = shared.broker.client.publish(reply, "".into()).await
+        {
+            tracing::warn!(%error, "cannot acknowledge a capsule; it will come again");
+        }
+    }
+}
+
+async fn pull_once(
+    shared: &Arc<Shared>,
+    acks: &mpsc::Sender<Subject>,
+    stop: &CancellationToken,
+) -> Result<(), BrokerError> {
+    let consumer =
+        topology::node_consumer(&shared.broker, shared.options.shard, shared.node()).await?;
+    let mut messages = consumer
+        .stream()
+        .max_messages_per_batch(1_000)
+        .expires(Duration::from_secs(30))
+        .heartbeat(Duration::from_secs(10))
+        .messages()
+        .await
+        .map_err(BrokerError::operation("pull capsules"))?;
+    let mut held: Vec<Weak<CapsuleAck>> = Vec::new();
+    let mut tick = tokio::time::interval(IN_PROGRESS_EVERY);
+    loop {
+        let message = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            message = messages.next() => message,
+            _ = tick.tick() => {
+                held.retain(|ack| ack.strong_count() > 0);
+                for ack in held.iter().filter_map(Weak::upgrade) {
+                    let sent = shared.broker.client.publish(ack.reply.clone(), "+WPI".into()).await;
+                    if let Err(error) = sent {
+                        tracing::warn!(%error, "cannot say that a capsule is in progress");
+                    }
+                }
+                continue;
+            }
+        };
+        let message = match message {
+            Some(Ok(message)) => message,
+            Some(Err(error)) => {
+                // Missing heartbeats: the stream goes on by itself.
+                tracing::debug!(%error, "capsule stream");
+                continue;
+            }
+            None => return Ok(()),
+        };
+        let Some(reply) = message.reply.clone() else {
+            continue;
+        };
+        let ack = Arc::new(CapsuleAck {
+            reply,
+            acks: acks.clone(),
+        });
+        match serde_json::from_slice::<CapsuleMessage>(&message.payload) {
+            Ok(capsule) if capsule.v == 1 => {
+                for binding in capsule.bindings {
+                    take(shared, binding, &ack);
+                }
+            }
+            Ok(capsule) => tracing::error!(
+                version = capsule.v,
+                "capsule of an unknown version was dropped"
+            ),
+            Err(error) => tracing::error!(%error, "malformed capsule was dropped"),
+        }
+        if Arc::strong_count(&ack) > 1 {
+            held.push(Arc::downgrade(&ack));
+        }
+    }
+}
+
+/// Takes a binding up, or drops it where it is not ours or no news.
+fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
+    let CapsuleBinding {
+        seq,
+        digest,
+        mut state,
+    } = binding;
+    state.resolve(seq);
+    let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
+    let (execution, epoch) = (state.execution, state.epoch);
+    if !mine {
+        tracing::debug!(%execution, epoch, "dropped a binding to another instance");
+        return;
+    }
+    let mut live = shared.live();
+    if let Some(known) = live.get_mut(&execution) {
+        if known.epoch == epoch && known.bound == digest {
+            // Its handover came first; this is its confirmation too.
+            if let Some(confirm) = known.confirm.take() {
+                let _ = confirm.send(seq);
+            }
+            return;
+        }
+        // An unconfirmed speculation on another message gives way: the durable one is right.
+        let speculation = known.epoch == epoch && known.confirm.take().is_some();
+        if known.epoch >= epoch && !speculation {
+            return;
+        }
+        // An older binding of this execution is still winding down here; what it does from now
+        // on loses its races. The new one takes its name.
+    }
+    let (control, orders) = mpsc::channel(ORDERS);
+    let progress = Arc::new(Mutex::new(RunningProgress {
+        execution,
+        epoch,
+        boundary: state.boundary_index(),
+        of: None,
+        note: None,
+    }));
+    live.insert(
+        execution,
+        Live {
+            epoch,
+            bound: digest,
+            control,
+            progress: progress.clone(),
+            begun: false,
+            confirm: None,
+        },
+    );
+    drop(live);
+    let refusal = if shared.is_draining() {
+        Some("the node is draining")
+    } else if shared.queued() >= shared.options.queue {
+        Some("the node's queue is full")
+    } else {
+        None
+    };
+    let tip = Tip {
+        seq,
+        digest: Some(digest),
+        state,
+    };
+    let job = Job {
+        start: Start::Bound(Box::new(tip)),
+        ack: Some(ack.clone()),
+        control: orders,
+        progress,
+    };
+    match refusal {
+        Some(reason) => drop(tokio::spawn(refuse(shared.clone(), job, reason))),
+        None => enqueue(shared, job),
+    }
+}
+
+/// Gives a binding back.
+pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
+    let Start::Bound(tip) = job.start else { return };
+    let (execution, epoch) = (tip.state.execution, tip.state.epoch);
+    let offer = shared.options.slots.saturating_sub(shared.running());
+    let events = vec![Event::Refused {
+        reason: reason.to_owned(),
+        offer: if shared.is_draining() { 0 } else { offer },
+    }];
+    let done = async {
+        let draft = Draft::new(&tip, events, &shared.author, Timestamp::now())?;
+        let sent = shared.ledger.send(draft, bytes::Bytes::new()).await?;
+        shared.ledger.settle(sent).await
+    };
+    match done.await {
+        Ok(_) => {
+            shared.metrics.refused.inc();
+            tracing::info!(%execution, epoch, node = %shared.node(), reason, "refused");
+        }
+        Err(AppendError::Conflict) => {}
+        Err(error) => {
+            tracing::warn!(%execution, epoch, %error, "cannot refuse; it will be bound anew when it is not started in time")
+        }
+    }
+    if let Some(bound) = tip.digest {
+        shared.forget(execution, bound);
+    }
+    drop(job.ack);
+}

@@ -1,0 +1,230 @@
+//! Child processes: started by one thread that lives as long as the agent (the parent-death
+//! signal is tied to the starting thread), each in a process group of its own, connected by a
+//! socket pair and two pipes. Dropping a [`Child`] ends its whole group.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use fiec_kit::frames::{DATA_DIR_ENV, Order, SOCKET_ENV};
+use fiec_schemas::{ExecutionId, Tenant};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::leftovers;
+use crate::link::Link;
+use crate::logs::Logs;
+
+/// Children to be started or reaped that may wait for the thread.
+const TASKS: usize = 1_024;
+const SOCKET_BUFFER: usize = 4 << 20;
+
+struct Raw {
+    process: std::process::Child,
+    socket: std::os::unix::net::UnixStream,
+}
+
+enum Task {
+    Spawn(oneshot::Sender<io::Result<Raw>>),
+    Reap(std::process::Child),
+}
+
+/// Starts and reaps children.
+#[derive(Debug, Clone)]
+pub struct Spawner {
+    tasks: mpsc::SyncSender<Task>,
+    run_dir: PathBuf,
+}
+
+/// What a child may serve one after the other: executions of one program and tenant.
+pub type Key = (String, Tenant);
+
+/// A running child process.
+pub struct Child {
+    /// Its socket.
+    pub link: Link,
+    /// What it prints.
+    pub logs: Logs,
+    /// Whom it serves; none while it is new.
+    pub key: Option<Key>,
+    /// The execution that it was prepared for.
+    pub prepared_for: Option<ExecutionId>,
+    /// When it became idle.
+    pub idle_since: Instant,
+    pid: u32,
+    process: Option<std::process::Child>,
+    readers: Vec<JoinHandle<()>>,
+    spawner: Spawner,
+}
+
+#[allow(unsafe_code)]
+fn start(command: &[String], data_dir: &std::path::Path) -> io::Result<Raw> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    for socket in [&ours, &theirs] {
+        // As much as the system grants; the default is small for a σ of megabytes.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER);
+    }
+    let (program, arguments) = command
+        .split_first()
+        .ok_or_else(|| io::Error::other("the child command is empty"))?;
+    let fd = theirs.as_raw_fd();
+    let parent = rustix::process::getpid();
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env(SOCKET_ENV, fd.to_string())
+        .env(DATA_DIR_ENV, data_dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd` is
+    // open in the child, since `theirs` lives until the process was started.
+    unsafe {
+        command.pre_exec(move || {
+            let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the call above.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+            }
+            Ok(())
+        });
+    }
+    let process = command.spawn()?;
+    ours.set_nonblocking(true)?;
+    Ok(Raw {
+        process,
+        socket: ours,
+    })
+}
+
+impl Spawner {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn new(command: Vec<String>, data_dir: PathBuf, run_dir: PathBuf) -> io::Result<Self> {
+        let (tasks, inbox) = mpsc::sync_channel(TASKS);
+        std::thread::Builder::new()
+            .name("fiec-spawn".to_owned())
+            .spawn(move || {
+                for task in inbox {
+                    match task {
+                        Task::Spawn(reply) => drop(reply.send(start(&command, &data_dir))),
+                        Task::Reap(mut process) => drop(process.wait()),
+                    }
+                }
+            })?;
+        Ok(Self { tasks, run_dir })
+    }
+
+    /// Starts a child; it says `ready` by itself.
+    ///
+    /// # Errors
+    /// When the command cannot be run.
+    pub async fn spawn(&self, logs: Logs) -> io::Result<Child> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || io::Error::other("the starting thread has ended");
+        self.tasks.send(Task::Spawn(reply)).map_err(|_| gone())?;
+        let Raw {
+            mut process,
+            socket,
+        } = answer.await.map_err(|_| gone())??;
+        let pid = process.id();
+        leftovers::note(&self.run_dir, pid);
+        let mut readers = Vec::new();
+        for (pipe, stream) in [
+            (process.stdout.take().map(OwnedFd::from), "stdout"),
+            (process.stderr.take().map(OwnedFd::from), "stderr"),
+        ] {
+            if let Some(pipe) = pipe {
+                let pipe = pipe::Receiver::from_owned_fd(pipe)?;
+                readers.push(tokio::spawn(logs.clone().follow(pipe, stream)));
+            }
+        }
+        Ok(Child {
+            link: Link::new(tokio::net::UnixStream::from_std(socket)?),
+            logs,
+            key: None,
+            prepared_for: None,
+            idle_since: Instant::now(),
+            pid,
+            process: Some(process),
+            readers,
+            spawner: self.clone(),
+        })
+    }
+}
+
+/// An exit status in words.
+fn in_words(status: &WaitIdStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown exit".to_owned(),
+    }
+}
+
+impl Child {
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends an order.
+    ///
+    /// # Errors
+    /// When the child is gone.
+    pub async fn order(
+        &mut self,
+        order: &Order,
+        body: &[u8],
+    ) -> Result<(), fiec_kit::frames::FrameError> {
+        self.link.send(order, body).await
+    }
+
+    /// Ends it (it has closed its socket) and says how it ended.
+    pub async fn autopsy(mut self) -> String {
+        // Its last words arrive with the end of the pipes, unless a grandchild holds them.
+        for reader in &mut self.readers {
+            let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
+        }
+        let Some(pid) = Pid::from_raw(self.pid as i32) else {
+            return "unknown exit".to_owned();
+        };
+        // Only looked at: it is reaped when it is dropped, after its group was ended.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        for _ in 0..100 {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
+                Ok(Some(status)) => return in_words(&status),
+                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(error) => return error.to_string(),
+            }
+        }
+        "closed its socket and had to be killed".to_owned()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take() {
+            // It is not reaped yet, so its id, and its group's, cannot be anybody else's.
+            if let Some(group) = Pid::from_raw(self.pid as i32) {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            let _ = self.spawner.tasks.send(Task::Reap(process));
+        }
+        for reader in &self.readers {
+            reader.abort();
+        }
+        leftovers::forget(&self.spawner.run_dir, self.pid);
+    }
+}

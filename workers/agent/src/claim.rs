@@ -1,0 +1,198 @@
+//! The node's name: held by one instance at a time, by compare-and-set on its key.
+
+use std::time::Duration;
+
+use async_nats::jetstream::kv::{Operation, Store};
+use fiec_broker::{Broker, BrokerError};
+use fiec_schemas::messages::{ControlReply, ControlRequest, Record};
+use fiec_schemas::{InstanceId, NodeDescriptor, NodeId, Timestamp, subjects};
+use futures_util::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+const PROBE_WITHIN: Duration = Duration::from_millis(1_500);
+
+/// Why the name could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Somebody lives under it.
+    #[error(
+        "node {node} is held by another running worker (instance {instance}, host {host}, pid {pid}): stop it, or give this one another name with --node"
+    )]
+    Held {
+        /// The name.
+        node: NodeId,
+        /// Who has it.
+        instance: InstanceId,
+        /// Where.
+        host: String,
+        /// Its process.
+        pid: u32,
+    },
+    /// The broker did not do it.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
+
+/// A claimed name.
+pub struct Claim {
+    store: Store,
+    key: String,
+    instance: InstanceId,
+    node: NodeId,
+    revision: u64,
+}
+
+async fn answers(broker: &Broker, node: &NodeId) -> Option<ControlReply> {
+    let body = serde_json::to_vec(&ControlRequest::Ping).ok()?;
+    let request = broker.client.request(subjects::control(node), body.into());
+    let message = tokio::time::timeout(PROBE_WITHIN, request)
+        .await
+        .ok()?
+        .ok()?;
+    serde_json::from_slice(&message.payload).ok()
+}
+
+/// Claims the name that the descriptor says.
+///
+/// # Errors
+/// [`ClaimError::Held`] when a living instance has it.
+pub async fn claim(broker: &Broker, descriptor: &NodeDescriptor) -> Result<Claim, ClaimError> {
+    let node = descriptor.node.clone();
+    let key = subjects::node_key(&node);
+    let store = broker
+        .js
+        .get_key_value(subjects::NODES_BUCKET)
+        .await
+        .map_err(BrokerError::operation("open the bucket of nodes"))?;
+    let value = serde_json::to_vec(descriptor).map_err(|error| BrokerError::Malformed {
+        what: "own descriptor".to_owned(),
+        reason: error.to_string(),
+    })?;
+    for _ in 0..8 {
+        let entry = store
+            .entry(&key)
+            .await
+            .map_err(BrokerError::operation("read the node's key"))?;
+        let before = entry.as_ref().filter(|e| e.operation == Operation::Put);
+        if let Some(entry) = before
+            && let Some(living) = answers(broker, &node).await
+            && living.instance != descriptor.instance
+        {
+            let held: Option<NodeDescriptor> = serde_json::from_slice(&entry.value).ok();
+            let held = held.filter(|d| d.instance == living.instance);
+            return Err(ClaimError::Held {
+                node,
+                instance: living.instance,
+                host: held.as_ref().map(|d| d.host.clone()).unwrap_or_default(),
+                pid: held.map(|d| d.pid).unwrap_or_default(),
+            });
+        }
+        let last = entry.map_or(0, |e| e.revision);
+        match store.update(&key, value.clone().into(), last).await {
+            Ok(revision) => {
+                let claim = Claim {
+                    store,
+                    key,
+                    instance: descriptor.instance,
+                    node,
+                    revision,
+                };
+                let detail = format!("{} pid {}", descriptor.host, descriptor.pid);
+                record(
+                    broker,
+                    &claim,
+                    "joined",
+                    detail,
+                    Some(Box::new(descriptor.clone())),
+                )
+                .await;
+                return Ok(claim);
+            }
+            // Somebody else was faster; whether it lives is asked in the next round.
+            Err(error) => tracing::debug!(%error, "the node's key has changed"),
+        }
+    }
+    Err(ClaimError::Broker(BrokerError::Missing {
+        what: format!("a quiet moment on key {key}"),
+        hint: ": several workers are starting under this name".to_owned(),
+    }))
+}
+
+async fn record(
+    broker: &Broker,
+    claim: &Claim,
+    what: &str,
+    detail: String,
+    descriptor: Option<Box<NodeDescriptor>>,
+) {
+    let record = Record::Node {
+        node: claim.node.clone(),
+        instance: Some(claim.instance),
+        what: what.to_owned(),
+        detail,
+        at: Timestamp::now(),
+        descriptor,
+    };
+    let Ok(body) = serde_json::to_vec(&record) else {
+        return;
+    };
+    let published = broker
+        .js
+        .publish(subjects::node_record(&claim.node), body.into())
+        .await;
+    let stored = match published {
+        Ok(ack) => ack.await.map(drop),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = stored {
+        tracing::warn!(%error, what, "cannot record the node's change");
+    }
+}
+
+impl Claim {
+    /// Returns when another instance has the name.
+    pub async fn taken_over(&self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let Ok(mut watch) = self
+                .store
+                .watch_from_revision(&self.key, self.revision)
+                .await
+            else {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            };
+            loop {
+                let entry = tokio::select! {
+                    () = stop.cancelled() => return,
+                    entry = watch.next() => entry,
+                };
+                match entry {
+                    Some(Ok(entry)) if entry.operation == Operation::Put => {
+                        let found: Option<NodeDescriptor> =
+                            serde_json::from_slice(&entry.value).ok();
+                        if found.is_some_and(|d| d.instance != self.instance) {
+                            return;
+                        }
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "watch of the node's key");
+                    }
+                    None => break,
+                }
+            }
+        }
+    }
+
+    /// Gives the name back.
+    pub async fn release(self, broker: &Broker, why: &str) {
+        record(broker, &self, "left", why.to_owned(), None).await;
+        if let Err(error) = self
+            .store
+            .delete_expect_revision(&self.key, Some(self.revision))
+            .await
+        {
+            tracing::warn!(%error, "cannot give the node's name back; it is found silent instead");
+        }
+    }
+}

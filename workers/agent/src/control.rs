@@ -1,0 +1,151 @@
+//! Requests on `fiec.control.<node>`.
+
+use std::sync::Arc;
+
+use async_nats::{Message, Subject, Subscriber};
+use fiec_kit::frames::Order;
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::{Epoch, ExecutionId};
+use futures_util::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::{Control, Shared};
+
+/// Answers until `stop`.
+pub async fn serve(shared: Arc<Shared>, mut requests: Subscriber, stop: CancellationToken) {
+    loop {
+        let request = tokio::select! {
+            () = stop.cancelled() => return,
+            request = requests.next() => request,
+        };
+        let Some(Message { payload, reply, .. }) = request else {
+            return;
+        };
+        match serde_json::from_slice::<ControlRequest>(&payload) {
+            Ok(request) => handle(&shared, request, reply).await,
+            Err(error) => {
+                shared
+                    .answer(reply, Some(format!("request cannot be read: {error}")))
+                    .await
+            }
+        }
+    }
+}
+
+async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Subject>) {
+    match request {
+        ControlRequest::Ping => {
+            let mut answer = shared.reply(None);
+            answer.running = shared.progress();
+            if let (Some(to), Ok(body)) = (reply, serde_json::to_vec(&answer)) {
+                let _ = shared.broker.client.publish(to, body.into()).await;
+            }
+        }
+        ControlRequest::Prepare {
+            execution,
+            tenant,
+            program,
+            ..
+        } => {
+            if shared.is_draining() {
+                return shared
+                    .answer(reply, Some("the node is draining".to_owned()))
+                    .await;
+            }
+            shared.answer(reply, None).await;
+            tokio::spawn(prepare(shared.clone(), execution, tenant, program));
+        }
+        ControlRequest::Yield {
+            execution,
+            epoch,
+            cause,
+            to,
+            decision,
+        } => {
+            let control = Control::Yield {
+                cause,
+                to: to.map(|to| (to, decision)),
+            };
+            let error = pass(shared, execution, Some(epoch), control).err();
+            shared.answer(reply, error).await;
+        }
+        // Answered once it is in the ledger.
+        ControlRequest::Pause { execution, who } => {
+            let control = Control::Pause {
+                who,
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, None, control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
+        ControlRequest::Cancel { execution, who } => {
+            let control = Control::Cancel {
+                who,
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, None, control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
+    }
+}
+
+fn pass(
+    shared: &Shared,
+    execution: ExecutionId,
+    epoch: Option<Epoch>,
+    control: Control,
+) -> Result<(), String> {
+    let live = shared.live();
+    let known = live.get(&execution).ok_or("the execution is not here")?;
+    if let Some(epoch) = epoch.filter(|epoch| *epoch != known.epoch) {
+        return Err(format!(
+            "the execution is here under epoch {}, not {epoch}",
+            known.epoch
+        ));
+    }
+    if !known.begun {
+        return Err("the execution is not started".to_owned());
+    }
+    known
+        .control
+        .try_send(control)
+        .map_err(|_| "the execution is leaving, or has too many orders waiting".to_owned())
+}
+
+/// Has a child ready with inputs parsed. What its parameters are, the ledger says.
+async fn prepare(
+    shared: Arc<Shared>,
+    execution: ExecutionId,
+    tenant: fiec_schemas::Tenant,
+    program: String,
+) {
+    let key = (program.clone(), tenant.clone());
+    let mut child = match shared.pool.take(&key, execution).await {
+        Ok(child) => child,
+        Err(error) => return tracing::warn!(%execution, %error, "cannot prepare a child"),
+    };
+    child.prepared_for = Some(execution);
+    match shared.ledger.last(&tenant, execution).await {
+        Ok(Some(entry)) => {
+            if let Some(spec) = entry.message.state.spec
+                && spec.program == program
+            {
+                let order = Order::Prepare {
+                    program,
+                    params: spec.params.clone(),
+                };
+                if let Err(error) = child.order(&order, &[]).await {
+                    return tracing::warn!(%execution, %error, "the prepared child is gone");
+                }
+            }
+        }
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(%execution, %error, "cannot read the parameters ahead of time")
+        }
+    }
+    // Given at once: orders wait in its socket in their order.
+    shared.pool.give(child);
+}

@@ -1,0 +1,294 @@
+//! σ on its way to a prepared destination, ahead of its durable copy: sent with the append that
+//! binds it there, computed on at once, and counted only once that append is confirmed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_nats::HeaderMap;
+use bytes::{Bytes, BytesMut};
+use fiec_broker::Draft;
+use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
+use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, Phase, Sequence, subjects};
+use futures_util::StreamExt;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::{Job, Live, ORDERS, Shared, Start, enqueue, start_now};
+
+const PART_BYTES: usize = 512 * 1024;
+/// Handovers that may arrive at once, and what they may hold in all.
+const ASSEMBLIES: usize = 64;
+const ASSEMBLY_BYTES: u64 = 1 << 30;
+const STALE_AFTER: Duration = Duration::from_secs(10);
+
+async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: Bytes) {
+    let Ok(text) = serde_json::to_string(handover) else {
+        return;
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert(HANDOVER_HEADER, text);
+    let subject = subjects::handover(&to.node);
+    if let Err(error) = shared
+        .broker
+        .client
+        .publish_with_headers(subject, headers, body)
+        .await
+    {
+        tracing::warn!(%error, "cannot send σ ahead; the durable capsule will do");
+    }
+}
+
+/// Sends σ in parts, with the message that binds it to `to`.
+pub async fn send(shared: &Shared, to: &Destination, draft: &Draft, state: &Bytes) {
+    let Some(place) = &draft.state.boundary else {
+        return;
+    };
+    let parts = state.len().div_ceil(PART_BYTES).max(1);
+    for part in 0..parts {
+        let body = state.slice(part * PART_BYTES..state.len().min((part + 1) * PART_BYTES));
+        let head = Handover::Part {
+            execution: draft.state.execution,
+            epoch: draft.state.epoch,
+            part: part as u32,
+            parts: parts as u32,
+            digest: place.digest,
+            bytes: place.bytes,
+            ledger: (part == 0).then(|| draft.header.clone()),
+        };
+        publish(shared, to, &head, body).await;
+    }
+}
+
+/// The append that binds it there is acknowledged.
+pub async fn confirm(
+    shared: &Shared,
+    to: &Destination,
+    execution: ExecutionId,
+    epoch: Epoch,
+    seq: Sequence,
+) {
+    publish(
+        shared,
+        to,
+        &Handover::Confirmed {
+            execution,
+            epoch,
+            seq,
+        },
+        Bytes::new(),
+    )
+    .await;
+}
+
+/// The append that binds it there failed.
+pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, epoch: Epoch) {
+    publish(
+        shared,
+        to,
+        &Handover::Abandoned { execution, epoch },
+        Bytes::new(),
+    )
+    .await;
+}
+
+struct Assembly {
+    parts: Vec<Option<Bytes>>,
+    digest: Digest,
+    bytes: u64,
+    ledger: Option<String>,
+    since: Instant,
+}
+
+type Assemblies = HashMap<(ExecutionId, Epoch), Assembly>;
+
+/// Takes handovers up until `stop`.
+pub async fn receive(
+    shared: Arc<Shared>,
+    mut messages: async_nats::Subscriber,
+    stop: CancellationToken,
+) {
+    let mut assemblies = Assemblies::new();
+    loop {
+        let message = tokio::select! {
+            () = stop.cancelled() => return,
+            message = messages.next() => message,
+        };
+        let Some(message) = message else { return };
+        let head = message
+            .headers
+            .as_ref()
+            .and_then(|h| h.get(HANDOVER_HEADER));
+        match head.map(|h| serde_json::from_str::<Handover>(h.as_str())) {
+            Some(Ok(handover)) => take(&shared, &mut assemblies, handover, message.payload),
+            _ => tracing::warn!("malformed handover message was dropped"),
+        }
+    }
+}
+
+fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, body: Bytes) {
+    match handover {
+        Handover::Part {
+            execution,
+            epoch,
+            part,
+            parts,
+            digest,
+            bytes,
+            ledger,
+        } => {
+            let key = (execution, epoch);
+            assemblies.retain(|_, a| a.since.elapsed() < STALE_AFTER);
+            if !assemblies.contains_key(&key) {
+                let held: u64 = assemblies.values().map(|a| a.bytes).sum();
+                let fits = parts > 0
+                    && u64::from(parts) == bytes.div_ceil(PART_BYTES as u64).max(1)
+                    && assemblies.len() < ASSEMBLIES
+                    && held
+                        .checked_add(bytes)
+                        .is_some_and(|all| all <= ASSEMBLY_BYTES);
+                if !fits || shared.is_draining() {
+                    return;
+                }
+                let assembly = Assembly {
+                    parts: vec![None; parts as usize],
+                    digest,
+                    bytes,
+                    ledger: None,
+                    since: Instant::now(),
+                };
+                assemblies.insert(key, assembly);
+            }
+            let Some(assembly) = assemblies.get_mut(&key) else {
+                return;
+            };
+            if ledger.is_some() {
+                assembly.ledger = ledger;
+            }
+            if let Some(place) = assembly.parts.get_mut(part as usize) {
+                *place = Some(body);
+            }
+            if assembly.parts.iter().all(Option::is_some)
+                && let Some(assembly) = assemblies.remove(&key)
+            {
+                speculate(shared, execution, epoch, assembly);
+            }
+        }
+        Handover::Confirmed {
+            execution,
+            epoch,
+            seq,
+        } => {
+            let mut live = shared.live();
+            if let Some(known) = live.get_mut(&execution)
+                && known.epoch == epoch
+                && let Some(confirm) = known.confirm.take()
+            {
+                let _ = confirm.send(seq);
+            }
+        }
+        Handover::Abandoned { execution, epoch } => {
+            assemblies.remove(&(execution, epoch));
+            let mut live = shared.live();
+            if let Some(known) = live.get_mut(&execution)
+                && known.epoch == epoch
+            {
+                // Its runner sees the end of the channel.
+                known.confirm = None;
+            }
+        }
+    }
+}
+
+/// Computes at once; what the ledger says decides whether it counts.
+fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, assembly: Assembly) {
+    let Assembly {
+        mut parts,
+        digest,
+        bytes,
+        ledger,
+        ..
+    } = assembly;
+    let sigma = match &mut parts[..] {
+        [Some(only)] => std::mem::take(only),
+        parts => {
+            let mut whole = BytesMut::with_capacity(parts.iter().flatten().map(Bytes::len).sum());
+            parts
+                .iter()
+                .flatten()
+                .for_each(|part| whole.extend_from_slice(part));
+            whole.freeze()
+        }
+    };
+    let Some(text) = ledger else { return };
+    let message = match LedgerMessage::decode(&text, 0) {
+        Ok(message) => message,
+        Err(error) => {
+            tracing::warn!(%execution, epoch, %error, "handover with a message that cannot be read");
+            return;
+        }
+    };
+    let state = message.state;
+    let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
+    let named = state
+        .boundary
+        .as_ref()
+        .is_some_and(|b| b.digest == digest && b.bytes == bytes);
+    if !mine
+        || !named
+        || state.execution != execution
+        || state.epoch != epoch
+        || Digest::of(&sigma) != digest
+    {
+        tracing::warn!(%execution, epoch, node = %shared.node(), "handover does not fit its message; dropped");
+        return;
+    }
+    let bound = Digest::of(text.as_bytes());
+    let mut live = shared.live();
+    if live
+        .get(&execution)
+        .is_some_and(|known| known.epoch >= epoch)
+    {
+        return;
+    }
+    let (control, orders) = mpsc::channel(ORDERS);
+    let (confirm, confirmed) = oneshot::channel();
+    let progress = Arc::new(Mutex::new(RunningProgress {
+        execution,
+        epoch,
+        boundary: state.boundary_index(),
+        of: None,
+        note: None,
+    }));
+    live.insert(
+        execution,
+        Live {
+            epoch,
+            bound,
+            control,
+            progress: progress.clone(),
+            begun: false,
+            confirm: Some(confirm),
+        },
+    );
+    drop(live);
+    shared.metrics.handovers_in.inc();
+    let start = Start::Speculative {
+        state: Box::new(state),
+        sigma,
+        confirmed,
+        digest: bound,
+    };
+    let job = Job {
+        start,
+        ack: None,
+        control: orders,
+        progress,
+    };
+    if shared.running() < shared.options.slots {
+        start_now(shared, job)
+    } else {
+        enqueue(shared, job)
+    }
+}

@@ -1,0 +1,91 @@
+//! The agent's end of a child's socket. Reading may be given up at any await and taken up again.
+
+use bytes::{Bytes, BytesMut};
+use fiec_kit::frames::{self, FrameError, Order, PREFIX_BYTES, Report};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+const READ_AHEAD: usize = 64 * 1024;
+const GROWTH: usize = 64 << 20;
+
+/// A connection with a child.
+#[derive(Debug)]
+pub struct Link {
+    stream: UnixStream,
+    buffer: BytesMut,
+    /// A head whose body has not arrived in full.
+    awaiting: Option<(Report, usize)>,
+}
+
+impl Link {
+    /// Over this socket.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            buffer: BytesMut::with_capacity(READ_AHEAD),
+            awaiting: None,
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<(Report, Bytes)>, FrameError> {
+        if self.awaiting.is_none() {
+            let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX_BYTES>() else {
+                return Ok(None);
+            };
+            let (head, body) = frames::lengths(prefix)?;
+            let Some(text) = rest.get(..head) else {
+                return Ok(None);
+            };
+            let report = frames::parse(text)?;
+            let body = usize::try_from(body).map_err(std::io::Error::other)?;
+            drop(self.buffer.split_to(PREFIX_BYTES + head));
+            self.awaiting = Some((report, body));
+        }
+        match &self.awaiting {
+            Some((_, body)) if self.buffer.len() >= *body => {}
+            _ => return Ok(None),
+        }
+        Ok(self
+            .awaiting
+            .take()
+            .map(|(report, body)| (report, self.buffer.split_to(body).freeze())))
+    }
+
+    /// The next report with its body; none once the child is gone.
+    ///
+    /// # Errors
+    /// When bytes are no frame.
+    pub async fn next(&mut self) -> Result<Option<(Report, Bytes)>, FrameError> {
+        loop {
+            if let Some(found) = self.take()? {
+                return Ok(Some(found));
+            }
+            let missing = self
+                .awaiting
+                .as_ref()
+                .map_or(0, |(_, body)| body - self.buffer.len());
+            self.buffer.reserve(missing.clamp(READ_AHEAD, GROWTH));
+            match self.stream.read_buf(&mut self.buffer).await {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends an order.
+    ///
+    /// # Errors
+    /// When the child is gone or the order is too large.
+    pub async fn send(&mut self, order: &Order, body: &[u8]) -> Result<(), FrameError> {
+        let head = frames::head(order, body.len() as u64)?;
+        self.stream.write_all(&head).await?;
+        if !body.is_empty() {
+            self.stream.write_all(body).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! The agent's figures for `/metrics`.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Figures of one agent.
+#[derive(Debug, Default, Clone)]
+pub struct Metrics {
+    /// Executions completed here.
+    pub completed: Counter,
+    /// Executions failed here.
+    pub failed: Counter,
+    /// Crashes of programs.
+    pub crashes: Counter,
+    /// Boundaries committed.
+    pub commits: Counter,
+    /// Bytes of σ committed.
+    pub commit_bytes: Counter,
+    /// Executions handed to another node at a boundary.
+    pub handovers_out: Counter,
+    /// Executions taken over ahead of their durable capsule.
+    pub handovers_in: Counter,
+    /// Executions given up because somebody else holds them.
+    pub fenced: Counter,
+    /// Bindings refused.
+    pub refused: Counter,
+    /// Executions that compute.
+    pub running: Gauge,
+    /// Bindings that wait for a slot.
+    pub queued: Gauge,
+    /// Memory in use, in thousandths of the limit.
+    pub memory_permille: Gauge,
+}
+
+impl Metrics {
+    /// Makes them known under `fiec_worker_*`.
+    pub fn register(&self, registry: &mut Registry) {
+        let r = registry.sub_registry_with_prefix("fiec_worker");
+        r.register(
+            "completed",
+            "Executions completed here",
+            self.completed.clone(),
+        );
+        r.register("failed", "Executions failed here", self.failed.clone());
+        r.register("crashes", "Crashes of programs", self.crashes.clone());
+        r.register("commits", "Boundaries committed", self.commits.clone());
+        r.register(
+            "commit_bytes",
+            "Bytes of state committed",
+            self.commit_bytes.clone(),
+        );
+        r.register(
+            "handovers_out",
+            "Executions handed over",
+            self.handovers_out.clone(),
+        );
+        r.register(
+            "handovers_in",
+            "Executions taken over ahead of their capsule",
+            self.handovers_in.clone(),
+        );
+        r.register(
+            "fenced",
+            "Executions given up because another holds them",
+            self.fenced.clone(),
+        );
+        r.register("refused", "Bindings refused", self.refused.clone());
+        r.register("running", "Executions that compute", self.running.clone());
+        r.register(
+            "queued",
+            "Bindings that wait for a slot",
+            self.queued.clone(),
+        );
+        r.register(
+            "memory_permille",
+            "Memory in use, thousandths of the limit",
+            self.memory_permille.clone(),
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! What an agent is told before it starts.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fiec_schemas::hardware::default_thresholds;
+use fiec_schemas::{NodeId, Thresholds};
+use tokio_util::sync::CancellationToken;
+
+/// An agent's configuration; see the fields for the defaults.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The node's name.
+    pub node: NodeId,
+    /// Executions at once; 1 by default.
+    pub slots: u32,
+    /// Bindings that may wait for a slot; beyond them it refuses. 20,000 by default.
+    pub queue: usize,
+    /// Memory limit in bytes: of a cgroup where permitted, else a declared budget. None: whatever
+    /// encloses the process.
+    pub memory_limit: Option<u64>,
+    /// Whether to try for a cgroup of its own; true by default.
+    pub cgroup: bool,
+    /// Whether to measure NVIDIA devices; true by default.
+    pub devices: bool,
+    /// The operator's labels.
+    pub labels: BTreeMap<String, String>,
+    /// Thresholds of this node.
+    pub thresholds: Thresholds,
+    /// Which capsule stream it pulls from.
+    pub shard: u16,
+    /// Folder of inputs with relative paths; the current folder by default.
+    pub data_dir: PathBuf,
+    /// Folder where the agent notes its children, so that a later one can end what is left.
+    pub run_dir: PathBuf,
+    /// Where `/metrics` and `/healthz` are served, if anywhere.
+    pub http: Option<SocketAddr>,
+    /// Time between two vectors when nothing changes; 1 s by default.
+    pub heartbeat: Duration,
+    /// Command of a child; this executable with `program-child` by default.
+    pub child_command: Vec<String>,
+    /// How long an idle child is kept; 60 s by default.
+    pub child_idle: Duration,
+    /// A program parks at a boundary when it could not commit for so long; 30 s by default.
+    pub lease: Duration,
+    /// How long a drain may take; 30 s by default.
+    pub drain_deadline: Duration,
+    /// How long a cancelled program may take to its next boundary; 2 s by default.
+    pub cancel_grace: Duration,
+    /// First wait after a crash, doubled each time up to 30 s; 200 ms by default.
+    pub backoff: Duration,
+    /// Leave at once: the second signal.
+    pub leave_now: CancellationToken,
+}
+
+impl Options {
+    /// The defaults for this node.
+    pub fn new(node: NodeId) -> Self {
+        let exe = std::env::current_exe().unwrap_or_default();
+        let run_dir = std::env::temp_dir().join(format!("fiec-{node}"));
+        Self {
+            node,
+            slots: 1,
+            queue: 20_000,
+            memory_limit: None,
+            cgroup: true,
+            devices: true,
+            labels: BTreeMap::new(),
+            thresholds: default_thresholds(),
+            shard: 0,
+            data_dir: PathBuf::from("."),
+            run_dir,
+            http: None,
+            heartbeat: Duration::from_secs(1),
+            child_command: vec![exe.display().to_string(), "program-child".to_owned()],
+            child_idle: Duration::from_secs(60),
+            lease: Duration::from_secs(30),
+            drain_deadline: Duration::from_secs(30),
+            cancel_grace: Duration::from_secs(2),
+            backoff: Duration::from_millis(200),
+            leave_now: CancellationToken::new(),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What the agent's tasks share: who it is, what lives here, what waits, who has a slot.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_nats::Subject;
+use bytes::Bytes;
+use fiec_broker::{Broker, Ledger, Tip};
+use fiec_schemas::event::ExecutionState;
+use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::{ControlReply, Destination};
+use fiec_schemas::{Cause, Decision, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Metrics;
+use crate::options::Options;
+use crate::pool::Pool;
+
+/// Orders that one execution may have waiting.
+pub const ORDERS: usize = 16;
+
+/// An order for one execution.
+#[derive(Debug)]
+pub enum Control {
+    /// Give it up at the next boundary.
+    Yield {
+        /// Why.
+        cause: Cause,
+        /// Where to.
+        to: Option<(Destination, Option<Decision>)>,
+    },
+    /// The same, and leave it paused.
+    Pause {
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+    /// End it.
+    Cancel {
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+}
+
+/// Acknowledges a capsule message when the last of its bindings is done with.
+#[derive(Debug)]
+pub struct CapsuleAck {
+    /// Where the acknowledgement goes.
+    pub reply: Subject,
+    /// Who sends it.
+    pub acks: mpsc::Sender<Subject>,
+}
+
+impl Drop for CapsuleAck {
+    fn drop(&mut self) {
+        // The broker delivers no more unacknowledged messages than the channel holds; were it full
+        // all the same, the capsule would come again and be dropped by its epoch.
+        let _ = self.acks.try_send(self.reply.clone());
+    }
+}
+
+/// How an execution came here.
+#[derive(Debug)]
+pub enum Start {
+    /// Its binding is in the ledger.
+    Bound(Box<Tip>),
+    /// Its binding is being appended; nothing may be appended before the confirmation.
+    Speculative {
+        /// The state that the binding's message gives, its own sequence being 0.
+        state: Box<ExecutionState>,
+        /// σ.
+        sigma: Bytes,
+        /// The binding's sequence, or nothing when it was not made.
+        confirmed: oneshot::Receiver<Sequence>,
+        /// Digest of the binding's message.
+        digest: Digest,
+    },
+}
+
+/// An execution to take up.
+#[derive(Debug)]
+pub struct Job {
+    /// How it came.
+    pub start: Start,
+    /// Held until `started` is in the ledger.
+    pub ack: Option<Arc<CapsuleAck>>,
+    /// Its orders.
+    pub control: mpsc::Receiver<Control>,
+    /// What is told of it.
+    pub progress: Arc<Mutex<RunningProgress>>,
+}
+
+/// An execution that lives here.
+#[derive(Debug)]
+pub struct Live {
+    /// Under which binding.
+    pub epoch: Epoch,
+    /// Digest of the message that made the binding.
+    pub bound: Digest,
+    /// Its orders.
+    pub control: mpsc::Sender<Control>,
+    /// What is told of it.
+    pub progress: Arc<Mutex<RunningProgress>>,
+    /// True once a child computes it.
+    pub begun: bool,
+    /// Confirms a speculation.
+    pub confirm: Option<oneshot::Sender<Sequence>>,
+}
+
+/// What the tasks share.
+pub struct Shared {
+    /// Configuration.
+    pub options: Options,
+    /// The connection.
+    pub broker: Broker,
+    /// The ledgers.
+    pub ledger: Ledger,
+    /// This life of the node.
+    pub instance: InstanceId,
+    /// Author of what is appended here.
+    pub author: String,
+    /// Idle children.
+    pub pool: Arc<Pool>,
+    /// Figures.
+    pub metrics: Metrics,
+    /// No work is taken any more.
+    pub draining: AtomicBool,
+    /// Everything ends at once: another instance has the name, or the second signal came.
+    pub halt: CancellationToken,
+    /// Routine commits are at least so many milliseconds apart.
+    pub stretch: watch::Receiver<u32>,
+    /// Something is to be told soon.
+    pub news: Notify,
+    live: Mutex<HashMap<ExecutionId, Live>>,
+    queue: Mutex<VecDeque<Job>>,
+    running: AtomicU32,
+    /// An execution has left.
+    pub left: Notify,
+}
+
+/// A place among those that compute; free again when dropped.
+pub struct Slot(Arc<Shared>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+        dispatch(&self.0);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Nothing lives here yet.
+    pub fn new(
+        options: Options,
+        broker: Broker,
+        instance: InstanceId,
+        pool: Arc<Pool>,
+        metrics: Metrics,
+        stretch: watch::Receiver<u32>,
+    ) -> Self {
+        Self {
+            ledger: Ledger::new(&broker),
+            author: format!("worker/{}/{instance}", options.node),
+            options,
+            broker,
+            instance,
+            pool,
+            metrics,
+            draining: AtomicBool::new(false),
+            halt: CancellationToken::new(),
+            stretch,
+            news: Notify::new(),
+            live: Mutex::default(),
+            queue: Mutex::default(),
+            running: AtomicU32::new(0),
+            left: Notify::new(),
+        }
+    }
+
+    /// The node's name.
+    pub fn node(&self) -> &NodeId {
+        &self.options.node
+    }
+
+    /// What lives here, by execution.
+    pub fn live(&self) -> MutexGuard<'_, HashMap<ExecutionId, Live>> {
+        lock(&self.live)
+    }
+
+    /// Executions that compute.
+    pub fn running(&self) -> u32 {
+        self.running.load(Ordering::Acquire)
+    }
+
+    /// Bindings that wait for a slot.
+    pub fn queued(&self) -> usize {
+        lock(&self.queue).len()
+    }
+
+    /// Takes what waits; for a drain.
+    pub fn take_queue(&self) -> VecDeque<Job> {
+        std::mem::take(&mut *lock(&self.queue))
+    }
+
+    /// No work is taken any more.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Removes an execution under the binding that this message made.
+    pub fn forget(&self, execution: ExecutionId, bound: Digest) {
+        let mut live = self.live();
+        if live.get(&execution).is_some_and(|l| l.bound == bound) {
+            live.remove(&execution);
+        }
+        drop(live);
+        self.left.notify_waiters();
+    }
+
+    /// An answer of this node.
+    pub fn reply(&self, error: Option<String>) -> ControlReply {
+        ControlReply {
+            node: self.node().clone(),
+            instance: self.instance,
+            error,
+            running: Vec::new(),
+        }
+    }
+
+    /// What runs here, 64 at most.
+    pub fn progress(&self) -> Vec<RunningProgress> {
+        self.live()
+            .values()
+            .filter(|l| l.begun)
+            .take(64)
+            .map(|l| lock(&l.progress).clone())
+            .collect()
+    }
+
+    /// Sends an answer, if somebody waits for one.
+    pub async fn answer(&self, to: Option<Subject>, error: Option<String>) {
+        if let Some(to) = to
+            && let Ok(body) = serde_json::to_vec(&self.reply(error))
+            && let Err(error) = self.broker.client.publish(to, body.into()).await
+        {
+            tracing::warn!(%error, "cannot answer a control request");
+        }
+    }
+}
+
+/// Puts a job behind those that wait.
+pub fn enqueue(shared: &Arc<Shared>, job: Job) {
+    lock(&shared.queue).push_back(job);
+    dispatch(shared);
+}
+
+/// Starts a job at once, whatever waits: σ is here already and a child was prepared.
+pub fn start_now(shared: &Arc<Shared>, job: Job) {
+    shared.running.fetch_add(1, Ordering::AcqRel);
+    tokio::spawn(crate::runner::run(
+        shared.clone(),
+        job,
+        Slot(shared.clone()),
+    ));
+}
+
+fn dispatch(shared: &Arc<Shared>) {
+    loop {
+        let mut queue = lock(&shared.queue);
+        if shared.running() >= shared.options.slots {
+            return;
+        }
+        let Some(job) = queue.pop_front() else { return };
+        shared.running.fetch_add(1, Ordering::AcqRel);
+        drop(queue);
+        tokio::spawn(crate::runner::run(
+            shared.clone(),
+            job,
+            Slot(shared.clone()),
+        ));
+    }
+}

@@ -1,0 +1,255 @@
+//! `cg@1`: Jacobi-preconditioned conjugate gradients, one load case after the other. A capsule is
+//! a declared number of iterations, or fewer at the end of a load case.
+//!
+//! σ: magic `FIECCGP1`, load case `u64`, iterations of the cases before `u64`, their worst
+//! relative residual, true residual and backward error (`f64` each), chain of their solutions'
+//! digests (32 bytes), then the kernel's state (x, r, p and scalars). Little endian.
+
+use std::sync::Arc;
+
+use fiec_kernels::cg::{self, CgProblem, CgState, CgWork};
+use fiec_kernels::engine::Engine;
+use fiec_kernels::sparse::Csr;
+use fiec_kernels::{digest, matrix_market, poisson, rhs};
+use fiec_schemas::Digest;
+use fiec_schemas::programs::{CgParams, MatrixSource};
+use serde_json::{Value, json};
+
+use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
+
+const MAGIC: &[u8; 8] = b"FIECCGP1";
+const HEADER: usize = 80;
+
+/// The program with its matrix.
+pub struct Cg {
+    params: CgParams,
+    matrix: Arc<Csr>,
+    /// The current load case, made when it is first needed.
+    case: Option<(u64, CgProblem, CgWork)>,
+}
+
+/// σ.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CgProgramState {
+    case: u64,
+    iterations: u64,
+    worst: [f64; 3],
+    chain: [u8; 32],
+    solver: CgState,
+}
+
+impl State for CgProgramState {
+    fn encode(&self, out: &mut Vec<u8>) {
+        // The kernel's writer owns its buffer from the start, so the header goes behind it.
+        self.solver.write_bytes(out);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&self.case.to_le_bytes());
+        out.extend_from_slice(&self.iterations.to_le_bytes());
+        for value in self.worst {
+            out.extend_from_slice(&value.to_le_bytes());
+        }
+        out.extend_from_slice(&self.chain);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, ProgramError> {
+        let wrong = || ProgramError::Permanent("not a state of cg@1".to_owned());
+        let at = bytes.len().checked_sub(HEADER).ok_or_else(wrong)?;
+        let (solver, rest) = bytes.split_at(at);
+        let rest: &[u8; HEADER] = rest.try_into().map_err(|_| wrong())?;
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&rest[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if &rest[..8] != MAGIC {
+            return Err(wrong());
+        }
+        let mut chain = [0; 32];
+        chain.copy_from_slice(&rest[48..]);
+        Ok(Self {
+            case: word(8),
+            iterations: word(16),
+            worst: [24, 32, 40].map(|at| f64::from_bits(word(at))),
+            chain,
+            solver: CgState::from_bytes(solver).map_err(ProgramError::permanent)?,
+        })
+    }
+}
+
+fn load(source: &MatrixSource, inputs: &mut Inputs) -> Result<Arc<Csr>, ProgramError> {
+    match source {
+        MatrixSource::File(name) => {
+            let path = inputs.path(name);
+            inputs.get(&path.display().to_string(), Some(path.clone()), || {
+                matrix_market::read_symmetric_positive_definite_candidate(&path)
+                    .map_err(ProgramError::permanent)
+            })
+        }
+        MatrixSource::Poisson2d { n } => inputs.get(&format!("poisson2d {n}"), None, || {
+            poisson::poisson_2d(*n, *n).map_err(ProgramError::permanent)
+        }),
+        MatrixSource::Poisson3d { n } => inputs.get(&format!("poisson3d {n}"), None, || {
+            poisson::poisson_3d(*n, *n, *n).map_err(ProgramError::permanent)
+        }),
+    }
+}
+
+impl Cg {
+    fn case(&mut self, case: u64) -> Result<(&CgProblem, &mut CgWork), ProgramError> {
+        if self.case.as_ref().is_none_or(|(at, ..)| *at != case) {
+            let b = rhs::right_hand_side(&self.matrix, case, self.params.seed);
+            let problem =
+                CgProblem::new(Arc::clone(&self.matrix), b).map_err(ProgramError::permanent)?;
+            let engine =
+                Engine::new(self.params.threads as usize).map_err(ProgramError::transient)?;
+            let work = CgWork::with_engine(&problem, engine);
+            self.case = Some((case, problem, work));
+        }
+        match &mut self.case {
+            Some((_, problem, work)) => Ok((problem, work)),
+            None => Err(ProgramError::Transient("no load case".to_owned())),
+        }
+    }
+
+    fn finish_case(
+        &mut self,
+        state: &mut CgProgramState,
+        relative: f64,
+    ) -> Result<(), ProgramError> {
+        let (problem, work) = self.case(state.case)?;
+        let accuracy =
+            cg::accuracy(problem, &state.solver.x, work).map_err(ProgramError::permanent)?;
+        let found = [relative, accuracy.true_residual, accuracy.backward_error];
+        for (worst, found) in state.worst.iter_mut().zip(found) {
+            *worst = worst.max(found);
+        }
+        let mut chained = state.chain.to_vec();
+        chained.extend_from_slice(&digest(&state.solver.x));
+        state.chain = Digest::of(&chained).0;
+        state.iterations += state.solver.iteration;
+        state.case += 1;
+        Ok(())
+    }
+}
+
+impl Program for Cg {
+    type State = CgProgramState;
+
+    fn start(params: &Value, inputs: &mut Inputs) -> Result<Self, ProgramError> {
+        let params = CgParams::from_value(params).map_err(ProgramError::permanent)?;
+        let matrix = load(&params.matrix, inputs)?;
+        let mut program = Self {
+            params,
+            matrix,
+            case: None,
+        };
+        program.case(0)?;
+        Ok(program)
+    }
+
+    fn initial(&mut self) -> Result<CgProgramState, ProgramError> {
+        let (problem, _) = self.case(0)?;
+        let solver = cg::init(problem);
+        Ok(CgProgramState {
+            case: 0,
+            iterations: 0,
+            worst: [0.0; 3],
+            chain: [0; 32],
+            solver,
+        })
+    }
+
+    fn capsule(
+        &mut self,
+        state: &mut CgProgramState,
+        cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        let CgParams {
+            tolerance,
+            max_iterations,
+            iterations_per_capsule,
+            load_cases,
+            ..
+        } = self.params;
+        let (problem, work) = self.case(state.case)?;
+        if state.solver.x.len() != problem.n() {
+            return Err(ProgramError::Permanent(format!(
+                "the state has {} unknowns, the matrix {}",
+                state.solver.x.len(),
+                problem.n()
+            )));
+        }
+        let mut relative = state.solver.relative_residual(problem);
+        for _ in 0..iterations_per_capsule {
+            if relative <= tolerance {
+                break;
+            }
+            if state.solver.iteration >= max_iterations {
+                return Err(ProgramError::Permanent(format!(
+                    "load case {} has relative residual {relative:.3e} after {max_iterations} \
+                     iterations (max_iterations); tolerance is {tolerance:.3e}",
+                    state.case
+                )));
+            }
+            cg::step(problem, &mut state.solver, work).map_err(ProgramError::permanent)?;
+            relative = state.solver.relative_residual(problem);
+        }
+        if relative > tolerance {
+            return Ok(Step::Boundary);
+        }
+        self.finish_case(state, relative)?;
+        if state.case < load_cases {
+            let (problem, _) = self.case(state.case)?;
+            state.solver = cg::init(problem);
+            return Ok(Step::Boundary);
+        }
+        cx.output("solution", npy(&state.solver.x));
+        let [relative, true_residual, backward_error] = state.worst;
+        Ok(Step::Complete {
+            result: json!({
+                "digest": Digest(state.chain),
+                "iterations": state.iterations,
+                "relative_residual": relative,
+                "true_residual": true_residual,
+                "backward_error": backward_error,
+                "n": self.matrix.rows(),
+                "nnz": self.matrix.entries(),
+                "load_cases": load_cases,
+            }),
+        })
+    }
+
+    fn progress(&self, state: &CgProgramState) -> Progress {
+        let residual = match &self.case {
+            Some((at, problem, _)) if *at == state.case => state.solver.relative_residual(problem),
+            _ => 1.0,
+        };
+        Progress {
+            of: None,
+            note: Some(format!(
+                "case {}/{}, residual {residual:.1e}",
+                state.case + 1,
+                self.params.load_cases
+            )),
+        }
+    }
+}
+
+/// A vector as a `.npy` file, version 1.0 (NumPy Enhancement Proposal 1).
+fn npy(x: &[f64]) -> Vec<u8> {
+    let mut header = format!(
+        "{{'descr': '<f8', 'fortran_order': False, 'shape': ({},), }}",
+        x.len()
+    );
+    // Magic, version and length take 10 bytes; the data begins at a multiple of 64.
+    while (10 + header.len() + 1) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut out = Vec::with_capacity(10 + header.len() + 8 * x.len());
+    out.extend_from_slice(b"\x93NUMPY\x01\x00");
+    out.extend_from_slice(&(header.len() as u16).to_le_bytes());
+    out.extend_from_slice(header.as_bytes());
+    out.extend(x.iter().flat_map(|v| v.to_le_bytes()));
+    out
+}

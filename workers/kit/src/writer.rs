@@ -1,0 +1,148 @@
+//! The child's writing side: small frames at once, large ones by a thread of their own beside the
+//! computation. Frames leave in the order in which they are given.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread;
+
+use fiec_schemas::{Digest, Output};
+
+use crate::frames::{self, BoundaryReport, FrameError, Report};
+use crate::program::OutputData;
+
+/// σ up to this size is digested and written by the computing thread: cheaper than a wake-up.
+const DIRECT_LIMIT: usize = 192 * 1024;
+
+struct Job {
+    report: BoundaryReport,
+    state: Vec<u8>,
+    outputs: Vec<OutputData>,
+}
+
+/// Writes reports.
+pub struct Writer {
+    socket: UnixStream,
+    jobs: SyncSender<Job>,
+    done: Receiver<Result<Vec<u8>, FrameError>>,
+    busy: bool,
+    spare: Vec<u8>,
+}
+
+pub fn describe(outputs: &[OutputData]) -> Vec<Output> {
+    outputs
+        .iter()
+        .map(|o| Output {
+            name: o.name.clone(),
+            digest: Digest::of(&o.bytes),
+            bytes: o.bytes.len() as u64,
+        })
+        .collect()
+}
+
+fn write_boundary(socket: &UnixStream, mut job: Job) -> Result<Vec<u8>, FrameError> {
+    job.report.digest = Digest::of(&job.state);
+    job.report.bytes = job.state.len() as u64;
+    job.report.outputs = describe(&job.outputs);
+    let mut body = vec![&job.state[..]];
+    body.extend(job.outputs.iter().map(|o| &o.bytes[..]));
+    frames::write(socket, &Report::Boundary(Box::new(job.report)), &body)?;
+    Ok(job.state)
+}
+
+impl Writer {
+    /// Writes to this socket.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn new(socket: UnixStream) -> io::Result<Self> {
+        let (jobs, inbox) = sync_channel::<Job>(1);
+        let (outbox, done) = sync_channel(1);
+        let theirs = socket.try_clone()?;
+        thread::Builder::new()
+            .name("fiec-commit".to_owned())
+            .spawn(move || {
+                for job in inbox {
+                    if outbox.send(write_boundary(&theirs, job)).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self {
+            socket,
+            jobs,
+            done,
+            busy: false,
+            spare: Vec::new(),
+        })
+    }
+
+    fn settle(&mut self) -> Result<(), FrameError> {
+        if self.busy {
+            let done = self
+                .done
+                .recv()
+                .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            self.busy = false;
+            self.spare = done?;
+        }
+        Ok(())
+    }
+
+    /// True while a large frame is being written.
+    pub fn is_busy(&mut self) -> Result<bool, FrameError> {
+        if self.busy {
+            match self.done.try_recv() {
+                Ok(done) => {
+                    self.busy = false;
+                    self.spare = done?;
+                }
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => {
+                    return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+                }
+            }
+        }
+        Ok(self.busy)
+    }
+
+    /// An empty buffer for σ, used again from the commit before. Waits for that one.
+    pub fn buffer(&mut self) -> Result<Vec<u8>, FrameError> {
+        self.settle()?;
+        let mut buffer = std::mem::take(&mut self.spare);
+        buffer.clear();
+        Ok(buffer)
+    }
+
+    /// Writes a report without σ.
+    pub fn report(&mut self, report: &Report, outputs: &[OutputData]) -> Result<(), FrameError> {
+        self.settle()?;
+        let body: Vec<&[u8]> = outputs.iter().map(|o| &o.bytes[..]).collect();
+        frames::write(&self.socket, report, &body)
+    }
+
+    /// Writes a boundary; a large one beside what comes next. Digest, sizes and outputs are
+    /// filled in here.
+    pub fn boundary(
+        &mut self,
+        report: BoundaryReport,
+        state: Vec<u8>,
+        outputs: Vec<OutputData>,
+    ) -> Result<(), FrameError> {
+        self.settle()?;
+        let job = Job {
+            report,
+            state,
+            outputs,
+        };
+        if job.state.len() <= DIRECT_LIMIT && job.outputs.is_empty() {
+            self.spare = write_boundary(&self.socket, job)?;
+            return Ok(());
+        }
+        self.jobs
+            .send(job)
+            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.busy = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! Wherever a program is cut and resumed, its result has the same bits; alone and in a child.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::num::NonZeroU64;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use fiec_kit::child;
+use fiec_kit::frames::{self, BoundaryReport, FrameError, Order, Reason, Report, Run};
+use fiec_kit::local::{run_cut, run_local};
+use fiec_kit::program::Inputs;
+use fiec_schemas::programs::{CG, SYNTHETIC};
+use fiec_schemas::{CommitPolicy, Digest, ExecutionId};
+use serde_json::{Value, json};
+
+fn programs() -> [(&'static str, Value); 4] {
+    let matrix = json!({ "poisson2d": { "n": 12 } });
+    [
+        (SYNTHETIC, json!({ "capsules": 9, "state_bytes": 1000 })),
+        (SYNTHETIC, json!({ "capsules": 0 })),
+        (
+            CG,
+            json!({ "matrix": matrix, "iterations_per_capsule": 4, "load_cases": 3, "seed": 5 }),
+        ),
+        (
+            CG,
+            json!({ "matrix": matrix, "iterations_per_capsule": 7, "threads": 2 }),
+        ),
+    ]
+}
+
+struct Child {
+    socket: UnixStream,
+    thread: Option<JoinHandle<Result<(), FrameError>>>,
+}
+
+impl Child {
+    fn start() -> Self {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || child::serve(theirs, Inputs::default()));
+        let child = Self {
+            socket,
+            thread: Some(thread),
+        };
+        assert_eq!(child.hear().0, Report::Ready);
+        child
+    }
+
+    fn send(&self, order: &Order, body: &[u8]) {
+        frames::write(&self.socket, order, &[body]).unwrap();
+    }
+
+    fn hear(&self) -> (Report, Vec<u8>) {
+        frames::read(&self.socket)
+            .unwrap()
+            .expect("the child is there")
+    }
+
+    fn run(&self, program: &str, params: &Value, from: Option<(u64, &[u8])>, commit: CommitPolicy) {
+        let run = Run {
+            execution: ExecutionId(uuid()),
+            epoch: 1,
+            program: program.to_owned(),
+            params: params.clone(),
+            commit,
+            boundary: from.map(|(index, _)| index),
+            lease_ms: 60_000,
+            interval_ms: 0,
+        };
+        self.send(
+            &Order::Run(Box::new(run)),
+            from.map_or(&[], |(_, state)| state),
+        );
+    }
+
+    /// The next boundary or the end; acknowledges commits.
+    fn next(&self) -> Next {
+        loop {
+            match self.hear() {
+                (Report::Boundary(report), body) => {
+                    if report.reason == Reason::Commit {
+                        self.send(
+                            &Order::Committed {
+                                index: report.index,
+                            },
+                            &[],
+                        );
+                    }
+                    return Next::Boundary(*report, body);
+                }
+                (report, body) if report.ends_run() => return Next::End(report, body),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        let _ = self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+enum Next {
+    Boundary(BoundaryReport, Vec<u8>),
+    End(Report, Vec<u8>),
+}
+
+fn uuid() -> uuid::Uuid {
+    uuid::Uuid::now_v7()
+}
+
+fn every(k: u64) -> CommitPolicy {
+    CommitPolicy::Every(NonZeroU64::new(k).unwrap())
+}
+
+#[test]
+fn a_run_that_is_cut_at_every_boundary_gives_the_undisturbed_digest() {
+    for (program, params) in programs() {
+        let whole = run_local(program, &params).unwrap();
+        assert!(whole.digest.is_some());
+        for every in [1, 2, 3] {
+            let cut =
+                run_cut(program, &params, &mut Inputs::default(), |i| i % every == 0).unwrap();
+            assert_eq!(
+                (&cut.result, cut.capsules),
+                (&whole.result, whole.capsules),
+                "{program} {params}"
+            );
+            assert_eq!(cut.outputs, whole.outputs);
+        }
+    }
+}
+
+#[test]
+fn every_committed_boundary_resumes_in_another_child_to_the_same_end() {
+    for (program, params) in programs() {
+        let whole = run_local(program, &params).unwrap();
+        let child = Child::start();
+        child.run(program, &params, None, every(1));
+        let mut boundaries = Vec::new();
+        while let Next::Boundary(report, body) = child.next() {
+            assert_eq!(report.digest, Digest::of(&body));
+            boundaries.push((report.index, body));
+        }
+        assert_eq!(boundaries.len() as u64, whole.capsules - 1);
+        // One child serves them all, as a warm one does.
+        let other = Child::start();
+        for (index, state) in &boundaries {
+            other.run(program, &params, Some((*index, state)), every(100));
+            let Next::End(
+                Report::Completed {
+                    result, capsules, ..
+                },
+                _,
+            ) = other.next()
+            else {
+                panic!("{program} from boundary {index} did not complete")
+            };
+            assert_eq!((result, capsules), (whole.result.clone(), whole.capsules));
+        }
+    }
+}
+
+#[test]
+fn a_yield_ends_the_run_at_a_boundary_from_which_it_goes_on() {
+    let params = json!({ "capsules": 400, "work_us": 200, "state_bytes": 300_000 });
+    let whole = run_local(SYNTHETIC, &params).unwrap();
+    let child = Child::start();
+    child.run(SYNTHETIC, &params, None, CommitPolicy::Auto);
+    assert!(matches!(child.hear().0, Report::Began { .. }));
+    child.send(&Order::Yield, &[]);
+    let Next::Boundary(report, state) = child.next() else {
+        panic!("no boundary")
+    };
+    assert_eq!(
+        (report.reason, report.digest),
+        (Reason::Yield, Digest::of(&state))
+    );
+    assert!(report.index < 400);
+    child.run(
+        SYNTHETIC,
+        &params,
+        Some((report.index, &state)),
+        CommitPolicy::Auto,
+    );
+    let Next::End(Report::Completed { result, .. }, _) = child.next() else {
+        panic!("not completed")
+    };
+    assert_eq!(result, whole.result);
+}
+
+#[test]
+fn a_cancel_ends_the_run_without_a_commit_and_the_child_serves_on() {
+    let child = Child::start();
+    child.run(
+        SYNTHETIC,
+        &json!({ "capsules": 1_000_000, "work_us": 100 }),
+        None,
+        every(1_000_000),
+    );
+    assert!(matches!(child.hear().0, Report::Began { .. }));
+    child.send(&Order::Cancel, &[]);
+    assert!(matches!(child.next(), Next::End(Report::Cancelled, _)));
+    child.run(SYNTHETIC, &json!({ "capsules": 1 }), None, every(1));
+    assert!(matches!(
+        child.next(),
+        Next::End(Report::Completed { .. }, _)
+    ));
+}
+
+#[test]
+fn commits_wait_when_nobody_acknowledges_them() {
+    let child = Child::start();
+    child.run(SYNTHETIC, &json!({ "capsules": 10 }), None, every(1));
+    let mut unacknowledged = 0;
+    child
+        .socket
+        .set_read_timeout(Some(std::time::Duration::from_millis(300)))
+        .unwrap();
+    while let Ok(Some((report, _))) = frames::read::<Report>(&child.socket) {
+        unacknowledged += usize::from(matches!(report, Report::Boundary(_)));
+    }
+    assert_eq!(unacknowledged, fiec_kit::commit::WINDOW);
+}
+
+#[test]
+fn bad_input_is_a_permanent_failure_that_names_file_line_and_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bad.mtx");
+    std::fs::write(
+        &path,
+        "%%MatrixMarket matrix coordinate real symmetric\n2 2 2\n1 1 4\n9 1 1\n",
+    )
+    .unwrap();
+    let child = Child::start();
+    for (params, words) in [
+        (
+            json!({ "matrix": { "file": path } }),
+            &["bad.mtx:4", "outside"][..],
+        ),
+        (
+            json!({ "matrix": { "file": Path::new("/nowhere.mtx") } }),
+            &["/nowhere.mtx", "cannot be read"],
+        ),
+        (
+            json!({ "matrix": { "poisson2d": { "n": 20 } }, "max_iterations": 3 }),
+            &["max_iterations"],
+        ),
+        (
+            json!({ "matrix": { "poisson2d": { "n": 20 } }, "colour": 1 }),
+            &["colour"],
+        ),
+    ] {
+        child.run(CG, &params, None, every(1));
+        loop {
+            match child.next() {
+                Next::Boundary(..) => {}
+                Next::End(Report::Failed { permanent, reason }, _) => {
+                    assert!(
+                        permanent && words.iter().all(|w| reason.contains(w)),
+                        "{reason}"
+                    );
+                    break;
+                }
+                Next::End(report, _) => panic!("{report:?}"),
+            }
+        }
+    }
+    child.run("nope@1", &json!({}), None, every(1));
+    assert!(matches!(
+        child.next(),
+        Next::End(
+            Report::Failed {
+                permanent: true,
+                ..
+            },
+            _
+        )
+    ));
+}
+
+#[test]
+fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.mtx");
+    let params = json!({ "matrix": { "file": path } });
+    let child = Child::start();
+    for (size, text) in [(1, "1 1 1\n1 1 4\n"), (2, "2 2 2\n1 1 4\n2 2 5\n")] {
+        std::fs::write(
+            &path,
+            format!("%%MatrixMarket matrix coordinate real symmetric\n{text}"),
+        )
+        .unwrap();
+        child.send(
+            &Order::Prepare {
+                program: CG.to_owned(),
+                params: params.clone(),
+            },
+            &[],
+        );
+        assert_eq!(child.hear().0, Report::Prepared { error: None });
+        child.run(CG, &params, None, every(100));
+        let Next::End(
+            Report::Completed {
+                result, outputs, ..
+            },
+            body,
+        ) = child.next()
+        else {
+            panic!()
+        };
+        assert_eq!(result["n"], json!(size));
+        assert_eq!(
+            (outputs[0].name.as_str(), outputs[0].digest),
+            ("solution", Digest::of(&body))
+        );
+        assert_eq!(
+            (&body[..6], (body.len() - 8 * size) % 64),
+            (&b"\x93NUMPY"[..], 0)
+        );
+    }
+}
