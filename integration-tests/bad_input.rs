@@ -10,7 +10,7 @@ use serde_json::json;
 use support::{Lab, audit, until, workers_with_history};
 
 /// A line, the field that is named, and words of the rule.
-const BAD_LINES: [(&str, &str, &[&str]); 19] = [
+const BAD_LINES: [(&str, &str, &[&str]); 20] = [
     (
         r#"{"id":"b1","program":"synthetic@1","colour":"red"}"#,
         "colour",
@@ -93,7 +93,12 @@ const BAD_LINES: [(&str, &str, &[&str]); 19] = [
         "",
         &["not valid JSON"],
     ),
-    (r#"["not","an","object"]"#, "", &[""]),
+    (
+        r#"{"id":"b20","program":"synthetic@1","params":[3]}"#,
+        "params",
+        &["object"],
+    ),
+    (r#"["b19","sweep","synthetic@1"]"#, "", &["object"]),
 ];
 
 #[tokio::test]

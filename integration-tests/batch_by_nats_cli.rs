@@ -213,7 +213,8 @@ async fn the_micro_service_is_listed_and_answers_the_nats_command_line_by_line()
     let accepted: Vec<_> = reply.accepted.iter().map(|a| a.line).collect();
     assert_eq!(accepted, [1, 4]);
     assert_eq!(reply.accepted[0].id, lab.id("one"));
-    assert_eq!(reply.accepted[0].client_id.as_deref(), Some("one"));
+    let client_id = reply.accepted[0].client_id.as_ref();
+    assert_eq!(client_id.map(|id| id.as_str()), Some("one"));
     let errors: Vec<_> = reply
         .errors
         .iter()

@@ -30,9 +30,9 @@ async fn terminal(lab: &Lab, id: ExecutionId) {
 #[tokio::test]
 async fn executions_complete_with_the_same_bits_after_a_broker_was_killed_and_restarted() {
     let mut lab = Lab::start(workers(2)).await;
-    let steps = json!({"capsules": 1_500, "work_us": 2_000, "state_bytes": 32_768});
+    let steps = json!({"capsules": 2_000, "work_us": 2_000, "state_bytes": 32_768});
     let cg = json!({"matrix": {"poisson2d": {"n": 120}}, "load_cases": 200});
-    let submission = |id: &str, program: &str, params: &Value| json!({"id": id, "program": program, "params": params, "commit": {"every_ms": 250}});
+    let submission = |id: &str, program: &str, params: &Value| json!({"id": id, "program": program, "params": params, "commit": {"every_ms": 500}});
     let first = lab
         .publish_json(&submission("steps", "synthetic@1", &steps))
         .await;
@@ -69,7 +69,7 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
     let mut ids = Vec::new();
     for name in ["a", "b"] {
         let body = json!({"id": name, "program": "synthetic@1", "params": params,
-            "commit": {"every_ms": 200}});
+            "commit": {"every_ms": 500}});
         let id = lab.publish_json(&body).await;
         lab.journal.computing(id, 1).await;
         ids.push(id);

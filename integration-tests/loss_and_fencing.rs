@@ -216,3 +216,47 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
     assert!(marker.exists());
     audit(&lab.journal.of(id));
 }
+
+#[tokio::test]
+async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
+    let mut lab = Lab::start(workers(1)).await;
+    let id = lab.publish_json(&submission("named", &long())).await;
+    let node = lab.journal.computing(id, 2).await;
+    let run_dir = lab.data_dir().join("run").display().to_string();
+    let second = ["worker", "--node", node.as_str(), "--run-dir", &run_dir];
+    let refused = lab.fiec(&second).await.expect(1);
+    assert!(
+        refused.stderr.contains("--node"),
+        "it says what to do: {refused:?}"
+    );
+    let before = lab.journal.of(id).last().unwrap().state().boundary_index();
+    lab.journal
+        .find(id, "the first one goes on undisturbed", |line| {
+            (line.state().boundary_index() > before + 20).then_some(())
+        })
+        .await;
+
+    lab.worker(&node).kill();
+    lab.restart_worker(support::number_of(&node)).unwrap();
+    let last = lab.journal.ended(id, "completed").await;
+    assert_eq!(digest_of(&last), undisturbed_synthetic(&long()).await);
+    let totals = &last.state().totals;
+    assert_eq!(
+        (totals.crashes, totals.rebindings),
+        (0, 1),
+        "{:?}",
+        last.state()
+    );
+    let ledger = lab.journal.of(id);
+    audit(&ledger);
+    let instances: std::collections::BTreeSet<_> = ledger
+        .iter()
+        .filter_map(|line| line.state().phase.binding().map(|b| b.instance))
+        .collect();
+    assert_eq!(
+        instances.len(),
+        2,
+        "two lives of one name are never taken for one"
+    );
+    lab.none_ended().unwrap();
+}

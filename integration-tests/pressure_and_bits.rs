@@ -18,12 +18,12 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use support::{Lab, Line, args, audit, digest_of, until, workers_with_history};
 
-const LIMIT: &str = "256MiB";
+const LIMIT_MIB: u64 = 128;
 const HIGH: f64 = 0.80;
 const LOW: f64 = 0.60;
-const DWELL_MS: u32 = 1_000;
+const DWELL_MS: u32 = 700;
 
-/// The undisturbed run, once for all tests of this file.
+/// The undisturbed run, once for all tests of this file and beside them.
 static REFERENCE: LazyLock<String> = LazyLock::new(|| {
     let outcome = fiec_kit::run_local("cg@1", &params()).unwrap();
     assert!(outcome.result["relative_residual"].as_f64().unwrap() <= 1e-10);
@@ -32,16 +32,17 @@ static REFERENCE: LazyLock<String> = LazyLock::new(|| {
 
 fn params() -> Value {
     json!({"matrix": {"file": matrix().unwrap()}, "tolerance": 1e-10,
-        "iterations_per_capsule": 10, "load_cases": 60})
+        "iterations_per_capsule": 10, "load_cases": 40})
 }
 
 fn options(more: &[&str]) -> ClusterOptions {
     let threshold = format!("memory={HIGH}:{LOW}:{DWELL_MS}");
+    let limit = format!("{LIMIT_MIB}MiB");
     let mut worker_args = args(&[
         "--slots",
         "1",
         "--memory-limit",
-        LIMIT,
+        &limit,
         "--threshold",
         &threshold,
     ]);
@@ -66,6 +67,7 @@ fn pressed(line: &Line) -> Option<(NodeId, Evidence)> {
 
 /// Real pressure, one rebinding, equal bits, history in SQL.
 async fn an_execution_leaves_a_node_under_pressure(lab: &Lab) -> (NodeId, fiec::process::Process) {
+    let reference = tokio::task::spawn_blocking(|| REFERENCE.clone());
     let id = lab
         .publish_json(&json!({"id": "dam", "program": "cg@1", "params": params(),
             "commit": {"every_ms": 200}}))
@@ -102,10 +104,7 @@ async fn an_execution_leaves_a_node_under_pressure(lab: &Lab) -> (NodeId, fiec::
     );
 
     let last = lab.journal.ended(id, "completed").await;
-    let expected = tokio::task::spawn_blocking(|| REFERENCE.clone())
-        .await
-        .unwrap();
-    assert_eq!(digest_of(&last), expected);
+    assert_eq!(digest_of(&last), reference.await.unwrap());
     assert_eq!(last.state().totals.pressure, 1);
     audit(&lab.journal.of(id));
 
@@ -224,7 +223,7 @@ async fn pressure_against_a_declared_budget_rebinds_and_keeps_the_bits() {
     let mut lab = Lab::start(options(&["--no-cgroup"])).await;
     let status = lab.status_of(&"n1".parse().unwrap()).await.unwrap();
     assert_eq!(status.descriptor.memory_limit_source, "declared");
-    assert_eq!(status.descriptor.memory_limit_bytes, 256 << 20);
+    assert_eq!(status.descriptor.memory_limit_bytes, LIMIT_MIB << 20);
     let (source, pressure) = an_execution_leaves_a_node_under_pressure(&lab).await;
     the_node_returns_after_sustained_recovery(&lab, &source, pressure).await;
     lab.none_ended().unwrap();

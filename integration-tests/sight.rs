@@ -260,18 +260,25 @@ async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
     assert!(metrics.contains("# TYPE fiec_"), "{metrics}");
     assert!(get(&address, "/healthz").await.starts_with("HTTP/1.1 200"));
 
-    let log = lab.workers[0].tail(1_000);
-    let started = log
-        .lines()
-        .filter_map(|l| serde_json::from_str::<Value>(l).ok())
-        .find(|l| {
-            let text = l.to_string();
-            text.contains(&id.to_string()) && text.contains("\"epoch\"")
-        });
-    assert!(
-        started.is_some_and(|l| l.to_string().contains("n1")),
-        "{log}"
-    );
+    let crash = json!({"capsules": 3, "crash_at": 1});
+    let body = json!({"id": "two", "program": "synthetic@1", "params": crash, "retries": 0});
+    let id = lab.publish_json(&body).await;
+    lab.journal.ended(id, "failed").await;
+    let log = until("the worker's log tells it as JSON", async || {
+        let log = lab.workers[0].tail(1_000);
+        log.contains(&id.to_string()).then_some(log)
+    })
+    .await;
+    let about = log.lines().filter(|line| line.contains(&id.to_string()));
+    for line in about.map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        let place = if line["span"].is_object() {
+            &line["span"]
+        } else {
+            &line
+        };
+        let known = (&place["execution"], &place["epoch"], &place["node"]);
+        assert_eq!(known, (&json!(id), &json!(1), &json!("n1")), "{line}");
+    }
 
     let setup = lab.fiec(&["setup"]).await.expect(0);
     assert!(

@@ -227,8 +227,12 @@ impl Ledger {
     ///
     /// # Errors
     /// When it is not there, or damaged.
-    pub async fn state(&self, place: &StatePlace) -> Result<Bytes, BrokerError> {
-        store::get_state(&self.broker, place).await
+    pub async fn state(
+        &self,
+        execution: ExecutionId,
+        place: &StatePlace,
+    ) -> Result<Bytes, BrokerError> {
+        store::get_state(&self.broker, execution, place).await
     }
 
     /// Sends a message without waiting for its acknowledgement. `body` is σ when the events
@@ -244,7 +248,7 @@ impl Ledger {
                 match self.last_of(&draft.subject).await? {
                     Some(last) if last.seq == draft.expected => {
                         match &last.message.state.boundary {
-                            Some(before) => self.state(before).await?,
+                            Some(before) => self.state(draft.state.execution, before).await?,
                             None => return Err(AppendError::Conflict),
                         }
                     }

@@ -2,18 +2,35 @@
 
 use async_nats::jetstream::object_store::{ObjectMetadata, ObjectStore};
 use bytes::Bytes;
-use fiec_schemas::{Digest, StatePlace, subjects};
+use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
 use tokio::io::AsyncReadExt;
 
 use crate::ledger::Ledger;
 use crate::{Broker, BrokerError};
 
+/// A large σ belongs to its execution: two with equal bytes have one each, so that either can be
+/// dropped when its ledger has gone beyond it.
+fn state_name(execution: ExecutionId, digest: Digest) -> String {
+    format!("{execution}.{digest}")
+}
+
 /// Stores a σ that is too large for a ledger message. Storing it twice is harmless.
 ///
 /// # Errors
 /// When the broker refuses it.
-pub async fn put_state(broker: &Broker, digest: Digest, state: &[u8]) -> Result<(), BrokerError> {
-    put(broker.states().await?, "state", digest, state).await
+pub async fn put_state(
+    broker: &Broker,
+    execution: ExecutionId,
+    digest: Digest,
+    state: &[u8],
+) -> Result<(), BrokerError> {
+    put(
+        broker.states().await?,
+        "state",
+        state_name(execution, digest),
+        state,
+    )
+    .await
 }
 
 /// Stores an input or an output.
@@ -21,21 +38,28 @@ pub async fn put_state(broker: &Broker, digest: Digest, state: &[u8]) -> Result<
 /// # Errors
 /// When the broker refuses it.
 pub async fn put_data(broker: &Broker, digest: Digest, data: &[u8]) -> Result<(), BrokerError> {
-    put(broker.data().await?, "data", digest, data).await
+    put(broker.data().await?, "data", digest.to_string(), data).await
 }
 
 /// Fetches σ from wherever its place says, and checks its digest.
 ///
 /// # Errors
 /// When it is not there, or damaged.
-pub async fn get_state(broker: &Broker, place: &StatePlace) -> Result<Bytes, BrokerError> {
+pub async fn get_state(
+    broker: &Broker,
+    execution: ExecutionId,
+    place: &StatePlace,
+) -> Result<Bytes, BrokerError> {
     let what = || format!("state of boundary {}", place.index);
     let bytes = match place.seq {
         Some(seq) => {
             let entry = Ledger::new(broker).by_sequence(seq).await?;
             entry.body
         }
-        None => get(broker.states().await?, &what(), place.digest, place.bytes).await?,
+        None => {
+            let name = state_name(execution, place.digest);
+            get(broker.states().await?, &what(), name, place.bytes).await?
+        }
     };
     verify(&what(), place.digest, bytes)
 }
@@ -46,7 +70,7 @@ pub async fn get_state(broker: &Broker, place: &StatePlace) -> Result<Bytes, Bro
 /// When it is not there, or damaged.
 pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Bytes, BrokerError> {
     let what = format!("data {}", digest.short());
-    let found = get(broker.data().await?, &what, digest, bytes).await?;
+    let found = get(broker.data().await?, &what, digest.to_string(), bytes).await?;
     verify(&what, digest, found)
 }
 
@@ -54,9 +78,13 @@ pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Byt
 ///
 /// # Errors
 /// When the broker refuses; one that is not there is no error.
-pub async fn drop_state(broker: &Broker, digest: Digest) -> Result<(), BrokerError> {
+pub async fn drop_state(
+    broker: &Broker,
+    execution: ExecutionId,
+    digest: Digest,
+) -> Result<(), BrokerError> {
     let store = broker.states().await?;
-    let name = digest.to_string();
+    let name = state_name(execution, digest);
     if store.info(&name).await.is_err() {
         return Ok(());
     }
@@ -82,10 +110,9 @@ fn verify(what: &str, expected: Digest, bytes: Bytes) -> Result<Bytes, BrokerErr
 async fn put(
     store: &ObjectStore,
     what: &str,
-    digest: Digest,
+    name: String,
     bytes: &[u8],
 ) -> Result<(), BrokerError> {
-    let name = digest.to_string();
     let metadata = ObjectMetadata {
         name: name.clone(),
         chunk_size: Some(subjects::INLINE_STATE_LIMIT),
@@ -102,11 +129,11 @@ async fn put(
 async fn get(
     store: &ObjectStore,
     what: &str,
-    digest: Digest,
+    name: String,
     bytes: u64,
 ) -> Result<Bytes, BrokerError> {
     let mut object = store
-        .get(digest.to_string())
+        .get(name)
         .await
         .map_err(BrokerError::operation(format!("fetch {what}")))?;
     // The size comes from a message; the buffer grows with what really arrives.

@@ -1,7 +1,11 @@
 //! What every integration test needs: a private cluster of real processes, the real `fiec` binary,
 //! and conditions to wait for. Nothing here sleeps for a guess.
 
-#![allow(dead_code, reason = "each test file uses its own part of this module")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test file uses its own part of this module"
+)]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod journal;

@@ -112,6 +112,10 @@ fn one() -> u64 {
 }
 
 fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
+    // A derived reader takes a list for an object whose fields are in order.
+    if !params.is_object() {
+        return Err(FieldError::new("params", "must be an object"));
+    }
     serde_path_to_error::deserialize(params).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." {

@@ -5,10 +5,11 @@ use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::hardware::Thresholds;
+use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest, NodeId};
 use crate::programs;
 
@@ -108,7 +109,11 @@ pub struct Submission {
     #[serde(default, skip_serializing_if = "is_default")]
     pub commit: CommitPolicy,
     /// Thresholds of this execution, in place of its node's, for the signals named.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "by_name"
+    )]
     pub viability: Thresholds,
     /// How often the program may crash and be tried again from its last commit.
     #[serde(
@@ -125,6 +130,17 @@ pub struct Submission {
     /// The client's own words, kept in the history.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+/// Reads thresholds by the names of their signals, so that an error's path can say the name.
+fn by_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Thresholds, D::Error> {
+    BTreeMap::<String, Threshold>::deserialize(deserializer)?
+        .into_iter()
+        .map(|(name, threshold)| {
+            let signal = Signal::deserialize(name.as_str().into_deserializer())?;
+            Ok((signal, threshold))
+        })
+        .collect()
 }
 
 fn empty_object() -> Value {
@@ -158,6 +174,10 @@ impl Submission {
                     line.len()
                 ),
             ));
+        }
+        // A derived reader takes a list for an object whose fields are in order.
+        if line.trim_ascii_start().first() == Some(&b'[') {
+            return Err(FieldError::new("", "must be a JSON object, but is a list"));
         }
         // The plain parser is the fast path; only a bad line pays for a path to its field.
         let submission: Self = match serde_json::from_slice(line) {
@@ -334,6 +354,16 @@ mod tests {
                 "viability.memory.high",
                 "above 0",
             ),
+            (
+                r#"{"program":"synthetic@1","viability":{"memory":{"high":0.5,"hi":0.6}}}"#,
+                "viability.memory.hi",
+                "unknown field",
+            ),
+            (
+                r#"{"program":"synthetic@1","viability":{"mood":{"high":0.5,"low":0.1,"dwell_ms":1}}}"#,
+                "viability",
+                "unknown variant `mood`",
+            ),
             (r#"{"program":"cg@1","params":{}}"#, "params", "matrix"),
             (
                 r#"{"program":"cg@1","params":{"matrix":{"poisson2d":{"n":1}}}}"#,
@@ -346,6 +376,7 @@ mod tests {
                 "",
             ),
             ("{not json", "", "not valid JSON"),
+            (r#"["a", "b", "synthetic@1"]"#, "", "a list"),
         ] {
             let error = refused(line);
             assert!(error.field.starts_with(field), "{line}: {error:?}");

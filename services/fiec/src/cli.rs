@@ -79,7 +79,8 @@ enum Command {
 /// # Errors
 /// The rule that the text breaks.
 pub fn parse_node(text: &str) -> Result<NodeId, String> {
-    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+    text.parse()
+        .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
 
 /// Runs the command line of this process.
@@ -90,7 +91,9 @@ pub fn main() -> ExitCode {
         return fiec_kit::child_main();
     }
     log_to_stderr(&cli.global, is_service(&cli.command));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(run(cli.command, &cli.global)),
         Err(error) => Err(error.into()),
@@ -105,11 +108,12 @@ pub fn main() -> ExitCode {
 }
 
 fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
-    let connect = |e: &fiec_broker::BrokerError| {
-        matches!(e, fiec_broker::BrokerError::Connect { .. })
-    };
+    let connect =
+        |e: &fiec_broker::BrokerError| matches!(e, fiec_broker::BrokerError::Connect { .. });
     if error.is::<client::Unreachable>()
-        || error.downcast_ref::<fiec_broker::BrokerError>().is_some_and(connect)
+        || error
+            .downcast_ref::<fiec_broker::BrokerError>()
+            .is_some_and(connect)
         || error.is::<sqlx::Error>()
     {
         Outcome::Unreachable
@@ -119,22 +123,32 @@ fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
 }
 
 fn is_service(command: &Command) -> bool {
-    matches!(command, Command::Worker(_) | Command::Policy(_) | Command::Recorder(_))
+    matches!(
+        command,
+        Command::Worker(_) | Command::Policy(_) | Command::Recorder(_)
+    )
 }
 
 fn log_to_stderr(global: &Global, service: bool) {
-    let default = if service { "info,async_nats=warn,sqlx=warn" } else { "warn" };
+    let default = if service {
+        "info,async_nats=warn,sqlx=warn"
+    } else {
+        "warn"
+    };
     let text = global.log.as_deref().unwrap_or(default);
     let filter = EnvFilter::try_new(text).unwrap_or_else(|error| {
         eprintln!("fiec: log filter {text:?} is not valid ({error}); using {default:?}");
         EnvFilter::new(default)
     });
-    let subscriber =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     if global.log_json {
         subscriber.json().flatten_event(true).init();
     } else {
-        subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+        subscriber
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .init();
     }
 }
 

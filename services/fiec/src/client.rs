@@ -25,7 +25,9 @@ async fn request<T: DeserializeOwned>(
     subject: String,
     body: Bytes,
 ) -> anyhow::Result<T> {
-    let request = async_nats::Request::new().payload(body).timeout(Some(DEADLINE));
+    let request = async_nats::Request::new()
+        .payload(body)
+        .timeout(Some(DEADLINE));
     let reply = match broker.client.send_request(subject.clone(), request).await {
         Ok(reply) => reply,
         Err(error) if error.kind() == RequestErrorKind::NoResponders => bail!(Unreachable(
@@ -34,7 +36,9 @@ async fn request<T: DeserializeOwned>(
                 .to_owned()
         )),
         Err(error) => {
-            bail!(Unreachable(format!("no answer on {subject} within {DEADLINE:?}: {error}")))
+            bail!(Unreachable(format!(
+                "no answer on {subject} within {DEADLINE:?}: {error}"
+            )))
         }
     };
     if let Some(error) = reply
@@ -59,8 +63,17 @@ pub async fn execution(
     id: &str,
     to: Option<NodeId>,
 ) -> anyhow::Result<ApiReply> {
-    let body = ExecutionRequest { id: id.to_owned(), who: who(), to };
-    request(broker, format!("fiec.api.{verb}.{tenant}"), serde_json::to_vec(&body)?.into()).await
+    let body = ExecutionRequest {
+        id: id.to_owned(),
+        who: who(),
+        to,
+    };
+    request(
+        broker,
+        format!("fiec.api.{verb}.{tenant}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
 }
 
 /// A request about one node: `cordon`, `uncordon`, `drain`.
@@ -69,7 +82,12 @@ pub async fn execution(
 /// When nobody answers. A refusal is in [`ApiReply::error`].
 pub async fn node(broker: &Broker, verb: &str, node: NodeId) -> anyhow::Result<ApiReply> {
     let body = NodeRequest { node, who: who() };
-    request(broker, format!("fiec.api.node.{verb}"), serde_json::to_vec(&body)?.into()).await
+    request(
+        broker,
+        format!("fiec.api.node.{verb}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
 }
 
 /// All nodes as a policy service sees them.
@@ -84,10 +102,6 @@ pub async fn nodes(broker: &Broker) -> anyhow::Result<ApiReply> {
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn submit(
-    broker: &Broker,
-    tenant: &Tenant,
-    lines: Bytes,
-) -> anyhow::Result<SubmitReply> {
+pub async fn submit(broker: &Broker, tenant: &Tenant, lines: Bytes) -> anyhow::Result<SubmitReply> {
     request(broker, format!("fiec.api.submit.{tenant}"), lines).await
 }

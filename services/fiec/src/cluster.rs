@@ -78,10 +78,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When a part cannot be started or is not ready in time; the message ends with its log.
-    pub async fn start(
-        options: ClusterOptions,
-        progress: &dyn Progress,
-    ) -> anyhow::Result<Self> {
+    pub async fn start(options: ClusterOptions, progress: &dyn Progress) -> anyhow::Result<Self> {
         let binary = match &options.binary {
             Some(binary) => binary.clone(),
             None => std::env::current_exe().context("cannot find this program's own file")?,
@@ -136,7 +133,11 @@ impl Cluster {
             cluster.workers.len(),
             cluster.policies.len(),
             if cluster.policies.len() == 1 { "" } else { "s" },
-            if cluster.recorder.is_some() { ", a recorder" } else { "" }
+            if cluster.recorder.is_some() {
+                ", a recorder"
+            } else {
+                ""
+            }
         ));
         Ok(cluster)
     }
@@ -230,8 +231,11 @@ impl Cluster {
             self.none_ended()?;
             match client::nodes(&self.broker).await {
                 Ok(reply) => {
-                    let viable =
-                        reply.nodes.iter().filter(|n| n.viability == "viable").count();
+                    let viable = reply
+                        .nodes
+                        .iter()
+                        .filter(|n| n.viability == "viable")
+                        .count();
                     if viable >= self.workers.len() {
                         return Ok(());
                     }
@@ -266,10 +270,18 @@ impl Cluster {
     /// # Errors
     /// Names the process, with the end of its log.
     pub fn none_ended(&mut self) -> anyhow::Result<()> {
-        let all = self.workers.iter_mut().chain(&mut self.policies).chain(&mut self.recorder);
+        let all = self
+            .workers
+            .iter_mut()
+            .chain(&mut self.policies)
+            .chain(&mut self.recorder);
         for process in all {
             if let Some(status) = process.ended() {
-                bail!("{} ended with {status}:\n{}", process.name, process.tail(20));
+                bail!(
+                    "{} ended with {status}:\n{}",
+                    process.name,
+                    process.tail(20)
+                );
             }
         }
         Ok(())
@@ -279,16 +291,29 @@ impl Cluster {
     pub async fn stop(mut self) {
         let deadline = Duration::from_secs(5);
         // Asked all at once, so that the waits overlap.
-        for process in self.workers.iter().chain(&self.policies).chain(&self.recorder) {
+        for process in self
+            .workers
+            .iter()
+            .chain(&self.policies)
+            .chain(&self.recorder)
+        {
             let _ = process.signal(rustix::process::Signal::TERM);
         }
-        for process in
-            self.workers.iter_mut().chain(&mut self.policies).chain(&mut self.recorder)
+        for process in self
+            .workers
+            .iter_mut()
+            .chain(&mut self.policies)
+            .chain(&mut self.recorder)
         {
             if !process.stop(deadline).await {
-                tracing::warn!(process = process.name, "did not stop in time and was killed");
+                tracing::warn!(
+                    process = process.name,
+                    "did not stop in time and was killed"
+                );
             }
         }
+        // A connection that is drained does not complain when its server ends.
+        let _ = self.broker.client.drain().await;
         if let Some(pool) = &self.pool {
             // A pool whose server is gone has nothing to close.
             let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;

@@ -14,10 +14,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Args)]
 pub struct Global {
     /// NATS URL [default: that of the `fiec up` running here]
-    #[arg(long, global = true, env = "FIEC_NATS_URL", value_name = "URL", help_heading = "Servers")]
+    #[arg(
+        long,
+        global = true,
+        env = "FIEC_NATS_URL",
+        value_name = "URL",
+        help_heading = "Servers"
+    )]
     pub nats: Option<String>,
     /// NATS credentials file
-    #[arg(long, global = true, env = "FIEC_NATS_CREDS", value_name = "FILE", help_heading = "Servers")]
+    #[arg(
+        long,
+        global = true,
+        env = "FIEC_NATS_CREDS",
+        value_name = "FILE",
+        help_heading = "Servers"
+    )]
     pub creds: Option<PathBuf>,
     /// PostgreSQL URL [default: that of the `fiec up` running here]
     #[arg(
@@ -49,7 +61,8 @@ pub struct TenantArg {
 }
 
 fn parse_tenant(text: &str) -> Result<Tenant, String> {
-    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+    text.parse()
+        .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
 
 /// What a running `fiec up` leaves for other commands on this machine.
@@ -90,7 +103,10 @@ impl UpFile {
     pub fn read() -> Option<Self> {
         let text = std::fs::read(Self::path()?).ok()?;
         let file: Self = serde_json::from_slice(&text).ok()?;
-        std::path::Path::new("/proc").join(file.pid.to_string()).exists().then_some(file)
+        std::path::Path::new("/proc")
+            .join(file.pid.to_string())
+            .exists()
+            .then_some(file)
     }
 
     /// Removes it if it is ours.
@@ -168,6 +184,9 @@ impl Global {
 /// Who asks, for the history: `user@host`.
 pub fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
     format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
 }

@@ -38,7 +38,11 @@ impl Outcome {
             Outcome::BadInput => 3,
             Outcome::Unreachable => 4,
         };
-        if rank(other) > rank(self) { other } else { self }
+        if rank(other) > rank(self) {
+            other
+        } else {
+            self
+        }
     }
 }
 

@@ -42,7 +42,10 @@ const STEP: usize = 4 << 20;
 /// When the share is out of range or the node's limit cannot be joined.
 pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
     if !(args.share > 0.0 && args.share < MOST) {
-        bail!("--share must be above 0 and below {MOST}, but is {}", args.share);
+        bail!(
+            "--share must be above 0 and below {MOST}, but is {}",
+            args.share
+        );
     }
     first_to_be_ended()?;
     let node = Node::join(args)?;
@@ -86,11 +89,17 @@ impl Node {
         if let Some(path) = cgroup_path(&args.limit_source) {
             std::fs::write(path.join("cgroup.procs"), pid.to_string())
                 .with_context(|| format!("cannot join {}", path.display()))?;
-            let usage = [path.join("memory.current"), path.join("memory.usage_in_bytes")]
-                .into_iter()
-                .find(|file| file.exists())
-                .with_context(|| format!("{} has no memory controller", path.display()))?;
-            return Ok(Self::Cgroup { usage, stat: path.join("memory.stat") });
+            let usage = [
+                path.join("memory.current"),
+                path.join("memory.usage_in_bytes"),
+            ]
+            .into_iter()
+            .find(|file| file.exists())
+            .with_context(|| format!("{} has no memory controller", path.display()))?;
+            return Ok(Self::Cgroup {
+                usage,
+                stat: path.join("memory.stat"),
+            });
         }
         let Some(run_dir) = &args.run_dir else {
             bail!(
@@ -104,7 +113,10 @@ impl Node {
         let registered = tree.join(format!("pressure-{pid}.pid"));
         std::fs::write(&registered, pid.to_string())
             .with_context(|| format!("cannot write {}", registered.display()))?;
-        Ok(Self::Declared { used: args.used_bytes, registered })
+        Ok(Self::Declared {
+            used: args.used_bytes,
+            registered,
+        })
     }
 
     /// Bytes in use without reclaimable cache, and with it.
@@ -121,7 +133,8 @@ impl Node {
                     .parse()
                     .with_context(|| format!("{} holds no number", usage.display()))?;
                 let field = |text: &str, name: &str| {
-                    text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok())
+                    text.lines()
+                        .find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok())
                 };
                 let stat = read(stat)?;
                 let cache = field(&stat, "total_inactive_file ")
@@ -143,6 +156,8 @@ impl Drop for Node {
 }
 
 fn cgroup_path(source: &str) -> Option<&Path> {
-    let path = source.split_whitespace().find(|word| word.starts_with("/sys/fs/cgroup"))?;
+    let path = source
+        .split_whitespace()
+        .find(|word| word.starts_with("/sys/fs/cgroup"))?;
     Some(Path::new(path))
 }

@@ -53,9 +53,14 @@ impl Process {
                 Ok(())
             });
         }
-        let child =
-            command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Self { name: name.to_owned(), log, child })
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self {
+            name: name.to_owned(),
+            log,
+            child,
+        })
     }
 
     /// Its process id.

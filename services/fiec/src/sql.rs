@@ -54,14 +54,19 @@ impl Rows {
     /// A table; columns that are empty in every row are left out.
     pub fn table(&self) -> comfy_table::Table {
         let kept: Vec<usize> = (0..self.columns.len())
-            .filter(|i| self.rows.iter().any(|r| r.get(*i).is_some_and(Option::is_some)))
+            .filter(|i| {
+                self.rows
+                    .iter()
+                    .any(|r| r.get(*i).is_some_and(Option::is_some))
+            })
             .collect();
-        let cell = |row: &Vec<Option<String>>, i: usize| {
-            row.get(i).cloned().flatten().unwrap_or_default()
-        };
+        let cell =
+            |row: &Vec<Option<String>>, i: usize| row.get(i).cloned().flatten().unwrap_or_default();
         ui::table(
             kept.iter().filter_map(|i| self.columns.get(*i).cloned()),
-            self.rows.iter().map(|row| kept.iter().map(|i| cell(row, *i)).collect::<Vec<_>>()),
+            self.rows
+                .iter()
+                .map(|row| kept.iter().map(|i| cell(row, *i)).collect::<Vec<_>>()),
         )
     }
 
@@ -73,7 +78,10 @@ impl Rows {
                 .columns
                 .iter()
                 .cloned()
-                .zip(row.iter().map(|v| v.clone().map_or(Value::Null, Value::String)))
+                .zip(
+                    row.iter()
+                        .map(|v| v.clone().map_or(Value::Null, Value::String)),
+                )
                 .collect();
             out.push_str(&Value::Object(object).to_string());
             out.push('\n');

@@ -17,7 +17,10 @@ pub struct Steps {
 impl Steps {
     /// Shows steps on stderr; `quiet` shows nothing.
     pub fn new(quiet: bool) -> Self {
-        Self { bar: Mutex::new(None), quiet }
+        Self {
+            bar: Mutex::new(None),
+            quiet,
+        }
     }
 
     fn begin(&self, message: &str) {
@@ -99,7 +102,11 @@ pub fn bytes(n: u64) -> String {
         value /= 1024.0;
         unit = next;
     }
-    if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") }
+    if unit == "B" {
+        format!("{n} B")
+    } else {
+        format!("{value:.1} {unit}")
+    }
 }
 
 /// A duration of so many microseconds as people say it.

@@ -105,8 +105,7 @@ Ctrl-C ends everything.",
 
 /// Until a signal, or until a part ends by itself.
 async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
-    let mut terminate =
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut look = tokio::time::interval(std::time::Duration::from_secs(1));
     loop {
         tokio::select! {

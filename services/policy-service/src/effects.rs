@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::message::PublishMessage;
 use fiec_broker::{AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, store};
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
-use async_nats::jetstream::message::PublishMessage;
 use fiec_schemas::ids::is_name;
 use fiec_schemas::messages::{CapsuleBinding, ControlReply, ControlRequest, Record};
 use fiec_schemas::{
@@ -55,12 +55,18 @@ impl Effects {
     ) -> Result<ControlReply, NoReply> {
         let payload =
             serde_json::to_vec(request).map_err(|error| NoReply::Silent(error.to_string()))?;
-        let asked = self.broker.client.request(subjects::control(node), payload.into());
+        let asked = self
+            .broker
+            .client
+            .request(subjects::control(node), payload.into());
         let message = match tokio::time::timeout(timeout, asked).await {
             Ok(Ok(message)) => message,
             Ok(Err(error)) => return Err(NoReply::Silent(error.to_string())),
             Err(_) => {
-                return Err(NoReply::Silent(format!("no answer within {} ms", timeout.as_millis())));
+                return Err(NoReply::Silent(format!(
+                    "no answer within {} ms",
+                    timeout.as_millis()
+                )));
             }
         };
         let reply: ControlReply = serde_json::from_slice(&message.payload)
@@ -80,7 +86,10 @@ impl Effects {
         timeout: Duration,
     ) {
         let answer = self.control(&node, &request, timeout).await;
-        if let ControlRequest::Yield { execution, epoch, .. } = request {
+        if let ControlRequest::Yield {
+            execution, epoch, ..
+        } = request
+        {
             let outcome = match answer {
                 Ok(_) => ControlOutcome::Taken,
                 Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
@@ -115,7 +124,10 @@ impl Effects {
         ticket: Option<Ticket>,
         known: Option<Box<Tip>>,
     ) {
-        let later = match self.append_later(&tenant, execution, expected, events, known).await {
+        let later = match self
+            .append_later(&tenant, execution, expected, events, known)
+            .await
+        {
             Ok(later) => later,
             Err(error) => Later::Failed(error.to_string()),
         };
@@ -172,7 +184,9 @@ impl Effects {
     pub async fn store_large(self, line: Box<Line>) {
         let json = line.spec.to_json();
         let digest = fiec_schemas::Digest::of(&json);
-        let stored = store::put_data(&self.broker, digest, &json).await.map_err(|e| e.to_string());
+        let stored = store::put_data(&self.broker, digest, &json)
+            .await
+            .map_err(|e| e.to_string());
         self.tell(Outcome::Large(line, stored));
     }
 
@@ -194,15 +208,19 @@ impl Effects {
         tenant: &Tenant,
         execution: ExecutionId,
     ) -> Result<Option<Submission>, BrokerError> {
-        let Some(last) = self.ledger.last(tenant, execution).await? else { return Ok(None) };
+        let Some(last) = self.ledger.last(tenant, execution).await? else {
+            return Ok(None);
+        };
         if last.message.state.phase.is_terminal() {
             return Ok(None);
         }
         let json = store::get_data(&self.broker, last.message.state.submission, 0).await?;
-        serde_json::from_slice(&json).map(Some).map_err(|error| BrokerError::Malformed {
-            what: format!("the submission of {execution}"),
-            reason: error.to_string(),
-        })
+        serde_json::from_slice(&json)
+            .map(Some)
+            .map_err(|error| BrokerError::Malformed {
+                what: format!("the submission of {execution}"),
+                reason: error.to_string(),
+            })
     }
 
     /// Reads a ledger anew after an append whose fate is not known; again and again until it can
@@ -225,15 +243,31 @@ impl Effects {
 
     /// Publishes that a line was refused, and says whether it is stored.
     pub async fn record_rejection(&self, record: Record, message: Option<Sequence>) {
-        let Record::Rejection { tenant, seq, error, .. } = &record else { return };
+        let Record::Rejection {
+            tenant, seq, error, ..
+        } = &record
+        else {
+            return;
+        };
         // A tenant that is no name cannot stand in a subject.
-        let token = if is_name(tenant) { tenant.as_str() } else { "_" };
-        let Ok(payload) = serde_json::to_vec(&record) else { return };
+        let token = if is_name(tenant) {
+            tenant.as_str()
+        } else {
+            "_"
+        };
+        let Ok(payload) = serde_json::to_vec(&record) else {
+            return;
+        };
         let mut publish = PublishMessage::build().payload(payload.into());
         if let Some(seq) = seq {
             publish = publish.message_id(format!("rejection/{seq}/{}", error.line));
         }
-        let stored = match self.broker.js.send_publish(subjects::rejection(token), publish).await {
+        let stored = match self
+            .broker
+            .js
+            .send_publish(subjects::rejection(token), publish)
+            .await
+        {
             Ok(ack) => ack.await.map(|_| ()),
             Err(error) => Err(error),
         };
@@ -248,14 +282,23 @@ impl Effects {
     /// Reads a binding that must be sent again.
     pub async fn capsule(self, tenant: Tenant, execution: ExecutionId, seq: Sequence) {
         match self.ledger.last(&tenant, execution).await {
-            Ok(Some(Entry { seq: last, digest, message, .. }))
-                if last == seq && matches!(message.state.phase, Phase::Bound(_)) =>
-            {
-                let binding = CapsuleBinding { seq, digest, state: message.state };
+            Ok(Some(Entry {
+                seq: last,
+                digest,
+                message,
+                ..
+            })) if last == seq && matches!(message.state.phase, Phase::Bound(_)) => {
+                let binding = CapsuleBinding {
+                    seq,
+                    digest,
+                    state: message.state,
+                };
                 self.tell(Outcome::Capsule(Box::new(binding)));
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(%execution, %error, "cannot read a binding to send it again"),
+            Err(error) => {
+                tracing::warn!(%execution, %error, "cannot read a binding to send it again")
+            }
         }
     }
 }

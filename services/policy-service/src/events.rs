@@ -4,10 +4,10 @@ use async_nats::jetstream;
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
-use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
 use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
 use fiec_schemas::{
-    ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
+    Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
     Submission,
 };
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub enum Outcome {
     Probed(NodeId, ProbeOutcome),
     /// A record about a rejected line is stored, or not.
     Recorded(u64, bool),
-    /// An operator appended to a ledger; this is its tip.
-    Changed(Box<Tip>),
+    /// An operator appended these events to a ledger; this is its tip.
+    Changed(Box<Tip>, Vec<Event>),
     /// A question.
     Ask(Ask),
 }

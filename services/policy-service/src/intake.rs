@@ -114,8 +114,24 @@ impl Intake {
         }
         let batch = batch_of(&tenant, stamp, seq, &message.payload);
         let body = message.payload.clone();
-        self.open.insert(seq, Open { message, lines: 0, read: false, failed: false });
-        self.queue.push_back(Cursor { seq, tenant, stamp, body, at: 0, number: 0, batch });
+        self.open.insert(
+            seq,
+            Open {
+                message,
+                lines: 0,
+                read: false,
+                failed: false,
+            },
+        );
+        self.queue.push_back(Cursor {
+            seq,
+            tenant,
+            stamp,
+            body,
+            at: 0,
+            number: 0,
+            batch,
+        });
     }
 
     /// The next line, read and named. It counts as open until [`Intake::done`].
@@ -143,7 +159,9 @@ impl Intake {
 
     /// A line has found its place (or has not); the message is acknowledged with its last one.
     pub async fn done(&mut self, message: Sequence, well: bool) {
-        let Some(open) = self.open.get_mut(&message) else { return };
+        let Some(open) = self.open.get_mut(&message) else {
+            return;
+        };
         open.lines = open.lines.saturating_sub(1);
         open.failed |= !well;
         self.settle(message).await;
@@ -151,11 +169,21 @@ impl Intake {
 
     /// Acknowledges a message whose lines have all been read and have found their places.
     pub async fn settle(&mut self, message: Sequence) {
-        if !self.open.get(&message).is_some_and(|o| o.read && o.lines == 0) {
+        if !self
+            .open
+            .get(&message)
+            .is_some_and(|o| o.read && o.lines == 0)
+        {
             return;
         }
-        let Some(open) = self.open.remove(&message) else { return };
-        let kind = if open.failed { AckKind::Nak(Some(RETRY)) } else { AckKind::Ack };
+        let Some(open) = self.open.remove(&message) else {
+            return;
+        };
+        let kind = if open.failed {
+            AckKind::Nak(Some(RETRY))
+        } else {
+            AckKind::Ack
+        };
         if let Err(error) = open.message.ack_with(kind).await {
             // It will be delivered again, which is harmless.
             tracing::warn!(%error, submission = message, "cannot acknowledge a submission");
@@ -192,7 +220,11 @@ pub fn name(
         Some(client) => ExecutionId::from_client(tenant, client),
         None => ExecutionId::from_submission(tenant, stamp, seq, number),
     };
-    let batch = spec.batch.as_ref().map(|name| BatchId::from_client(tenant, name)).or(batch);
+    let batch = spec
+        .batch
+        .as_ref()
+        .map(|name| BatchId::from_client(tenant, name))
+        .or(batch);
     (execution, batch.map(|id| BatchPlace { id, line: number }))
 }
 
@@ -219,13 +251,19 @@ impl Cursor {
         let bad = |tenant: String, error: FieldError| Next::Bad {
             message: self.seq,
             tenant,
-            error: LineError { line: number, field: error.field, reason: error.reason },
+            error: LineError {
+                line: number,
+                field: error.field,
+                reason: error.reason,
+            },
             excerpt: excerpt(line),
         };
         let tenant = match &self.tenant {
             Ok(tenant) => tenant,
             Err(text) => {
-                let reason = format!("{text:?} is no tenant: 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'");
+                let reason = format!(
+                    "{text:?} is no tenant: 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'"
+                );
                 return bad(text.clone(), FieldError::new("", reason));
             }
         };

@@ -48,20 +48,56 @@ impl Metrics {
     /// The registry that names them.
     pub fn registry(&self) -> Arc<Registry> {
         let mut r = Registry::with_prefix("fiec_policy");
-        r.register("submitted", "Lines that became executions", self.submitted.clone());
+        r.register(
+            "submitted",
+            "Lines that became executions",
+            self.submitted.clone(),
+        );
         r.register("rejected", "Lines that were refused", self.rejected.clone());
-        r.register("repeated", "Lines that were there before", self.repeated.clone());
+        r.register(
+            "repeated",
+            "Lines that were there before",
+            self.repeated.clone(),
+        );
         r.register("bindings", "Bindings by cause", self.bindings.clone());
-        r.register("conflicts", "Races lost to another writer", self.conflicts.clone());
-        r.register("append_failures", "Appends whose fate is unknown", self.append_failures.clone());
+        r.register(
+            "conflicts",
+            "Races lost to another writer",
+            self.conflicts.clone(),
+        );
+        r.register(
+            "append_failures",
+            "Appends whose fate is unknown",
+            self.append_failures.clone(),
+        );
         r.register("capsules", "Bindings sent to nodes", self.capsules.clone());
-        r.register("publish_failures", "Publishes not acknowledged", self.publish_failures.clone());
+        r.register(
+            "publish_failures",
+            "Publishes not acknowledged",
+            self.publish_failures.clone(),
+        );
         r.register("yield_orders", "Orders to yield", self.orders.clone());
-        r.register("probes", "Direct probes of silent nodes", self.probes.clone());
+        r.register(
+            "probes",
+            "Direct probes of silent nodes",
+            self.probes.clone(),
+        );
         r.register("live_executions", "Live executions", self.live.clone());
-        r.register("waiting_executions", "Executions that wait for a node", self.waiting.clone());
-        r.register("appends_in_flight", "Appends under way", self.in_flight.clone());
-        r.register("open_submissions", "Submission messages under way", self.open_submissions.clone());
+        r.register(
+            "waiting_executions",
+            "Executions that wait for a node",
+            self.waiting.clone(),
+        );
+        r.register(
+            "appends_in_flight",
+            "Appends under way",
+            self.in_flight.clone(),
+        );
+        r.register(
+            "open_submissions",
+            "Submission messages under way",
+            self.open_submissions.clone(),
+        );
         r.register("replicas", "Policy services present", self.replicas.clone());
         Arc::new(r)
     }

@@ -23,12 +23,18 @@ pub struct Outbox {
 impl Outbox {
     /// Empty.
     pub fn new(limit: usize, acks: UnboundedSender<PublishAckFuture>) -> Self {
-        Self { waiting: BTreeMap::new(), limit, acks }
+        Self {
+            waiting: BTreeMap::new(),
+            limit,
+            acks,
+        }
     }
 
     /// Takes a stored binding; true when its node's message is full.
     pub fn push(&mut self, binding: CapsuleBinding) -> bool {
-        let Some(bound) = binding.state.phase.binding() else { return false };
+        let Some(bound) = binding.state.phase.binding() else {
+            return false;
+        };
         let list = self.waiting.entry(bound.node.clone()).or_default();
         list.push(binding);
         list.len() >= self.limit
@@ -36,11 +42,18 @@ impl Outbox {
 
     /// Sends everything.
     pub async fn flush(&mut self, broker: &Broker, policy: &Policy, metrics: &Metrics) {
-        while let Some((node, bindings)) = self.waiting.pop_first() {
-            for some in bindings.chunks(self.limit) {
+        while let Some((node, mut bindings)) = self.waiting.pop_first() {
+            while !bindings.is_empty() {
+                let rest = bindings.split_off(bindings.len().min(self.limit));
+                let some = std::mem::replace(&mut bindings, rest);
                 metrics.capsules.inc_by(some.len() as u64);
-                let message = CapsuleMessage { v: 1, bindings: some.to_vec() };
-                let Ok(payload) = serde_json::to_vec(&message) else { continue };
+                let message = CapsuleMessage {
+                    v: 1,
+                    bindings: some,
+                };
+                let Ok(payload) = serde_json::to_vec(&message) else {
+                    continue;
+                };
                 let subject = subjects::capsule(policy.shard(&node), &node);
                 let publish = PublishMessage::build().payload(payload.into());
                 match broker.js.send_publish(subject, publish).await {

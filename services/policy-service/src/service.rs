@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fiec_broker::{Broker, Ledger, sight};
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +36,12 @@ impl PolicyService {
     ///
     /// # Errors
     /// When the start fails, the ledger stream went back in time, or a task ended by itself.
-    pub async fn run(self, stop: CancellationToken) -> Result<(), ServiceError> {
+    pub fn run(self, stop: CancellationToken) -> LocalBoxFuture<'static, Result<(), ServiceError>> {
+        // Boxed, so that the service is compiled here and not again in each program that runs it.
+        self.serve_until(stop).boxed_local()
+    }
+
+    async fn serve_until(self, stop: CancellationToken) -> Result<(), ServiceError> {
         let Self { options, broker } = self;
         let metrics = Metrics::default();
         let loaded = Arc::new(AtomicBool::new(false));
@@ -77,28 +84,45 @@ impl PolicyService {
         tasks.spawn(async move { ("ledgers", sources::ledgers(b, n).await) });
         let b = broker.clone();
         tasks.spawn(async move { ("submissions", sources::submissions(b, submissions_tx).await) });
-        tasks.spawn(async move { ("appends", { acks::appends(ledger, firsts_rx, outcomes_tx).await; Ok(()) }) });
+        tasks.spawn(async move {
+            ("appends", {
+                acks::appends(ledger, firsts_rx, outcomes_tx).await;
+                Ok(())
+            })
+        });
         let m = metrics.clone();
-        tasks.spawn(async move { ("publishes", { acks::publishes(published_rx, m).await; Ok(()) }) });
+        tasks.spawn(async move {
+            ("publishes", {
+                acks::publishes(published_rx, m).await;
+                Ok(())
+            })
+        });
         let (e, o, l) = (effects, options.clone(), Arc::clone(&loaded));
         tasks.spawn(async move { ("api", api::serve(e, o, l).await) });
         let ending = end.clone();
-        let run = async move { ("core", { core.run(news, outcomes, submissions, ending).await; Ok(()) }) };
+        let run = async move {
+            ("core", {
+                core.run(news, outcomes, submissions, ending).await;
+                Ok(())
+            })
+        };
         tasks.spawn(run);
-        let ended = loop {
-            tokio::select! {
-                () = stop.cancelled() => break None,
-                ended = tasks.join_next() => break ended,
-            }
+        let ended = tokio::select! {
+            () = stop.cancelled() => None,
+            ended = tasks.join_next() => ended,
         };
         let result = match ended {
             _ if stop.is_cancelled() => Ok(()),
             None => Ok(()),
             Some(Ok((_, Err(error)))) => Err(error),
-            Some(Ok((task, Ok(())))) => {
-                Err(ServiceError::Task { task, reason: "it ended before it was asked to".to_owned() })
-            }
-            Some(Err(error)) => Err(ServiceError::Task { task: "unknown", reason: error.to_string() }),
+            Some(Ok((task, Ok(())))) => Err(ServiceError::Task {
+                task,
+                reason: "it ended before it was asked to".to_owned(),
+            }),
+            Some(Err(error)) => Err(ServiceError::Task {
+                task: "unknown",
+                reason: error.to_string(),
+            }),
         };
         drop(guard);
         // The core says farewell to the other replicas; the rest may stop where it is.

@@ -31,7 +31,11 @@ async fn again<F: Future<Output = Result<(), BrokerError>>>(
             Ok(()) => tracing::warn!(what, "the stream ended; opening it anew"),
             Err(error) => tracing::warn!(what, %error, "opening the stream anew"),
         }
-        wait = if began.elapsed() > BACK_OFF_LIMIT { BACK_OFF } else { (wait * 2).min(BACK_OFF_LIMIT) };
+        wait = if began.elapsed() > BACK_OFF_LIMIT {
+            BACK_OFF
+        } else {
+            (wait * 2).min(BACK_OFF_LIMIT)
+        };
         tokio::time::sleep(wait).await;
     }
 }
@@ -68,7 +72,10 @@ async fn follow(
     let state = &stream.cached_info().state;
     let start = match *seen {
         Some(seen) if state.last_sequence < seen => {
-            return Err(ServiceError::RolledBack { last: state.last_sequence, seen });
+            return Err(ServiceError::RolledBack {
+                last: state.last_sequence,
+                seen,
+            });
         }
         Some(seen) => Start::At(seen + 1),
         None => Start::LastOfEach,
@@ -208,9 +215,12 @@ pub async fn presence(
             .client
             .subscribe(subjects::POLICY_PRESENCE)
             .await
-            .map_err(BrokerError::operation("subscribe to the replicas' presence"))?;
+            .map_err(BrokerError::operation(
+                "subscribe to the replicas' presence",
+            ))?;
         while let Some(message) = messages.next().await {
-            if let Some(PolicyPresence { id, leaving, .. }) = read(&message.subject, &message.payload)
+            if let Some(PolicyPresence { id, leaving, .. }) =
+                read(&message.subject, &message.payload)
                 && id != own
             {
                 let _ = news.send(News::Replica(id, leaving)).await;
@@ -245,7 +255,11 @@ pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
         .await;
     let mut news = Vec::new();
     for key in keys {
-        if let Some(value) = bucket.get(&key).await.map_err(BrokerError::operation(WHAT))? {
+        if let Some(value) = bucket
+            .get(&key)
+            .await
+            .map_err(BrokerError::operation(WHAT))?
+        {
             news.extend(node_news(&key, Some(&value)));
         }
     }
@@ -293,7 +307,9 @@ mod tests {
 
     #[test]
     fn only_the_phase_itself_tells_that_an_execution_is_over() {
-        assert!(is_over(r#"{"state":{"phase":{"is":"completed"},"epoch":1}}"#));
+        assert!(is_over(
+            r#"{"state":{"phase":{"is":"completed"},"epoch":1}}"#
+        ));
         assert!(!is_over(r#"{"state":{"phase":{"is":"pending"}}}"#));
         assert!(!is_over(
             r#"{"state":{"spec":{"params":{"phase":{"is":"completed"}}},"phase":{"is":"pending"}}}"#

@@ -86,7 +86,11 @@ mod tests {
         assert_eq!(short.ahead(Millis(0), 4, 0, &config), 0);
         (0..1_000).for_each(|_| short.completed(Millis(500), 200));
         assert_eq!(short.ahead(Millis(600), 4, 0, &config), 4_000);
-        assert_eq!(short.ahead(Millis(600), 4, 4, &config), 0, "every slot is stuck");
+        assert_eq!(
+            short.ahead(Millis(600), 4, 4, &config),
+            0,
+            "every slot is stuck"
+        );
         assert_eq!(short.ahead(Millis(3_000), 4, 0, &config), 0, "long ago");
         let mut long = Speed::default();
         long.completed(Millis(500), 10_000_000);

@@ -4,16 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use fiec_schemas::{
-    Cause, Decision, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId,
-    Sequence, Tenant, Timestamp,
-};
+use fiec_schemas::{ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId};
 
 use crate::capacity::Speed;
 use crate::config::Config;
 use crate::profile::{ProfileIx, Profiles};
 use crate::time::Millis;
 use crate::watch::Watch;
+
+pub use crate::execution::{Execution, Extra, Order, Stage};
 
 /// Index of a node; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +68,8 @@ pub struct Node {
     pub expected: u32,
     /// How fast it is.
     pub speed: Speed,
+    /// When its executions were last looked at for ones of an earlier life.
+    pub reviewed: Millis,
     /// What was last recorded of its viability.
     pub said: &'static str,
 }
@@ -81,7 +82,9 @@ impl Node {
 
     /// Executions that count against its capacity.
     pub fn held(&self) -> u32 {
-        u32::try_from(self.holds.len()).unwrap_or(u32::MAX).saturating_add(self.expected)
+        u32::try_from(self.holds.len())
+            .unwrap_or(u32::MAX)
+            .saturating_add(self.expected)
     }
 
     /// How many it may hold now.
@@ -111,109 +114,6 @@ impl Node {
             .as_ref()
             .and_then(|d| d.substrates.first())
             .map_or("host", |s| s.id.as_str())
-    }
-}
-
-/// Where an execution stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// Waits to be bound.
-    Pending,
-    /// Tied to a node that has not started it.
-    Bound(NodeIx, InstanceId),
-    /// Computing there.
-    Started(NodeIx, InstanceId),
-    /// Waits for somebody.
-    Paused,
-}
-
-impl Stage {
-    /// The node it is tied to.
-    pub fn node(self) -> Option<NodeIx> {
-        match self {
-            Stage::Bound(node, _) | Stage::Started(node, _) => Some(node),
-            _ => None,
-        }
-    }
-}
-
-/// A yield order that was given.
-#[derive(Debug, Clone)]
-pub struct Order {
-    /// Where to.
-    pub to: Option<NodeIx>,
-    /// Why.
-    pub cause: Cause,
-    /// How the destination was chosen.
-    pub decision: Option<Decision>,
-    /// True once the node said that it will.
-    pub taken: bool,
-}
-
-/// What only few executions have.
-#[derive(Debug, Clone, Default)]
-pub struct Extra {
-    /// Nodes left for pressure.
-    pub left: Vec<(NodeIx, Timestamp)>,
-    /// An order under way.
-    pub order: Option<Order>,
-    /// Why it must be bound anew.
-    pub cause: Option<Cause>,
-    /// A node that is not asked until then.
-    pub avoid: Option<(NodeIx, Millis)>,
-    /// Why it is where it is, for people.
-    pub note: Option<String>,
-    /// How often its capsule was sent again.
-    pub resent: u8,
-    /// Since when this replica leaves it to the preferred one.
-    pub deferred: Option<Millis>,
-}
-
-/// A live execution.
-#[derive(Debug)]
-pub struct Execution {
-    /// Whose.
-    pub tenant: Tenant,
-    /// Sequence of the last message known; 0 before the first is stored.
-    pub seq: Sequence,
-    /// Epoch of the last binding, as stored.
-    pub epoch: u64,
-    /// What it asks for.
-    pub profile: ProfileIx,
-    /// True while an append of ours is under way.
-    pub busy: bool,
-    /// True when it has run for longer than the horizon.
-    pub long: bool,
-    /// Where it stands.
-    pub stage: Stage,
-    /// When it came to this stage.
-    pub since: Millis,
-    /// When it was bound to its node.
-    pub arrived: Millis,
-    /// When it is looked at again; 0 for not at all.
-    pub due: Millis,
-    /// When it was submitted.
-    pub submitted_at: Timestamp,
-    /// Bytes of its last σ.
-    pub state_bytes: u64,
-    /// Rare things.
-    pub extra: Option<Box<Extra>>,
-}
-
-impl Execution {
-    /// Rare things, made where missing.
-    pub fn extra(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
-    }
-
-    /// The order under way.
-    pub fn order(&self) -> Option<&Order> {
-        self.extra.as_ref()?.order.as_ref()
-    }
-
-    /// Nodes left for pressure.
-    pub fn left(&self) -> &[(NodeIx, Timestamp)] {
-        self.extra.as_ref().map_or(&[], |e| &e.left)
     }
 }
 
@@ -252,6 +152,7 @@ impl Cluster {
             started: 0,
             expected: 0,
             speed: Speed::default(),
+            reviewed: Millis(0),
             said: "",
         });
         ix
@@ -312,11 +213,14 @@ impl Cluster {
 
     /// Changes an execution's stage and its nodes' counts.
     pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, since: Millis) {
-        let Some(execution) = self.executions.get_mut(&id) else { return };
+        let Some(execution) = self.executions.get_mut(&id) else {
+            return;
+        };
         let (before, was_long) = (execution.stage, execution.long);
         execution.stage = stage;
         execution.since = since;
-        execution.long = was_long && matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
+        execution.long = was_long
+            && matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
         let long = execution.long;
         self.uncount(id, before, was_long);
         if let Some(ix) = stage.node() {
@@ -329,7 +233,9 @@ impl Cluster {
 
     /// Notes that an execution has run for longer than the horizon.
     pub fn mark_long(&mut self, id: ExecutionId) {
-        let Some(execution) = self.executions.get_mut(&id) else { return };
+        let Some(execution) = self.executions.get_mut(&id) else {
+            return;
+        };
         if let (Stage::Started(ix, _), false) = (execution.stage, execution.long) {
             execution.long = true;
             self.node_mut(ix).long += 1;
@@ -382,7 +288,9 @@ impl Cluster {
 
     /// Sets when an execution is looked at again; 0 for not at all.
     pub fn set_due(&mut self, id: ExecutionId, due: Millis) {
-        let Some(execution) = self.executions.get_mut(&id) else { return };
+        let Some(execution) = self.executions.get_mut(&id) else {
+            return;
+        };
         if execution.due == due {
             return;
         }

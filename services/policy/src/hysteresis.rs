@@ -68,7 +68,9 @@ impl State {
     pub fn badness(self) -> u8 {
         match self {
             State::Viable => 0,
-            State::Unknown { was_unviable: false } => 1,
+            State::Unknown {
+                was_unviable: false,
+            } => 1,
             State::Suspect { .. } => 2,
             State::Recovering { .. } => 3,
             State::Unknown { was_unviable: true } => 4,
@@ -92,7 +94,9 @@ impl Automaton {
     /// A fresh one: unknown.
     pub fn new(now: Millis) -> Self {
         Self {
-            state: State::Unknown { was_unviable: false },
+            state: State::Unknown {
+                was_unviable: false,
+            },
             value: None,
             watched_since: now,
             below_low_since: None,
@@ -126,7 +130,13 @@ impl Automaton {
 
     /// True while a new execution may come here.
     pub fn admits(&self) -> bool {
-        matches!(self.state, State::Viable | State::Unknown { was_unviable: false })
+        matches!(
+            self.state,
+            State::Viable
+                | State::Unknown {
+                    was_unviable: false
+                }
+        )
     }
 
     /// True when what left at `left` because of pressure may come back: either the signal has
@@ -134,7 +144,9 @@ impl Automaton {
     pub fn admits_return(&self, left: Millis, dwell_ms: u64) -> bool {
         let recovered = self.last_calm.is_some_and(|calm| calm > left);
         let innocent = self.watched_since.plus(2 * dwell_ms) <= left
-            && self.last_pressed.is_none_or(|pressed| pressed.plus(2 * dwell_ms) < left);
+            && self
+                .last_pressed
+                .is_none_or(|pressed| pressed.plus(2 * dwell_ms) < left);
         recovered || innocent
     }
 
@@ -144,7 +156,9 @@ impl Automaton {
         let Some(value) = value.filter(|v| v.is_finite()) else {
             let was_unviable = matches!(
                 self.state,
-                State::Unviable { .. } | State::Recovering { .. } | State::Unknown { was_unviable: true }
+                State::Unviable { .. }
+                    | State::Recovering { .. }
+                    | State::Unknown { was_unviable: true }
             );
             self.state = State::Unknown { was_unviable };
             self.value = None;
@@ -157,21 +171,40 @@ impl Automaton {
         if high {
             self.last_pressed = Some(now);
         }
-        self.below_low_since = if low { self.below_low_since.or(Some(now)) } else { None };
-        if self.below_low_since.is_some_and(|since| now.since(since) >= dwell) {
+        self.below_low_since = if low {
+            self.below_low_since.or(Some(now))
+        } else {
+            None
+        };
+        if self
+            .below_low_since
+            .is_some_and(|since| now.since(since) >= dwell)
+        {
             self.last_calm = Some(now);
         }
         self.state = match self.state {
-            State::Unknown { was_unviable: false } | State::Viable if high => {
+            State::Unknown {
+                was_unviable: false,
+            }
+            | State::Viable
+                if high =>
+            {
                 State::Suspect { since: now }
             }
-            State::Unknown { was_unviable: false } | State::Viable => State::Viable,
-            State::Suspect { .. } if !high => State::Viable,
-            State::Unknown { was_unviable: true } if low => {
-                State::Recovering { since: now, pressed: now }
+            State::Unknown {
+                was_unviable: false,
             }
+            | State::Viable => State::Viable,
+            State::Suspect { .. } if !high => State::Viable,
+            State::Unknown { was_unviable: true } if low => State::Recovering {
+                since: now,
+                pressed: now,
+            },
             State::Unknown { was_unviable: true } => State::Unviable { since: now },
-            State::Unviable { since } if low => State::Recovering { since: now, pressed: since },
+            State::Unviable { since } if low => State::Recovering {
+                since: now,
+                pressed: since,
+            },
             State::Recovering { pressed, .. } if !low => State::Unviable { since: pressed },
             same => same,
         };
@@ -188,7 +221,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const T: Threshold = Threshold { high: 0.9, low: 0.7, dwell_ms: 1_000 };
+    const T: Threshold = Threshold {
+        high: 0.9,
+        low: 0.7,
+        dwell_ms: 1_000,
+    };
 
     fn run(readings: &[(u64, Option<f64>)]) -> Automaton {
         let mut automaton = Automaton::new(Millis(0));
@@ -200,16 +237,35 @@ mod tests {
 
     #[test]
     fn a_fresh_automaton_is_unknown_and_its_first_calm_sample_makes_it_viable() {
-        assert_eq!(run(&[]).state(), State::Unknown { was_unviable: false });
+        assert_eq!(
+            run(&[]).state(),
+            State::Unknown {
+                was_unviable: false
+            }
+        );
         assert_eq!(run(&[(5, Some(0.8))]).state(), State::Viable);
-        assert_eq!(run(&[(5, Some(0.9))]).state(), State::Suspect { since: Millis(5) });
+        assert_eq!(
+            run(&[(5, Some(0.9))]).state(),
+            State::Suspect { since: Millis(5) }
+        );
     }
 
     #[test]
     fn pressure_must_last_for_the_dwell() {
-        assert_eq!(run(&[(0, Some(0.95)), (999, Some(0.95))]).state(), State::Suspect { since: Millis(0) });
-        assert_eq!(run(&[(0, Some(0.95)), (1000, Some(0.95))]).state(), State::Unviable { since: Millis(0) });
-        assert_eq!(run(&[(0, Some(0.95)), (500, Some(0.89)), (1000, Some(0.95))]).state(), State::Suspect { since: Millis(1000) });
+        assert_eq!(
+            run(&[(0, Some(0.95)), (999, Some(0.95))]).state(),
+            State::Suspect { since: Millis(0) }
+        );
+        assert_eq!(
+            run(&[(0, Some(0.95)), (1000, Some(0.95))]).state(),
+            State::Unviable { since: Millis(0) }
+        );
+        assert_eq!(
+            run(&[(0, Some(0.95)), (500, Some(0.89)), (1000, Some(0.95))]).state(),
+            State::Suspect {
+                since: Millis(1000)
+            }
+        );
     }
 
     #[test]
@@ -220,7 +276,11 @@ mod tests {
         assert_eq!(a.state(), State::Unviable { since: Millis(0) });
         a.observe(Millis(6_000), Some(0.6), &T);
         a.observe(Millis(6_900), Some(0.7), &T);
-        assert_eq!(a.state(), State::Unviable { since: Millis(0) }, "the recovery starts anew");
+        assert_eq!(
+            a.state(),
+            State::Unviable { since: Millis(0) },
+            "the recovery starts anew"
+        );
         a.observe(Millis(7_000), Some(0.6), &T);
         a.observe(Millis(8_000), Some(0.6), &T);
         assert_eq!(a.state(), State::Viable);
@@ -228,13 +288,23 @@ mod tests {
 
     #[test]
     fn unknown_is_never_recovered() {
-        let mut a = run(&[(0, Some(0.95)), (1000, Some(0.95)), (1100, Some(0.1)), (1900, None)]);
+        let mut a = run(&[
+            (0, Some(0.95)),
+            (1000, Some(0.95)),
+            (1100, Some(0.1)),
+            (1900, None),
+        ]);
         assert_eq!(a.state(), State::Unknown { was_unviable: true });
         a.observe(Millis(2_500), Some(0.1), &T);
         assert!(!a.admits(), "the full dwell is needed again");
         a.observe(Millis(3_500), Some(0.1), &T);
         assert_eq!(a.state(), State::Viable);
-        assert_eq!(run(&[(0, Some(f64::NAN))]).state(), State::Unknown { was_unviable: false });
+        assert_eq!(
+            run(&[(0, Some(f64::NAN))]).state(),
+            State::Unknown {
+                was_unviable: false
+            }
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod capacity;
 pub mod cluster;
 pub mod config;
 pub mod engine;
+pub mod execution;
 pub mod hysteresis;
 pub mod placement;
 pub mod profile;

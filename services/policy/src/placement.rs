@@ -38,7 +38,14 @@ pub struct Ask<'a> {
 impl<'a> Ask<'a> {
     /// Anything that fits.
     pub fn new(profile: ProfileIx, left: &'a [(NodeIx, Timestamp)]) -> Self {
-        Self { profile, left, leaving: None, avoid: None, only: None, free_slot: false }
+        Self {
+            profile,
+            left,
+            leaving: None,
+            avoid: None,
+            only: None,
+            free_slot: false,
+        }
     }
 }
 
@@ -87,7 +94,10 @@ impl Reason<'_> {
                     .to_owned()
             }
             Reason::Unmeasured(w) => {
-                format!("{} has a threshold in the submission and is not measured here", w.signal)
+                format!(
+                    "{} has a threshold in the submission and is not measured here",
+                    w.signal
+                )
             }
             Reason::Pressing(w) => w.in_words(now),
             Reason::Left => {
@@ -98,7 +108,9 @@ impl Reason<'_> {
             Reason::Leaving => "it is the node to leave".to_owned(),
             Reason::NotWanted => "another node was asked for".to_owned(),
             Reason::Full { held, limit } => {
-                format!("it holds {held} executions and may hold {limit} (slots and what it begins soon)")
+                format!(
+                    "it holds {held} executions and may hold {limit} (slots and what it begins soon)"
+                )
             }
         }
     }
@@ -159,8 +171,17 @@ pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Op
     }
     let (_, chosen) = best?;
     let mut candidates = Vec::with_capacity((cluster.node_count() as usize).min(CANDIDATES_LIMIT));
-    candidates.push(candidate(cluster.node(chosen), chosen, profile, config, now, ask));
-    let others = cluster.nodes().filter(|(ix, node)| *ix != chosen && node.descriptor.is_some());
+    candidates.push(candidate(
+        cluster.node(chosen),
+        chosen,
+        profile,
+        config,
+        now,
+        ask,
+    ));
+    let others = cluster
+        .nodes()
+        .filter(|(ix, node)| *ix != chosen && node.descriptor.is_some());
     let mut omitted = 0;
     for (ix, node) in others {
         if candidates.len() < CANDIDATES_LIMIT {
@@ -169,20 +190,33 @@ pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Op
             omitted += 1;
         }
     }
-    Some(Choice { node: chosen, decision: Decision { candidates, omitted } })
+    Some(Choice {
+        node: chosen,
+        decision: Decision {
+            candidates,
+            omitted,
+        },
+    })
 }
 
 /// True when a node would take it but for its capacity.
 pub fn would_take_with_room(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> bool {
-    let Some(profile) = cluster.profiles.get(ask.profile) else { return false };
+    let Some(profile) = cluster.profiles.get(ask.profile) else {
+        return false;
+    };
     cluster.nodes().any(|(ix, node)| {
-        matches!(verdict(node, ix, profile, config, now, ask), Err(Reason::Full { .. }))
+        matches!(
+            verdict(node, ix, profile, config, now, ask),
+            Err(Reason::Full { .. })
+        )
     })
 }
 
 /// Everybody's verdict and what would help.
 pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
-    let Some(profile) = cluster.profiles.get(ask.profile) else { return Review::default() };
+    let Some(profile) = cluster.profiles.get(ask.profile) else {
+        return Review::default();
+    };
     let mut review = Review::default();
     for (ix, node) in cluster.nodes() {
         let mut found = candidate(node, ix, profile, config, now, ask);
@@ -213,7 +247,11 @@ fn candidate(
         Ok(score) => (Some((score * 1_000.0).round() / 1_000.0), Vec::new()),
         Err(reason) => (None, vec![reason.in_words(node, now.mono)]),
     };
-    Candidate { node: node.id.clone(), score, rejected }
+    Candidate {
+        node: node.id.clone(),
+        score,
+        rejected,
+    }
 }
 
 fn verdict<'a>(
@@ -242,8 +280,16 @@ struct View<'a, 'b> {
 }
 
 /// The filters in order; lazily, so that the first reason costs no more than it must.
-const FILTERS: [Filter; 8] =
-    [wanted, present, operators, program, requirements, contract, viable, capacity];
+const FILTERS: [Filter; 8] = [
+    wanted,
+    present,
+    operators,
+    program,
+    requirements,
+    contract,
+    viable,
+    capacity,
+];
 
 fn reasons<'a, 'b>(
     node: &'a Node,
@@ -253,7 +299,14 @@ fn reasons<'a, 'b>(
     now: Now,
     ask: &'b Ask<'b>,
 ) -> impl Iterator<Item = Reason<'a>> + use<'a, 'b> {
-    let view = View { node, ix, profile, config, now, ask };
+    let view = View {
+        node,
+        ix,
+        profile,
+        config,
+        now,
+        ask,
+    };
     FILTERS.iter().filter_map(move |filter| filter(&view))
 }
 
@@ -264,7 +317,10 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.only.is_some_and(|only| only != v.ix) {
         return Some(Reason::NotWanted);
     }
-    let refused = v.ask.avoid.is_some_and(|(ix, until)| ix == v.ix && v.now.mono < until);
+    let refused = v
+        .ask
+        .avoid
+        .is_some_and(|(ix, until)| ix == v.ix && v.now.mono < until);
     refused.then_some(Reason::Refused)
 }
 
@@ -276,7 +332,9 @@ fn present<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     match node.presence {
         Presence::Up => {}
         Presence::Probing { .. } | Presence::Lost { .. } => {
-            return Some(Reason::Lost { silent_ms: now.since(node.heard) });
+            return Some(Reason::Lost {
+                silent_ms: now.since(node.heard),
+            });
         }
     }
     if node.vector.is_none() {
@@ -295,7 +353,12 @@ fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let offered = v.node.descriptor.as_ref()?.programs.contains(&v.profile.program);
+    let offered = v
+        .node
+        .descriptor
+        .as_ref()?
+        .programs
+        .contains(&v.profile.program);
     (!offered).then_some(Reason::Program)
 }
 
@@ -311,7 +374,10 @@ fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if let Some(needs) = requires.memory_bytes
         && descriptor.memory_limit_bytes < needs
     {
-        return Some(Reason::Memory { has: descriptor.memory_limit_bytes, needs });
+        return Some(Reason::Memory {
+            has: descriptor.memory_limit_bytes,
+            needs,
+        });
     }
     requires
         .labels

@@ -97,7 +97,10 @@ impl Profiles {
             self.last = u32::try_from(ix).unwrap_or(0);
             return (ProfileIx(self.last), false);
         }
-        let slot = Some(Slot { profile: make(), users: 1 });
+        let slot = Some(Slot {
+            profile: make(),
+            users: 1,
+        });
         let ix = if let Some(ix) = self.free.pop() {
             self.slots[ix as usize] = slot;
             ix
@@ -112,10 +115,12 @@ impl Profiles {
     /// One user less; true where it was the last and the index is free again. Profiles without
     /// thresholds and requirements of their own are kept: they are few and come back.
     pub fn release(&mut self, ix: ProfileIx) -> bool {
-        let Some(Some(slot)) = self.slots.get_mut(ix.0 as usize) else { return false };
+        let Some(Some(slot)) = self.slots.get_mut(ix.0 as usize) else {
+            return false;
+        };
         slot.users = slot.users.saturating_sub(1);
-        let plain = slot.profile.viability.is_empty()
-            && slot.profile.requires == Requirements::default();
+        let plain =
+            slot.profile.viability.is_empty() && slot.profile.requires == Requirements::default();
         if slot.users > 0 || plain {
             return false;
         }

@@ -18,7 +18,10 @@ pub struct Replicas {
 impl Replicas {
     /// Only oneself.
     pub fn new(own: InstanceId) -> Self {
-        Self { own, others: BTreeMap::new() }
+        Self {
+            own,
+            others: BTreeMap::new(),
+        }
     }
 
     /// Somebody spoke, or said farewell.
@@ -43,7 +46,9 @@ impl Replicas {
     /// True when this replica is the preferred one for the key.
     pub fn prefers_self(&self, key: &[u8]) -> bool {
         let own = weight(self.own, key);
-        self.others.keys().all(|other| (weight(*other, key), *other) < (own, self.own))
+        self.others
+            .keys()
+            .all(|other| (weight(*other, key), *other) < (own, self.own))
     }
 }
 
@@ -74,14 +79,18 @@ mod tests {
             let mine: Vec<usize> = (0..3)
                 .filter(|i| {
                     let mut view = Replicas::new(ids[*i]);
-                    ids.iter().for_each(|other| view.heard(Millis(0), *other, false));
+                    ids.iter()
+                        .for_each(|other| view.heard(Millis(0), *other, false));
                     view.prefers_self(&key.to_le_bytes())
                 })
                 .collect();
             assert_eq!(mine.len(), 1);
             shares[mine[0]] += 1;
         }
-        assert!(shares.iter().all(|s| (700..1_300).contains(s)), "{shares:?}");
+        assert!(
+            shares.iter().all(|s| (700..1_300).contains(s)),
+            "{shares:?}"
+        );
     }
 
     #[test]

@@ -37,7 +37,10 @@ impl Watch {
                 automaton: Automaton::new(now),
             })
             .collect();
-        Self { thresholds, watched }
+        Self {
+            thresholds,
+            watched,
+        }
     }
 
     /// The thresholds in force.
@@ -71,7 +74,8 @@ impl Watch {
                     .readings
                     .iter()
                     .find(|r| {
-                        r.signal == watched.signal && r.device.as_deref() == watched.device.as_deref()
+                        r.signal == watched.signal
+                            && r.device.as_deref() == watched.device.as_deref()
                     })
                     .and_then(|r| r.value)
             });
@@ -84,7 +88,9 @@ impl Watch {
 
     /// The automata that judge this place: the node's own and its device's.
     pub fn of_place<'a>(&'a self, substrate: &'a str) -> impl Iterator<Item = &'a Watched> {
-        self.watched.iter().filter(move |w| w.device.as_deref().is_none_or(|d| d == substrate))
+        self.watched
+            .iter()
+            .filter(move |w| w.device.as_deref().is_none_or(|d| d == substrate))
     }
 
     /// The automaton that keeps new work away from this place, if one does.
@@ -118,7 +124,10 @@ impl Watch {
     pub fn admits_return(&self, substrate: &str, left: Millis) -> bool {
         self.of_place(substrate)
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits())
-            .all(|w| w.automaton.admits_return(left, u64::from(w.threshold.dwell_ms)))
+            .all(|w| {
+                w.automaton
+                    .admits_return(left, u64::from(w.threshold.dwell_ms))
+            })
     }
 
     /// The highest reading against its threshold, 0 where nothing is measured.
@@ -138,25 +147,43 @@ impl Watch {
         measured
             .map(|w| w.automaton.state())
             .max_by_key(|s| s.badness())
-            .unwrap_or(State::Unknown { was_unviable: false })
+            .unwrap_or(State::Unknown {
+                was_unviable: false,
+            })
     }
 
     /// Each signal that is not viable, as a sentence.
     pub fn complaints(&self, now: Millis) -> Vec<String> {
-        self.watched.iter().filter(|w| !w.automaton.admits() ).map(|w| w.in_words(now)).collect()
+        self.watched
+            .iter()
+            .filter(|w| !w.automaton.admits())
+            .map(|w| w.in_words(now))
+            .collect()
     }
 }
 
 impl Watched {
     /// One sentence for people.
     pub fn in_words(&self, now: Millis) -> String {
-        let place = self.device.as_deref().map(|d| format!(" of {d}")).unwrap_or_default();
-        let value = self
-            .automaton
-            .value()
-            .map_or_else(|| "not measured".to_owned(), |v| format!("{:.1} %", v * 100.0));
-        let Threshold { high, low, dwell_ms } = self.threshold;
-        let limits = format!("high {:.1} %, low {:.1} %, dwell {dwell_ms} ms", high * 100.0, low * 100.0);
+        let place = self
+            .device
+            .as_deref()
+            .map(|d| format!(" of {d}"))
+            .unwrap_or_default();
+        let value = self.automaton.value().map_or_else(
+            || "not measured".to_owned(),
+            |v| format!("{:.1} %", v * 100.0),
+        );
+        let Threshold {
+            high,
+            low,
+            dwell_ms,
+        } = self.threshold;
+        let limits = format!(
+            "high {:.1} %, low {:.1} %, dwell {dwell_ms} ms",
+            high * 100.0,
+            low * 100.0
+        );
         let age = match self.automaton.state() {
             State::Suspect { since } | State::Unviable { since } => {
                 format!(", pressing for {} ms", now.since(since))

@@ -8,7 +8,9 @@ use fiec_schemas::{Cause, Event, Phase};
 use world::World;
 
 fn bound_to(action: &Action) -> Option<String> {
-    let Action::Append { events, .. } = action else { return None };
+    let Action::Append { events, .. } = action else {
+        return None;
+    };
     events.iter().find_map(|e| match e {
         Event::Bound { node, .. } => Some(node.to_string()),
         _ => None,
@@ -20,21 +22,41 @@ fn a_submission_is_bound_to_a_viable_node_in_one_message_and_says_why() {
     let mut w = World::new(2);
     w.pressure(0, 0.95, 11_000);
     let actions = w.submit(1);
-    let Some(Action::Append { events, expected: 0, .. }) = actions.first() else { panic!("{actions:?}") };
+    let Some(Action::Append {
+        events,
+        expected: 0,
+        ..
+    }) = actions.first()
+    else {
+        panic!("{actions:?}")
+    };
     assert!(matches!(events[0], Event::Submitted));
-    let Event::Bound { node, decision: Some(decision), cause: Cause::Initial, epoch: 1, .. } = &events[1] else {
+    let Event::Bound {
+        node,
+        decision: Some(decision),
+        cause: Cause::Initial,
+        epoch: 1,
+        ..
+    } = &events[1]
+    else {
         panic!("{events:?}")
     };
     assert_eq!(node.as_str(), "n1");
     assert_eq!(decision.candidates[0].node.as_str(), "n1");
-    assert!(decision.candidates[1].rejected[0].contains("memory is unviable"), "{decision:?}");
+    assert!(
+        decision.candidates[1].rejected[0].contains("memory is unviable"),
+        "{decision:?}"
+    );
 }
 
 #[test]
 fn long_work_beyond_the_slots_waits_centrally_and_gets_the_next_free_slot() {
     let mut w = World::new(1);
     (1..=3).for_each(|n| drop(w.submit_and_store(n)));
-    assert!(matches!(w.phase(3), Phase::Pending), "two slots, three executions");
+    assert!(
+        matches!(w.phase(3), Phase::Pending),
+        "two slots, three executions"
+    );
     w.start(1);
     w.start(2);
     w.pass(60_000);
@@ -63,8 +85,19 @@ fn pressure_orders_the_holder_to_yield_to_a_destination_that_was_told_to_prepare
     let from = w.node_of(1);
     w.pressure(from, 0.95, 11_000);
     let orders = w.take_controls();
-    assert!(matches!(&orders[0], (node, ControlRequest::Prepare { .. }) if node.as_str() == format!("n{}", 1 - from)));
-    let (node, ControlRequest::Yield { epoch: 1, cause: Cause::Pressure { evidence }, to: Some(to), .. }) = &orders[1] else {
+    assert!(
+        matches!(&orders[0], (node, ControlRequest::Prepare { .. }) if node.as_str() == format!("n{}", 1 - from))
+    );
+    let (
+        node,
+        ControlRequest::Yield {
+            epoch: 1,
+            cause: Cause::Pressure { evidence },
+            to: Some(to),
+            ..
+        },
+    ) = &orders[1]
+    else {
         panic!("{orders:?}")
     };
     assert_eq!(node.as_str(), format!("n{from}"));
@@ -82,7 +115,11 @@ fn an_order_that_is_not_answered_is_given_again() {
     let from = w.node_of(1);
     w.pressure(from, 0.95, 11_000);
     assert_eq!(w.take_controls().len(), 2);
-    w.step(Input::Ordered { execution: World::id(1), epoch: 1, outcome: ControlOutcome::NoAnswer });
+    w.step(Input::Ordered {
+        execution: World::id(1),
+        epoch: 1,
+        outcome: ControlOutcome::NoAnswer,
+    });
     w.pressure(from, 0.95, 500);
     assert!(w.take_controls().is_empty());
     w.pressure(from, 0.95, 1_000);
@@ -97,7 +134,11 @@ fn where_nothing_is_viable_it_stays_and_says_so() {
     w.pressure(0, 0.95, 12_000);
     assert!(w.take_controls().is_empty());
     let why = w.why(1);
-    assert!(why.summary.contains("no other node can take it"), "{}", why.summary);
+    assert!(
+        why.summary.contains("no other node can take it"),
+        "{}",
+        why.summary
+    );
 }
 
 #[test]
@@ -113,7 +154,9 @@ fn silence_alone_moves_nothing_and_an_unanswered_probe_does() {
     let before = w.node(from);
     w.step(Input::Probe(&before, ProbeOutcome::Silent));
     w.carry_out();
-    let Phase::Bound(binding) = w.phase(1) else { panic!("{:?}", w.phase(1)) };
+    let Phase::Bound(binding) = w.phase(1) else {
+        panic!("{:?}", w.phase(1))
+    };
     assert_eq!(binding.node.as_str(), format!("n{}", 1 - from));
 }
 
@@ -155,7 +198,9 @@ fn a_new_life_of_a_node_frees_what_the_old_one_held() {
     let (name, instance) = (w.node(0), w.instance(0));
     w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
     w.pass(500);
-    let Phase::Bound(binding) = w.phase(1) else { panic!("{:?}", w.phase(1)) };
+    let Phase::Bound(binding) = w.phase(1) else {
+        panic!("{:?}", w.phase(1))
+    };
     assert_eq!(binding.instance, instance);
 }
 
@@ -209,7 +254,17 @@ fn a_drained_node_is_emptied_with_destinations() {
     let from = w.node_of(1);
     w.drain(from);
     let orders = w.take_controls();
-    assert!(matches!(&orders[1].1, ControlRequest::Yield { cause: Cause::Drain { .. }, to: Some(_), .. }), "{orders:?}");
+    assert!(
+        matches!(
+            &orders[1].1,
+            ControlRequest::Yield {
+                cause: Cause::Drain { .. },
+                to: Some(_),
+                ..
+            }
+        ),
+        "{orders:?}"
+    );
 }
 
 #[test]
@@ -218,12 +273,25 @@ fn a_manual_yield_leaves_the_present_node_unless_a_wish_names_a_bad_one() {
     w.submit_and_store(1);
     w.start(1);
     let other = w.node(1 - w.node_of(1));
-    w.step(Input::Yield { ticket: 7, execution: World::id(1), to: None, who: "ann" });
+    w.step(Input::Yield {
+        ticket: 7,
+        execution: World::id(1),
+        to: None,
+        who: "ann",
+    });
     let orders = w.take_controls();
     assert!(matches!(&orders[1].1, ControlRequest::Yield { to: Some(to), .. } if to.node == other));
     let nowhere = "nowhere".parse().unwrap();
-    let out = w.step(Input::Yield { ticket: 8, execution: World::id(1), to: Some(&nowhere), who: "ann" });
-    assert!(matches!(&out[..], [Action::Reply(8, Err(e))] if e.contains("no node nowhere")), "{out:?}");
+    let out = w.step(Input::Yield {
+        ticket: 8,
+        execution: World::id(1),
+        to: Some(&nowhere),
+        who: "ann",
+    });
+    assert!(
+        matches!(&out[..], [Action::Reply(8, Err(e))] if e.contains("no node nowhere")),
+        "{out:?}"
+    );
 }
 
 #[test]
@@ -231,7 +299,10 @@ fn the_second_replica_waits_for_the_preferred_one() {
     let mut w = World::new(2);
     w.rival();
     let mine = (1..100).find(|n| w.submit(*n).iter().any(|a| bound_to(a).is_some()));
-    assert!(mine.is_some(), "what a replica reads itself it places itself");
+    assert!(
+        mine.is_some(),
+        "what a replica reads itself it places itself"
+    );
     // What somebody else submitted and is pending belongs to one of the two.
     let mut at_once = 0;
     for n in 200..220 {
@@ -249,6 +320,9 @@ fn why_names_the_obstacle_and_the_remedy() {
     w.cordon(0, true);
     w.submit_and_store(1);
     let why = w.why(1);
-    assert!(why.candidates[0].rejected[0].contains("cordoned by ann"), "{why:?}");
+    assert!(
+        why.candidates[0].rejected[0].contains("cordoned by ann"),
+        "{why:?}"
+    );
     assert!(!why.would_help.is_empty());
 }

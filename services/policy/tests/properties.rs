@@ -1,5 +1,7 @@
 //! Whatever happens to the cluster, what the policy decides keeps its promises.
 
+#![allow(clippy::unwrap_used, reason = "a test may end so")]
+
 mod world;
 
 use std::collections::BTreeMap;
@@ -58,7 +60,13 @@ impl Checker {
     fn new() -> Self {
         let w = World::new(3);
         let shadow = (0..3).map(|_| Automaton::new(Millis(w.now))).collect();
-        Self { w, silent: [false; 3], shadow, submitted: 0, orders: BTreeMap::new() }
+        Self {
+            w,
+            silent: [false; 3],
+            shadow,
+            submitted: 0,
+            orders: BTreeMap::new(),
+        }
     }
 
     fn exists(&self, n: u64) -> bool {
@@ -71,12 +79,16 @@ impl Checker {
                 self.submitted += 1;
                 self.w.submit_and_store(self.submitted);
             }
-            Step::Start(n) if self.exists(*n) && matches!(self.w.phase(*n), Phase::Bound(_)) => {
-                if !self.silent[self.w.node_of(*n)] {
-                    self.w.start(*n);
-                }
+            Step::Start(n)
+                if self.exists(*n)
+                    && matches!(self.w.phase(*n), Phase::Bound(_))
+                    && !self.silent[self.w.node_of(*n)] =>
+            {
+                self.w.start(*n);
             }
-            Step::Complete(n) if self.exists(*n) && matches!(self.w.phase(*n), Phase::Started(_)) => {
+            Step::Complete(n)
+                if self.exists(*n) && matches!(self.w.phase(*n), Phase::Started(_)) =>
+            {
                 self.w.complete(*n);
             }
             Step::Refuse(n) if self.exists(*n) && matches!(self.w.phase(*n), Phase::Bound(_)) => {
@@ -94,7 +106,12 @@ impl Checker {
             Step::Restart(node) => self.w.restart_node(*node),
             Step::Drain(node, on) => self.w.flag(*node, *on, *on),
             Step::Yield(n) => {
-                self.w.step(Input::Yield { ticket: 1, execution: World::id(*n), to: None, who: "ann" });
+                self.w.step(Input::Yield {
+                    ticket: 1,
+                    execution: World::id(*n),
+                    to: None,
+                    who: "ann",
+                });
                 self.w.carry_out();
             }
             Step::Pass(ms) => {
@@ -111,8 +128,12 @@ impl Checker {
 
     fn observe(&mut self) {
         let threshold = default_thresholds()[&Signal::Memory];
-        if self.w.now % 500 == 0 {
-            let speaking = self.shadow.iter_mut().enumerate().filter(|(i, _)| !self.silent[*i]);
+        if self.w.now.is_multiple_of(500) {
+            let speaking = self
+                .shadow
+                .iter_mut()
+                .enumerate()
+                .filter(|(i, _)| !self.silent[*i]);
             for (i, automaton) in speaking {
                 automaton.observe(Millis(self.w.now), Some(self.w.reading(i)), &threshold);
             }
@@ -121,14 +142,36 @@ impl Checker {
 
     fn obey(&mut self) -> Result<(), TestCaseError> {
         for (node, request) in self.w.take_controls() {
-            let ControlRequest::Yield { execution, epoch, to: Some(to), .. } = &request else { continue };
+            let ControlRequest::Yield {
+                execution,
+                epoch,
+                to: Some(to),
+                ..
+            } = &request
+            else {
+                continue;
+            };
             let index: usize = node.as_str()[1..].parse().unwrap();
             prop_assert_ne!(&to.node, &node, "nobody yields to itself");
             let there: usize = to.node.as_str()[1..].parse().unwrap();
-            let pressed = matches!(self.shadow[there].state(), State::Unviable { .. } | State::Recovering { .. });
-            prop_assert!(!pressed, "{} is no destination: {:?}", to.node, self.shadow[there]);
-            let seen = self.orders.entry((execution.to_string(), *epoch)).or_default();
-            prop_assert!(*seen == 0, "a second destination while the first order stands");
+            let pressed = matches!(
+                self.shadow[there].state(),
+                State::Unviable { .. } | State::Recovering { .. }
+            );
+            prop_assert!(
+                !pressed,
+                "{} is no destination: {:?}",
+                to.node,
+                self.shadow[there]
+            );
+            let seen = self
+                .orders
+                .entry((execution.to_string(), *epoch))
+                .or_default();
+            prop_assert!(
+                *seen == 0,
+                "a second destination while the first order stands"
+            );
             let outcome = if self.silent[index] {
                 ControlOutcome::NoAnswer
             } else {
@@ -136,7 +179,11 @@ impl Checker {
                 ControlOutcome::Taken
             };
             let taken = outcome == ControlOutcome::Taken;
-            self.w.step(Input::Ordered { execution: *execution, epoch: *epoch, outcome });
+            self.w.step(Input::Ordered {
+                execution: *execution,
+                epoch: *epoch,
+                outcome,
+            });
             if taken {
                 self.w.obey(*execution, &request);
                 self.orders.remove(&(execution.to_string(), *epoch));
@@ -160,7 +207,15 @@ impl Checker {
         for ledger in self.w.ledgers.values() {
             let mut epoch = 0;
             for (_, event) in &ledger.history {
-                let Event::Bound { epoch: e, node, decision: Some(decision), .. } = event else { continue };
+                let Event::Bound {
+                    epoch: e,
+                    node,
+                    decision: Some(decision),
+                    ..
+                } = event
+                else {
+                    continue;
+                };
                 epoch += 1;
                 prop_assert_eq!(*e, epoch);
                 prop_assert_eq!(&decision.candidates[0].node, node);
@@ -171,7 +226,15 @@ impl Checker {
             let moves: Vec<u64> = ledger
                 .history
                 .iter()
-                .filter(|(_, e)| matches!(e, Event::Bound { cause: Cause::Pressure { .. }, .. }))
+                .filter(|(_, e)| {
+                    matches!(
+                        e,
+                        Event::Bound {
+                            cause: Cause::Pressure { .. },
+                            ..
+                        }
+                    )
+                })
                 .map(|(at, _)| *at)
                 .collect();
             if let (Some(first), Some(last)) = (moves.first(), moves.last()) {

@@ -127,7 +127,7 @@ async fn copy(
 ) -> Result<(), String> {
     let state = if place.bytes <= limit {
         Some(
-            store::get_state(broker, place)
+            store::get_state(broker, id, place)
                 .await
                 .map_err(|e| e.to_string())?,
         )

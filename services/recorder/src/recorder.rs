@@ -10,6 +10,8 @@ use std::time::Duration;
 use fiec_broker::{Broker, feed, sight};
 use fiec_schemas::messages::RecorderCheckpoint;
 use fiec_schemas::{Timestamp, subjects};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
 use sqlx::PgPool;
 use tokio::task::JoinSet;
@@ -89,7 +91,12 @@ impl Recorder {
     ///
     /// # Errors
     /// When going on would lose or falsify history: see [`RecorderError`].
-    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+    pub fn run(self, stop: CancellationToken) -> BoxFuture<'static, Result<()>> {
+        // Boxed, so that the recorder is compiled here and not again in each program that runs it.
+        self.record_until(stop).boxed()
+    }
+
+    async fn record_until(self, stop: CancellationToken) -> Result<()> {
         let stop = stop.child_token();
         let _stops_all = stop.clone().drop_guard();
         let shared = Shared {

@@ -104,7 +104,8 @@ impl Runner {
             }
             let mut body = message.state;
             if let Some(digest) = message.digest.filter(|_| body.len() > INLINE_STATE_LIMIT) {
-                until_done(|| store::put_state(&shared.broker, digest, &body)).await;
+                let execution = draft.state.execution;
+                until_done(|| store::put_state(&shared.broker, execution, digest, &body)).await;
                 body = Bytes::new();
             }
             append(&shared, draft, body).await

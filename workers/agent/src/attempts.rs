@@ -35,7 +35,12 @@ impl Runner {
         let fetched = match (&place, sigma.or_else(|| self.last.clone())) {
             (_, Some(sigma)) => Ok(sigma),
             (None, None) => Ok(Bytes::new()),
-            (Some(place), None) => self.shared.ledger.state(place).await,
+            (Some(place), None) => {
+                self.shared
+                    .ledger
+                    .state(self.tip.state.execution, place)
+                    .await
+            }
         };
         let state = match fetched {
             Ok(state) => state,

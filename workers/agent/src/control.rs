@@ -53,6 +53,9 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                     .await;
             }
             shared.answer(reply, None).await;
+            if !shared.options.warm {
+                return;
+            }
             tokio::spawn(prepare(shared.clone(), execution, tenant, program));
         }
         ControlRequest::Yield {

@@ -38,7 +38,9 @@ use fiec_broker::{Broker, BrokerError, sight};
 use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig};
 use fiec_schemas::messages::RecorderCheckpoint;
 use fiec_schemas::{Cause, InstanceId, NodeDescriptor, Timestamp, programs, subjects};
+use futures_util::FutureExt as _;
 use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -110,7 +112,16 @@ impl Agent {
     ///
     /// # Errors
     /// When it cannot start, or another instance takes its name.
-    pub async fn run(
+    pub fn run(
+        options: Options,
+        broker: Broker,
+        stop: CancellationToken,
+    ) -> LocalBoxFuture<'static, Result<(), AgentError>> {
+        // Boxed, so that the agent is compiled here and not again in each program that runs it.
+        Self::run_until(options, broker, stop).boxed_local()
+    }
+
+    async fn run_until(
         options: Options,
         broker: Broker,
         stop: CancellationToken,
@@ -144,13 +155,18 @@ impl Agent {
             options.run_dir.clone(),
         )
         .map_err(machine("cannot start a thread"))?;
+        let kept = if options.warm {
+            options.slots as usize + 2
+        } else {
+            0
+        };
         let pool = {
             let (broker, node) = (broker.clone(), options.node.clone());
-            Arc::new(Pool::new(options.slots as usize + 2, spawner, move || {
-                Logs::new(&broker, &node)
-            }))
+            Arc::new(Pool::new(kept, spawner, move || Logs::new(&broker, &node)))
         };
-        pool.warm().await;
+        if options.warm {
+            pool.warm().await;
+        }
         let config = SamplerConfig {
             memory: limit,
             run_dir: Some(options.run_dir.clone()),
@@ -183,7 +199,7 @@ impl Agent {
         tokio::spawn(control::serve(shared.clone(), requests, done.clone()));
         tokio::spawn(handover::receive(shared.clone(), handovers, done.clone()));
         tokio::spawn(follow_recorder(checkpoints, stretch, done.clone()));
-        tokio::spawn(sweep_pool(shared.clone(), done.clone()));
+        tokio::spawn(sweep(shared.clone(), done.clone()));
         let telemetry = tokio::spawn(telemetry::publish(shared.clone(), sampler, done.clone()));
         let pulling = stop.child_token();
         let puller = tokio::spawn(capsules::pull(shared.clone(), pulling.clone()));
@@ -264,12 +280,18 @@ async fn follow_recorder(
     }
 }
 
-async fn sweep_pool(shared: Arc<Shared>, stop: CancellationToken) {
+/// Ends children that were idle for too long, and drops states that nobody needs.
+async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
     let mut tick = tokio::time::interval(Duration::from_secs(5));
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = tick.tick() => shared.pool.sweep(shared.options.child_idle),
+            _ = tick.tick() => {}
+        }
+        shared.pool.sweep(shared.options.child_idle);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = shared.drop_superseded() => {}
         }
     }
 }

@@ -43,6 +43,9 @@ pub struct Options {
     pub child_command: Vec<String>,
     /// How long an idle child is kept; 60 s by default.
     pub child_idle: Duration,
+    /// Whether children are started ahead and kept for the next execution; true by default, false
+    /// only to measure what that is worth.
+    pub warm: bool,
     /// A program parks at a boundary when it could not commit for so long; 30 s by default.
     pub lease: Duration,
     /// How long a drain may take; 30 s by default.
@@ -76,6 +79,7 @@ impl Options {
             heartbeat: Duration::from_secs(1),
             child_command: vec![exe.display().to_string(), "program-child".to_owned()],
             child_idle: Duration::from_secs(60),
+            warm: true,
             lease: Duration::from_secs(30),
             drain_deadline: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(2),

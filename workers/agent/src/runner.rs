@@ -33,6 +33,10 @@ const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> + Send>>;
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "made and taken apart once, never stored"
+)]
 enum Input {
     Settled(Result<Tip, AppendError>),
     Report(Result<Option<(Report, Bytes)>, FrameError>),
@@ -229,6 +233,7 @@ impl Runner {
         let after = std::mem::take(&mut self.after);
         match result {
             Ok(tip) => {
+                self.shared.supersede(&self.tip.state, &tip.state);
                 self.tip = tip;
                 self.flush().await;
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 use bytes::Bytes;
-use fiec_broker::{Broker, Ledger, Tip};
+use fiec_broker::{Broker, Ledger, Tip, store};
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{ControlReply, Destination};
@@ -20,6 +21,11 @@ use crate::pool::Pool;
 
 /// Orders that one execution may have waiting.
 pub const ORDERS: usize = 16;
+
+/// How long a large σ that was superseded stays: readers may be fetching it.
+const SUPERSEDED_AFTER: Duration = Duration::from_secs(15);
+/// Superseded σ that are remembered.
+const SUPERSEDED_LIMIT: usize = 1_024;
 
 /// An order for one execution.
 #[derive(Debug)]
@@ -139,6 +145,7 @@ pub struct Shared {
     live: Mutex<HashMap<ExecutionId, Live>>,
     queue: Mutex<VecDeque<Job>>,
     running: AtomicU32,
+    superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
     /// An execution has left.
     pub left: Notify,
 }
@@ -182,7 +189,43 @@ impl Shared {
             live: Mutex::default(),
             queue: Mutex::default(),
             running: AtomicU32::new(0),
+            superseded: Mutex::default(),
             left: Notify::new(),
+        }
+    }
+
+    /// Notes a large σ that the ledger has gone beyond, to be dropped after [`SUPERSEDED_AFTER`].
+    pub fn supersede(&self, before: &ExecutionState, now: &ExecutionState) {
+        let Some(old) = before.boundary.as_ref().filter(|b| b.seq.is_none()) else {
+            return;
+        };
+        let last = now.boundary.as_ref().filter(|b| b.digest == old.digest);
+        if last.is_none() || now.phase.is_terminal() {
+            let mut superseded = lock(&self.superseded);
+            // Beyond the bound the oldest stays where it is, until the bucket's own age limit.
+            if superseded.len() >= SUPERSEDED_LIMIT {
+                superseded.pop_front();
+            }
+            superseded.push_back((Instant::now(), before.execution, old.digest));
+        }
+    }
+
+    /// Drops the large σ whose time has come.
+    pub async fn drop_superseded(&self) {
+        loop {
+            let due = {
+                let mut superseded = lock(&self.superseded);
+                match superseded.front() {
+                    Some((at, ..)) if at.elapsed() >= SUPERSEDED_AFTER => superseded.pop_front(),
+                    _ => None,
+                }
+            };
+            let Some((_, execution, digest)) = due else {
+                return;
+            };
+            if let Err(error) = store::drop_state(&self.broker, execution, digest).await {
+                tracing::debug!(%execution, %error, "an old state was not dropped");
+            }
         }
     }
 

@@ -91,7 +91,10 @@ async fn a_state_too_large_for_a_message_and_an_output_go_to_the_stores() {
     );
     let place = last.state.boundary.unwrap();
     assert_eq!((place.seq, place.bytes), (None, 3_000_000));
-    assert_eq!(world.ledger.state(&place).await.unwrap().len(), 3_000_000);
+    assert_eq!(
+        world.ledger.state(id, &place).await.unwrap().len(),
+        3_000_000
+    );
 
     let params = json!({ "matrix": { "poisson2d": { "n": 16 } } });
     let line = json!({ "program": "cg@1", "params": params }).to_string();
@@ -178,8 +181,8 @@ async fn a_durable_capsule_resumes_what_was_yielded_without_a_destination() {
         )
         .await;
     // Twice: the second is dropped by its epoch.
-    world.dispatch(&[tip.clone()], &b.node).await;
-    world.dispatch(&[tip], &b.node).await;
+    world.dispatch(std::slice::from_ref(&tip), &b.node).await;
+    world.dispatch(std::slice::from_ref(&tip), &b.node).await;
     let last = world.wait_phase(id, "completed").await;
     assert_eq!(
         result(&last),

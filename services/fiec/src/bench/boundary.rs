@@ -41,7 +41,9 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             let id = format!("{}-{round}", name.replace(' ', "-"));
             let submission = json!({"program": "cg@1", "params": params});
             let execution = submit(&cluster.broker, &id, submission).await?;
-            let span = follow.to_completion(execution, Duration::from_secs(120)).await?;
+            let span = follow
+                .to_completion(execution, Duration::from_secs(120))
+                .await?;
             if round > 0 {
                 ours.push(b.iterations / span.seconds());
                 bare.push(b.iterations / b.seconds);
@@ -51,7 +53,14 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let floor = median(&mut bare);
         // The machine's speed drifts: the ratio is the median of the pairs, not of the medians.
         let value = floor * median(&mut ratios);
-        lab.figures.add("boundary", name, "iterations_per_s", "1/s", value, Some(floor));
+        lab.figures.add(
+            "boundary",
+            name,
+            "iterations_per_s",
+            "1/s",
+            value,
+            Some(floor),
+        );
     }
     cluster.stop().await;
     Ok(())
@@ -74,5 +83,8 @@ async fn bare_loop(params: Value) -> anyhow::Result<Bare> {
         .get("iterations")
         .and_then(Value::as_f64)
         .context("the result names no iterations")?;
-    Ok(Bare { iterations, seconds: outcome.seconds })
+    Ok(Bare {
+        iterations,
+        seconds: outcome.seconds,
+    })
 }

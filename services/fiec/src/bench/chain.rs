@@ -36,7 +36,9 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             "commit": {"every": 1},
         });
         let execution = submit(&cluster.broker, &format!("chain-{round}"), submission).await?;
-        let span = follow.to_completion(execution, Duration::from_secs(60)).await?;
+        let span = follow
+            .to_completion(execution, Duration::from_secs(60))
+            .await?;
         // The last capsule completes the execution; every other one ends in a commit.
         anyhow::ensure!(
             span.commits + 1 >= count as u64,
@@ -50,7 +52,14 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     }
     let floor = median(&mut floors);
     let value = floor * median(&mut ratios);
-    lab.figures.add("chain", "32 KiB", "capsules_per_s", "1/s", value, Some(floor));
+    lab.figures.add(
+        "chain",
+        "32 KiB",
+        "capsules_per_s",
+        "1/s",
+        value,
+        Some(floor),
+    );
     cluster.stop().await;
     Ok(())
 }

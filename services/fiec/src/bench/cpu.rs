@@ -21,7 +21,12 @@ pub fn tree(root: u32) -> Usage {
             usage.seconds += process.seconds;
             usage.resident += process.resident;
         }
-        open.extend(processes.iter().filter(|(_, p)| p.parent == pid).map(|(pid, _)| *pid));
+        open.extend(
+            processes
+                .iter()
+                .filter(|(_, p)| p.parent == pid)
+                .map(|(pid, _)| *pid),
+        );
     }
     usage
 }
@@ -36,16 +41,31 @@ fn snapshot() -> BTreeMap<u32, Process> {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let page = rustix::param::page_size() as u64;
     let mut all = BTreeMap::new();
-    let Ok(entries) = std::fs::read_dir("/proc") else { return all };
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return all;
+    };
     for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|n| n.parse::<u32>().ok())
+        else {
             continue;
         };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
         // The command's name may hold spaces and brackets: fields count from the last bracket.
-        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+        let Some((_, rest)) = stat.rsplit_once(')') else {
+            continue;
+        };
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        let number = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
+        let number = |i: usize| {
+            fields
+                .get(i)
+                .and_then(|f| f.parse::<f64>().ok())
+                .unwrap_or(0.0)
+        };
         // proc(5): state, ppid, …; utime, stime, cutime, cstime are fields 14 to 17, rss is 24.
         all.insert(
             pid,

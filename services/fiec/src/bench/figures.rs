@@ -33,7 +33,10 @@ pub struct Figures {
 impl Figures {
     /// Collects figures; with `json` each is printed at once.
     pub fn new(json: bool) -> Self {
-        Self { json, all: Vec::new() }
+        Self {
+            json,
+            all: Vec::new(),
+        }
     }
 
     /// True when JSON lines are wanted and nothing else may stand on standard output.
@@ -94,7 +97,10 @@ impl Figures {
         println!("{}", machine());
         println!(
             "{}",
-            ui::table(["bench", "case", "metric", "value", "unit", "floor", "ratio"], rows)
+            ui::table(
+                ["bench", "case", "metric", "value", "unit", "floor", "ratio"],
+                rows
+            )
         );
     }
 }
@@ -104,8 +110,11 @@ pub fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo")
         .ok()
         .and_then(|text| {
-            text.lines()
-                .find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim().to_owned()))
+            text.lines().find_map(|l| {
+                l.strip_prefix("model name")?
+                    .split_once(':')
+                    .map(|(_, v)| v.trim().to_owned())
+            })
         })
         .unwrap_or_else(|| "unknown processor".to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -118,7 +127,10 @@ pub fn machine() -> String {
 pub fn quantile(samples: &mut [f64], share: f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let rank = (share * samples.len() as f64).ceil() as usize;
-    samples.get(rank.clamp(1, samples.len().max(1)) - 1).copied().unwrap_or(0.0)
+    samples
+        .get(rank.clamp(1, samples.len().max(1)) - 1)
+        .copied()
+        .unwrap_or(0.0)
 }
 
 /// The median.

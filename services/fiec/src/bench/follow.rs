@@ -40,14 +40,19 @@ impl Follow {
     /// # Errors
     /// When the broker refuses.
     pub async fn open(broker: &Broker) -> anyhow::Result<Self> {
-        Ok(Self { feed: feed::ledger(broker, Start::New).await?.boxed() })
+        Ok(Self {
+            feed: feed::ledger(broker, Start::New).await?.boxed(),
+        })
     }
 
     /// The next message of any execution.
     ///
     /// # Errors
     /// At the deadline.
-    pub async fn next(&mut self, patience: Duration) -> anyhow::Result<(ExecutionId, LedgerMessage)> {
+    pub async fn next(
+        &mut self,
+        patience: Duration,
+    ) -> anyhow::Result<(ExecutionId, LedgerMessage)> {
         loop {
             let item = tokio::time::timeout(patience, self.feed.next())
                 .await
@@ -77,10 +82,16 @@ impl Follow {
             }
             for event in &message.events {
                 match event {
-                    Event::Started { computing_since, .. } if since.is_none() => {
+                    Event::Started {
+                        computing_since, ..
+                    } if since.is_none() => {
                         since = Some(*computing_since);
                     }
-                    Event::Completed { computed_until, capsules, .. } => {
+                    Event::Completed {
+                        computed_until,
+                        capsules,
+                        ..
+                    } => {
                         return Ok(Span {
                             since: since.context("it completed without having started")?,
                             until: *computed_until,
@@ -115,7 +126,10 @@ impl Follow {
             for event in &message.events {
                 match event {
                     Event::Yielded { computed_until, .. } => yielded = Some(*computed_until),
-                    Event::Started { epoch: at, computing_since } if *at >= epoch => {
+                    Event::Started {
+                        epoch: at,
+                        computing_since,
+                    } if *at >= epoch => {
                         let Phase::Started(binding) = &message.state.phase else {
                             bail!("it ended in the message that started it");
                         };

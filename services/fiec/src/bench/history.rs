@@ -24,7 +24,11 @@ use crate::sql;
 /// # Errors
 /// When something could not be started or measured.
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    let options = ClusterOptions { workers: 0, policies: 1, ..Default::default() };
+    let options = ClusterOptions {
+        workers: 0,
+        policies: 1,
+        ..Default::default()
+    };
     let mut cluster = Cluster::start(options, lab.steps).await?;
     // Only the servers, their streams and tables are wanted here.
     cluster.policies.clear();
@@ -51,7 +55,8 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let floor = median(&mut floors);
     let value = floor * median(&mut ratios);
     let case = format!("{} messages", items.len());
-    lab.figures.add("history", &case, "rows_per_s", "1/s", value, Some(floor));
+    lab.figures
+        .add("history", &case, "rows_per_s", "1/s", value, Some(floor));
     cluster.stop().await;
     Ok(())
 }
@@ -94,10 +99,18 @@ async fn record(broker: &Broker, pool: &PgPool, last: u64) -> anyhow::Result<f64
             ),
         )
         .await?;
-        if rows.get(0, "seq").and_then(|t| t.parse::<u64>().ok()).unwrap_or(0) >= last {
+        if rows
+            .get(0, "seq")
+            .and_then(|t| t.parse::<u64>().ok())
+            .unwrap_or(0)
+            >= last
+        {
             break began.elapsed().as_secs_f64();
         }
-        ensure!(Instant::now() < deadline, "the recorder did not reach {last} within a minute");
+        ensure!(
+            Instant::now() < deadline,
+            "the recorder did not reach {last} within a minute"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     stop.cancel();

@@ -21,7 +21,10 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         .chain(&cluster.recorder)
         .map(|p| (p.name.clone(), p.pid()))
         .collect();
-    let before: Vec<f64> = parts.iter().map(|(_, pid)| cpu::tree(*pid).seconds).collect();
+    let before: Vec<f64> = parts
+        .iter()
+        .map(|(_, pid)| cpu::tree(*pid).seconds)
+        .collect();
     lab.steps_message("idle: watching");
     let began = Instant::now();
     tokio::time::sleep(span).await;
@@ -32,11 +35,14 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let percent = (usage.seconds - before) / seconds * 100.0;
         let mb = usage.resident as f64 / 1e6;
         all = (all.0 + percent, all.1 + mb);
-        lab.figures.add("idle", name, "cpu_percent", "%", percent, None);
+        lab.figures
+            .add("idle", name, "cpu_percent", "%", percent, None);
         lab.figures.add("idle", name, "resident_mb", "MB", mb, None);
     }
-    lab.figures.add("idle", "together", "cpu_percent", "%", all.0, None);
-    lab.figures.add("idle", "together", "resident_mb", "MB", all.1, None);
+    lab.figures
+        .add("idle", "together", "cpu_percent", "%", all.0, None);
+    lab.figures
+        .add("idle", "together", "resident_mb", "MB", all.1, None);
     cluster.stop().await;
     Ok(())
 }

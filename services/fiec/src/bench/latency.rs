@@ -30,7 +30,9 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let published = Timestamp::now();
         let submission = json!({"program": "synthetic@1", "params": {"capsules": 1}});
         let execution = submit(&cluster.broker, &format!("start-{number}"), submission).await?;
-        let span = follow.to_completion(execution, Duration::from_secs(10)).await?;
+        let span = follow
+            .to_completion(execution, Duration::from_secs(10))
+            .await?;
         // The first twenty warm the children up.
         if number >= 20 {
             starts.push((span.since.micros() - published.micros()) as f64 / 1e3);
@@ -40,7 +42,8 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     for (metric, share) in [("start_p50_ms", 0.5), ("start_p99_ms", 0.99)] {
         let floor = quantile(&mut floors, share);
         let value = quantile(&mut starts, share);
-        lab.figures.add("latency", "idle", metric, "ms", value, Some(floor));
+        lab.figures
+            .add("latency", "idle", metric, "ms", value, Some(floor));
     }
     cluster.stop().await;
     Ok(())
@@ -49,6 +52,10 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
 /// Milliseconds of one acknowledged publish to a stream.
 async fn floor(broker: &fiec_broker::Broker) -> anyhow::Result<f64> {
     let began = Instant::now();
-    broker.js.publish("fiec.record.bench.floor", "{}".into()).await?.await?;
+    broker
+        .js
+        .publish("fiec.record.bench.floor", "{}".into())
+        .await?
+        .await?;
     Ok(began.elapsed().as_secs_f64() * 1e3)
 }

@@ -101,7 +101,11 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         if args.name != bench && args.name != Bench::All {
             continue;
         }
-        let mut lab = Lab { figures: &mut figures, steps: &steps, quick: args.quick };
+        let mut lab = Lab {
+            figures: &mut figures,
+            steps: &steps,
+            quick: args.quick,
+        };
         match bench {
             Bench::Boundary => boundary::run(&mut lab).await,
             Bench::Chain => chain::run(&mut lab).await,
@@ -164,5 +168,8 @@ async fn submit(
         object.insert("id".to_owned(), id.into());
     }
     publish(broker, submission.to_string()).await?;
-    Ok(ExecutionId::from_client(&tenant()?, &fiec_schemas::ClientId::new(id)?))
+    Ok(ExecutionId::from_client(
+        &tenant()?,
+        &fiec_schemas::ClientId::new(id)?,
+    ))
 }

@@ -58,20 +58,44 @@ async fn measure(
         // Long enough for a few capsules on each node, so that every move is one of a running
         // computation; odd, so that it does not beat with anything.
         tokio::time::sleep(Duration::from_millis(23)).await;
-        let reply =
-            client::execution(&cluster.broker, "yield", &tenant()?, &execution.to_string(), None)
-                .await?;
-        ensure!(reply.error.is_none(), "the move was refused: {:?}", reply.error);
+        let reply = client::execution(
+            &cluster.broker,
+            "yield",
+            &tenant()?,
+            &execution.to_string(),
+            None,
+        )
+        .await?;
+        ensure!(
+            reply.error.is_none(),
+            "the move was refused: {:?}",
+            reply.error
+        );
         let moved = follow.started(execution, at.epoch + 1, patience).await?;
-        ensure!(moved.node != at.node, "it was bound to {} again", moved.node);
-        let yielded = moved.yielded.context("a move without the end of computing before it")?;
+        ensure!(
+            moved.node != at.node,
+            "it was bound to {} again",
+            moved.node
+        );
+        let yielded = moved
+            .yielded
+            .context("a move without the end of computing before it")?;
         gaps.push((moved.since.micros() - yielded.micros()) as f64 / 1e3);
         at = moved;
     }
-    let reply =
-        client::execution(&cluster.broker, "cancel", &tenant()?, &execution.to_string(), None)
-            .await?;
-    ensure!(reply.error.is_none(), "the cancel was refused: {:?}", reply.error);
+    let reply = client::execution(
+        &cluster.broker,
+        "cancel",
+        &tenant()?,
+        &execution.to_string(),
+        None,
+    )
+    .await?;
+    ensure!(
+        reply.error.is_none(),
+        "the cancel was refused: {:?}",
+        reply.error
+    );
     cluster.stop().await;
     Ok(gaps)
 }

@@ -22,12 +22,19 @@ use crate::cluster::{Cluster, ClusterOptions};
 /// # Errors
 /// When something could not be started or measured.
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    let options = ClusterOptions { workers: 0, policies: 1, history: false, ..Default::default() };
+    let options = ClusterOptions {
+        workers: 0,
+        policies: 1,
+        history: false,
+        ..Default::default()
+    };
     let mut cluster = Cluster::start(options, lab.steps).await?;
     // The first one only showed that everything stands; what is measured starts afresh.
     cluster.policies.clear();
     let count = lab.samples(100_000);
-    lab.steps_message(&format!("recover: writing the ledgers of {count} live executions"));
+    lab.steps_message(&format!(
+        "recover: writing the ledgers of {count} live executions"
+    ));
     fill(&cluster.broker, count).await?;
     let mut takeovers = Vec::new();
     let mut floors = Vec::new();
@@ -37,8 +44,11 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         floors.push(floor(&cluster.broker, count).await?);
         let began = Instant::now();
         cluster.start_policy()?;
-        // A policy service answers once it has taken over, and not before.
-        while client::nodes(&cluster.broker).await.is_err() {
+        // Before it has taken over, a policy service answers that it has not.
+        while !client::nodes(&cluster.broker)
+            .await
+            .is_ok_and(|reply| reply.error.is_none())
+        {
             if began.elapsed() > Duration::from_secs(60) {
                 bail!("the policy service did not answer within a minute");
             }
@@ -52,9 +62,11 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let case = format!("{count} executions");
     let takeover = super::figures::median(&mut takeovers);
     let floor = super::figures::median(&mut floors);
-    lab.figures.add("recover", &case, "takeover_s", "s", takeover, Some(floor));
+    lab.figures
+        .add("recover", &case, "takeover_s", "s", takeover, Some(floor));
     let mb = super::figures::median(&mut resident);
-    lab.figures.add("recover", &case, "resident_mb", "MB", mb, None);
+    lab.figures
+        .add("recover", &case, "resident_mb", "MB", mb, None);
     cluster.stop().await;
     Ok(())
 }
@@ -86,9 +98,16 @@ async fn fill(broker: &Broker, count: usize) -> anyhow::Result<()> {
                 cause: Cause::Initial,
                 decision: None,
             },
-            Event::Started { epoch: 1, computing_since: now },
+            Event::Started {
+                epoch: 1,
+                computing_since: now,
+            },
         ];
-        let tip = Tip { seq: 0, digest: None, state };
+        let tip = Tip {
+            seq: 0,
+            digest: None,
+            state,
+        };
         let draft = Draft::new(&tip, events, "bench", now)?;
         in_flight.push_back(ledger.send(draft, bytes::Bytes::new()).await?);
         if in_flight.len() >= 512

@@ -46,10 +46,12 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         }
     }
     let rate = median(&mut rates);
-    lab.figures.add("throughput", "no-op", "executions_per_s", "1/s", rate, None);
+    lab.figures
+        .add("throughput", "no-op", "executions_per_s", "1/s", rate, None);
     for (name, mut samples) in parts {
         let us = median(&mut samples);
-        lab.figures.add("throughput", &name, "cpu_us_per_execution", "us", us, None);
+        lab.figures
+            .add("throughput", &name, "cpu_us_per_execution", "us", us, None);
     }
     cluster.stop().await;
     Ok(())
@@ -63,7 +65,12 @@ async fn flood(broker: &Broker, count: usize) -> anyhow::Result<()> {
     let mut left = count;
     while left > 0 {
         let lines = left.min(LINES_A_MESSAGE);
-        acks.push(broker.js.publish(subject.clone(), line.repeat(lines).into()).await?);
+        acks.push(
+            broker
+                .js
+                .publish(subject.clone(), line.repeat(lines).into())
+                .await?,
+        );
         left -= lines;
     }
     for ack in acks {
@@ -85,9 +92,16 @@ async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
                 .to_owned(),
         )
         .await?;
-        let number = |c| rows.get(0, c).and_then(|t| t.parse::<usize>().ok()).unwrap_or(0);
+        let number = |c| {
+            rows.get(0, c)
+                .and_then(|t| t.parse::<usize>().ok())
+                .unwrap_or(0)
+        };
         if number("completed") >= count {
-            ensure!(number("placed") >= count, "placements are missing from the history");
+            ensure!(
+                number("placed") >= count,
+                "placements are missing from the history"
+            );
             return Ok(());
         }
         ensure!(
@@ -100,11 +114,18 @@ async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
 }
 
 fn usage(cluster: &Cluster) -> Vec<(String, Usage)> {
-    let mut all = vec![("nats-server".to_owned(), cpu::tree(cluster.servers.nats.pid()))];
+    let mut all = vec![(
+        "nats-server".to_owned(),
+        cpu::tree(cluster.servers.nats.pid()),
+    )];
     if let Some(postgres) = &cluster.servers.postgres {
         all.push(("PostgreSQL".to_owned(), cpu::tree(postgres.pid())));
     }
-    let ours = cluster.policies.iter().chain(&cluster.recorder).chain(&cluster.workers);
+    let ours = cluster
+        .policies
+        .iter()
+        .chain(&cluster.recorder)
+        .chain(&cluster.workers);
     all.extend(ours.map(|p| (p.name.clone(), cpu::tree(p.pid()))));
     all
 }

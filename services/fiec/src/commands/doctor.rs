@@ -51,13 +51,21 @@ pub async fn run(global: &Global) -> anyhow::Result<Outcome> {
         ]);
     }
     if !global.json {
-        println!("{}", ui::table(["check", "status", "found", "what to do"], rows));
+        println!(
+            "{}",
+            ui::table(["check", "status", "found", "what to do"], rows)
+        );
     }
     Ok(outcome)
 }
 
 fn check(name: &'static str, status: Status, detail: String, remedy: &str) -> Check {
-    Check { name, status, detail, remedy: remedy.to_owned() }
+    Check {
+        name,
+        status,
+        detail,
+        remedy: remedy.to_owned(),
+    }
 }
 
 fn devices() -> Vec<Check> {
@@ -65,7 +73,11 @@ fn devices() -> Vec<Check> {
     let detail = if found.is_empty() {
         "no CUDA device: programs run on the host".to_owned()
     } else {
-        found.iter().map(|d| d.name.clone()).collect::<Vec<_>>().join(", ")
+        found
+            .iter()
+            .map(|d| d.name.clone())
+            .collect::<Vec<_>>()
+            .join(", ")
     };
     vec![check("CUDA devices", Status::Ok, detail, "")]
 }
@@ -88,7 +100,10 @@ async fn broker(url: &str) -> Vec<Check> {
     let mut checks = vec![check(
         "NATS",
         Status::Ok,
-        format!("{} at {url}, max payload {}", server.version, server.max_payload),
+        format!(
+            "{} at {url}, max payload {}",
+            server.version, server.max_payload
+        ),
         "",
     )];
     checks.push(match broker.js.get_stream(subjects::LEDGER_STREAM).await {
@@ -107,7 +122,11 @@ async fn broker(url: &str) -> Vec<Check> {
     });
     checks.push(match client::nodes(&broker).await {
         Ok(reply) => {
-            let viable = reply.nodes.iter().filter(|n| n.viability == "viable").count();
+            let viable = reply
+                .nodes
+                .iter()
+                .filter(|n| n.viability == "viable")
+                .count();
             let detail = format!("{viable} of {} nodes are viable", reply.nodes.len());
             if viable > 0 {
                 check("policy service and nodes", Status::Ok, detail, "")
@@ -133,13 +152,20 @@ async fn broker(url: &str) -> Vec<Check> {
 async fn database(global: &Global) -> Check {
     let lag = async {
         let pool = global.database().await?;
-        crate::sql::query(&pool, "SELECT count(*)::text AS n FROM executions".to_owned()).await
+        crate::sql::query(
+            &pool,
+            "SELECT count(*)::text AS n FROM executions".to_owned(),
+        )
+        .await
     };
     match lag.await {
         Ok(rows) => check(
             "PostgreSQL",
             Status::Ok,
-            format!("{} executions in the history", rows.get(0, "n").unwrap_or("0")),
+            format!(
+                "{} executions in the history",
+                rows.get(0, "n").unwrap_or("0")
+            ),
             "",
         ),
         Err(error) => check(

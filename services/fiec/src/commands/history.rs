@@ -92,17 +92,28 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
             }
         }
     }
-    for (title, view, order) in [
-        ("Placements", "placement_timeline", "epoch"),
-        ("Rebindings", "rebinding_history", "epoch"),
+    for (title, view, columns) in [
+        (
+            "Placements",
+            "placement_timeline",
+            "epoch, node, cause, bound_at::timestamp(3), computing_since::time(3), \
+             computed_until::time(3), end_reason, gap_ms",
+        ),
+        (
+            "Rebindings",
+            "rebinding_history",
+            "epoch, from_node, to_node, cause, why, boundary, state_bytes, gap_ms",
+        ),
     ] {
+        // A script gets every column, a person those that fit a page.
+        let columns = if json { "*" } else { columns };
         let rows = sql::query(
             pool,
-            format!("SELECT * FROM {view} WHERE execution = '{execution}' ORDER BY {order}"),
+            format!("SELECT {columns} FROM {view} WHERE execution = '{execution}' ORDER BY epoch"),
         )
         .await?;
         if !json && !rows.rows.is_empty() {
-            println!("\n{title} (SELECT * FROM {view})");
+            println!("\n{title} (all columns: SELECT * FROM {view})");
         }
         if !rows.rows.is_empty() {
             rows.print(json);

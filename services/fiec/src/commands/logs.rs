@@ -37,7 +37,12 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let tenant = &args.tenant.tenant;
     let reply = client::execution(&broker, "status", tenant, &args.id, None).await?;
     let Some(state) = reply.state else {
-        eprintln!("{}", reply.error.unwrap_or_else(|| format!("{} is not known", args.id)));
+        eprintln!(
+            "{}",
+            reply
+                .error
+                .unwrap_or_else(|| format!("{} is not known", args.id))
+        );
         return Ok(Outcome::Failed);
     };
     let consumer = broker
@@ -74,7 +79,9 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
         };
         match next {
             Ok(Some(Ok(message))) => {
-                left = message.info().map_or(left.saturating_sub(1), |info| info.pending);
+                left = message
+                    .info()
+                    .map_or(left.saturating_sub(1), |info| info.pending);
                 show(&message.payload, global.json);
             }
             Ok(Some(Err(error))) => tracing::debug!(%error, "log stream"),
@@ -98,7 +105,10 @@ fn show(payload: &[u8], json: bool) {
     }
     match serde_json::from_slice::<LogLine>(payload) {
         Ok(line) => {
-            println!("{} {} e{} {}: {}", line.at, line.node, line.epoch, line.stream, line.line);
+            println!(
+                "{} {} e{} {}: {}",
+                line.at, line.node, line.epoch, line.stream, line.line
+            );
         }
         Err(error) => tracing::warn!(%error, "a log line is not of the expected form"),
     }

@@ -30,7 +30,16 @@ pub async fn list(global: &Global) -> anyhow::Result<Outcome> {
         }
         return Ok(Outcome::Done);
     }
-    let head = ["node", "viability", "slots", "bound", "memory", "limit", "signals", "silent"];
+    let head = [
+        "node",
+        "viability",
+        "slots",
+        "bound",
+        "memory",
+        "limit",
+        "signals",
+        "silent",
+    ];
     println!("{}", ui::table(head, reply.nodes.iter().map(row)));
     Ok(Outcome::Done)
 }
@@ -52,21 +61,34 @@ fn row(node: &NodeStatus) -> Vec<String> {
         v.readings
             .iter()
             .filter(|r| r.signal != fiec_schemas::Signal::Memory)
-            .filter_map(|r| r.value.map(|value| format!("{} {:.0} %", r.signal, value * 100.0)))
+            .filter_map(|r| {
+                r.value
+                    .map(|value| format!("{} {:.0} %", r.signal, value * 100.0))
+            })
             .collect::<Vec<_>>()
             .join(", ")
     });
-    let slots =
-        vector.map_or(d.slots.to_string(), |v| format!("{}/{} busy", v.running_count, v.slots));
+    let slots = vector.map_or(d.slots.to_string(), |v| {
+        format!("{}/{} busy", v.running_count, v.slots)
+    });
     vec![
         d.node.to_string(),
         viability,
         slots,
         node.bound.to_string(),
         memory,
-        format!("{} ({})", ui::bytes(d.memory_limit_bytes), d.memory_limit_source),
-        if node.pressing.is_empty() { signals } else { node.pressing.join("; ") },
-        node.silent_ms.map_or("never heard".to_owned(), |ms| format!("{ms} ms")),
+        format!(
+            "{} ({})",
+            ui::bytes(d.memory_limit_bytes),
+            d.memory_limit_source
+        ),
+        if node.pressing.is_empty() {
+            signals
+        } else {
+            node.pressing.join("; ")
+        },
+        node.silent_ms
+            .map_or("never heard".to_owned(), |ms| format!("{ms} ms")),
     ]
 }
 

@@ -93,7 +93,10 @@ fn print_state(state: &ExecutionState, reply: &ApiReply) {
         ("phase", state.phase.as_str().to_owned()),
     ];
     if let Phase::Bound(b) | Phase::Started(b) = &state.phase {
-        rows.push(("node", format!("{} ({}), epoch {}", b.node, b.substrate, state.epoch)));
+        rows.push((
+            "node",
+            format!("{} ({}), epoch {}", b.node, b.substrate, state.epoch),
+        ));
     }
     if let Some(spec) = &state.spec {
         rows.push(("program", spec.program.clone()));
@@ -102,7 +105,11 @@ fn print_state(state: &ExecutionState, reply: &ApiReply) {
     if let Some(place) = &state.boundary {
         rows.push((
             "committed",
-            format!("boundary {}, state of {}", place.index, ui::bytes(place.bytes)),
+            format!(
+                "boundary {}, state of {}",
+                place.index,
+                ui::bytes(place.bytes)
+            ),
         ));
     }
     if let Some(p) = &reply.progress {

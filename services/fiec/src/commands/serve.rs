@@ -128,9 +128,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     if let Some(folder) = args.input_dir {
         options.data_dir = folder;
     }
-    if args.cold {
-        options.child_idle = Duration::ZERO;
-    }
+    options.warm = !args.cold;
     let broker = global.broker(&format!("worker {node}")).await?;
     let stop = stop_on_signals(options.leave_now.clone())?;
     fiec_agent::Agent::run(options, broker, stop).await?;
@@ -157,7 +155,9 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
     options.http = Some(args.http.http);
     options.policy.liveness_ms = args.liveness_ms;
     let stop = stop_on_signals(CancellationToken::new())?;
-    fiec_policy_service::PolicyService::new(options, broker).run(stop).await?;
+    fiec_policy_service::PolicyService::new(options, broker)
+        .run(stop)
+        .await?;
     Ok(Outcome::Done)
 }
 
@@ -188,7 +188,9 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
         ..fiec_recorder::RecorderOptions::default()
     };
     let stop = stop_on_signals(CancellationToken::new())?;
-    fiec_recorder::Recorder::new(options, broker, pool).run(stop).await?;
+    fiec_recorder::Recorder::new(options, broker, pool)
+        .run(stop)
+        .await?;
     Ok(Outcome::Done)
 }
 
@@ -223,7 +225,9 @@ fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationT
 
 /// Reads `512MiB`, `2GiB`, `1000000`.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit: u64 = match unit.trim() {
         "" | "B" => 1,
@@ -233,30 +237,41 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         "TiB" | "T" => 1 << 40,
         other => return Err(format!("unit {other:?} is not B, KiB, MiB, GiB or TiB")),
     };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size, e.g. 512MiB"))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no size, e.g. 512MiB"))?;
     let bytes = number * unit as f64;
     if (1.0..9.0e18).contains(&bytes) {
         Ok(bytes as u64)
     } else {
-        Err(format!("{text:?} must be at least one byte and below 8 EiB"))
+        Err(format!(
+            "{text:?} must be at least one byte and below 8 EiB"
+        ))
     }
 }
 
 fn parse_threshold(text: &str) -> Result<(Signal, Threshold), String> {
     let form = || format!("{text:?} must be signal=high:low:dwell_ms, e.g. memory=0.9:0.75:10000");
     let (name, numbers) = text.split_once('=').ok_or_else(form)?;
-    let signal = Signal::ALL.into_iter().find(|s| s.as_str() == name).ok_or_else(|| {
-        let known: Vec<_> = Signal::ALL.iter().map(|s| s.as_str()).collect();
-        format!("{name:?} is no signal; there are {}", known.join(", "))
-    })?;
+    let signal = Signal::ALL
+        .into_iter()
+        .find(|s| s.as_str() == name)
+        .ok_or_else(|| {
+            let known: Vec<_> = Signal::ALL.iter().map(|s| s.as_str()).collect();
+            format!("{name:?} is no signal; there are {}", known.join(", "))
+        })?;
     let parts: Vec<&str> = numbers.split(':').collect();
-    let [high, low, dwell] = parts.as_slice() else { return Err(form()) };
+    let [high, low, dwell] = parts.as_slice() else {
+        return Err(form());
+    };
     let threshold = Threshold {
         high: high.parse().map_err(|_| form())?,
         low: low.parse().map_err(|_| form())?,
         dwell_ms: dwell.parse().map_err(|_| form())?,
     };
-    threshold.check().map_err(|(field, rule)| format!("{field} {rule}"))?;
+    threshold
+        .check()
+        .map_err(|(field, rule)| format!("{field} {rule}"))?;
     Ok((signal, threshold))
 }
 
@@ -281,8 +296,20 @@ mod tests {
     #[test]
     fn a_threshold_that_breaks_its_rule_is_refused_with_the_field() {
         assert!(parse_threshold("memory=0.9:0.75:1000").is_ok());
-        assert!(parse_threshold("memory=0.5:0.75:1000").unwrap_err().contains("low"));
-        assert!(parse_threshold("mood=0.5:0.1:1").unwrap_err().contains("no signal"));
-        assert!(parse_threshold("memory=0.5").unwrap_err().contains("high:low"));
+        assert!(
+            parse_threshold("memory=0.5:0.75:1000")
+                .unwrap_err()
+                .contains("low")
+        );
+        assert!(
+            parse_threshold("mood=0.5:0.1:1")
+                .unwrap_err()
+                .contains("no signal")
+        );
+        assert!(
+            parse_threshold("memory=0.5")
+                .unwrap_err()
+                .contains("high:low")
+        );
     }
 }

@@ -65,7 +65,10 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
                        "existing": taken.existing})
             );
         } else if taken.existing {
-            println!("{}  (line {}: the same submission was there before)", taken.id, taken.line);
+            println!(
+                "{}  (line {}: the same submission was there before)",
+                taken.id, taken.line
+            );
         } else {
             println!("{}", taken.id);
         }
@@ -76,7 +79,11 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         eprintln!("{}: {error}", args.file.display());
     }
-    let mut outcome = if errors.is_empty() { Outcome::Done } else { Outcome::BadInput };
+    let mut outcome = if errors.is_empty() {
+        Outcome::Done
+    } else {
+        Outcome::BadInput
+    };
     if taken.is_empty() && errors.is_empty() {
         eprintln!("{}: there is no submission in it", args.file.display());
         return Ok(Outcome::BadInput);
@@ -91,7 +98,9 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
 fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
     if file.as_os_str() == "-" {
         let mut text = Vec::new();
-        std::io::stdin().read_to_end(&mut text).context("cannot read standard input")?;
+        std::io::stdin()
+            .read_to_end(&mut text)
+            .context("cannot read standard input")?;
         return Ok(text);
     }
     std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
@@ -106,7 +115,9 @@ fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
     {
         return vec![(1, serde_json::to_vec(&object).unwrap_or_default())];
     }
-    lines(text).map(|(number, line)| (number, line.to_vec())).collect()
+    lines(text)
+        .map(|(number, line)| (number, line.to_vec()))
+        .collect()
 }
 
 async fn submit_all(
@@ -137,7 +148,9 @@ async fn submit_all(
             numbers.push(*number);
         }
         let full = numbers.len() >= REQUEST_LINES
-            || rest.peek().is_none_or(|(_, next)| request.len() + next.len() > REQUEST_BYTES);
+            || rest
+                .peek()
+                .is_none_or(|(_, next)| request.len() + next.len() > REQUEST_BYTES);
         if full && !numbers.is_empty() {
             let body = Bytes::from(std::mem::take(&mut request));
             let reply = client::submit(broker, tenant, body).await?;
@@ -154,9 +167,10 @@ async fn submit_all(
                 client_id: a.client_id,
                 existing: a.existing,
             }));
-            errors.extend(
-                reply.errors.into_iter().map(|e| LineError { line: place(e.line), ..e }),
-            );
+            errors.extend(reply.errors.into_iter().map(|e| LineError {
+                line: place(e.line),
+                ..e
+            }));
             numbers.clear();
         }
     }
@@ -197,8 +211,7 @@ async fn wait_all(
         let round: Vec<ExecutionId> = live.keys().copied().take(1_000).collect();
         let before = live.len();
         for id in round {
-            let reply =
-                client::execution(broker, "status", tenant, &id.to_string(), None).await?;
+            let reply = client::execution(broker, "status", tenant, &id.to_string(), None).await?;
             let Some(state) = reply.state else { continue };
             if let Some(progress) = &reply.progress {
                 bar.set_message(match (progress.of, &progress.note) {

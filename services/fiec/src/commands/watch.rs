@@ -99,13 +99,19 @@ fn stand(state: &ExecutionState) -> String {
 
 /// The events of a message, each in one line for people.
 pub fn in_words(message: &LedgerMessage) -> Vec<String> {
-    message.events.iter().map(|event| event_in_words(event, &message.state)).collect()
+    message
+        .events
+        .iter()
+        .map(|event| event_in_words(event, &message.state))
+        .collect()
 }
 
 fn event_in_words(event: &Event, state: &ExecutionState) -> String {
     match event {
         Event::Submitted => "submitted".to_owned(),
-        Event::Bound { epoch, node, cause, .. } => match cause {
+        Event::Bound {
+            epoch, node, cause, ..
+        } => match cause {
             Cause::Initial => format!("bound to {node} (epoch {epoch})"),
             cause => format!("bound to {node} (epoch {epoch}): {}", cause.in_words()),
         },
@@ -116,17 +122,28 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         Event::Boundary(b) => {
             let of = b.of.map_or(String::new(), |of| format!(" of {of}"));
             let note = b.note.as_ref().map_or(String::new(), |n| format!(", {n}"));
-            format!("boundary {}{of} committed, state of {}{note}", b.index, ui::bytes(b.bytes))
+            format!(
+                "boundary {}{of} committed, state of {}{note}",
+                b.index,
+                ui::bytes(b.bytes)
+            )
         }
         Event::Yielded { cause, .. } => format!("yielded: {}", cause.in_words()),
         Event::Refused { reason, .. } => format!("refused by its node: {reason}"),
         Event::Paused { who } => format!("paused by {who}"),
         Event::Resumed { who } => format!("resumed by {who}"),
         Event::Requested { who, what } => format!("{what} requested by {who}"),
-        Event::Crashed { attempt, exit, backoff_ms, .. } => {
+        Event::Crashed {
+            attempt,
+            exit,
+            backoff_ms,
+            ..
+        } => {
             format!("program crashed ({exit}), attempt {attempt}, again in {backoff_ms} ms")
         }
-        Event::Completed { capsules, result, .. } => {
+        Event::Completed {
+            capsules, result, ..
+        } => {
             format!("completed after {capsules} capsules: {result}")
         }
         Event::Failed { reason, .. } => format!("failed: {reason}"),

@@ -12,6 +12,11 @@ use super::{print_verdicts, verdict};
 use crate::cluster::Cluster;
 use crate::sql::{self, Rows};
 
+const REBINDINGS: &str = "SELECT epoch, from_node, to_node, cause, why, boundary, state_bytes, \
+                          gap_ms\n  FROM rebinding_history";
+const PLACEMENTS: &str = "SELECT epoch, node, cause, computing_since::time(3), \
+                          computed_until::time(3), end_reason\n  FROM placement_timeline";
+
 /// What happened, ready to be checked.
 pub(super) struct Scene<'a> {
     pub cluster: &'a Cluster,
@@ -28,14 +33,16 @@ impl Scene<'_> {
     pub async fn check(&self) -> anyhow::Result<bool> {
         let result = self.result();
         let rebindings = self.history().await?;
-        let timeline = self.query("placement_timeline").await?;
+        let timeline = self.query(PLACEMENTS).await?;
         if !self.json {
-            println!("\nSELECT * FROM rebinding_history WHERE execution = '{}';", self.execution);
-            println!("{}", rebindings.table());
-            println!("SELECT * FROM placement_timeline WHERE execution = '{}';", self.execution);
-            println!("{}\n", timeline.table());
+            println!("\n{}\n{}", self.sql(REBINDINGS), rebindings.table());
+            println!("{}\n{}\n", self.sql(PLACEMENTS), timeline.table());
         }
-        let pool = self.cluster.pool.as_ref().context("the demo's cluster has history")?;
+        let pool = self
+            .cluster
+            .pool
+            .as_ref()
+            .context("the demo's cluster has history")?;
         let page = fiec_recorder::report::render(pool, self.execution).await?;
         if let Some(folder) = self.report.parent() {
             std::fs::create_dir_all(folder)
@@ -50,7 +57,7 @@ impl Scene<'_> {
         let tolerance = 1e-10;
         let pressure = rebindings.get(0, "cause") == Some("pressure");
         let from_source = rebindings.get(0, "from_node") == Some(self.source.as_str());
-        let committed: Vec<u64> = self.indices(&timeline);
+        let committed = self.boundaries().await?;
         let claims = [
             (
                 matches!(self.last.state.phase, Phase::Completed),
@@ -59,8 +66,11 @@ impl Scene<'_> {
             ),
             (
                 pressure && from_source,
-                format!("it was rebound from {} because of memory pressure", self.source),
-                rebindings.get(0, "cause_in_words").unwrap_or("no row").to_owned(),
+                format!(
+                    "it was rebound from {} because of memory pressure",
+                    self.source
+                ),
+                rebindings.get(0, "why").unwrap_or("no row").to_owned(),
             ),
             (
                 residual.is_some_and(|r| r <= tolerance),
@@ -83,9 +93,10 @@ impl Scene<'_> {
                 ),
             ),
             (
-                committed.windows(2).all(|w| w[0] <= w[1]),
-                "progress never went back".to_owned(),
-                format!("{} commits", self.last.state.totals.commits),
+                committed.len() as u64 == self.last.state.totals.commits
+                    && committed.is_sorted_by(|a, b| a < b),
+                "progress never went back, and every commit is recorded".to_owned(),
+                format!("{} boundaries committed", committed.len()),
             ),
         ];
         let held = claims.iter().all(|(ok, _, _)| *ok);
@@ -117,14 +128,21 @@ impl Scene<'_> {
             .unwrap_or(Value::Null)
     }
 
-    async fn query(&self, view: &str) -> anyhow::Result<Rows> {
-        let pool = self.cluster.pool.as_ref().context("the demo's cluster has history")?;
-        let id = self.execution;
-        sql::query(
-            pool,
-            format!("SELECT * FROM {view} WHERE execution = '{id}' ORDER BY epoch"),
+    /// A query as a person would type it into psql.
+    fn sql(&self, select: &str) -> String {
+        format!(
+            "{select}\n WHERE execution = '{}' ORDER BY epoch;",
+            self.execution
         )
-        .await
+    }
+
+    async fn query(&self, select: &str) -> anyhow::Result<Rows> {
+        let pool = self
+            .cluster
+            .pool
+            .as_ref()
+            .context("the demo's cluster has history")?;
+        sql::query(pool, self.sql(select)).await
     }
 
     /// The rebindings, once the recorder has told PostgreSQL that the execution ended.
@@ -132,26 +150,47 @@ impl Scene<'_> {
         loop {
             let summary = self.ended().await?;
             if summary {
-                return self.query("rebinding_history").await;
+                return self.query(REBINDINGS).await;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     async fn ended(&self) -> anyhow::Result<bool> {
-        let pool = self.cluster.pool.as_ref().context("the demo's cluster has history")?;
+        let pool = self
+            .cluster
+            .pool
+            .as_ref()
+            .context("the demo's cluster has history")?;
         let rows = sql::query(
             pool,
-            format!("SELECT phase::text AS phase FROM executions WHERE id = '{}'", self.execution),
+            format!(
+                "SELECT phase::text AS phase FROM executions WHERE id = '{}'",
+                self.execution
+            ),
         )
         .await?;
         Ok(rows.get(0, "phase") == Some(self.last.state.phase.as_str()))
     }
 
-    fn indices(&self, timeline: &Rows) -> Vec<u64> {
-        (0..timeline.rows.len())
-            .filter_map(|row| timeline.get(row, "last_boundary")?.parse().ok())
-            .collect()
+    /// The committed boundaries in the order in which the ledger has them.
+    async fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
+        let pool = self
+            .cluster
+            .pool
+            .as_ref()
+            .context("the demo's cluster has history")?;
+        let rows = sql::query(
+            pool,
+            format!(
+                "SELECT index::text AS index FROM boundaries WHERE execution = '{}' ORDER BY ordinal",
+                self.execution
+            ),
+        )
+        .await?;
+        Ok((0..rows.rows.len())
+            .filter_map(|row| rows.get(row, "index")?.parse().ok())
+            .collect())
     }
 }
 

@@ -60,9 +60,16 @@ pub async fn run(args: DemoArgs, json: bool) -> anyhow::Result<Outcome> {
     let cluster = Cluster::start(
         ClusterOptions {
             data_dir: args.data_dir.clone(),
-            worker_args: ["--slots", "1", "--memory-limit", LIMIT, "--threshold", THRESHOLD]
-                .map(str::to_owned)
-                .to_vec(),
+            worker_args: [
+                "--slots",
+                "1",
+                "--memory-limit",
+                LIMIT,
+                "--threshold",
+                THRESHOLD,
+            ]
+            .map(str::to_owned)
+            .to_vec(),
             ..ClusterOptions::default()
         },
         &steps,
@@ -72,12 +79,20 @@ pub async fn run(args: DemoArgs, json: bool) -> anyhow::Result<Outcome> {
     steps.step("stopping everything");
     if outcome.is_err() {
         eprintln!("logs are in {}", cluster.data_dir().join("logs").display());
-        for process in cluster.workers.iter().chain(&cluster.policies).chain(&cluster.recorder) {
+        for process in cluster
+            .workers
+            .iter()
+            .chain(&cluster.policies)
+            .chain(&cluster.recorder)
+        {
             eprintln!("--- {}\n{}", process.name, process.tail(6));
         }
     }
     cluster.stop().await;
-    steps.finish(&format!("stopped; {:.1} s in all", began.elapsed().as_secs_f64()));
+    steps.finish(&format!(
+        "stopped; {:.1} s in all",
+        began.elapsed().as_secs_f64()
+    ));
     outcome
 }
 
@@ -105,16 +120,20 @@ async fn scene(
 
     // Until some boundaries are committed on the first node.
     let source = timeline
-        .until(execution, left(began)?, |message| match &message.state.phase {
-            Phase::Started(binding) if message.state.totals.commits >= 2 => {
-                Some(binding.node.clone())
+        .until(execution, left(began)?, |message| {
+            match &message.state.phase {
+                Phase::Started(binding) if message.state.totals.commits >= 2 => {
+                    Some(binding.node.clone())
+                }
+                _ => None,
             }
-            _ => None,
         })
         .await
         .context("the execution did not start computing")?;
 
-    timeline.say(&format!("real memory pressure on {source}: a process fills its limit to 88 %"));
+    timeline.say(&format!(
+        "real memory pressure on {source}: a process fills its limit to 88 %"
+    ));
     let mut pressure = press(cluster, &source).await?;
     let moved = timeline
         .until(execution, left(began)?, |message| moved(message, &source))
@@ -163,7 +182,9 @@ fn left(began: Instant) -> anyhow::Result<Duration> {
 /// When it is in neither place.
 pub fn matrix() -> anyhow::Result<PathBuf> {
     let relative = Path::new("examples/data/bcsstk16.mtx");
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(relative);
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(relative);
     [relative.to_owned(), built]
         .into_iter()
         .find_map(|path| path.canonicalize().ok())
@@ -193,7 +214,10 @@ async fn submit(
         .await?
         .await
         .context("the submission was not stored")?;
-    Ok(ExecutionId::from_client(tenant, &fiec_schemas::ClientId::new("dam")?))
+    Ok(ExecutionId::from_client(
+        tenant,
+        &fiec_schemas::ClientId::new("dam")?,
+    ))
 }
 
 /// Starts the process that fills the node's memory.
@@ -212,7 +236,12 @@ async fn press(cluster: &Cluster, node: &NodeId) -> anyhow::Result<Process> {
         "--limit-bytes".to_owned(),
         status.descriptor.memory_limit_bytes.to_string(),
         "--run-dir".to_owned(),
-        cluster.data_dir().join("run").join(node.as_str()).display().to_string(),
+        cluster
+            .data_dir()
+            .join("run")
+            .join(node.as_str())
+            .display()
+            .to_string(),
         "--used-bytes".to_owned(),
         format!("{used:.0}"),
         "--share".to_owned(),
@@ -226,14 +255,23 @@ async fn press(cluster: &Cluster, node: &NodeId) -> anyhow::Result<Process> {
 
 /// The node to which a message says that the execution has moved and computes.
 fn moved(message: &LedgerMessage, source: &NodeId) -> Option<NodeId> {
-    let Phase::Started(binding) = &message.state.phase else { return None };
-    let begun = message.events.iter().any(|e| matches!(e, Event::Started { .. }));
+    let Phase::Started(binding) = &message.state.phase else {
+        return None;
+    };
+    let begun = message
+        .events
+        .iter()
+        .any(|e| matches!(e, Event::Started { .. }));
     (begun && binding.node != *source).then(|| binding.node.clone())
 }
 
 /// A line of the demo's verdict.
 fn verdict(ok: bool, claim: &str, found: &str) -> Vec<String> {
-    vec![if ok { "✓" } else { "✗" }.to_owned(), claim.to_owned(), found.to_owned()]
+    vec![
+        if ok { "✓" } else { "✗" }.to_owned(),
+        claim.to_owned(),
+        found.to_owned(),
+    ]
 }
 
 fn print_verdicts(rows: Vec<Vec<String>>) {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fiec_broker::Broker;
-use fiec_broker::feed::{self, FeedItem, Start};
 use fiec_broker::BrokerError;
+use fiec_broker::feed::{self, FeedItem, Start};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -30,7 +30,12 @@ impl Timeline {
     /// When the broker refuses.
     pub async fn open(broker: &Broker, quiet: bool) -> anyhow::Result<Self> {
         let feed = feed::ledger(broker, Start::New).await?.boxed();
-        Ok(Self { feed, began: Instant::now(), quiet, commit_shown: None })
+        Ok(Self {
+            feed,
+            began: Instant::now(),
+            quiet,
+            commit_shown: None,
+        })
     }
 
     /// Prints a line of our own.
@@ -81,9 +86,15 @@ impl Timeline {
         if self.quiet {
             return;
         }
-        let only_commit = message.events.iter().all(|e| matches!(e, Event::Boundary(_)));
+        let only_commit = message
+            .events
+            .iter()
+            .all(|e| matches!(e, Event::Boundary(_)));
         if only_commit {
-            if self.commit_shown.is_some_and(|at| at.elapsed() < COMMIT_LINES) {
+            if self
+                .commit_shown
+                .is_some_and(|at| at.elapsed() < COMMIT_LINES)
+            {
                 return;
             }
             self.commit_shown = Some(Instant::now());

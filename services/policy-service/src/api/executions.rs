@@ -6,9 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry};
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest};
-use fiec_schemas::{
-    Binding, ClientId, Event, ExecutionId, Phase, Tenant, Timestamp,
-};
+use fiec_schemas::{Binding, ClientId, Event, ExecutionId, Phase, Tenant, Timestamp};
 
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::effects::NoReply;
@@ -34,8 +32,18 @@ impl Api {
             "why" => self.why(entry).await,
             "yield" => {
                 let to = request.to;
-                let said = self.ask(|reply| Ask::Yield { execution: id, to, who, reply }).await?;
-                Ok(ApiReply { message: said?, ..ApiReply::default() })
+                let said = self
+                    .ask(|reply| Ask::Yield {
+                        execution: id,
+                        to,
+                        who,
+                        reply,
+                    })
+                    .await?;
+                Ok(ApiReply {
+                    message: said?,
+                    ..ApiReply::default()
+                })
             }
             _ => self.change(verb, &tenant, entry, who).await,
         }
@@ -44,7 +52,10 @@ impl Api {
     /// The last message of the execution of this UUID or client's id.
     async fn find(&self, tenant: &Tenant, id: &str) -> Answered<Entry> {
         let uuid = id.parse::<ExecutionId>().ok();
-        let client = id.parse::<ClientId>().ok().map(|c| ExecutionId::from_client(tenant, &c));
+        let client = id
+            .parse::<ClientId>()
+            .ok()
+            .map(|c| ExecutionId::from_client(tenant, &c));
         if uuid.is_none() && client.is_none() {
             return Err(format!("{id:?} is neither a UUID nor a client's id"));
         }
@@ -68,20 +79,35 @@ impl Api {
     async fn status(&self, entry: Entry) -> Answered<ApiReply> {
         let id = entry.message.state.execution;
         // The state is the ledger's; progress is a courtesy of the core.
-        let progress = self.ask(|reply| Ask::Progress(id, reply)).await.ok().flatten();
+        let progress = self
+            .ask(|reply| Ask::Progress(id, reply))
+            .await
+            .ok()
+            .flatten();
         let progress = progress.filter(|p| p.epoch == entry.message.state.epoch);
-        Ok(ApiReply { state: Some(entry.message.state), progress, ..ApiReply::default() })
+        Ok(ApiReply {
+            state: Some(entry.message.state),
+            progress,
+            ..ApiReply::default()
+        })
     }
 
     async fn why(&self, entry: Entry) -> Answered<ApiReply> {
         let state = entry.message.state;
         let id = state.execution;
         if state.phase.is_terminal() {
-            return Err(format!("{id} is {}; `fiec history {id}` tells its decisions", state.phase.as_str()));
+            return Err(format!(
+                "{id} is {}; `fiec history {id}` tells its decisions",
+                state.phase.as_str()
+            ));
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
         let why = why.ok_or_else(|| format!("{id} is not known yet; try again"))?;
-        Ok(ApiReply { why: Some(why), state: Some(state), ..ApiReply::default() })
+        Ok(ApiReply {
+            why: Some(why),
+            state: Some(state),
+            ..ApiReply::default()
+        })
     }
 
     async fn change(
@@ -120,14 +146,26 @@ impl Api {
                 ("pause", _) => Event::Paused { who: who.clone() },
                 _ => return Err(format!("there is no request {verb}")),
             };
-            let draft = Draft::new(&entry.into(), vec![event], &self.effects.author, Timestamp::now())
-                .map_err(|error| error.to_string())?;
+            let draft = Draft::new(
+                &entry.into(),
+                vec![event.clone()],
+                &self.effects.author,
+                Timestamp::now(),
+            )
+            .map_err(|error| error.to_string())?;
             match self.effects.ledger.append(draft, Bytes::new()).await {
                 Ok(tip) => {
                     let state = tip.state.clone();
-                    let _ = self.effects.outcomes.send(Outcome::Changed(Box::new(tip)));
+                    let _ = self
+                        .effects
+                        .outcomes
+                        .send(Outcome::Changed(Box::new(tip), vec![event]));
                     let message = format!("{id} is {}", state.phase.as_str());
-                    return Ok(ApiReply { message, state: Some(state), ..ApiReply::default() });
+                    return Ok(ApiReply {
+                        message,
+                        state: Some(state),
+                        ..ApiReply::default()
+                    });
                 }
                 Err(AppendError::Conflict) => {
                     let last = self.effects.ledger.last(tenant, id).await;
@@ -138,23 +176,38 @@ impl Api {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Err(format!("{id} moves on faster than it can be changed; try again"))
+        Err(format!(
+            "{id} moves on faster than it can be changed; try again"
+        ))
     }
 
     /// The last message, where it differs from the one at hand.
-    async fn moved_on(&self, tenant: &Tenant, id: ExecutionId, seen: &Entry) -> Answered<Option<Entry>> {
-        let last = self.effects.ledger.last(tenant, id).await.map_err(|error| error.to_string())?;
+    async fn moved_on(
+        &self,
+        tenant: &Tenant,
+        id: ExecutionId,
+        seen: &Entry,
+    ) -> Answered<Option<Entry>> {
+        let last = self
+            .effects
+            .ledger
+            .last(tenant, id)
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(last.filter(|last| {
-            last.seq != seen.seq && !matches!(
-                (&last.message.state.phase, &seen.message.state.phase),
-                (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
-            )
+            last.seq != seen.seq
+                && !matches!(
+                    (&last.message.state.phase, &seen.message.state.phase),
+                    (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
+                )
         }))
     }
 
     async fn is_lost(&self, binding: &Binding) -> bool {
         let nodes = self.ask(Ask::Nodes).await.unwrap_or_default();
-        nodes.iter().any(|n| n.descriptor.node == binding.node && n.viability == "lost")
+        nodes
+            .iter()
+            .any(|n| n.descriptor.node == binding.node && n.viability == "lost")
     }
 
     async fn pass_on(
@@ -171,10 +224,21 @@ impl Api {
             ControlRequest::Pause { execution, who }
         };
         let node = &binding.node;
-        match self.effects.control(node, &request, self.options.control_timeout).await {
+        match self
+            .effects
+            .control(node, &request, self.options.control_timeout)
+            .await
+        {
             Ok(_) => {
-                let when = if verb == "cancel" { "now" } else { "at its next boundary" };
-                Ok(ApiReply { message: format!("{node} will {verb} {execution} {when}"), ..ApiReply::default() })
+                let when = if verb == "cancel" {
+                    "now"
+                } else {
+                    "at its next boundary"
+                };
+                Ok(ApiReply {
+                    message: format!("{node} will {verb} {execution} {when}"),
+                    ..ApiReply::default()
+                })
             }
             Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
             Err(NoReply::Silent(reason)) => Err(format!(

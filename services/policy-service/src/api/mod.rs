@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_nats::service::{Request, ServiceExt, error::Error};
-use fiec_schemas::messages::ApiReply;
 use fiec_schemas::Tenant;
+use fiec_schemas::messages::ApiReply;
 use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use serde::Serialize;
@@ -52,7 +52,10 @@ pub async fn serve(
     options: Options,
     loaded: Arc<AtomicBool>,
 ) -> Result<(), ServiceError> {
-    let failed = |reason: String| ServiceError::Task { task: "api", reason };
+    let failed = |reason: String| ServiceError::Task {
+        task: "api",
+        reason,
+    };
     let service = effects
         .broker
         .client
@@ -71,12 +74,18 @@ pub async fn serve(
             .map_err(|error| failed(format!("cannot add the endpoint {name}: {error}")))?;
         endpoints.push(endpoint.map(move |request| (name, request)));
     }
-    let api = Api { effects, options: Arc::new(options), loaded };
+    let api = Api {
+        effects,
+        options: Arc::new(options),
+        loaded,
+    };
     let room = Arc::new(Semaphore::new(AT_ONCE));
     let mut requests = select_all(endpoints);
     while let Some((name, request)) = requests.next().await {
         let (api, room) = (api.clone(), Arc::clone(&room));
-        let Ok(permit) = room.acquire_owned().await else { break };
+        let Ok(permit) = room.acquire_owned().await else {
+            break;
+        };
         tokio::spawn(async move {
             api.answer(name, request).await;
             drop(permit);
@@ -91,7 +100,12 @@ type Answered<T> = Result<T, String>;
 impl Api {
     async fn answer(&self, name: &'static str, request: Request) {
         let payload = &request.message.payload;
-        let tenant = request.message.subject.rsplit('.').next().unwrap_or_default();
+        let tenant = request
+            .message
+            .subject
+            .rsplit('.')
+            .next()
+            .unwrap_or_default();
         let answer = if name == "submit" {
             json(&self.submit(tenant, payload).await)
         } else {
@@ -100,7 +114,10 @@ impl Api {
                 "cordon" | "uncordon" | "drain" => self.node(name, payload).await,
                 _ => self.execution(name, tenant, payload).await,
             };
-            json(&reply.unwrap_or_else(|error| ApiReply { error: Some(error), ..ApiReply::default() }))
+            json(&reply.unwrap_or_else(|error| ApiReply {
+                error: Some(error),
+                ..ApiReply::default()
+            }))
         };
         if let Err(error) = request.respond(answer).await {
             tracing::warn!(%error, name, "cannot answer a request");
@@ -110,11 +127,16 @@ impl Api {
     /// Asks the core.
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Answered<T> {
         if !self.loaded.load(Ordering::Relaxed) {
-            return Err("the policy service is still taking over the ledgers; try again".to_owned());
+            return Err(
+                "the policy service is still taking over the ledgers; try again".to_owned(),
+            );
         }
         let (reply, answer) = oneshot::channel();
         let gone = || "the policy service is ending; another one will answer".to_owned();
-        self.effects.outcomes.send(Outcome::Ask(make(reply))).map_err(|_| gone())?;
+        self.effects
+            .outcomes
+            .send(Outcome::Ask(make(reply)))
+            .map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }
 }
@@ -122,7 +144,10 @@ impl Api {
 fn json<T: Serialize>(reply: &T) -> Result<bytes::Bytes, Error> {
     serde_json::to_vec(reply)
         .map(Into::into)
-        .map_err(|error| Error { status: error.to_string(), code: 500 })
+        .map_err(|error| Error {
+            status: error.to_string(),
+            code: 500,
+        })
 }
 
 fn parse<T: DeserializeOwned>(payload: &[u8]) -> Answered<T> {
@@ -130,9 +155,14 @@ fn parse<T: DeserializeOwned>(payload: &[u8]) -> Answered<T> {
 }
 
 fn tenant(text: &str) -> Answered<Tenant> {
-    text.parse().map_err(|error: fiec_schemas::IdError| error.to_string())
+    text.parse()
+        .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
 
 fn somebody(who: &str) -> String {
-    if who.is_empty() { "anonymous".to_owned() } else { who.chars().take(64).collect() }
+    if who.is_empty() {
+        "anonymous".to_owned()
+    } else {
+        who.chars().take(64).collect()
+    }
 }

@@ -9,7 +9,10 @@ use crate::events::Ask;
 
 impl Api {
     pub(super) async fn nodes(&self) -> Answered<ApiReply> {
-        Ok(ApiReply { nodes: self.ask(Ask::Nodes).await?, ..ApiReply::default() })
+        Ok(ApiReply {
+            nodes: self.ask(Ask::Nodes).await?,
+            ..ApiReply::default()
+        })
     }
 
     pub(super) async fn node(&self, verb: &str, payload: &[u8]) -> Answered<ApiReply> {
@@ -17,11 +20,15 @@ impl Api {
         let nodes = self.ask(Ask::Nodes).await?;
         let Some(status) = nodes.iter().find(|n| n.descriptor.node == node) else {
             let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
-            return Err(format!("there is no node {node}; there are: {}", names.join(", ")));
+            return Err(format!(
+                "there is no node {node}; there are: {}",
+                names.join(", ")
+            ));
         };
         let who = somebody(&who);
         let key = subjects::flags_key(&node);
-        let words = |error: &dyn std::fmt::Display| format!("cannot write the flags of {node}: {error}");
+        let words =
+            |error: &dyn std::fmt::Display| format!("cannot write the flags of {node}: {error}");
         let bucket = self
             .effects
             .broker
@@ -32,9 +39,10 @@ impl Api {
         for _ in 0..8 {
             let entry = bucket.entry(&key).await.map_err(|error| words(&error))?;
             let (revision, before) = match &entry {
-                Some(e) if e.operation == kv::Operation::Put => {
-                    (e.revision, serde_json::from_slice(&e.value).unwrap_or_default())
-                }
+                Some(e) if e.operation == kv::Operation::Put => (
+                    e.revision,
+                    serde_json::from_slice(&e.value).unwrap_or_default(),
+                ),
                 Some(e) => (e.revision, NodeFlags::default()),
                 None => (0, NodeFlags::default()),
             };
@@ -48,11 +56,17 @@ impl Api {
             match bucket.update(&key, value.into(), revision).await {
                 Ok(_) => {
                     let message = match verb {
-                        "drain" => format!("{node} is draining: {} executions will move to other nodes at their next boundary, as these can take them", status.bound),
+                        "drain" => format!(
+                            "{node} is draining: {} executions will move to other nodes at their next boundary, as these can take them",
+                            status.bound
+                        ),
                         "cordon" => format!("{node} is cordoned: nothing new is bound to it"),
                         _ => format!("{node} takes work again"),
                     };
-                    return Ok(ApiReply { message, ..ApiReply::default() });
+                    return Ok(ApiReply {
+                        message,
+                        ..ApiReply::default()
+                    });
                 }
                 // Somebody else wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}

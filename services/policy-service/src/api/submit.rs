@@ -31,19 +31,28 @@ impl Api {
     pub(super) async fn submit(&self, tenant: &str, body: &[u8]) -> SubmitReply {
         match self.submit_lines(tenant, body).await {
             Ok(reply) => reply,
-            Err(error) => SubmitReply { error: Some(error), ..SubmitReply::default() },
+            Err(error) => SubmitReply {
+                error: Some(error),
+                ..SubmitReply::default()
+            },
         }
     }
 
     async fn submit_lines(&self, tenant_text: &str, body: &[u8]) -> Answered<SubmitReply> {
         let tenant = super::tenant(tenant_text)?;
         if lines(body).take(LINES_LIMIT + 1).count() > LINES_LIMIT {
-            return Err(format!("more than {LINES_LIMIT} lines; send them in several requests"));
+            return Err(format!(
+                "more than {LINES_LIMIT} lines; send them in several requests"
+            ));
         }
         let mut reply = SubmitReply::default();
         let mut refused = Vec::new();
         let mut refuse = |reply: &mut SubmitReply, number, text: &[u8], error: FieldError| {
-            let error = LineError { line: number, field: error.field, reason: error.reason };
+            let error = LineError {
+                line: number,
+                field: error.field,
+                reason: error.reason,
+            };
             refused.push((error.clone(), excerpt(text)));
             reply.errors.push(error);
         };
@@ -83,8 +92,14 @@ impl Api {
             }
         }
         if !refused.is_empty() {
-            let rejected = Rejected { tenant: tenant_text.to_owned(), lines: refused };
-            let _ = self.effects.outcomes.send(Outcome::Ask(Ask::Rejected(Box::new(rejected))));
+            let rejected = Rejected {
+                tenant: tenant_text.to_owned(),
+                lines: refused,
+            };
+            let _ = self
+                .effects
+                .outcomes
+                .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))));
         }
         if !new.is_empty() {
             self.publish(&tenant, &new, &mut reply).await?;
@@ -136,7 +151,9 @@ impl Api {
             .payload(Bytes::from(body))
             .header(STAMP_HEADER, stamp.micros().to_string().as_str());
         let failed = |error: &dyn std::fmt::Display| {
-            format!("the submission was not stored: {error}; it is safe to send it again only if every line has an id")
+            format!(
+                "the submission was not stored: {error}; it is safe to send it again only if every line has an id"
+            )
         };
         let ack = self
             .effects
@@ -161,7 +178,11 @@ impl Api {
         }
         batches.sort_unstable();
         batches.dedup();
-        reply.batch = if let [only] = batches[..] { Some(only) } else { batch };
+        reply.batch = if let [only] = batches[..] {
+            Some(only)
+        } else {
+            batch
+        };
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! A private broker, a service in a task, and nodes played by the test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,6 +17,7 @@ use fiec_schemas::{
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub struct Stage {
@@ -28,13 +30,13 @@ pub struct Stage {
 
 pub struct Running {
     stop: DropGuard,
-    task: tokio::task::JoinHandle<Result<(), ServiceError>>,
+    ended: oneshot::Receiver<Result<(), ServiceError>>,
 }
 
 impl Running {
     pub async fn stop(self) {
         drop(self.stop);
-        self.task.await.unwrap().unwrap();
+        self.ended.await.unwrap().unwrap();
     }
 }
 
@@ -46,7 +48,10 @@ pub fn tenant() -> Tenant {
 pub async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
     let began = Instant::now();
     while !condition().await {
-        assert!(began.elapsed() < Duration::from_secs(10), "it did not come true in time");
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "it did not come true in time"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -54,14 +59,29 @@ pub async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
 impl Stage {
     pub async fn with_nodes(names: &[&str]) -> Self {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_test_writer()
+            .try_init();
         let dir = tempfile::tempdir().unwrap();
         let binary = locate_nats(&NoProgress).await.unwrap();
-        let server = NatsServer::start(NatsOptions::new(binary, dir.path().join("nats"))).await.unwrap();
-        let broker = Broker::connect(ConnectOptions::new(server.client_url(), "test")).await.unwrap();
-        topology::apply(&broker, &topology::Profile::default()).await.unwrap();
+        let server = NatsServer::start(NatsOptions::new(binary, dir.path().join("nats")))
+            .await
+            .unwrap();
+        let broker = Broker::connect(ConnectOptions::new(server.client_url(), "test"))
+            .await
+            .unwrap();
+        topology::apply(&broker, &topology::Profile::default())
+            .await
+            .unwrap();
         let nodes = CancellationToken::new();
-        let stage = Self { broker, server, _nodes: nodes.clone().drop_guard(), nodes, _dir: dir };
+        let stage = Self {
+            broker,
+            server,
+            _nodes: nodes.clone().drop_guard(),
+            nodes,
+            _dir: dir,
+        };
         for name in names {
             stage.add_node(name, &["synthetic@1"], 4).await;
         }
@@ -86,53 +106,130 @@ impl Stage {
             isa: "x86_64+avx2+fma".into(),
             memory_limit_bytes: 1 << 30,
             memory_limit_source: "declared".into(),
-            substrates: vec![Substrate { id: "host".into(), kind: "cpu".into(), name: "host".into(), memory_bytes: None }],
+            substrates: vec![Substrate {
+                id: "host".into(),
+                kind: "cpu".into(),
+                name: "host".into(),
+                memory_bytes: None,
+            }],
             programs: programs.iter().map(ToString::to_string).collect(),
             labels: BTreeMap::new(),
             thresholds: default_thresholds(),
             http: None,
         };
-        let bucket = self.broker.js.get_key_value(subjects::NODES_BUCKET).await.unwrap();
-        bucket.put(subjects::node_key(&node), serde_json::to_vec(&descriptor).unwrap().into()).await.unwrap();
+        let bucket = self
+            .broker
+            .js
+            .get_key_value(subjects::NODES_BUCKET)
+            .await
+            .unwrap();
+        bucket
+            .put(
+                subjects::node_key(&node),
+                serde_json::to_vec(&descriptor).unwrap().into(),
+            )
+            .await
+            .unwrap();
         let speaks = speak(self.broker.clone(), node.clone(), instance, slots);
         let answers = answer(self.broker.clone(), node, instance);
         let stop = self.nodes.clone();
-        tokio::spawn(async move { stop.run_until_cancelled(async { tokio::join!(speaks, answers) }).await });
+        tokio::spawn(async move {
+            stop.run_until_cancelled(async { tokio::join!(speaks, answers) })
+                .await
+        });
     }
 
+    /// A service on a thread and a run time of its own, as in production.
     pub async fn service(&self) -> Running {
-        let broker = Broker::connect(ConnectOptions::new(self.server.client_url(), "policy")).await.unwrap();
+        let url = self.server.client_url();
         let stop = CancellationToken::new();
-        let service = PolicyService::new(Options::default(), broker);
-        let task = tokio::spawn(service.run(stop.clone()));
-        let running = Running { stop: stop.drop_guard(), task };
+        let token = stop.clone();
+        let (tell, ended) = oneshot::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            let result = runtime.block_on(async {
+                let options = ConnectOptions::new(url, "policy");
+                let broker = Broker::connect(options).await.unwrap();
+                PolicyService::new(Options::default(), broker)
+                    .run(token)
+                    .await
+            });
+            let _ = tell.send(result);
+        });
+        let running = Running {
+            stop: stop.drop_guard(),
+            ended,
+        };
         until(|| async { self.answers().await }).await;
         running
     }
 
     async fn answers(&self) -> bool {
-        let asked = self.broker.client.request("fiec.api.nodes", "{}".into()).await;
+        let asked = self
+            .broker
+            .client
+            .request("fiec.api.nodes", "{}".into())
+            .await;
         asked.is_ok_and(|m| !String::from_utf8_lossy(&m.payload).contains("\"error\":"))
     }
 
     pub async fn publish(&self, body: &str) {
-        self.broker.js.publish("fiec.submit.lab", body.to_owned().into()).await.unwrap().await.unwrap();
+        self.broker
+            .js
+            .publish("fiec.submit.lab", body.to_owned().into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
     }
 
     pub async fn try_publish(&self, body: &str) -> bool {
-        match self.broker.js.publish("fiec.submit.lab", body.to_owned().into()).await {
+        match self
+            .broker
+            .js
+            .publish("fiec.submit.lab", body.to_owned().into())
+            .await
+        {
             Ok(ack) => ack.await.is_ok(),
             Err(_) => false,
         }
     }
 
     pub async fn submissions_left(&self) -> u64 {
-        let stream = self.broker.js.get_stream(subjects::SUBMIT_STREAM).await.unwrap();
+        let stream = self
+            .broker
+            .js
+            .get_stream(subjects::SUBMIT_STREAM)
+            .await
+            .unwrap();
         stream.cached_info().state.messages
     }
 
     pub async fn last(&self, client: &str) -> Entry {
-        self.last_of(ExecutionId::from_client(&tenant(), &ClientId::new(client).unwrap())).await
+        self.last_of(ExecutionId::from_client(
+            &tenant(),
+            &ClientId::new(client).unwrap(),
+        ))
+        .await
+    }
+
+    /// Why an execution was bound, each time.
+    pub async fn causes(&self, client: &str) -> Vec<&'static str> {
+        let (ledger, last) = (Ledger::new(&self.broker), self.last(client).await.seq);
+        let mut causes = Vec::new();
+        for seq in 1..=last {
+            let Ok(entry) = ledger.by_sequence(seq).await else {
+                continue;
+            };
+            causes.extend(entry.message.events.iter().filter_map(|e| match e {
+                Event::Bound { cause, .. } => Some(cause.as_str()),
+                _ => None,
+            }));
+        }
+        causes
     }
 
     pub async fn last_of(&self, id: ExecutionId) -> Entry {
@@ -142,17 +239,37 @@ impl Stage {
     }
 
     pub async fn capsule(&self, node: &str) -> CapsuleMessage {
-        let consumer = topology::node_consumer(&self.broker, 0, &NodeId::new(node).unwrap()).await.unwrap();
+        let consumer = topology::node_consumer(&self.broker, 0, &NodeId::new(node).unwrap())
+            .await
+            .unwrap();
         let mut messages = consumer.messages().await.unwrap();
-        let message = tokio::time::timeout(Duration::from_secs(10), messages.next()).await.unwrap().unwrap().unwrap();
+        let message = tokio::time::timeout(Duration::from_secs(10), messages.next())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
         message.ack().await.unwrap();
         serde_json::from_slice(&message.payload).unwrap()
     }
 
     pub async fn record(&self, subject: &str) -> serde_json::Value {
-        let stream = self.broker.js.get_stream(subjects::RECORD_STREAM).await.unwrap();
-        until(|| async { stream.get_last_raw_message_by_subject(subject).await.is_ok() }).await;
-        let message = stream.get_last_raw_message_by_subject(subject).await.unwrap();
+        let stream = self
+            .broker
+            .js
+            .get_stream(subjects::RECORD_STREAM)
+            .await
+            .unwrap();
+        until(|| async {
+            stream
+                .get_last_raw_message_by_subject(subject)
+                .await
+                .is_ok()
+        })
+        .await;
+        let message = stream
+            .get_last_raw_message_by_subject(subject)
+            .await
+            .unwrap();
         serde_json::from_slice(&message.payload).unwrap()
     }
 
@@ -161,22 +278,41 @@ impl Stage {
     }
 
     pub async fn ask_raw<T: DeserializeOwned>(&self, subject: &str, body: &str) -> T {
-        let message = self.broker.client.request(subject.to_owned(), body.to_owned().into()).await.unwrap();
-        serde_json::from_slice(&message.payload).unwrap_or_else(|e| panic!("{e}: {:?}", message.payload))
+        let message = self
+            .broker
+            .client
+            .request(subject.to_owned(), body.to_owned().into())
+            .await
+            .unwrap();
+        serde_json::from_slice(&message.payload)
+            .unwrap_or_else(|e| panic!("{e}: {:?}", message.payload))
     }
 
     /// Plays the worker: started and completed in one message.
     pub async fn finish(&self, client: &str, node: &str) {
         let entry = self.last(client).await;
-        let Phase::Bound(binding) = &entry.message.state.phase else { panic!("{:?}", entry.message.state.phase) };
+        let Phase::Bound(binding) = &entry.message.state.phase else {
+            panic!("{:?}", entry.message.state.phase)
+        };
         let author = format!("worker/{node}/{}", binding.instance);
         let (epoch, at) = (entry.message.state.epoch, Timestamp::now());
         let done = vec![
-            Event::Started { epoch, computing_since: at },
-            Event::Completed { result: serde_json::Value::Null, computed_until: at, capsules: 1, outputs: vec![] },
+            Event::Started {
+                epoch,
+                computing_since: at,
+            },
+            Event::Completed {
+                result: serde_json::Value::Null,
+                computed_until: at,
+                capsules: 1,
+                outputs: vec![],
+            },
         ];
         let draft = Draft::new(&entry.into(), done, &author, at).unwrap();
-        Ledger::new(&self.broker).append(draft, bytes::Bytes::new()).await.unwrap();
+        Ledger::new(&self.broker)
+            .append(draft, bytes::Bytes::new())
+            .await
+            .unwrap();
     }
 
     pub async fn restart_broker(&mut self) {
@@ -213,13 +349,20 @@ async fn speak(broker: Broker, node: NodeId, instance: InstanceId, slots: u32) {
             running: vec![],
         };
         let payload = serde_json::to_vec(&vector).unwrap();
-        let _ = broker.client.publish(subjects::telemetry(&node), payload.into()).await;
+        let _ = broker
+            .client
+            .publish(subjects::telemetry(&node), payload.into())
+            .await;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
 async fn answer(broker: Broker, node: NodeId, instance: InstanceId) {
-    let mut requests = broker.client.subscribe(subjects::control(&node)).await.unwrap();
+    let mut requests = broker
+        .client
+        .subscribe(subjects::control(&node))
+        .await
+        .unwrap();
     while let Some(request) = requests.next().await {
         let reply = serde_json::json!({"node": node, "instance": instance});
         if let Some(to) = request.reply {

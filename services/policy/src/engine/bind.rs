@@ -1,8 +1,6 @@
 //! Binds what must be bound: new submissions, what waits, and bindings that nobody takes up.
 
-use fiec_schemas::{
-    Cause, Event, ExecutionId, Submission, Tenant, Timestamp,
-};
+use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 
 use super::{Action, Policy, Ticket};
 use crate::cluster::{Execution, NodeIx, Presence, Stage};
@@ -111,11 +109,16 @@ impl Policy {
 
     /// Puts an execution among those that wait to be bound.
     pub(super) fn wait(&mut self, id: ExecutionId) {
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         if e.profile == ProfileIx::UNKNOWN {
             return;
         }
-        self.waiting.entry(e.profile).or_default().insert((e.submitted_at, id));
+        self.waiting
+            .entry(e.profile)
+            .or_default()
+            .insert((e.submitted_at, id));
         self.dirty = true;
     }
 
@@ -124,7 +127,9 @@ impl Policy {
         if self.waiting.is_empty() {
             return;
         }
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         if let Some(queue) = self.waiting.get_mut(&e.profile) {
             queue.remove(&(e.submitted_at, id));
             if queue.is_empty() {
@@ -139,8 +144,14 @@ impl Policy {
         let mut budget = self.config.burst;
         let profiles: Vec<_> = self.waiting.keys().copied().collect();
         for profile in profiles {
-            let Some(queue) = self.waiting.get(&profile) else { continue };
-            let oldest: Vec<_> = queue.iter().take(4 * self.config.burst).map(|(_, id)| *id).collect();
+            let Some(queue) = self.waiting.get(&profile) else {
+                continue;
+            };
+            let oldest: Vec<_> = queue
+                .iter()
+                .take(4 * self.config.burst)
+                .map(|(_, id)| *id)
+                .collect();
             for id in oldest {
                 if budget == 0 {
                     self.dirty = true;
@@ -154,7 +165,14 @@ impl Policy {
                     Placed::Moot => self.stop_waiting(id),
                     Placed::Deferred => {}
                     // What has no history of its own finds the same answer as the next one.
-                    Placed::NoRoom if self.cluster.execution(id).is_some_and(|e| e.extra.is_none()) => break,
+                    Placed::NoRoom
+                        if self
+                            .cluster
+                            .execution(id)
+                            .is_some_and(|e| e.extra.is_none()) =>
+                    {
+                        break;
+                    }
                     Placed::NoRoom => {}
                 }
             }
@@ -162,7 +180,9 @@ impl Policy {
     }
 
     fn bind_waiting(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
-        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
         if e.busy {
             return Placed::Moot;
         }
@@ -191,7 +211,10 @@ impl Policy {
         // Another life of the agent answers: the one that held it is over. A binding made after
         // that was learned may be to a life that is not known here yet.
         let (confirmed, since) = node.confirmed?;
-        let current = node.descriptor.as_ref().is_some_and(|d| d.instance == confirmed);
+        let current = node
+            .descriptor
+            .as_ref()
+            .is_some_and(|d| d.instance == confirmed);
         (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
     }
 
@@ -204,7 +227,9 @@ impl Policy {
         leaving: Option<NodeIx>,
         out: &mut Vec<Action>,
     ) -> Placed {
-        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
         if e.busy || e.profile == ProfileIx::UNKNOWN {
             return Placed::Moot;
         }
@@ -231,7 +256,9 @@ impl Policy {
         if self.is_mine(id) {
             return false;
         }
-        let Some(e) = self.cluster.execution_mut(id) else { return false };
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return false;
+        };
         let since = *e.extra().deferred.get_or_insert(now.mono);
         if now.mono.since(since) >= grace_ms {
             return false;
@@ -249,17 +276,28 @@ impl Policy {
         ticket: Option<Ticket>,
         out: &mut Vec<Action>,
     ) {
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
-        let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else { return };
+        let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
+            return;
+        };
         self.cluster.clear_order(id);
-        self.cluster.set_stage(id, Stage::Bound(node, instance), now.mono);
+        self.cluster
+            .set_stage(id, Stage::Bound(node, instance), now.mono);
         self.cluster.set_due(id, Millis(0));
         if let Some(e) = self.cluster.execution_mut(id) {
             e.busy = true;
             e.arrived = now.mono;
         }
-        out.push(Action::Append { execution: id, tenant, expected, events: vec![event], ticket });
+        out.push(Action::Append {
+            execution: id,
+            tenant,
+            expected,
+            events: vec![event],
+            ticket,
+        });
     }
 
     /// How soon a binding is looked at for the first time.
@@ -268,7 +306,9 @@ impl Policy {
     }
 
     pub(super) fn look_at_execution(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         if e.busy {
             return;
         }
@@ -293,13 +333,17 @@ impl Policy {
             }
             return;
         }
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         let waited = now.mono.since(e.since);
         let resent = e.extra.as_ref().map_or(0, |x| x.resent);
         let node = self.cluster.node(ix);
-        let busy = node.vector.as_ref().is_some_and(|v| {
-            v.queued_count > 0 || (v.slots > 0 && v.running_count >= v.slots)
-        }) || node.started >= node.slots();
+        let busy = node
+            .vector
+            .as_ref()
+            .is_some_and(|v| v.queued_count > 0 || (v.slots > 0 && v.running_count >= v.slots))
+            || node.started >= node.slots();
         let stuck = node.slots() > 0 && node.long >= node.slots();
         let again = now.mono.plus(self.balance_check());
         if stuck && waited >= self.config.balance_ms {
@@ -308,7 +352,11 @@ impl Policy {
                 Placed::NoRoom | Placed::Moot => {}
             }
         }
-        let limit = if busy { self.config.take_busy_ms } else { self.config.take_ms };
+        let limit = if busy {
+            self.config.take_busy_ms
+        } else {
+            self.config.take_ms
+        };
         if waited >= limit.saturating_mul(u64::from(resent) + 1) {
             if self.defers(now, id, self.config.grace_ms) {
                 return;

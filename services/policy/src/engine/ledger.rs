@@ -29,12 +29,18 @@ impl Policy {
             self.forget(id);
             return;
         }
-        let Some(stage) = self.stage_of(now, view) else { return };
+        let Some(stage) = self.stage_of(now, view) else {
+            return;
+        };
         if !self.take_up(now, view, out) {
             return;
         }
         let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
-        let since = if self.loaded { now.mono } else { now.moment_of(view.state.at()) };
+        let since = if self.loaded {
+            now.mono
+        } else {
+            now.moment_of(view.state.at())
+        };
         let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
         if keeps_since && let Some(e) = self.cluster.execution(id) {
             let since = e.since;
@@ -46,7 +52,7 @@ impl Policy {
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
-        self.note_facts(now, view, stage, before.and_then(|(b, _)| b.node()));
+        self.note_facts(now, view, stage, before.map(|(b, _)| b));
         self.schedule(now, id, stage, view, out);
     }
 
@@ -78,23 +84,24 @@ impl Policy {
     }
 
     /// Makes the execution known, with its profile; false where the message is not usable.
-    fn take_up(
-        &mut self,
-        now: Now,
-        view: &LedgerView<'_>,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    fn take_up(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) -> bool {
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);
         if known.is_some_and(|profile| profile != ProfileIx::UNKNOWN) {
             return true;
         }
-        let Some(tenant) = view.state.tenant() else { return false };
+        let Some(tenant) = view.state.tenant() else {
+            return false;
+        };
         let profile = match view.state.spec().map(serde_json::from_str::<Profile>) {
             Some(Ok(profile)) => self.acquire(now, profile),
             Some(Err(_)) => return false,
             None => {
-                out.push(Action::FetchSpec { execution: id, seq: view.seq, tenant: tenant.clone() });
+                out.push(Action::FetchSpec {
+                    execution: id,
+                    seq: view.seq,
+                    tenant: tenant.clone(),
+                });
                 ProfileIx::UNKNOWN
             }
         };
@@ -150,11 +157,15 @@ impl Policy {
 
     /// Watches a node under a profile's thresholds, merged over the node's own.
     pub(super) fn watch_override(&mut self, now: Now, node: NodeIx, ix: ProfileIx) {
-        let Some(profile) = self.cluster.profiles.get(ix) else { return };
+        let Some(profile) = self.cluster.profiles.get(ix) else {
+            return;
+        };
         if profile.viability.is_empty() {
             return;
         }
-        let Some(base) = &self.cluster.node(node).base else { return };
+        let Some(base) = &self.cluster.node(node).base else {
+            return;
+        };
         let mut thresholds = base.thresholds().clone();
         thresholds.extend(profile.viability.iter().map(|(s, t)| (*s, *t)));
         let mut watch = Watch::new(thresholds, now.mono);
@@ -164,13 +175,7 @@ impl Policy {
         self.cluster.node_mut(node).overrides.insert(ix, watch);
     }
 
-    fn note_facts(
-        &mut self,
-        now: Now,
-        view: &LedgerView<'_>,
-        stage: Stage,
-        from: Option<NodeIx>,
-    ) {
+    fn note_facts(&mut self, now: Now, view: &LedgerView<'_>, stage: Stage, before: Option<Stage>) {
         let id = view.state.execution;
         let left: Vec<_> = view
             .state
@@ -179,12 +184,17 @@ impl Policy {
             .filter_map(|l| Some((self.cluster.intern(now.mono, &l.node.parse().ok()?), l.at())))
             .collect();
         let avoid_until = now.mono.plus(self.config.avoid_ms);
-        let Some(e) = self.cluster.execution_mut(id) else { return };
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
         e.seq = view.seq;
         e.epoch = view.state.epoch;
         e.busy = false;
         e.state_bytes = view.state.boundary.as_ref().map_or(0, |b| b.bytes);
-        e.arrived = view.state.moved_at().map_or(e.since, |at| now.moment_of(at));
+        e.arrived = view
+            .state
+            .moved_at()
+            .map_or(e.since, |at| now.moment_of(at));
         if !left.is_empty() || e.extra.is_some() {
             e.extra().left = left;
         }
@@ -193,7 +203,10 @@ impl Policy {
                 reason: r.reason.as_deref().unwrap_or("refused").to_owned(),
             });
             let yielded = view.event("yielded").and_then(|y| y.cause());
-            let resumed = view.event("resumed").map(|_| Cause::Resumed);
+            // A change that is learned ahead of its message has no events.
+            let resumed = view.event("resumed").is_some() || before == Some(Stage::Paused);
+            let resumed = resumed.then_some(Cause::Resumed);
+            let from = before.and_then(Stage::node);
             if let Some(node) = from.filter(|_| refused.is_some()) {
                 e.extra().avoid = Some((node, avoid_until));
             }
@@ -231,12 +244,21 @@ impl Policy {
                 if handover && self.loaded && self.is_mine(id) {
                     self.send_capsule(id, out);
                 }
-                let grace = if self.is_mine(id) { 0 } else { self.config.grace_ms };
-                self.cluster.set_due(id, now.mono.plus(self.balance_check().saturating_add(grace)));
+                let grace = if self.is_mine(id) {
+                    0
+                } else {
+                    self.config.grace_ms
+                };
+                self.cluster.set_due(
+                    id,
+                    now.mono.plus(self.balance_check().saturating_add(grace)),
+                );
             }
             Stage::Started(..) => {
                 self.stop_waiting(id);
-                let Some(e) = self.cluster.execution(id) else { return };
+                let Some(e) = self.cluster.execution(id) else {
+                    return;
+                };
                 if e.order().is_none() && !e.long {
                     let due = e.since.plus(self.config.horizon_ms).max(now.mono);
                     self.cluster.set_due(id, due);
@@ -247,15 +269,23 @@ impl Policy {
 
     pub(super) fn send_capsule(&self, id: ExecutionId, out: &mut Vec<Action>) {
         if let Some(e) = self.cluster.execution(id) {
-            out.push(Action::SendCapsule { execution: id, tenant: e.tenant.clone(), seq: e.seq });
+            out.push(Action::SendCapsule {
+                execution: id,
+                tenant: e.tenant.clone(),
+                seq: e.seq,
+            });
         }
     }
 
     /// Learns a node's speed from a completion.
     fn learn(&mut self, now: Now, view: &LedgerView<'_>) {
         self.completions += 1;
-        let Some(completed) = view.event("completed") else { return };
-        let Some(e) = self.cluster.execution(view.state.execution) else { return };
+        let Some(completed) = view.event("completed") else {
+            return;
+        };
+        let Some(e) = self.cluster.execution(view.state.execution) else {
+            return;
+        };
         let Some(ix) = e.stage.node() else { return };
         let since = view.event("started").and_then(|s| s.computing_since());
         let service_us = match (since, completed.computed_until()) {
@@ -264,7 +294,10 @@ impl Policy {
             }
             _ => now.mono.since(e.since) * 1_000,
         };
-        self.cluster.node_mut(ix).speed.completed(now.mono, service_us);
+        self.cluster
+            .node_mut(ix)
+            .speed
+            .completed(now.mono, service_us);
     }
 
     /// An append of ours is stored.
@@ -277,7 +310,9 @@ impl Policy {
         phase: &Phase,
     ) {
         // The feed may have been faster: then something newer is known, or it is over.
-        let Some(e) = self.cluster.execution(id) else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         if seq <= e.seq {
             return;
         }
@@ -320,7 +355,11 @@ impl Policy {
 
     /// A large submission has arrived.
     pub(super) fn learn_spec(&mut self, now: Now, id: ExecutionId, spec: &Submission) {
-        if self.cluster.execution(id).is_none_or(|e| e.profile != ProfileIx::UNKNOWN) {
+        if self
+            .cluster
+            .execution(id)
+            .is_none_or(|e| e.profile != ProfileIx::UNKNOWN)
+        {
             return;
         }
         let profile = self.acquire_spec(now, spec);

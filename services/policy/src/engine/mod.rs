@@ -17,8 +17,8 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Phase,
-    Sequence, Submission, Tenant, Timestamp,
+    Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId,
+    Phase, Sequence, Submission, Tenant, Timestamp,
 };
 
 use crate::cluster::{Cluster, NodeIx};
@@ -230,18 +230,32 @@ impl Policy {
     /// Takes one input and pushes what follows from it.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         // Whatever comes first after a stall of the observer must not be judged by its clock.
-        if self.last_tick.is_some_and(|last| now.mono.since(last) > self.config.stall_ms) {
+        if self
+            .last_tick
+            .is_some_and(|last| now.mono.since(last) > self.config.stall_ms)
+        {
             self.last_tick = Some(now.mono);
             self.start_clocks_anew(now.mono);
         }
         match input {
-            Input::Submission { execution, tenant, spec, submitted_at, may_hold } => {
+            Input::Submission {
+                execution,
+                tenant,
+                spec,
+                submitted_at,
+                may_hold,
+            } => {
                 self.submission(now, execution, tenant, spec, submitted_at, may_hold, out);
             }
             Input::Ledger(view) => self.follow(now, view, false, out),
             Input::Reread(view) => self.follow(now, view, true, out),
             Input::Spec { execution, spec } => self.learn_spec(now, execution, spec),
-            Input::Appended { execution, seq, epoch, phase } => {
+            Input::Appended {
+                execution,
+                seq,
+                epoch,
+                phase,
+            } => {
                 self.appended(now, execution, seq, epoch, phase);
             }
             Input::Vanished { execution } => self.forget(execution),
@@ -250,11 +264,20 @@ impl Policy {
             Input::Flags(node, flags) => self.flags(now, node, flags, out),
             Input::Vector(vector, age_ms) => self.vector(now, vector, age_ms, out),
             Input::Probe(node, outcome) => self.probed(now, node, outcome, out),
-            Input::Ordered { execution, epoch, outcome } => {
+            Input::Ordered {
+                execution,
+                epoch,
+                outcome,
+            } => {
                 self.ordered(now, execution, epoch, outcome);
             }
             Input::Replica { id, leaving } => self.replicas.heard(now.mono, id, leaving),
-            Input::Yield { ticket, execution, to, who } => {
+            Input::Yield {
+                ticket,
+                execution,
+                to,
+                who,
+            } => {
                 self.operator_yield(now, ticket, execution, to, who, out);
             }
             Input::Connected(connected) => {

@@ -12,6 +12,9 @@ use crate::profile::ProfileIx;
 use crate::time::Now;
 use crate::watch::Watch;
 
+/// How often a node's executions are compared with its present life.
+const ANOTHER_LIFE_MS: u64 = 500;
+
 impl Policy {
     pub(super) fn descriptor(
         &mut self,
@@ -24,7 +27,11 @@ impl Policy {
         let before = node.descriptor.as_ref().map(|d| d.instance);
         let new_life = before != Some(descriptor.instance);
         let descriptor = Arc::new(descriptor);
-        if node.base.as_ref().is_none_or(|b| *b.thresholds() != descriptor.thresholds) {
+        if node
+            .base
+            .as_ref()
+            .is_none_or(|b| *b.thresholds() != descriptor.thresholds)
+        {
             node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
             node.overrides.clear();
         }
@@ -32,7 +39,10 @@ impl Policy {
         if new_life {
             node.heard = node.heard.max(now.mono);
             // What an earlier life measured says nothing about capacity now.
-            node.vector = node.vector.take().filter(|v| v.instance == descriptor.instance);
+            node.vector = node
+                .vector
+                .take()
+                .filter(|v| v.instance == descriptor.instance);
         }
         if new_life && self.loaded {
             node.presence = Presence::Probing { since: now.mono };
@@ -40,8 +50,12 @@ impl Policy {
         } else if new_life {
             node.presence = Presence::Up;
         }
-        let profiles: Vec<ProfileIx> =
-            self.cluster.profiles.with_thresholds().map(|(ix, _)| ix).collect();
+        let profiles: Vec<ProfileIx> = self
+            .cluster
+            .profiles
+            .with_thresholds()
+            .map(|(ix, _)| ix)
+            .collect();
         for profile in profiles {
             if !self.cluster.node(ix).overrides.contains_key(&profile) {
                 self.watch_override(now, ix, profile);
@@ -55,7 +69,9 @@ impl Policy {
     }
 
     pub(super) fn gone(&mut self, now: Now, name: &NodeId, out: &mut Vec<Action>) {
-        let Some(ix) = self.cluster.find(name) else { return };
+        let Some(ix) = self.cluster.find(name) else {
+            return;
+        };
         let node = self.cluster.node_mut(ix);
         node.descriptor = None;
         node.vector = None;
@@ -66,7 +82,14 @@ impl Policy {
             node.presence = Presence::Probing { since: now.mono };
             out.push(Action::Probe(name.clone()));
         }
-        self.record(now, ix, "left", "it withdrew its descriptor".to_owned(), None, out);
+        self.record(
+            now,
+            ix,
+            "left",
+            "it withdrew its descriptor".to_owned(),
+            None,
+            out,
+        );
     }
 
     pub(super) fn flags(
@@ -87,7 +110,14 @@ impl Policy {
         };
         self.dirty = true;
         if !what.is_empty() && self.loaded {
-            self.record(now, ix, what, format!("asked for by {}", flags.who), None, out);
+            self.record(
+                now,
+                ix,
+                what,
+                format!("asked for by {}", flags.who),
+                None,
+                out,
+            );
         }
         if self.loaded && flags.draining {
             self.review_holds(now, ix, out);
@@ -107,7 +137,10 @@ impl Policy {
         let ix = self.cluster.intern(now.mono, &vector.node);
         let node = self.cluster.node_mut(ix);
         // A vector of an earlier life must not speak for the present one.
-        let other_life = node.descriptor.as_ref().is_some_and(|d| d.instance != vector.instance);
+        let other_life = node
+            .descriptor
+            .as_ref()
+            .is_some_and(|d| d.instance != vector.instance);
         let older = node
             .vector
             .as_ref()
@@ -115,7 +148,9 @@ impl Policy {
         if other_life || older {
             return;
         }
-        node.heard = node.heard.max(crate::time::Millis(now.mono.0.saturating_sub(age_ms)));
+        node.heard = node
+            .heard
+            .max(crate::time::Millis(now.mono.0.saturating_sub(age_ms)));
         node.vector_at = node.heard;
         let instance = vector.instance;
         if node.confirmed.is_none_or(|(c, _)| c != instance) {
@@ -126,7 +161,14 @@ impl Policy {
         node.vector = Some(Arc::new(vector));
         let was = std::mem::replace(&mut node.presence, Presence::Up);
         if matches!(was, Presence::Lost { .. }) {
-            self.record(now, ix, "returned", "it sends vectors again".to_owned(), None, out);
+            self.record(
+                now,
+                ix,
+                "returned",
+                "it sends vectors again".to_owned(),
+                None,
+                out,
+            );
         }
         if self.watch_node(now, ix) || first || was != Presence::Up {
             self.dirty = true;
@@ -157,7 +199,8 @@ impl Policy {
     fn presses(&self, ix: NodeIx) -> bool {
         let node = self.cluster.node(ix);
         node.base.iter().chain(node.overrides.values()).any(|w| {
-            w.of_place(node.substrate()).any(|w| w.automaton.pressing_since().is_some())
+            w.of_place(node.substrate())
+                .any(|w| w.automaton.pressing_since().is_some())
         })
     }
 
@@ -186,15 +229,20 @@ impl Policy {
             _ => {}
         }
         let node = self.cluster.node(ix);
-        let another_life = node.confirmed.is_some_and(|(confirmed, since)| {
-            now.mono.since(since) < 10 * limit
-                && node.descriptor.as_ref().is_some_and(|d| d.instance == confirmed)
-        });
+        let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
+            && node.confirmed.is_some_and(|(confirmed, since)| {
+                now.mono.since(since) < 10 * limit
+                    && node
+                        .descriptor
+                        .as_ref()
+                        .is_some_and(|d| d.instance == confirmed)
+            });
         let lost = matches!(node.presence, Presence::Lost { .. });
         if !node.holds.is_empty()
             && self.connected
             && (lost || another_life || node.is_draining() || self.presses(ix))
         {
+            self.cluster.node_mut(ix).reviewed = now.mono;
             self.review_holds(now, ix, out);
         }
     }
@@ -206,7 +254,9 @@ impl Policy {
         outcome: ProbeOutcome,
         out: &mut Vec<Action>,
     ) {
-        let Some(ix) = self.cluster.find(name) else { return };
+        let Some(ix) = self.cluster.find(name) else {
+            return;
+        };
         let limit = self.config.liveness_ms;
         let node = self.cluster.node_mut(ix);
         match outcome {
@@ -218,12 +268,21 @@ impl Policy {
                 }
                 self.dirty = true;
                 if matches!(was, Presence::Lost { .. }) {
-                    self.record(now, ix, "returned", "it answers again".to_owned(), None, out);
+                    self.record(
+                        now,
+                        ix,
+                        "returned",
+                        "it answers again".to_owned(),
+                        None,
+                        out,
+                    );
                 }
                 self.review_holds(now, ix, out);
             }
             ProbeOutcome::Silent => {
-                let Presence::Probing { .. } = node.presence else { return };
+                let Presence::Probing { .. } = node.presence else {
+                    return;
+                };
                 let silent_ms = now.mono.since(node.heard);
                 // A new life is probed at once; it may not listen yet. Silence must last.
                 if silent_ms <= limit && node.descriptor.is_some() {
@@ -257,8 +316,11 @@ impl Policy {
             return;
         }
         let complaints = base.complaints(now.mono).join("; ");
-        let detail =
-            if complaints.is_empty() { word.to_owned() } else { format!("{word}: {complaints}") };
+        let detail = if complaints.is_empty() {
+            word.to_owned()
+        } else {
+            format!("{word}: {complaints}")
+        };
         self.cluster.node_mut(ix).said = word;
         self.record(now, ix, "viability", detail, None, out);
     }

@@ -24,7 +24,9 @@ impl Policy {
         // One profile without a destination would ask in vain for each of its executions.
         let mut in_vain = BTreeSet::new();
         for id in ids {
-            let Some(e) = self.cluster.execution(id) else { continue };
+            let Some(e) = self.cluster.execution(id) else {
+                continue;
+            };
             let plain = e.extra.is_none();
             if e.busy || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
                 continue;
@@ -44,7 +46,9 @@ impl Policy {
         ix: NodeIx,
         out: &mut Vec<Action>,
     ) -> Placed {
-        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
         let started = matches!(e.stage, Stage::Started(..));
         if let Some(cause) = self.loss(now, id) {
             let placed = self.rebind(now, id, cause, Some(ix), out);
@@ -58,9 +62,17 @@ impl Policy {
             return Placed::Moot;
         }
         // A node that drains of its own accord yields by itself what it runs.
-        let drains = if started { node.flags.draining } else { node.is_draining() };
+        let drains = if started {
+            node.flags.draining
+        } else {
+            node.is_draining()
+        };
         let cause = if drains {
-            let who = if node.flags.draining { node.flags.who.clone() } else { "sigterm".to_owned() };
+            let who = if node.flags.draining {
+                node.flags.who.clone()
+            } else {
+                "sigterm".to_owned()
+            };
             Cause::Drain { who }
         } else if let Some(cause) = self.pressure_on(now, id, ix) {
             cause
@@ -80,11 +92,20 @@ impl Policy {
         if !node.is_fresh(now.mono, &self.config) {
             return None;
         }
-        let patience = if self.is_mine(id) { 0 } else { self.config.order_grace_ms };
+        let patience = if self.is_mine(id) {
+            0
+        } else {
+            self.config.order_grace_ms
+        };
         let at = Millis(now.mono.0.saturating_sub(patience));
         let floor = self.config.residency_floor_ms;
-        let watched = node.watch(e.profile)?.pressing(node.substrate(), at, e.arrived, floor)?;
-        self.evidence(now, ix, watched).map(|evidence| Cause::Pressure { evidence: Box::new(evidence) })
+        let watched = node
+            .watch(e.profile)?
+            .pressing(node.substrate(), at, e.arrived, floor)?;
+        self.evidence(now, ix, watched)
+            .map(|evidence| Cause::Pressure {
+                evidence: Box::new(evidence),
+            })
     }
 
     fn evidence(&self, now: Now, ix: NodeIx, watched: &Watched) -> Option<Evidence> {
@@ -115,9 +136,15 @@ impl Policy {
         cause: Cause,
         out: &mut Vec<Action>,
     ) -> Placed {
-        let Some(e) = self.cluster.execution(id) else { return Placed::Moot };
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
         // A refused or unanswered order sets the time of the next try.
-        if e.extra.as_ref().and_then(|x| x.avoid).is_some_and(|(a, until)| a == ix && now.mono < until) {
+        if e.extra
+            .as_ref()
+            .and_then(|x| x.avoid)
+            .is_some_and(|(a, until)| a == ix && now.mono < until)
+        {
             return Placed::Moot;
         }
         let ask = Ask {
@@ -126,13 +153,18 @@ impl Policy {
             ..Ask::new(e.profile, e.left())
         };
         let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
-            let note = format!("it should leave ({}), but no other node can take it", cause.in_words());
+            let note = format!(
+                "it should leave ({}), but no other node can take it",
+                cause.in_words()
+            );
             if let Some(e) = self.cluster.execution_mut(id) {
                 e.extra().note = Some(note);
             }
             return Placed::NoRoom;
         };
-        if !matches!(cause, Cause::Pressure { .. }) && self.defers(now, id, self.config.order_grace_ms) {
+        if !matches!(cause, Cause::Pressure { .. })
+            && self.defers(now, id, self.config.order_grace_ms)
+        {
             return Placed::Deferred;
         }
         self.give_order(now, id, choice, cause, None, out);
@@ -156,16 +188,29 @@ impl Policy {
         };
         self.cluster.set_order(id, order);
         // Should the shell never answer, the order is looked at again all the same.
-        self.cluster.set_due(id, now.mono.plus(self.config.order_repeat_ms));
+        self.cluster
+            .set_due(id, now.mono.plus(self.config.order_repeat_ms));
         self.send_order(id, ticket, out);
     }
 
     fn send_order(&self, id: ExecutionId, ticket: Option<Ticket>, out: &mut Vec<Action>) {
-        let Some(e) = self.cluster.execution(id) else { return };
-        let (Some(order), Stage::Started(from, _)) = (e.order(), e.stage) else { return };
-        let Some(to) = order.to.map(|to| self.cluster.node(to)) else { return };
-        let Some(descriptor) = &to.descriptor else { return };
-        let program = self.cluster.profiles.get(e.profile).map_or_else(String::new, |p| p.program.clone());
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let (Some(order), Stage::Started(from, _)) = (e.order(), e.stage) else {
+            return;
+        };
+        let Some(to) = order.to.map(|to| self.cluster.node(to)) else {
+            return;
+        };
+        let Some(descriptor) = &to.descriptor else {
+            return;
+        };
+        let program = self
+            .cluster
+            .profiles
+            .get(e.profile)
+            .map_or_else(String::new, |p| p.program.clone());
         out.push(Action::Control {
             node: to.id.clone(),
             request: ControlRequest::Prepare {
@@ -201,8 +246,12 @@ impl Policy {
         epoch: u64,
         outcome: ControlOutcome,
     ) {
-        let Some(e) = self.cluster.execution_mut(id) else { return };
-        let Stage::Started(ix, _) = e.stage else { return };
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        let Stage::Started(ix, _) = e.stage else {
+            return;
+        };
         if e.epoch != epoch || e.order().is_none() {
             return;
         }
@@ -211,7 +260,8 @@ impl Policy {
                 if let Some(order) = &mut e.extra().order {
                     order.taken = true;
                 }
-                self.cluster.set_due(id, now.mono.plus(self.config.order_repeat_ms));
+                self.cluster
+                    .set_due(id, now.mono.plus(self.config.order_repeat_ms));
             }
             ControlOutcome::Refused(reason) => self.retry_order(now, id, ix, &reason),
             ControlOutcome::NoAnswer => self.retry_order(now, id, ix, "it did not answer"),
@@ -221,7 +271,10 @@ impl Policy {
     fn retry_order(&mut self, now: Now, id: ExecutionId, ix: NodeIx, reason: &str) {
         self.cluster.clear_order(id);
         let until = now.mono.plus(self.config.order_retry_ms);
-        let note = format!("{} did not take the order to yield: {reason}", self.cluster.node(ix).id);
+        let note = format!(
+            "{} did not take the order to yield: {reason}",
+            self.cluster.node(ix).id
+        );
         if let Some(e) = self.cluster.execution_mut(id) {
             e.extra().avoid = Some((ix, until));
             e.extra().note = Some(note);
@@ -231,14 +284,26 @@ impl Policy {
     /// An order that has been taken long ago without a boundary since: given again, to the same
     /// destination where that is still good, else to another one.
     pub(super) fn repeat_order(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
-        let Some(e) = self.cluster.execution(id) else { return };
-        let Stage::Started(from, _) = e.stage else { return };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let Stage::Started(from, _) = e.stage else {
+            return;
+        };
         if e.order().is_none() {
             return;
         }
-        let Some(order) = self.cluster.clear_order(id) else { return };
-        let Some(e) = self.cluster.execution(id) else { return };
-        let mut ask = Ask { leaving: Some(from), only: order.to, ..Ask::new(e.profile, e.left()) };
+        let Some(order) = self.cluster.clear_order(id) else {
+            return;
+        };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let mut ask = Ask {
+            leaving: Some(from),
+            only: order.to,
+            ..Ask::new(e.profile, e.left())
+        };
         let mut choice = placement::choose(&self.cluster, &self.config, now, &ask);
         if choice.is_none() {
             ask.only = None;
@@ -262,11 +327,15 @@ impl Policy {
         match self.plan_yield(now, id, to) {
             Err(error) => out.push(Action::Reply(ticket, Err(error))),
             Ok((choice, true)) => {
-                let cause = Cause::Operator { who: who.to_owned() };
+                let cause = Cause::Operator {
+                    who: who.to_owned(),
+                };
                 self.give_order(now, id, choice, cause, Some(ticket), out);
             }
             Ok((choice, false)) => {
-                let cause = Cause::Operator { who: who.to_owned() };
+                let cause = Cause::Operator {
+                    who: who.to_owned(),
+                };
                 self.append_bound(now, id, choice, cause, Some(ticket), out);
             }
         }
@@ -278,7 +347,10 @@ impl Policy {
         id: ExecutionId,
         to: Option<&NodeId>,
     ) -> Result<(Choice, bool), String> {
-        let e = self.cluster.execution(id).ok_or("it is not live: it has ended, or it never was")?;
+        let e = self
+            .cluster
+            .execution(id)
+            .ok_or("it is not live: it has ended, or it never was")?;
         if e.busy {
             return Err("it is being bound at this moment; try again".to_owned());
         }
@@ -290,11 +362,17 @@ impl Policy {
         };
         let only = match to {
             Some(name) => Some(
-                self.cluster.find(name).ok_or_else(|| format!("there is no node {name}"))?,
+                self.cluster
+                    .find(name)
+                    .ok_or_else(|| format!("there is no node {name}"))?,
             ),
             None => None,
         };
-        let ask = Ask { leaving: Some(from), only, ..Ask::new(e.profile, e.left()) };
+        let ask = Ask {
+            leaving: Some(from),
+            only,
+            ..Ask::new(e.profile, e.left())
+        };
         placement::choose(&self.cluster, &self.config, now, &ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {

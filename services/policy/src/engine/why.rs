@@ -1,7 +1,7 @@
 //! Tells people what the policy sees.
 
-use fiec_schemas::messages::{NodeStatus, Why};
 use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::{NodeStatus, Why};
 use fiec_schemas::{ExecutionId, NodeId};
 
 use super::Policy;
@@ -23,14 +23,25 @@ impl Policy {
             Stage::Pending => format!("pending for {waited} ms: no node can take it now"),
             Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
             Stage::Bound(ix, _) => {
-                format!("bound to {} under epoch {} for {waited} ms, not started yet", name(ix), e.epoch)
+                format!(
+                    "bound to {} under epoch {} for {waited} ms, not started yet",
+                    name(ix),
+                    e.epoch
+                )
             }
             Stage::Started(ix, _) => format!("computing on {} under epoch {}", name(ix), e.epoch),
         };
         if let Some(extra) = &e.extra {
             if let Some(order) = &extra.order {
-                let to = order.to.map(|to| format!(" to {}", name(to))).unwrap_or_default();
-                let word = if order.taken { "will move at its next boundary" } else { "is being asked to move" };
+                let to = order
+                    .to
+                    .map(|to| format!(" to {}", name(to)))
+                    .unwrap_or_default();
+                let word = if order.taken {
+                    "will move at its next boundary"
+                } else {
+                    "is being asked to move"
+                };
                 summary += &format!("; it {word}{to}: {}", order.cause.in_words());
             } else if let Some(note) = &extra.note {
                 summary += &format!("; {note}");
@@ -58,7 +69,9 @@ impl Policy {
                 candidate.rejected.insert(0, "it is there now".to_owned());
             }
         }
-        let would_help = if e.stage == Stage::Pending || e.order().is_none() && e.extra.as_ref().is_some_and(|x| x.note.is_some()) {
+        let would_help = if e.stage == Stage::Pending
+            || e.order().is_none() && e.extra.as_ref().is_some_and(|x| x.note.is_some())
+        {
             if review.candidates.is_empty() {
                 vec!["a worker joining: there is no node at all".to_owned()]
             } else {
@@ -67,7 +80,11 @@ impl Policy {
         } else {
             Vec::new()
         };
-        Some(Why { summary, candidates: review.candidates, would_help })
+        Some(Why {
+            summary,
+            candidates: review.candidates,
+            would_help,
+        })
     }
 
     /// Every node that has joined, in order of names.
@@ -98,13 +115,17 @@ impl Policy {
 
     /// What a node said last of an execution that it runs.
     pub fn progress(&self, id: ExecutionId) -> Option<RunningProgress> {
-        let Stage::Started(ix, _) = self.cluster.execution(id)?.stage else { return None };
+        let Stage::Started(ix, _) = self.cluster.execution(id)?.stage else {
+            return None;
+        };
         let vector = self.cluster.node(ix).vector.as_ref()?;
         vector.running.iter().find(|r| r.execution == id).cloned()
     }
 
     /// True for a node that has joined.
     pub fn has_node(&self, node: &NodeId) -> bool {
-        self.cluster.find(node).is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
+        self.cluster
+            .find(node)
+            .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
     }
 }

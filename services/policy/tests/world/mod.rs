@@ -1,5 +1,6 @@
 //! A small cluster in memory: ledgers with compare-and-set, nodes with vectors, a clock.
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +49,9 @@ impl World {
             capsules: 0,
         };
         for i in 0..nodes {
-            world.nodes.push((descriptor(i, 100 + i as u128), 0.2, 0, true));
+            world
+                .nodes
+                .push((descriptor(i, 100 + i as u128), 0.2, 0, true));
             let d = world.nodes[i].0.clone();
             world.step(Input::Descriptor(d));
         }
@@ -66,7 +69,10 @@ impl World {
     }
 
     pub fn at(&self) -> Now {
-        Now { mono: Millis(self.now), wall: self.wall() }
+        Now {
+            mono: Millis(self.now),
+            wall: self.wall(),
+        }
     }
 
     fn wall(&self) -> Timestamp {
@@ -83,7 +89,9 @@ impl World {
     fn sort_out(&mut self, actions: &[Action]) {
         for action in actions {
             match action {
-                Action::Control { node, request, .. } => self.controls.push((node.clone(), request.clone())),
+                Action::Control { node, request, .. } => {
+                    self.controls.push((node.clone(), request.clone()))
+                }
                 Action::Probe(node) => self.probes.push(node.to_string()),
                 Action::SendCapsule { .. } => self.capsules += 1,
                 Action::Append { .. } => self.out.push(action.clone()),
@@ -96,13 +104,26 @@ impl World {
     pub fn carry_out(&mut self) {
         while !self.out.is_empty() {
             for action in std::mem::take(&mut self.out) {
-                let Action::Append { execution, expected, events, .. } = action else { continue };
+                let Action::Append {
+                    execution,
+                    expected,
+                    events,
+                    ..
+                } = action
+                else {
+                    continue;
+                };
                 let tip = self.ledgers.get(&execution).map_or(0, |l| l.seq);
                 if tip == expected {
                     self.append(execution, events, "policy/p", false);
                     let l = &self.ledgers[&execution];
                     let (seq, epoch, phase) = (l.seq, l.state.epoch, l.state.phase.clone());
-                    self.step(Input::Appended { execution, seq, epoch, phase: &phase });
+                    self.step(Input::Appended {
+                        execution,
+                        seq,
+                        epoch,
+                        phase: &phase,
+                    });
                 } else {
                     self.tell(execution, true);
                 }
@@ -129,9 +150,19 @@ impl World {
         let mut next = state.after(&events, author, at, None).unwrap();
         self.seq += 1;
         next.resolve(self.seq);
-        let mut history = self.ledgers.remove(&id).map_or_else(Vec::new, |l| l.history);
+        let mut history = self
+            .ledgers
+            .remove(&id)
+            .map_or_else(Vec::new, |l| l.history);
         history.extend(events.iter().map(|e| (self.now, e.clone())));
-        self.ledgers.insert(id, Ledger { seq: self.seq, state: next, history });
+        self.ledgers.insert(
+            id,
+            Ledger {
+                seq: self.seq,
+                state: next,
+                history,
+            },
+        );
         if told {
             self.tell_events(id, events, false);
         }
@@ -143,10 +174,22 @@ impl World {
 
     fn tell_events(&mut self, id: ExecutionId, events: Vec<Event>, reread: bool) {
         let l = &self.ledgers[&id];
-        let (message, seq) = (LedgerMessage { v: 1, events, state: l.state.clone(), sig: None }, l.seq);
+        let (message, seq) = (
+            LedgerMessage {
+                v: 1,
+                events,
+                state: l.state.clone(),
+                sig: None,
+            },
+            l.seq,
+        );
         let header = message.encode().unwrap();
         let view = LedgerView::read(&header, seq).unwrap();
-        self.step(if reread { Input::Reread(&view) } else { Input::Ledger(&view) });
+        self.step(if reread {
+            Input::Reread(&view)
+        } else {
+            Input::Ledger(&view)
+        });
     }
 
     pub fn submit(&mut self, n: u64) -> Vec<Action> {
@@ -171,18 +214,40 @@ impl World {
     }
 
     fn author(&self, n: u64) -> String {
-        let b = self.ledgers[&Self::id(n)].state.phase.binding().unwrap().clone();
+        let b = self.ledgers[&Self::id(n)]
+            .state
+            .phase
+            .binding()
+            .unwrap()
+            .clone();
         format!("worker/{}/{}", b.node, b.instance)
     }
 
     pub fn start(&mut self, n: u64) {
-        let (author, epoch, at) = (self.author(n), self.ledgers[&Self::id(n)].state.epoch, self.wall());
-        self.append(Self::id(n), vec![Event::Started { epoch, computing_since: at }], &author, true);
+        let (author, epoch, at) = (
+            self.author(n),
+            self.ledgers[&Self::id(n)].state.epoch,
+            self.wall(),
+        );
+        self.append(
+            Self::id(n),
+            vec![Event::Started {
+                epoch,
+                computing_since: at,
+            }],
+            &author,
+            true,
+        );
     }
 
     pub fn complete(&mut self, n: u64) {
         let (author, at) = (self.author(n), self.wall());
-        let done = Event::Completed { result: serde_json::Value::Null, computed_until: at, capsules: 1, outputs: vec![] };
+        let done = Event::Completed {
+            result: serde_json::Value::Null,
+            computed_until: at,
+            capsules: 1,
+            outputs: vec![],
+        };
         self.append(Self::id(n), vec![done], &author, true);
         self.act();
     }
@@ -196,23 +261,59 @@ impl World {
 
     pub fn refuse(&mut self, n: u64) {
         let author = self.author(n);
-        self.append(Self::id(n), vec![Event::Refused { reason: "full".into(), offer: 0 }], &author, true);
+        self.append(
+            Self::id(n),
+            vec![Event::Refused {
+                reason: "full".into(),
+                offer: 0,
+            }],
+            &author,
+            true,
+        );
     }
 
     /// The worker does as ordered.
     pub fn obey(&mut self, id: ExecutionId, request: &ControlRequest) {
-        let ControlRequest::Yield { epoch, cause, to: Some(to), decision, .. } = request else { return };
-        let Some(l) = self.ledgers.get(&id) else { return };
-        let Phase::Started(b) = &l.state.phase else { return };
+        let ControlRequest::Yield {
+            epoch,
+            cause,
+            to: Some(to),
+            decision,
+            ..
+        } = request
+        else {
+            return;
+        };
+        let Some(l) = self.ledgers.get(&id) else {
+            return;
+        };
+        let Phase::Started(b) = &l.state.phase else {
+            return;
+        };
         if l.state.epoch != *epoch {
             return;
         }
         let author = format!("worker/{}/{}", b.node, b.instance);
         let (epoch, at) = (epoch + 1, self.wall());
-        self.append(id, vec![
-            Event::Yielded { cause: cause.clone(), computed_until: at },
-            Event::Bound { epoch, node: to.node.clone(), instance: to.instance, substrate: to.substrate.clone(), cause: cause.clone(), decision: decision.clone() },
-        ], &author, true);
+        self.append(
+            id,
+            vec![
+                Event::Yielded {
+                    cause: cause.clone(),
+                    computed_until: at,
+                },
+                Event::Bound {
+                    epoch,
+                    node: to.node.clone(),
+                    instance: to.instance,
+                    substrate: to.substrate.clone(),
+                    cause: cause.clone(),
+                    decision: decision.clone(),
+                },
+            ],
+            &author,
+            true,
+        );
     }
 
     pub fn phase(&self, n: u64) -> Phase {
@@ -225,10 +326,14 @@ impl World {
     }
 
     pub fn last_cause(&self, n: u64) -> Option<Cause> {
-        self.ledgers[&Self::id(n)].history.iter().rev().find_map(|(_, e)| match e {
-            Event::Bound { cause, .. } => Some(cause.clone()),
-            _ => None,
-        })
+        self.ledgers[&Self::id(n)]
+            .history
+            .iter()
+            .rev()
+            .find_map(|(_, e)| match e {
+                Event::Bound { cause, .. } => Some(cause.clone()),
+                _ => None,
+            })
     }
 
     /// Time passes: a tick every 50 ms, vectors every 500 ms.
@@ -236,7 +341,7 @@ impl World {
         let until = self.now + ms;
         while self.now < until {
             self.now += 50;
-            if self.now % 500 == 0 {
+            if self.now.is_multiple_of(500) {
                 self.vectors();
             }
             self.tick();
@@ -315,7 +420,15 @@ impl World {
 
     pub fn flag(&mut self, node: usize, cordoned: bool, draining: bool) {
         let (name, at) = (self.node(node), self.wall());
-        self.step(Input::Flags(&name, NodeFlags { cordoned, draining, who: "ann".into(), at }));
+        self.step(Input::Flags(
+            &name,
+            NodeFlags {
+                cordoned,
+                draining,
+                who: "ann".into(),
+                at,
+            },
+        ));
         self.carry_out();
     }
 
@@ -328,7 +441,10 @@ impl World {
     }
 
     pub fn rival(&mut self) {
-        self.step(Input::Replica { id: InstanceId(Uuid::from_u128(2)), leaving: false });
+        self.step(Input::Replica {
+            id: InstanceId(Uuid::from_u128(2)),
+            leaving: false,
+        });
     }
 
     pub fn node(&self, i: usize) -> NodeId {
@@ -383,7 +499,12 @@ fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
         isa: "x86_64+avx2+fma".into(),
         memory_limit_bytes: 1 << 30,
         memory_limit_source: "declared".into(),
-        substrates: vec![Substrate { id: "host".into(), kind: "cpu".into(), name: "host".into(), memory_bytes: None }],
+        substrates: vec![Substrate {
+            id: "host".into(),
+            kind: "cpu".into(),
+            name: "host".into(),
+            memory_bytes: None,
+        }],
         programs: vec!["synthetic@1".into()],
         labels: BTreeMap::new(),
         thresholds: default_thresholds(),

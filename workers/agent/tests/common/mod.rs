@@ -93,9 +93,19 @@ impl World {
         let node = options.node.clone();
         let before = self.descriptor(&node).await.map(|d| d.instance);
         let connect = ConnectOptions::new(self.servers.nats_url(), format!("worker {node}"));
-        let broker = Broker::connect(connect).await.unwrap();
         let stop = CancellationToken::new();
-        let task = tokio::spawn(Agent::run(options, broker, stop.clone()));
+        let token = stop.clone();
+        // A run time of its own, as in a process of its own.
+        let task = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let broker = Broker::connect(connect).await.unwrap();
+                Agent::run(options, broker, token).await
+            })
+        });
         let instance = poll("the agent to claim its name", async || {
             let found = self.descriptor(&node).await?.instance;
             (Some(found) != before && self.control(&node, &ControlRequest::Ping).await.is_some())

@@ -1,27 +1,28 @@
 //! The one task that owns the policy: feeds it what happens and starts what it decides.
 
+mod lines;
+mod perform;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use async_nats::jetstream::context::PublishAckFuture;
-use async_nats::jetstream::message::PublishMessage;
+use fiec_broker::Tip;
 use fiec_broker::ledger::InFlight;
-use fiec_broker::{AppendError, Draft, Tip};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
-use fiec_schemas::messages::{CapsuleBinding, ControlRequest, PolicyPresence, Record};
-use fiec_schemas::{
-    Event, ExecutionId, ExecutionState, LedgerMessage, LineError, Phase, Timestamp, subjects,
-};
+use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp, subjects};
+pub use lines::taken;
 use tokio::sync::mpsc::{Receiver, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
 use crate::effects::Effects;
-use crate::events::{Ask, Later, News, Outcome, SubmitMessage};
-use crate::intake::{Intake, Line, Next};
+use crate::events::{Later, News, Outcome, SubmitMessage};
+use crate::intake::{Intake, Line};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 
@@ -63,7 +64,6 @@ pub struct Core {
 }
 
 impl Core {
-    #[expect(clippy::too_many_arguments, reason = "wired in one place")]
     pub fn new(
         options: Options,
         effects: Effects,
@@ -100,7 +100,10 @@ impl Core {
 
     fn now(&self) -> Now {
         let elapsed = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX / 2);
-        Now { mono: Millis(ORIGIN_MS + elapsed), wall: Timestamp::now() }
+        Now {
+            mono: Millis(ORIGIN_MS + elapsed),
+            wall: Timestamp::now(),
+        }
     }
 
     /// Runs until `stop`.
@@ -150,7 +153,9 @@ impl Core {
             }
             self.round().await;
             if outcomes.is_empty() {
-                self.outbox.flush(&self.effects.broker, &self.policy, &self.metrics).await;
+                self.outbox
+                    .flush(&self.effects.broker, &self.policy, &self.metrics)
+                    .await;
             }
         }
         self.say_presence(true).await;
@@ -198,126 +203,15 @@ impl Core {
         self.policy.step(now, input, &mut self.actions);
     }
 
-    /// Takes one line in; false where there is none or it must wait.
-    async fn take_in(&mut self) -> bool {
-        let line = match self.intake.head.take() {
-            Some(line) => line,
-            None => match self.intake.next() {
-                None => return false,
-                Some(Next::End(message)) => {
-                    self.intake.settle(message).await;
-                    return true;
-                }
-                Some(Next::Bad { message, tenant, error, excerpt }) => {
-                    self.reject(Some(message), tenant, error, excerpt);
-                    return true;
-                }
-                Some(Next::Line(line)) => line,
-            },
-        };
-        self.place(line).await
-    }
-
-    async fn place(&mut self, line: Box<Line>) -> bool {
-        let unborn = ExecutionState::unborn(
-            line.tenant.clone(),
-            line.execution,
-            Arc::clone(&line.spec),
-            line.batch,
-            line.stamp,
-        );
-        if unborn.spec.is_none() && !line.stored {
-            self.in_flight += 1;
-            tokio::spawn(self.effects.clone().store_large(line));
-            return true;
-        }
-        if self.policy.knows(line.execution) {
-            self.in_flight += 1;
-            tokio::spawn(self.effects.clone().existing(line));
-            return true;
-        }
-        let may_hold = self.held_in_vain != Some(self.policy.completions());
-        let first = self.actions.len();
-        self.step(Input::Submission {
-            execution: line.execution,
-            tenant: &line.tenant,
-            spec: &line.spec,
-            submitted_at: line.stamp,
-            may_hold,
-        });
-        match self.actions.get(first) {
-            Some(Action::Append { .. }) => {}
-            Some(Action::Hold) => {
-                self.actions.remove(first);
-                if self.hold_until.is_none() {
-                    self.hold_until = Some(Instant::now() + self.options.hold);
-                }
-                self.intake.head = Some(line);
-                return false;
-            }
-            _ => return true,
-        }
-        self.hold_until = None;
-        let Action::Append { events, .. } = self.actions.remove(first) else { return true };
-        self.append_first(line, unborn, events).await;
-        true
-    }
-
-    async fn append_first(&mut self, line: Box<Line>, unborn: ExecutionState, events: Vec<Event>) {
-        let tip = Tip { seq: 0, digest: None, state: unborn };
-        let drafted = Draft::new(&tip, events, &self.effects.author, Timestamp::now());
-        let sent = match drafted {
-            Ok(draft) => self.effects.ledger.send(draft, bytes::Bytes::new()).await,
-            Err(error) => Err(error),
-        };
-        self.in_flight += 1;
-        match sent {
-            Ok(in_flight) => drop(self.firsts.send((line, in_flight))),
-            Err(error) => self.first(line, Err(error)).await,
-        }
-    }
-
-    /// The fate of a first append.
-    async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
-        match settled {
-            Ok(tip) => {
-                self.in_flight -= 1;
-                self.metrics.submitted.inc();
-                self.intake.done(line.message, true).await;
-                self.stored(tip, true).await;
-            }
-            Err(AppendError::Conflict) => {
-                self.metrics.conflicts.inc();
-                tokio::spawn(self.effects.clone().existing(line));
-            }
-            Err(error) => {
-                self.in_flight -= 1;
-                self.metrics.append_failures.inc();
-                self.step(Input::Vanished { execution: line.execution });
-                match error {
-                    // These would fail in the same way for ever.
-                    AppendError::Transition(_) | AppendError::Message(_) => {
-                        let error = LineError {
-                            line: line.number,
-                            field: String::new(),
-                            reason: error.to_string(),
-                        };
-                        let tenant = line.tenant.to_string();
-                        self.reject(Some(line.message), tenant, error, String::new());
-                    }
-                    _ => {
-                        tracing::warn!(execution = %line.execution, %error, "a submission could not be appended; it is delivered again");
-                        self.intake.done(line.message, false).await;
-                    }
-                }
-            }
-        }
-    }
-
     /// A message of ours is stored: tell the policy, send the capsule.
     async fn stored(&mut self, tip: Box<Tip>, first: bool) {
         let (execution, epoch) = (tip.state.execution, tip.state.epoch);
-        self.step(Input::Appended { execution, seq: tip.seq, epoch, phase: &tip.state.phase });
+        self.step(Input::Appended {
+            execution,
+            seq: tip.seq,
+            epoch,
+            phase: &tip.state.phase,
+        });
         match &tip.state.phase {
             Phase::Bound(binding) => {
                 if first {
@@ -327,7 +221,11 @@ impl Core {
                     tracing::info!(%execution, epoch, node = %binding.node, "bound");
                 }
                 let Some(digest) = tip.digest else { return };
-                let binding = CapsuleBinding { seq: tip.seq, digest, state: tip.state };
+                let binding = CapsuleBinding {
+                    seq: tip.seq,
+                    digest,
+                    state: tip.state,
+                };
                 self.send(binding).await;
             }
             Phase::Pending if self.tips.len() < TIPS => {
@@ -339,7 +237,9 @@ impl Core {
 
     async fn send(&mut self, binding: CapsuleBinding) {
         if self.outbox.push(binding) {
-            self.outbox.flush(&self.effects.broker, &self.policy, &self.metrics).await;
+            self.outbox
+                .flush(&self.effects.broker, &self.policy, &self.metrics)
+                .await;
         }
     }
 
@@ -365,70 +265,51 @@ impl Core {
             }
             Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
             Outcome::Capsule(binding) => self.send(*binding).await,
-            Outcome::Spec(execution, spec) => self.step(Input::Spec { execution, spec: &spec }),
+            Outcome::Spec(execution, spec) => self.step(Input::Spec {
+                execution,
+                spec: &spec,
+            }),
             Outcome::Ordered(execution, epoch, outcome, ticket) => {
                 if let Some((answer, promise)) = ticket.and_then(|t| self.answers.remove(&t)) {
                     let _ = answer.send(match &outcome {
                         ControlOutcome::Taken => Ok(promise),
                         ControlOutcome::Refused(reason) => Err(reason.clone()),
-                        ControlOutcome::NoAnswer => Err("its node did not answer; the order is given again while it lives".to_owned()),
+                        ControlOutcome::NoAnswer => Err(
+                            "its node did not answer; the order is given again while it lives"
+                                .to_owned(),
+                        ),
                     });
                 }
-                self.step(Input::Ordered { execution, epoch, outcome });
+                self.step(Input::Ordered {
+                    execution,
+                    epoch,
+                    outcome,
+                });
             }
             Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
             Outcome::Recorded(message, well) => self.intake.done(message, well).await,
-            Outcome::Changed(tip) => self.changed(*tip),
+            Outcome::Changed(tip, events) => self.changed(*tip, events),
             Outcome::Ask(ask) => self.ask(ask),
         }
     }
 
-    /// A ledger that is there already: the same submission is fine, another one is an error.
-    async fn existing(
-        &mut self,
-        line: Box<Line>,
-        found: Result<Option<Box<fiec_broker::Entry>>, String>,
-    ) {
-        self.in_flight -= 1;
-        match found {
-            Ok(Some(entry)) => {
-                let same = entry.message.state.submission == line.spec.digest();
-                let other = entry.message.state.submission;
-                self.reread(&entry.message, entry.seq);
-                if same {
-                    self.metrics.repeated.inc();
-                    self.intake.done(line.message, true).await;
-                } else {
-                    let error = LineError {
-                        line: line.number,
-                        field: "id".to_owned(),
-                        reason: taken(line.execution, &other.short()),
-                    };
-                    let excerpt = crate::intake::excerpt(&line.spec.to_json());
-                    self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
-                }
-            }
-            Ok(None) => {
-                self.step(Input::Vanished { execution: line.execution });
-                self.intake.done(line.message, false).await;
-            }
-            Err(error) => {
-                tracing::warn!(execution = %line.execution, error, "a ledger cannot be read; the submission is delivered again");
-                self.intake.done(line.message, false).await;
-            }
-        }
-    }
-
     fn reread(&mut self, message: &LedgerMessage, seq: u64) {
-        let Ok(header) = serde_json::to_string(message) else { return };
+        let Ok(header) = serde_json::to_string(message) else {
+            return;
+        };
         if let Ok(view) = LedgerView::read(&header, seq) {
             self.tips.remove(&view.state.execution);
             self.step(Input::Reread(&view));
         }
     }
 
-    fn changed(&mut self, tip: Tip) {
-        let message = LedgerMessage { v: 1, events: Vec::new(), state: tip.state, sig: None };
+    fn changed(&mut self, tip: Tip, events: Vec<Event>) {
+        let message = LedgerMessage {
+            v: 1,
+            events,
+            state: tip.state,
+            sig: None,
+        };
         self.reread(&message, tip.seq);
     }
 
@@ -534,7 +415,10 @@ impl Core {
                 Box::pin(self.outcome(outcome)).await;
             }
         }
-        if self.spoke.is_none_or(|at| at.elapsed().as_millis() >= 1_000) {
+        if self
+            .spoke
+            .is_none_or(|at| at.elapsed().as_millis() >= 1_000)
+        {
             self.spoke = Some(Instant::now());
             self.say_presence(false).await;
             self.show();
@@ -545,138 +429,32 @@ impl Core {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         self.metrics.live.set(number(self.policy.live()));
         self.metrics.waiting.set(number(self.policy.waiting()));
-        self.metrics.in_flight.set(number(self.in_flight + self.later));
-        self.metrics.open_submissions.set(number(self.intake.open()));
+        self.metrics
+            .in_flight
+            .set(number(self.in_flight + self.later));
+        self.metrics
+            .open_submissions
+            .set(number(self.intake.open()));
         self.metrics.replicas.set(number(self.policy.replicas()));
     }
 
     async fn say_presence(&self, leaving: bool) {
-        let presence = PolicyPresence { id: self.options.id, at: Timestamp::now(), leaving };
+        let presence = PolicyPresence {
+            id: self.options.id,
+            at: Timestamp::now(),
+            leaving,
+        };
         if !self.connected {
             return;
         }
         if let Ok(payload) = serde_json::to_vec(&presence) {
             let client = &self.effects.broker.client;
-            if let Err(error) = client.publish(subjects::POLICY_PRESENCE, payload.into()).await {
+            if let Err(error) = client
+                .publish(subjects::POLICY_PRESENCE, payload.into())
+                .await
+            {
                 tracing::warn!(%error, "cannot tell the other replicas of this one");
             }
         }
     }
-
-    /// Starts what the policy decided.
-    async fn perform(&mut self) {
-        for action in std::mem::take(&mut self.actions) {
-            match action {
-                Action::Append { execution, tenant, expected, events, ticket } => {
-                    for event in &events {
-                        if let Event::Bound { cause, .. } = event {
-                            self.metrics.bound(cause.as_str());
-                        }
-                    }
-                    let known = self.tips.remove(&execution).filter(|t| t.seq == expected);
-                    self.later += 1;
-                    let effects = self.effects.clone();
-                    tokio::spawn(effects.append(tenant, execution, expected, events, ticket, known));
-                }
-                // Only lines are held, and those never come this way.
-                Action::Hold => {}
-                Action::SendCapsule { execution, tenant, seq } => {
-                    tokio::spawn(self.effects.clone().capsule(tenant, execution, seq));
-                }
-                Action::Control { node, request, ticket } => {
-                    if let ControlRequest::Yield { execution, epoch, cause, to, .. } = &request {
-                        self.metrics.orders.inc();
-                        let to = to.as_ref().map_or("", |to| to.node.as_str());
-                        tracing::info!(%execution, epoch, %node, to, cause = cause.as_str(), "ordering it to yield");
-                    }
-                    let timeout = self.options.control_timeout;
-                    tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
-                }
-                Action::Probe(node) => {
-                    self.metrics.probes.inc();
-                    tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
-                }
-                Action::FetchSpec { execution, tenant, .. } => {
-                    tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
-                }
-                Action::Record(record) => self.record(&record, None).await,
-                Action::Reply(ticket, reply) => {
-                    if let Some((answer, _)) = self.answers.remove(&ticket) {
-                        let _ = answer.send(reply);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Records that a line was refused; its message waits for that.
-    fn reject(
-        &mut self,
-        message: Option<u64>,
-        tenant: String,
-        error: LineError,
-        excerpt: String,
-    ) {
-        self.metrics.rejected.inc();
-        tracing::info!(tenant, %error, "a submission line was refused");
-        let record = Record::Rejection { tenant, seq: message, error, excerpt, at: Timestamp::now() };
-        let effects = self.effects.clone();
-        tokio::spawn(async move { effects.record_rejection(record, message).await });
-    }
-
-    async fn record(&mut self, record: &Record, id: Option<String>) {
-        let Record::Node { node, instance, what, detail, .. } = record else { return };
-        tracing::info!(%node, what, detail, "node");
-        let Ok(payload) = serde_json::to_vec(record) else { return };
-        let mut publish = PublishMessage::build().payload(payload.into());
-        // A restarted or a second service tells of a node's joining again: once is enough.
-        let id = id.or_else(|| match (what.as_str(), instance) {
-            ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
-            _ => None,
-        });
-        if let Some(id) = id {
-            publish = publish.message_id(id);
-        }
-        match self.effects.broker.js.send_publish(subjects::node_record(node), publish).await {
-            Ok(ack) => drop(self.acks.send(ack)),
-            Err(error) => tracing::warn!(%error, %node, "cannot record a node's change"),
-        }
-    }
-
-    fn ask(&mut self, ask: Ask) {
-        match ask {
-            Ask::Why(execution, reply) => {
-                let _ = reply.send(self.policy.why(self.now(), execution));
-            }
-            Ask::Nodes(reply) => {
-                let _ = reply.send(self.policy.node_statuses(self.now()));
-            }
-            Ask::Progress(execution, reply) => {
-                let _ = reply.send(self.policy.progress(execution));
-            }
-            Ask::Yield { execution, to, who, reply } => {
-                self.tickets += 1;
-                let ticket = self.tickets;
-                let promise = match &to {
-                    Some(to) => format!("it moves to {to} at its next boundary"),
-                    None => "it moves to another node at its next boundary".to_owned(),
-                };
-                self.answers.insert(ticket, (reply, promise));
-                self.step(Input::Yield { ticket, execution, to: to.as_ref(), who: &who });
-            }
-            Ask::Rejected(rejected) => {
-                for (error, excerpt) in rejected.lines {
-                    self.reject(None, rejected.tenant.clone(), error, excerpt);
-                }
-            }
-        }
-    }
-}
-
-/// What is said of an id that another submission has.
-pub fn taken(execution: ExecutionId, digest: &str) -> String {
-    format!(
-        "exists with another body (execution {execution}, submission {digest}): \
-         choose another id, or submit the same body again"
-    )
 }

@@ -1,0 +1,193 @@
+//! A submission's line on its way into its ledger.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fiec_broker::{AppendError, Draft, Entry, Tip};
+use fiec_policy::{Action, Input};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp};
+
+use super::Core;
+use crate::intake::{Line, Next};
+
+impl Core {
+    /// Takes one line in; false where there is none or it must wait.
+    pub(super) async fn take_in(&mut self) -> bool {
+        let line = match self.intake.head.take() {
+            Some(line) => line,
+            None => match self.intake.next() {
+                None => return false,
+                Some(Next::End(message)) => {
+                    self.intake.settle(message).await;
+                    return true;
+                }
+                Some(Next::Bad {
+                    message,
+                    tenant,
+                    error,
+                    excerpt,
+                }) => {
+                    self.reject(Some(message), tenant, error, excerpt);
+                    return true;
+                }
+                Some(Next::Line(line)) => line,
+            },
+        };
+        self.place(line).await
+    }
+
+    pub(super) async fn place(&mut self, line: Box<Line>) -> bool {
+        let unborn = ExecutionState::unborn(
+            line.tenant.clone(),
+            line.execution,
+            Arc::clone(&line.spec),
+            line.batch,
+            line.stamp,
+        );
+        if unborn.spec.is_none() && !line.stored {
+            self.in_flight += 1;
+            tokio::spawn(self.effects.clone().store_large(line));
+            return true;
+        }
+        if self.policy.knows(line.execution) {
+            self.in_flight += 1;
+            tokio::spawn(self.effects.clone().existing(line));
+            return true;
+        }
+        let may_hold = self.held_in_vain != Some(self.policy.completions());
+        let first = self.actions.len();
+        self.step(Input::Submission {
+            execution: line.execution,
+            tenant: &line.tenant,
+            spec: &line.spec,
+            submitted_at: line.stamp,
+            may_hold,
+        });
+        match self.actions.get(first) {
+            Some(Action::Append { .. }) => {}
+            Some(Action::Hold) => {
+                self.actions.remove(first);
+                if self.hold_until.is_none() {
+                    self.hold_until = Some(Instant::now() + self.options.hold);
+                }
+                self.intake.head = Some(line);
+                return false;
+            }
+            _ => return true,
+        }
+        self.hold_until = None;
+        let Action::Append { events, .. } = self.actions.remove(first) else {
+            return true;
+        };
+        self.append_first(line, unborn, events).await;
+        true
+    }
+
+    pub(super) async fn append_first(
+        &mut self,
+        line: Box<Line>,
+        unborn: ExecutionState,
+        events: Vec<Event>,
+    ) {
+        let tip = Tip {
+            seq: 0,
+            digest: None,
+            state: unborn,
+        };
+        let drafted = Draft::new(&tip, events, &self.effects.author, Timestamp::now());
+        let sent = match drafted {
+            Ok(draft) => self.effects.ledger.send(draft, bytes::Bytes::new()).await,
+            Err(error) => Err(error),
+        };
+        self.in_flight += 1;
+        match sent {
+            Ok(in_flight) => drop(self.firsts.send((line, in_flight))),
+            Err(error) => self.first(line, Err(error)).await,
+        }
+    }
+
+    /// The fate of a first append.
+    pub(super) async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
+        match settled {
+            Ok(tip) => {
+                self.in_flight -= 1;
+                self.metrics.submitted.inc();
+                self.intake.done(line.message, true).await;
+                self.stored(tip, true).await;
+            }
+            Err(AppendError::Conflict) => {
+                self.metrics.conflicts.inc();
+                tokio::spawn(self.effects.clone().existing(line));
+            }
+            Err(error) => {
+                self.in_flight -= 1;
+                self.metrics.append_failures.inc();
+                self.step(Input::Vanished {
+                    execution: line.execution,
+                });
+                match error {
+                    // These would fail in the same way for ever.
+                    AppendError::Transition(_) | AppendError::Message(_) => {
+                        let error = LineError {
+                            line: line.number,
+                            field: String::new(),
+                            reason: error.to_string(),
+                        };
+                        let tenant = line.tenant.to_string();
+                        self.reject(Some(line.message), tenant, error, String::new());
+                    }
+                    _ => {
+                        tracing::warn!(execution = %line.execution, %error, "a submission could not be appended; it is delivered again");
+                        self.intake.done(line.message, false).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A ledger that is there already: the same submission is fine, another one is an error.
+    pub(super) async fn existing(
+        &mut self,
+        line: Box<Line>,
+        found: Result<Option<Box<Entry>>, String>,
+    ) {
+        self.in_flight -= 1;
+        match found {
+            Ok(Some(entry)) => {
+                let same = entry.message.state.submission == line.spec.digest();
+                let other = entry.message.state.submission;
+                self.reread(&entry.message, entry.seq);
+                if same {
+                    self.metrics.repeated.inc();
+                    self.intake.done(line.message, true).await;
+                } else {
+                    let error = LineError {
+                        line: line.number,
+                        field: "id".to_owned(),
+                        reason: taken(line.execution, &other.short()),
+                    };
+                    let excerpt = crate::intake::excerpt(&line.spec.to_json());
+                    self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
+                }
+            }
+            Ok(None) => {
+                self.step(Input::Vanished {
+                    execution: line.execution,
+                });
+                self.intake.done(line.message, false).await;
+            }
+            Err(error) => {
+                tracing::warn!(execution = %line.execution, error, "a ledger cannot be read; the submission is delivered again");
+                self.intake.done(line.message, false).await;
+            }
+        }
+    }
+}
+
+/// What is said of an id that another submission has.
+pub fn taken(execution: ExecutionId, digest: &str) -> String {
+    format!(
+        "exists with another body (execution {execution}, submission {digest}): \
+         choose another id, or submit the same body again"
+    )
+}

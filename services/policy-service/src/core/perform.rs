@@ -1,0 +1,178 @@
+//! Starts what the policy decided, records facts, answers questions.
+
+use async_nats::jetstream::message::PublishMessage;
+use fiec_policy::{Action, Input};
+use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::{Event, LineError, Timestamp, subjects};
+
+use super::Core;
+use crate::events::Ask;
+
+impl Core {
+    /// Starts what the policy decided.
+    pub(super) async fn perform(&mut self) {
+        for action in std::mem::take(&mut self.actions) {
+            match action {
+                Action::Append {
+                    execution,
+                    tenant,
+                    expected,
+                    events,
+                    ticket,
+                } => {
+                    for event in &events {
+                        if let Event::Bound { cause, .. } = event {
+                            self.metrics.bound(cause.as_str());
+                        }
+                    }
+                    let known = self.tips.remove(&execution).filter(|t| t.seq == expected);
+                    self.later += 1;
+                    let effects = self.effects.clone();
+                    tokio::spawn(
+                        effects.append(tenant, execution, expected, events, ticket, known),
+                    );
+                }
+                // Only lines are held, and those never come this way.
+                Action::Hold => {}
+                Action::SendCapsule {
+                    execution,
+                    tenant,
+                    seq,
+                } => {
+                    tokio::spawn(self.effects.clone().capsule(tenant, execution, seq));
+                }
+                Action::Control {
+                    node,
+                    request,
+                    ticket,
+                } => {
+                    if let ControlRequest::Yield {
+                        execution,
+                        epoch,
+                        cause,
+                        to,
+                        ..
+                    } = &request
+                    {
+                        self.metrics.orders.inc();
+                        let to = to.as_ref().map_or("", |to| to.node.as_str());
+                        tracing::info!(%execution, epoch, %node, to, cause = cause.as_str(), "ordering it to yield");
+                    }
+                    let timeout = self.options.control_timeout;
+                    tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
+                }
+                Action::Probe(node) => {
+                    self.metrics.probes.inc();
+                    tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
+                }
+                Action::FetchSpec {
+                    execution, tenant, ..
+                } => {
+                    tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
+                }
+                Action::Record(record) => self.record(&record, None).await,
+                Action::Reply(ticket, reply) => {
+                    if let Some((answer, _)) = self.answers.remove(&ticket) {
+                        let _ = answer.send(reply);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records that a line was refused; its message waits for that.
+    pub(super) fn reject(
+        &mut self,
+        message: Option<u64>,
+        tenant: String,
+        error: LineError,
+        excerpt: String,
+    ) {
+        self.metrics.rejected.inc();
+        tracing::info!(tenant, %error, "a submission line was refused");
+        let record = Record::Rejection {
+            tenant,
+            seq: message,
+            error,
+            excerpt,
+            at: Timestamp::now(),
+        };
+        let effects = self.effects.clone();
+        tokio::spawn(async move { effects.record_rejection(record, message).await });
+    }
+
+    pub(super) async fn record(&mut self, record: &Record, id: Option<String>) {
+        let Record::Node {
+            node,
+            instance,
+            what,
+            detail,
+            ..
+        } = record
+        else {
+            return;
+        };
+        tracing::info!(%node, what, detail, "node");
+        let Ok(payload) = serde_json::to_vec(record) else {
+            return;
+        };
+        let mut publish = PublishMessage::build().payload(payload.into());
+        // A restarted or a second service tells of a node's joining again: once is enough.
+        let id = id.or_else(|| match (what.as_str(), instance) {
+            ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
+            _ => None,
+        });
+        if let Some(id) = id {
+            publish = publish.message_id(id);
+        }
+        match self
+            .effects
+            .broker
+            .js
+            .send_publish(subjects::node_record(node), publish)
+            .await
+        {
+            Ok(ack) => drop(self.acks.send(ack)),
+            Err(error) => tracing::warn!(%error, %node, "cannot record a node's change"),
+        }
+    }
+
+    pub(super) fn ask(&mut self, ask: Ask) {
+        match ask {
+            Ask::Why(execution, reply) => {
+                let _ = reply.send(self.policy.why(self.now(), execution));
+            }
+            Ask::Nodes(reply) => {
+                let _ = reply.send(self.policy.node_statuses(self.now()));
+            }
+            Ask::Progress(execution, reply) => {
+                let _ = reply.send(self.policy.progress(execution));
+            }
+            Ask::Yield {
+                execution,
+                to,
+                who,
+                reply,
+            } => {
+                self.tickets += 1;
+                let ticket = self.tickets;
+                let promise = match &to {
+                    Some(to) => format!("it moves to {to} at its next boundary"),
+                    None => "it moves to another node at its next boundary".to_owned(),
+                };
+                self.answers.insert(ticket, (reply, promise));
+                self.step(Input::Yield {
+                    ticket,
+                    execution,
+                    to: to.as_ref(),
+                    who: &who,
+                });
+            }
+            Ask::Rejected(rejected) => {
+                for (error, excerpt) in rejected.lines {
+                    self.reject(None, rejected.tenant.clone(), error, excerpt);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A live execution as the policy keeps it: small, since there may be a hundred thousand. What only
+//! few have lies apart.
+
+use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
+
+use crate::cluster::NodeIx;
+use crate::profile::ProfileIx;
+use crate::time::Millis;
+
+/// Where an execution stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Waits to be bound.
+    Pending,
+    /// Tied to a node that has not started it.
+    Bound(NodeIx, InstanceId),
+    /// Computing there.
+    Started(NodeIx, InstanceId),
+    /// Waits for somebody.
+    Paused,
+}
+
+impl Stage {
+    /// The node it is tied to.
+    pub fn node(self) -> Option<NodeIx> {
+        match self {
+            Stage::Bound(node, _) | Stage::Started(node, _) => Some(node),
+            _ => None,
+        }
+    }
+}
+
+/// A yield order that was given.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Where to.
+    pub to: Option<NodeIx>,
+    /// Why.
+    pub cause: Cause,
+    /// How the destination was chosen.
+    pub decision: Option<Decision>,
+    /// True once the node said that it will.
+    pub taken: bool,
+}
+
+/// What only few executions have.
+#[derive(Debug, Clone, Default)]
+pub struct Extra {
+    /// Nodes left for pressure.
+    pub left: Vec<(NodeIx, Timestamp)>,
+    /// An order under way.
+    pub order: Option<Order>,
+    /// Why it must be bound anew.
+    pub cause: Option<Cause>,
+    /// A node that is not asked until then.
+    pub avoid: Option<(NodeIx, Millis)>,
+    /// Why it is where it is, for people.
+    pub note: Option<String>,
+    /// How often its capsule was sent again.
+    pub resent: u8,
+    /// Since when this replica leaves it to the preferred one.
+    pub deferred: Option<Millis>,
+}
+
+/// A live execution.
+#[derive(Debug)]
+pub struct Execution {
+    /// Whose.
+    pub tenant: Tenant,
+    /// Sequence of the last message known; 0 before the first is stored.
+    pub seq: Sequence,
+    /// Epoch of the last binding, as stored.
+    pub epoch: u64,
+    /// What it asks for.
+    pub profile: ProfileIx,
+    /// True while an append of ours is under way.
+    pub busy: bool,
+    /// True when it has run for longer than the horizon.
+    pub long: bool,
+    /// Where it stands.
+    pub stage: Stage,
+    /// When it came to this stage.
+    pub since: Millis,
+    /// When it was bound to its node.
+    pub arrived: Millis,
+    /// When it is looked at again; 0 for not at all.
+    pub due: Millis,
+    /// When it was submitted.
+    pub submitted_at: Timestamp,
+    /// Bytes of its last σ.
+    pub state_bytes: u64,
+    /// Rare things.
+    pub extra: Option<Box<Extra>>,
+}
+
+impl Execution {
+    /// Rare things, made where missing.
+    pub fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    /// The order under way.
+    pub fn order(&self) -> Option<&Order> {
+        self.extra.as_ref()?.order.as_ref()
+    }
+
+    /// Nodes left for pressure.
+    pub fn left(&self) -> &[(NodeIx, Timestamp)] {
+        self.extra.as_ref().map_or(&[], |e| &e.left)
+    }
+}
