@@ -56,10 +56,7 @@ async fn an_execution_goes_on_from_its_last_commit_when_its_worker_is_killed() {
             .then_some(())
     })
     .await;
-    let next = lab
-        .journal
-        .find(id, "it is bound anew", |line| lost_to(line))
-        .await;
+    let next = lab.journal.find(id, "it is bound anew", lost_to).await;
     assert_ne!(next, node);
     let last = lab.journal.ended(id, "completed").await;
 
@@ -89,7 +86,7 @@ async fn a_stopped_worker_that_comes_back_is_fenced() {
 
     lab.worker(&node).signal(Signal::STOP).unwrap();
     let what = "the silent node's execution is bound elsewhere";
-    let next = lab.journal.find(id, what, |line| lost_to(line)).await;
+    let next = lab.journal.find(id, what, lost_to).await;
     assert_ne!(next, node);
     lab.worker(&node).signal(Signal::CONT).unwrap();
 

@@ -18,7 +18,7 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use support::{Lab, Line, args, audit, digest_of, until, workers_with_history};
 
-const LIMIT_MIB: u64 = 128;
+const LIMIT_MIB: u64 = 256;
 const HIGH: f64 = 0.80;
 const LOW: f64 = 0.60;
 const DWELL_MS: u32 = 700;

@@ -155,7 +155,9 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
             pull::Config {
                 durable_name: Some(subjects::SUBMIT_CONSUMER.to_owned()),
                 ack_policy: AckPolicy::Explicit,
-                ack_wait: Duration::from_secs(30),
+                // What a policy service had fetched when it died comes again after this; coming
+                // twice is harmless, since ids derive from the message's place.
+                ack_wait: Duration::from_secs(8),
                 max_ack_pending: 20_000,
                 deliver_policy: DeliverPolicy::All,
                 ..Default::default()

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Cause, Decision, ExecutionState};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{
-    BatchId, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant,
-    Timestamp,
+    BatchId, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence,
+    Tenant, Timestamp,
 };
 use crate::submission::LineError;
 

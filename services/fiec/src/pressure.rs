@@ -58,7 +58,7 @@ pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
         let step = STEP as u64;
         if working + step <= target && all + step <= most {
             // Written, not only reserved: a page of zeros would not count.
-            held.push((0..STEP).map(|i| i as u8 | 1).collect());
+            held.push(vec![0xA5; STEP]);
         } else {
             if working > target + 2 * step || all > most {
                 held.pop();

@@ -33,6 +33,8 @@ pub struct Ask<'a> {
     pub only: Option<NodeIx>,
     /// A free slot is wanted, not a place in a queue.
     pub free_slot: bool,
+    /// The node that counts it already, for a life of its agent that is over.
+    pub counted: Option<NodeIx>,
 }
 
 impl<'a> Ask<'a> {
@@ -45,6 +47,7 @@ impl<'a> Ask<'a> {
             avoid: None,
             only: None,
             free_slot: false,
+            counted: None,
         }
     }
 }
@@ -415,7 +418,8 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let held = v.node.held();
+    let own = u32::from(v.ask.counted == Some(v.ix));
+    let held = v.node.held().saturating_sub(own);
     let limit = if v.ask.free_slot {
         v.node.slots()
     } else {

@@ -205,6 +205,26 @@ fn a_new_life_of_a_node_frees_what_the_old_one_held() {
 }
 
 #[test]
+fn a_full_node_takes_up_in_its_new_life_what_it_held_in_the_old_one() {
+    let mut w = World::new(1);
+    for n in [1, 2] {
+        w.submit_and_store(n);
+        w.start(n);
+    }
+    w.pass(3_000);
+    w.restart_node(0);
+    w.take_probes();
+    let (name, instance) = (w.node(0), w.instance(0));
+    w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
+    w.pass(2_000);
+    for n in [1, 2] {
+        let phase = w.phase(n);
+        let binding = phase.binding().map(|b| b.instance);
+        assert_eq!(binding, Some(instance), "{n}: {phase:?}");
+    }
+}
+
+#[test]
 fn a_binding_that_nobody_takes_up_is_sent_again_and_then_bound_elsewhere() {
     let mut w = World::new(2);
     w.submit_and_store(1);

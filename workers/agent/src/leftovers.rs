@@ -1,25 +1,41 @@
 //! Children that an agent notes in its run folder, so that a later agent of the same node can end
-//! what an earlier one left. A process is known by its id and its start time, since ids are used
-//! again.
+//! what an earlier one left, and nothing of one that still runs. A process is known by its id and
+//! its start time, since ids are used again.
 
 use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
+/// When a process started; none where there is none, or it has ended and was not reaped.
 fn start_time(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Field 22; the second field may hold spaces and ends with the last parenthesis.
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(19)
+    // Fields 3 and 22; the second may hold spaces and ends with the last parenthesis.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    fields
+        .nth(18)
+        .filter(|_| !matches!(state, "Z" | "X"))
         .map(str::to_owned)
+}
+
+/// Whether the agent of a noted child lives; none where the child itself is gone.
+fn agent_lives(pid: u32, note: &str) -> Option<bool> {
+    let mut words = note.split_whitespace();
+    let (child, agent, since) = (words.next()?, words.next()?, words.next()?);
+    if start_time(pid)? != child {
+        return None;
+    }
+    Some(start_time(agent.parse().ok()?).is_some_and(|start| start == since))
 }
 
 /// Notes a child.
 pub fn note(run_dir: &Path, pid: u32) {
-    if let Some(start) = start_time(pid)
-        && let Err(error) = std::fs::write(run_dir.join(format!("child-{pid}")), start)
+    let agent = std::process::id();
+    if let (Some(start), Some(since)) = (start_time(pid), start_time(agent))
+        && let Err(error) = std::fs::write(
+            run_dir.join(format!("child-{pid}")),
+            format!("{start} {agent} {since}"),
+        )
     {
         tracing::warn!(%error, pid, "cannot note a child in the run folder");
     }
@@ -42,17 +58,20 @@ pub fn sweep(run_dir: &Path) -> std::io::Result<usize> {
         else {
             continue;
         };
-        let noted = std::fs::read_to_string(entry.path()).ok();
-        if noted.is_some()
-            && noted == start_time(pid)
-            && let Some(group) = Pid::from_raw(pid as i32)
-        {
-            tracing::warn!(
-                pid,
-                "ending a program that an earlier agent of this node left"
-            );
-            let _ = rustix::process::kill_process_group(group, Signal::KILL);
-            ended += 1;
+        let note = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        match agent_lives(pid, &note) {
+            Some(true) => continue,
+            Some(false) => {
+                tracing::warn!(
+                    pid,
+                    "ending a program that an earlier agent of this node left"
+                );
+                if let Some(group) = Pid::from_raw(pid as i32) {
+                    let _ = rustix::process::kill_process_group(group, Signal::KILL);
+                }
+                ended += 1;
+            }
+            None => {}
         }
         let _ = std::fs::remove_file(entry.path());
     }

@@ -1,5 +1,6 @@
 //! `bench chain`: one execution, 32 KiB of state committed at every capsule, no-op work, against
-//! raw serial compare-and-set publishes of the same size on the same stream.
+//! raw serial compare-and-set publishes of the same size on the same stream. Once with the ledger
+//! alone, and once with a recorder that writes every boundary into PostgreSQL meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -22,13 +23,20 @@ const STATE: usize = 32 * 1024;
 /// # Errors
 /// When something could not be started or measured.
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    let cluster = cluster(lab, 1, &[], true).await?;
+    for (case, history) in [("32 KiB", false), ("32 KiB with history", true)] {
+        measure(lab, case, history).await?;
+    }
+    Ok(())
+}
+
+async fn measure(lab: &mut Lab<'_>, case: &str, history: bool) -> anyhow::Result<()> {
+    let cluster = cluster(lab, 1, &[], history).await?;
     let mut follow = Follow::open(&cluster.broker).await?;
     let count = lab.samples(5_000);
     let mut ratios = Vec::new();
     let mut floors = Vec::new();
     for round in 0..6 {
-        lab.steps_message(&format!("chain: round {round} of 5"));
+        lab.steps_message(&format!("chain, {case}: round {round} of 5"));
         let floor = raw(&cluster.broker, count).await?;
         let submission = json!({
             "program": "synthetic@1",
@@ -52,14 +60,8 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     }
     let floor = median(&mut floors);
     let value = floor * median(&mut ratios);
-    lab.figures.add(
-        "chain",
-        "32 KiB",
-        "capsules_per_s",
-        "1/s",
-        value,
-        Some(floor),
-    );
+    lab.figures
+        .add("chain", case, "capsules_per_s", "1/s", value, Some(floor));
     cluster.stop().await;
     Ok(())
 }

@@ -56,6 +56,12 @@ pub struct BenchArgs {
     /// A tenth of the samples: for trying the bench itself, not for figures to quote
     #[arg(long)]
     pub quick: bool,
+    /// For `throughput`: worker processes
+    #[arg(long, default_value_t = 2)]
+    pub workers: u32,
+    /// For `throughput`: executions that each worker runs at once
+    #[arg(long, default_value_t = 4)]
+    pub slots: u32,
 }
 
 /// What every bench is handed.
@@ -111,7 +117,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Chain => chain::run(&mut lab).await,
             Bench::Rebind => rebind::run(&mut lab).await,
             Bench::Latency => latency::run(&mut lab).await,
-            Bench::Throughput => throughput::run(&mut lab).await,
+            Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,
             Bench::Recover => recover::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,
             Bench::Idle => idle::run(&mut lab).await,

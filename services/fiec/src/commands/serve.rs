@@ -151,8 +151,10 @@ pub struct PolicyArgs {
 /// When the broker cannot be reached or lacks its streams.
 pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("policy").await?;
-    let mut options = fiec_policy_service::Options::default();
-    options.http = Some(args.http.http);
+    let mut options = fiec_policy_service::Options {
+        http: Some(args.http.http),
+        ..fiec_policy_service::Options::default()
+    };
     options.policy.liveness_ms = args.liveness_ms;
     let stop = stop_on_signals(CancellationToken::new())?;
     fiec_policy_service::PolicyService::new(options, broker)

@@ -233,10 +233,14 @@ impl Policy {
         if e.busy || e.profile == ProfileIx::UNKNOWN {
             return Placed::Moot;
         }
-        // A lost node that returns under a new life is as good as any other.
-        let leaving = leaving.filter(|_| !matches!(cause, Cause::Lost { .. }));
+        // A lost node that returns under a new life is as good as any other, and what it still
+        // holds from the old one takes no room from itself.
+        let lost = matches!(cause, Cause::Lost { .. });
+        let counted = leaving.filter(|_| lost);
+        let leaving = leaving.filter(|_| !lost);
         let ask = Ask {
             leaving,
+            counted,
             avoid: e.extra.as_ref().and_then(|x| x.avoid),
             free_slot: matches!(cause, Cause::Balance),
             ..Ask::new(e.profile, e.left())
