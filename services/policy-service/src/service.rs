@@ -46,6 +46,9 @@ impl PolicyService {
         let metrics = Metrics::default();
         let loaded = Arc::new(AtomicBool::new(false));
         let (news_tx, news) = mpsc::channel(NEWS);
+        // Bounded by what feeds them, not by the channel, so that the core never waits for its own
+        // effects: it admits `in_flight` appends at once, publishes hold the connection's permits,
+        // and every outcome belongs to one of these or to a request under a deadline.
         let (outcomes_tx, outcomes) = mpsc::unbounded_channel();
         let (submissions_tx, submissions) = mpsc::channel(SUBMISSIONS);
         let (firsts, firsts_rx) = mpsc::unbounded_channel();

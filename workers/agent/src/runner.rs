@@ -236,6 +236,10 @@ impl Runner {
                 self.shared.supersede(&self.tip.state, &tip.state);
                 self.tip = tip;
                 self.flush().await;
+                if self.flight.is_some() {
+                    // Lets the connection's task write the next append to its socket first.
+                    tokio::task::yield_now().await;
+                }
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {
                     self.ack = None;
                 }

@@ -17,6 +17,8 @@ use super::follow::Follow;
 use super::{Lab, cluster, submit, tenant};
 
 const STATE: usize = 32 * 1024;
+/// Bytes of a boundary's event, so that both sides publish messages of one size.
+const EVENT: usize = 1_000;
 
 /// Runs the bench: `capsules_per_s`, floor = raw appends a second, reach ≥ 0.8.
 ///
@@ -70,13 +72,16 @@ async fn measure(lab: &mut Lab<'_>, case: &str, history: bool) -> anyhow::Result
 async fn raw(broker: &Broker, count: usize) -> anyhow::Result<f64> {
     let subject = subjects::ledger(&tenant()?, ExecutionId(uuid::Uuid::now_v7()));
     let body = Bytes::from(vec![7u8; STATE]);
+    let text = "x".repeat(EVENT);
     let mut last = 0;
     let began = Instant::now();
     for _ in 0..count {
-        // No event: readers pass over it; the size is that of a small header.
+        // As long as a boundary's event, but none: readers pass over it.
+        let mut headers = HeaderMap::new();
+        headers.insert("Fiec-Bench", text.as_str());
         let message = PublishMessage::build()
             .payload(body.clone())
-            .headers(HeaderMap::new())
+            .headers(headers)
             .expected_last_subject_sequence(last);
         let ack = broker.js.send_publish(subject.clone(), message).await?;
         last = ack.await.context("a raw append failed")?.sequence;
