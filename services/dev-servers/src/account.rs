@@ -10,8 +10,11 @@ use crate::error::{At, Error, Result};
 /// An unprivileged user of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
+    /// Login name.
     pub name: String,
+    /// User id.
     pub uid: u32,
+    /// Group id.
     pub gid: u32,
 }
 

@@ -10,6 +10,7 @@ use crate::fetch::{default_cache, free_bytes};
 use crate::locate::{Sources, locate_nats_in, locate_postgres_in, on_path, output_of};
 use crate::progress::NoProgress;
 
+/// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     Ok,
@@ -19,10 +20,14 @@ pub enum Status {
     Missing,
 }
 
+/// One thing that the servers need, as found on this machine.
 #[derive(Debug, Clone)]
 pub struct Check {
+    /// What was looked at.
     pub name: &'static str,
+    /// How it came out.
     pub status: Status,
+    /// What was found.
     pub detail: String,
     /// What to do; empty when all is well.
     pub remedy: String,
@@ -51,6 +56,7 @@ impl Check {
 /// Room for both packages and a small store.
 const WANTED_BYTES: u64 = 512 << 20;
 
+/// Looks at everything; fetches and changes nothing.
 pub async fn checks() -> Vec<Check> {
     let sources = Sources {
         fetch: false,

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+/// What this crate's functions give.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Why a server could not be found, fetched, started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what} {}: {source}", path.display())]

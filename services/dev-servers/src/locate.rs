@@ -41,6 +41,7 @@ impl fmt::Display for Version {
     }
 }
 
+/// Where a server's programs came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// Named by an environment variable.
@@ -64,17 +65,25 @@ impl fmt::Display for Origin {
     }
 }
 
+/// A `nats-server` that is new enough.
 #[derive(Debug, Clone)]
 pub struct NatsBinary {
+    /// The program.
     pub path: PathBuf,
+    /// As the program itself says.
     pub version: Version,
+    /// Where it came from.
     pub origin: Origin,
 }
 
+/// A PostgreSQL that is new enough.
 #[derive(Debug, Clone)]
 pub struct PostgresInstall {
+    /// The folder of `postgres`, `initdb` and `pg_ctl`.
     pub bin_dir: PathBuf,
+    /// As the program itself says.
     pub version: Version,
+    /// Where it came from.
     pub origin: Origin,
 }
 
@@ -89,10 +98,12 @@ pub struct Sources {
     pub system: bool,
     /// Fetch what is nowhere else.
     pub fetch: bool,
+    /// Where fetched programs are kept, in place of the per-user cache.
     pub cache: Option<PathBuf>,
 }
 
 impl Sources {
+    /// As the environment says (`FIEC_NATS_SERVER`, `FIEC_POSTGRES_BIN`, `FIEC_CACHE`).
     pub fn from_env() -> Self {
         let set = |name| {
             std::env::var_os(name)
@@ -123,10 +134,18 @@ impl Sources {
     }
 }
 
+/// Finds or fetches `nats-server`, as the environment says.
+///
+/// # Errors
+/// When there is none and it cannot be fetched; the message says what to do.
 pub async fn locate_nats(progress: &dyn Progress) -> Result<NatsBinary> {
     locate_nats_in(&Sources::from_env(), progress).await
 }
 
+/// Finds or fetches `nats-server` in these sources.
+///
+/// # Errors
+/// As [`locate_nats`].
 pub async fn locate_nats_in(sources: &Sources, progress: &dyn Progress) -> Result<NatsBinary> {
     if let Some(path) = &sources.nats_server {
         return match nats_at(path).await {
@@ -231,10 +250,18 @@ fn enough(version: Version, least: Version) -> Result<Version, String> {
     Ok(version)
 }
 
+/// Finds or fetches PostgreSQL, as the environment says.
+///
+/// # Errors
+/// When there is none and it cannot be fetched; the message says what to do.
 pub async fn locate_postgres(progress: &dyn Progress) -> Result<PostgresInstall> {
     locate_postgres_in(&Sources::from_env(), progress).await
 }
 
+/// Finds or fetches PostgreSQL in these sources.
+///
+/// # Errors
+/// As [`locate_postgres`].
 pub async fn locate_postgres_in(
     sources: &Sources,
     progress: &dyn Progress,

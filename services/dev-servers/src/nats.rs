@@ -30,15 +30,20 @@ pub enum Sync {
     Always,
 }
 
+/// How to start a `nats-server`.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
+    /// The program.
     pub binary: NatsBinary,
     /// Holds the store, the configuration and the log; created if missing.
     pub data_dir: PathBuf,
     /// `None`: a free one.
     pub port: Option<u16>,
+    /// Port of its HTTP monitoring; a free one otherwise.
     pub monitoring_port: Option<u16>,
+    /// Its name in its own messages.
     pub server_name: String,
+    /// When writes reach the disk.
     pub sync: Sync,
     /// Bytes, headers included.
     pub max_payload: u64,
@@ -49,6 +54,7 @@ pub struct NatsOptions {
 }
 
 impl NatsOptions {
+    /// Free ports, the development profile.
     pub fn new(binary: NatsBinary, data_dir: impl Into<PathBuf>) -> Self {
         Self {
             binary,
@@ -80,6 +86,10 @@ pub struct NatsServer {
 }
 
 impl NatsServer {
+    /// Starts it and waits until it answers.
+    ///
+    /// # Errors
+    /// When it cannot be started or is not ready in time; the message holds the end of its log.
     pub async fn start(mut options: NatsOptions) -> Result<Self> {
         let dir = &options.data_dir;
         std::fs::create_dir_all(dir).at("cannot create", dir)?;
@@ -100,30 +110,37 @@ impl NatsServer {
         })
     }
 
+    /// `nats://127.0.0.1:PORT`.
     pub fn client_url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.ports.client)
     }
 
+    /// `http://127.0.0.1:PORT`.
     pub fn monitor_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.ports.monitoring)
     }
 
+    /// Port for clients; the same after a restart.
     pub fn port(&self) -> u16 {
         self.ports.client
     }
 
+    /// Process id; another after a restart.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
+    /// Where its store, configuration and log are.
     pub fn data_dir(&self) -> &Path {
         &self.options.data_dir
     }
 
+    /// Its log.
     pub fn log(&self) -> PathBuf {
         log_of(&self.options.data_dir)
     }
 
+    /// Whether the process lives.
     pub fn is_running(&self) -> bool {
         self.child.status().is_none()
     }

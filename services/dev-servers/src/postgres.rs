@@ -37,14 +37,17 @@ const SETTINGS: &[&str] = &[
     "dynamic_shared_memory_type=posix",
 ];
 
+/// How to start a PostgreSQL.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
+    /// The programs.
     pub install: PostgresInstall,
     /// The cluster itself; made if missing or empty, reused otherwise. Beside
     /// it lie its log and its lock.
     pub data_dir: PathBuf,
     /// `None`: a free one.
     pub port: Option<u16>,
+    /// The database that is made on the first start.
     pub database: String,
     /// `false` only if the data may be lost in a power cut (temporary data).
     pub durable: bool,
@@ -55,6 +58,7 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
+    /// A free port, a database `fiec`.
     pub fn new(install: PostgresInstall, data_dir: impl Into<PathBuf>) -> Self {
         Self {
             install,
@@ -79,6 +83,10 @@ pub struct Postgres {
 }
 
 impl Postgres {
+    /// Makes the cluster where there is none, starts it and waits until it answers.
+    ///
+    /// # Errors
+    /// When it cannot be started or is not ready in time; the message holds the end of its log.
     pub async fn start(mut options: PostgresOptions) -> Result<Self> {
         options.data_dir =
             std::path::absolute(&options.data_dir).at("cannot resolve", &options.data_dir)?;
@@ -106,6 +114,7 @@ impl Postgres {
         Ok(server)
     }
 
+    /// `postgres://fiec@127.0.0.1:PORT/DATABASE`.
     pub fn url(&self) -> String {
         format!(
             "postgres://{USER}@127.0.0.1:{}/{}",
@@ -113,6 +122,7 @@ impl Postgres {
         )
     }
 
+    /// Port for clients; the same after a restart.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -122,10 +132,12 @@ impl Postgres {
         self.child.id()
     }
 
+    /// Where the cluster is.
     pub fn data_dir(&self) -> &Path {
         &self.options.data_dir
     }
 
+    /// Its log.
     pub fn log(&self) -> PathBuf {
         beside(&self.options.data_dir, ".log")
     }
@@ -135,6 +147,7 @@ impl Postgres {
         self.account.as_ref()
     }
 
+    /// Whether the postmaster lives.
     pub fn is_running(&self) -> bool {
         self.child.status().is_none()
     }

@@ -19,14 +19,20 @@ use crate::nats::{NatsOptions, NatsServer, Sync};
 use crate::postgres::{Postgres, PostgresOptions};
 use crate::progress::Progress;
 
+/// What to start, and where.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `None`: a temporary folder.
     pub data_dir: Option<PathBuf>,
+    /// PostgreSQL too.
     pub want_postgres: bool,
+    /// Where to look for the programs.
     pub sources: Sources,
+    /// Port of nats-server; a free one otherwise.
     pub nats_port: Option<u16>,
+    /// Port of PostgreSQL; a free one otherwise.
     pub postgres_port: Option<u16>,
+    /// When nats-server's writes reach the disk.
     pub sync: Sync,
     /// See [`NatsOptions::extra_config`].
     pub nats_config: String,
@@ -49,7 +55,9 @@ impl Default for Options {
 /// Running servers. The fields are dropped in this order: servers, then their folder.
 #[derive(Debug)]
 pub struct DevServers {
+    /// The broker.
     pub nats: NatsServer,
+    /// The database, where it was wanted.
     pub postgres: Option<Postgres>,
     data: Data,
 }
@@ -70,6 +78,10 @@ impl Data {
 }
 
 impl DevServers {
+    /// Finds, fetches and starts both, side by side.
+    ///
+    /// # Errors
+    /// When either cannot be had.
     pub async fn start(options: Options, progress: &dyn Progress) -> Result<Self> {
         let durable = options.data_dir.is_some();
         let data = match options.data_dir {
@@ -117,14 +129,17 @@ impl DevServers {
         })
     }
 
+    /// The folder of both.
     pub fn data_dir(&self) -> &Path {
         self.data.path()
     }
 
+    /// URL of the broker.
     pub fn nats_url(&self) -> String {
         self.nats.client_url()
     }
 
+    /// URL of the database.
     pub fn postgres_url(&self) -> Option<String> {
         self.postgres.as_ref().map(Postgres::url)
     }

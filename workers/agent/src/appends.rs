@@ -30,14 +30,24 @@ impl Runner {
                 self.wait = None;
             }
         }
-        if self.flight.is_some() && self.staged.is_empty() {
-            message.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
-            // σ need not wait for the append before: its destination waits for the confirmation.
-            if let (Some(to), Some(draft)) = (&message.handover, &message.draft) {
-                handover::send(&self.shared, to, draft, &message.state).await;
-            }
-        }
         self.staged.push_back(message);
+        self.prepare_next().await;
+    }
+
+    /// Builds the draft of the message that follows the one in flight, where that is possible
+    /// before its acknowledgement.
+    pub(crate) async fn prepare_next(&mut self) {
+        let Some(next) = self.staged.front_mut() else {
+            return;
+        };
+        if self.flight.is_none() || next.draft.is_some() {
+            return;
+        }
+        next.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
+        // σ need not wait for the append before: its destination waits for the confirmation.
+        if let (Some(to), Some(draft)) = (&next.handover, &next.draft) {
+            handover::send(&self.shared, to, draft, &next.state).await;
+        }
     }
 
     /// The last message of this execution here.

@@ -236,10 +236,7 @@ impl Runner {
                 self.shared.supersede(&self.tip.state, &tip.state);
                 self.tip = tip;
                 self.flush().await;
-                if self.flight.is_some() {
-                    // Lets the connection's task write the next append to its socket first.
-                    tokio::task::yield_now().await;
-                }
+                self.prepare_next().await;
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {
                     self.ack = None;
                 }
@@ -293,7 +290,11 @@ impl Runner {
                 self.shared.metrics.commits.inc();
                 self.shared.metrics.commit_bytes.inc_by(bytes);
                 self.last = state;
-                self.order(Order::Committed { index }).await;
+                // While enough is ready to be appended, the child need not hear of each commit:
+                // the next word covers all before it.
+                if self.staged.len() <= 1 {
+                    self.order(Order::Committed { index }).await;
+                }
             }
             After::Answer(to) => self.shared.answer(Some(to), None).await,
             After::Confirm(to) => {

@@ -229,7 +229,7 @@ impl Child {
             if due != Due::No || running.orders.stop.is_some() || running.orders.cancel {
                 let computed_at = Timestamp::now();
                 if due == Due::CommitWhenAcknowledged {
-                    while running.schedule.unacknowledged() >= crate::commit::WINDOW
+                    while running.schedule.is_full()
                         && running.orders.stop.is_none()
                         && !running.orders.cancel
                     {
@@ -281,6 +281,7 @@ impl Child {
         let before = self.now();
         instance.encode(&mut state);
         let sent = self.now();
+        let bytes = state.len();
         let progress = instance.progress();
         let report = BoundaryReport {
             index: cx.index(),
@@ -295,7 +296,7 @@ impl Child {
         };
         self.writer
             .boundary(report, state, std::mem::take(&mut cx.outputs))?;
-        running.schedule.sent(sent, sent - before);
+        running.schedule.sent(sent, sent - before, bytes);
         running.sent.push_back((cx.index(), sent));
         running.mark = self.now();
         Ok(())

@@ -4,9 +4,13 @@ use std::time::Duration;
 
 use fiec_schemas::CommitPolicy;
 
-/// Commits that may be unacknowledged at once: one on its way to the ledger and one ready to
-/// follow it.
-pub const WINDOW: usize = 2;
+/// Commits that may be unacknowledged at once: one on its way to the ledger, the others ready to
+/// follow it. More than one is ready where σ is small, so that a computation of short capsules is
+/// told of its commits two at a time, and wakes half as often.
+const WINDOW: usize = 4;
+/// The same for a σ of more than [`SMALL`] bytes: each that is ready is a copy in memory.
+const WINDOW_LARGE: usize = 2;
+const SMALL: usize = 256 * 1024;
 const AUTO: Duration = Duration::from_secs(1);
 const AUTO_LONGEST: Duration = Duration::from_secs(60);
 /// Under `auto`, commits may take one part in so many of the time.
@@ -32,6 +36,7 @@ pub struct Schedule {
     last: Duration,
     since: u64,
     unacknowledged: usize,
+    window: usize,
 }
 
 impl Schedule {
@@ -44,6 +49,7 @@ impl Schedule {
             last: now,
             since: 0,
             unacknowledged: 0,
+            window: WINDOW_LARGE,
         }
     }
 
@@ -67,7 +73,7 @@ impl Schedule {
         self.since += 1;
         match self.policy {
             CommitPolicy::Every(k) if self.since < k.get() => Due::No,
-            CommitPolicy::Every(_) if self.unacknowledged >= WINDOW => Due::CommitWhenAcknowledged,
+            CommitPolicy::Every(_) if self.is_full() => Due::CommitWhenAcknowledged,
             CommitPolicy::Every(_) => Due::Commit,
             _ if now.saturating_sub(self.last) < self.interval() || self.unacknowledged > 0 => {
                 Due::No
@@ -76,8 +82,9 @@ impl Schedule {
         }
     }
 
-    /// A commit was sent at `now`; making its σ took `encoding`.
-    pub fn sent(&mut self, now: Duration, encoding: Duration) {
+    /// A commit was sent at `now`; making its σ of so many bytes took `encoding`.
+    pub fn sent(&mut self, now: Duration, encoding: Duration, bytes: usize) {
+        self.window = if bytes <= SMALL { WINDOW } else { WINDOW_LARGE };
         self.last = now;
         self.since = 0;
         self.unacknowledged += 1;
@@ -90,9 +97,9 @@ impl Schedule {
         self.cost += latency;
     }
 
-    /// Commits without an acknowledgement.
-    pub fn unacknowledged(&self) -> usize {
-        self.unacknowledged
+    /// True when as many commits are unacknowledged as may be.
+    pub fn is_full(&self) -> bool {
+        self.unacknowledged >= self.window
     }
 }
 
@@ -105,21 +112,19 @@ mod tests {
 
     #[test]
     fn every_kth_boundary_is_kept_by_waiting_never_by_skipping() {
-        let mut s = Schedule::new(
-            CommitPolicy::Every(NonZeroU64::new(2).unwrap()),
-            MS * 60_000,
-            MS,
-        );
-        assert_eq!(s.boundary(MS), Due::No);
-        assert_eq!(s.boundary(MS), Due::Commit);
-        s.sent(MS, MS);
-        s.boundary(MS);
-        assert_eq!(s.boundary(MS), Due::Commit);
-        s.sent(MS, MS);
-        s.boundary(MS);
-        assert_eq!(s.boundary(MS), Due::CommitWhenAcknowledged);
-        s.acknowledged(MS);
-        assert_eq!(s.unacknowledged(), 1);
+        for (bytes, window) in [(SMALL, WINDOW), (SMALL + 1, WINDOW_LARGE)] {
+            let every_second = CommitPolicy::Every(NonZeroU64::new(2).unwrap());
+            let mut s = Schedule::new(every_second, MS * 60_000, MS);
+            for _ in 0..window {
+                assert_eq!(s.boundary(MS), Due::No);
+                assert_eq!(s.boundary(MS), Due::Commit);
+                s.sent(MS, MS, bytes);
+            }
+            s.boundary(MS);
+            assert_eq!(s.boundary(MS), Due::CommitWhenAcknowledged);
+            s.acknowledged(MS);
+            assert!(!s.is_full());
+        }
     }
 
     #[test]
@@ -128,7 +133,7 @@ mod tests {
         let mut s = Schedule::new(policy, Duration::ZERO, Duration::ZERO);
         assert_eq!(s.boundary(MS * 9), Due::No);
         assert_eq!(s.boundary(MS * 10), Due::Commit);
-        s.sent(MS * 10, MS);
+        s.sent(MS * 10, MS, 1);
         assert_eq!(s.boundary(MS * 30), Due::No);
         s.acknowledged(MS);
         assert_eq!(s.boundary(MS * 31), Due::Commit);
@@ -141,7 +146,7 @@ mod tests {
         let mut s = Schedule::new(CommitPolicy::Auto, Duration::ZERO, Duration::ZERO);
         assert_eq!(s.boundary(MS * 999), Due::No);
         assert_eq!(s.boundary(MS * 1000), Due::Commit);
-        s.sent(MS * 1000, MS * 10);
+        s.sent(MS * 1000, MS * 10, 1);
         s.acknowledged(MS * 40);
         assert_eq!(s.boundary(MS * 5_999), Due::No);
         assert_eq!(s.boundary(MS * 6_000), Due::Commit);

@@ -182,11 +182,18 @@ pub(super) fn pressure(facts: &Facts, nodes: &Nodes, signal: &Signal) -> Result<
             .map_err(failed)?;
         for (node, points) in &signal.lines {
             let colour = nodes.colour(node);
-            let points = points
-                .iter()
-                .map(|(at, value)| (axis.at(*at), value.clamp(0.0, 1.05)));
+            // Steps: a value that is not written again has not moved by more than the recorder's
+            // step, and a slope between two rows would show a change that nobody measured.
+            let mut steps: Vec<(f64, f64)> = Vec::with_capacity(points.len() * 2);
+            for (at, value) in points {
+                let x = axis.at(*at);
+                if let Some((_, before)) = steps.last().copied() {
+                    steps.push((x, before));
+                }
+                steps.push((x, value.clamp(0.0, 1.05)));
+            }
             chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(2)))
+                .draw_series(LineSeries::new(steps, colour.stroke_width(2)))
                 .map_err(failed)?
                 .label(node.as_str())
                 .legend(move |(x, y)| {
