@@ -8,6 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use uuid::Uuid;
 
+pub use crate::time::Timestamp;
+
 /// Why a name, an identifier or a digest was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
@@ -44,7 +46,7 @@ pub enum IdError {
     },
 }
 
-fn shorten(text: &str) -> String {
+pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
@@ -54,6 +56,33 @@ pub fn is_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+/// Reads a value from a string without copying the string first: a ledger message holds dozens.
+pub(crate) struct Parsed<T> {
+    expected: &'static str,
+    value: std::marker::PhantomData<T>,
+}
+
+impl<T> Parsed<T> {
+    pub(crate) fn new(expected: &'static str) -> Self {
+        Self {
+            expected,
+            value: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<T: FromStr<Err = IdError>> de::Visitor<'_> for Parsed<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
 }
 
 macro_rules! name_type {
@@ -115,8 +144,7 @@ macro_rules! name_type {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                Self::new(text).map_err(de::Error::custom)
+                deserializer.deserialize_str(Parsed::new(concat!("a ", $kind)))
             }
         }
 
@@ -328,8 +356,7 @@ impl Serialize for Digest {
 
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
+        deserializer.deserialize_str(Parsed::new("a digest"))
     }
 }
 
@@ -340,104 +367,6 @@ impl JsonSchema for Digest {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string", "pattern": "^[0-9a-f]{64}$", "description": "BLAKE3-256, lower-case hex"
-        })
-    }
-}
-
-/// A moment in UTC, microseconds since the Unix epoch, stamped by whoever observed it.
-/// Written as RFC 3339 with six digits of a second.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Timestamp(i64);
-
-impl Timestamp {
-    /// From microseconds since the Unix epoch.
-    pub const fn from_micros(micros: i64) -> Self {
-        Self(micros)
-    }
-
-    /// Microseconds since the Unix epoch.
-    pub const fn micros(self) -> i64 {
-        self.0
-    }
-
-    /// Milliseconds since the Unix epoch.
-    pub const fn millis(self) -> i64 {
-        self.0.div_euclid(1_000)
-    }
-
-    /// The system clock's time now. For shells; the policy is handed its times.
-    pub fn now() -> Self {
-        let since = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
-        Self(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-    }
-}
-
-impl fmt::Display for Timestamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Civil date from days (Howard Hinnant, "chrono-compatible low-level date algorithms"):
-        // this runs on every message of the ledger, several times faster than a general formatter.
-        let days = self.0.div_euclid(86_400_000_000);
-        let micros = self.0.rem_euclid(86_400_000_000);
-        let z = days + 719_468;
-        let era = z.div_euclid(146_097);
-        let doe = z.rem_euclid(146_097);
-        let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
-        let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-        let mp = (5 * doy + 2) / 153;
-        let day = doy - (153 * mp + 2) / 5 + 1;
-        let month = if mp < 10 { mp + 3 } else { mp - 9 };
-        let year = yoe + era * 400 + i64::from(month <= 2);
-        let seconds = micros / 1_000_000;
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:06}Z",
-            seconds / 3_600,
-            seconds / 60 % 60,
-            seconds % 60,
-            micros % 1_000_000
-        )
-    }
-}
-
-impl fmt::Debug for Timestamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for Timestamp {
-    type Err = IdError;
-    fn from_str(text: &str) -> Result<Self, IdError> {
-        text.parse::<jiff::Timestamp>()
-            .map(|t| Self(t.as_microsecond()))
-            .map_err(|_| IdError::Time {
-                text: shorten(text),
-            })
-    }
-}
-
-impl Serialize for Timestamp {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Timestamp {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
-impl JsonSchema for Timestamp {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Timestamp".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string", "format": "date-time", "description": "UTC with microseconds"
         })
     }
 }
@@ -488,20 +417,6 @@ mod tests {
                 .get_version_num(),
             8
         );
-    }
-
-    #[test]
-    fn a_timestamp_survives_its_text() {
-        for micros in [
-            0,
-            1,
-            951_782_400_000_000,
-            1_709_164_800_999_999,
-            4_102_444_799_000_001,
-        ] {
-            let t = Timestamp::from_micros(micros);
-            assert_eq!(t.to_string().parse::<Timestamp>().unwrap(), t, "{t}");
-        }
     }
 
     #[test]

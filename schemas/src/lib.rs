@@ -10,6 +10,7 @@ pub mod messages;
 pub mod programs;
 pub mod subjects;
 pub mod submission;
+pub mod time;
 
 pub use event::{
     BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Event, Evidence,
