@@ -133,6 +133,8 @@ impl Broker {
             .event_callback(|event| async move {
                 match event {
                     async_nats::Event::Connected => tracing::debug!("connected to NATS"),
+                    // Ours: the process is about to end.
+                    async_nats::Event::Draining | async_nats::Event::Closed => {}
                     async_nats::Event::SlowConsumer(id) => {
                         tracing::warn!(subscription = id, "slow consumer: messages were dropped");
                     }

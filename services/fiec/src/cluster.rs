@@ -2,6 +2,7 @@
 //! separate processes of this very binary. Used by `fiec up`, `fiec demo`, `fiec bench` and the
 //! tests.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -285,6 +286,61 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Starts anew what has ended: a service at once, a worker after `pause`, so that what it ran
+    /// is seen to go on elsewhere. Says what it did and will do.
+    ///
+    /// # Errors
+    /// When a server has ended, or something cannot be started.
+    pub fn revive(
+        &mut self,
+        down: &mut BTreeMap<usize, Instant>,
+        pause: Duration,
+    ) -> anyhow::Result<Vec<String>> {
+        if !self.servers.nats.is_running() {
+            bail!(
+                "nats-server has ended: see {}",
+                self.servers.nats.log().display()
+            );
+        }
+        if let Some(postgres) = &self.servers.postgres
+            && !postgres.is_running()
+        {
+            bail!("PostgreSQL has ended: see {}", postgres.log().display());
+        }
+        let mut said = Vec::new();
+        if let Some(status) = self.recorder.as_mut().and_then(Process::ended) {
+            said.push(format!("the recorder ended ({status}); started again"));
+            self.start_recorder()?;
+        }
+        let before = self.policies.len();
+        self.policies.retain_mut(|policy| policy.ended().is_none());
+        while self.policies.len() < before {
+            said.push("a policy service ended; started again".to_owned());
+            self.start_policy()?;
+        }
+        for number in 1..=self.workers.len() {
+            let ended = self.workers.get_mut(number - 1).and_then(Process::ended);
+            let Some(status) = ended else { continue };
+            let node = Self::node(number);
+            match down.get(&number) {
+                None => {
+                    said.push(format!(
+                        "{node} ended ({status}); what it ran goes on elsewhere, and {node} \
+                         starts again in {pause:?}"
+                    ));
+                    down.insert(number, Instant::now());
+                }
+                Some(since) if since.elapsed() >= pause => {
+                    down.remove(&number);
+                    self.restart_worker(number)?;
+                    said.push(format!("{node} started again"));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(said)
     }
 
     /// Stops everything in order: workers drain, then the services, then the servers.

@@ -1,9 +1,12 @@
 //! `fiec up`: the demo's cluster, without the demo; it stays until it is ended.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::context::UpFile;
@@ -39,7 +42,7 @@ pub struct UpArgs {
 /// Starts, prints where everything is, and waits.
 ///
 /// # Errors
-/// When something could not be started, or ends by itself.
+/// When something could not be started, or a server ends by itself.
 pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
@@ -103,15 +106,23 @@ Ctrl-C ends everything.",
     );
 }
 
-/// Until a signal, or until a part ends by itself.
+/// How long a worker that ended stays away.
+const WORKER_PAUSE: Duration = Duration::from_secs(15);
+
+/// Until a signal, or until a server ends.
 async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let mut look = tokio::time::interval(std::time::Duration::from_secs(1));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut look = tokio::time::interval(Duration::from_secs(1));
+    let mut down = BTreeMap::new();
     loop {
         tokio::select! {
             _ = tokio::signal::ctrl_c() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
-            _ = look.tick() => cluster.none_ended()?,
+            _ = look.tick() => {
+                for line in cluster.revive(&mut down, WORKER_PAUSE)? {
+                    eprintln!("{line}");
+                }
+            }
         }
     }
 }

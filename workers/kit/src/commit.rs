@@ -7,7 +7,7 @@ use fiec_schemas::CommitPolicy;
 /// Commits that may be unacknowledged at once: one on its way to the ledger, the others ready to
 /// follow it. More than one is ready where σ is small, so that a computation of short capsules is
 /// told of its commits two at a time, and wakes half as often.
-const WINDOW: usize = 4;
+pub const WINDOW: usize = 4;
 /// The same for a σ of more than [`SMALL`] bytes: each that is ready is a copy in memory.
 const WINDOW_LARGE: usize = 2;
 const SMALL: usize = 256 * 1024;
