@@ -236,6 +236,10 @@ impl Runner {
                 self.shared.supersede(&self.tip.state, &tip.state);
                 self.tip = tip;
                 self.flush().await;
+                if self.flight.is_some() {
+                    // The connection's task writes the append to its socket before we go on.
+                    tokio::task::yield_now().await;
+                }
                 self.prepare_next().await;
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {
                     self.ack = None;
