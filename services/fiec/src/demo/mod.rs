@@ -29,9 +29,9 @@ pub struct DemoArgs {
     /// Where to write the report
     #[arg(long, default_value = "target/fiec-demo-report.html")]
     pub report: PathBuf,
-    /// Right-hand sides to solve for; more make a longer run
-    #[arg(long, default_value_t = 120)]
-    pub load_cases: u64,
+    /// Right-hand sides to solve for [default: as many as take this machine about 20 seconds]
+    #[arg(long)]
+    pub load_cases: Option<u64>,
 }
 
 /// A node's memory limit in the demo.
@@ -40,6 +40,9 @@ const LIMIT: &str = "512MiB";
 const THRESHOLD: &str = "memory=0.80:0.60:1500";
 /// The share of its limit to which pressure fills a node.
 const SHARE: f64 = 0.88;
+/// How long the undisturbed solve shall take: long enough for pressure to build up, last and be
+/// seen on a fast machine, short enough for a slow one.
+const SOLVE_SECONDS: f64 = 20.0;
 /// Everything together may take this long.
 const PATIENCE: Duration = Duration::from_secs(85);
 
@@ -51,11 +54,22 @@ pub async fn run(args: DemoArgs, json: bool) -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let steps = Steps::new(json);
     let matrix = matrix()?;
-    let params = json!({
-        "matrix": {"file": matrix}, "tolerance": 1e-10,
-        "iterations_per_capsule": 10, "load_cases": args.load_cases,
-    });
-
+    let params = |load_cases: u64| {
+        json!({
+            "matrix": {"file": matrix}, "tolerance": 1e-10,
+            "iterations_per_capsule": 10, "load_cases": load_cases,
+        })
+    };
+    let load_cases = match args.load_cases {
+        Some(given) => given,
+        None => {
+            steps.step("measuring how fast this machine solves one load case");
+            let tried = 6;
+            let seconds = reference(params(tried)).await??.seconds / tried as f64;
+            ((SOLVE_SECONDS / seconds.max(1e-4)) as u64).clamp(40, 5_000)
+        }
+    };
+    let params = params(load_cases);
     steps.step("starting a private cluster");
     let cluster = Cluster::start(
         ClusterOptions {
@@ -114,7 +128,10 @@ async fn scene(
             "\n$ nats pub -J {} '{submission}'\n  execution {execution}: the Corps of Engineers \
              dam (BCSSTK16, 4,884 unknowns), {} load cases by conjugate gradients\n",
             subjects::submit(&tenant),
-            args.load_cases
+            params
+                .get("load_cases")
+                .map(ToString::to_string)
+                .unwrap_or_default()
         );
     }
 
