@@ -91,6 +91,8 @@ async fn two_racing_services_make_exactly_one_binding() {
         until(|| async { matches!(stage.last(&id).await.message.state.phase, Phase::Bound(_)) })
             .await;
     }
+    // Nothing more may happen, so there is no condition to wait for: longer than the grace after
+    // which the replica that is not preferred acts.
     tokio::time::sleep(Duration::from_millis(800)).await;
     for i in 0..4 {
         let state = stage.last(&format!("r{i}")).await.message.state;
