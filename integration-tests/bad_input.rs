@@ -10,7 +10,7 @@ use serde_json::json;
 use support::{Lab, audit, until, workers_with_history};
 
 /// A line, the field that is named, and words of the rule.
-const BAD_LINES: [(&str, &str, &[&str]); 20] = [
+const BAD_LINES: [(&str, &str, &[&str]); 22] = [
     (
         r#"{"id":"b1","program":"synthetic@1","colour":"red"}"#,
         "colour",
@@ -99,6 +99,16 @@ const BAD_LINES: [(&str, &str, &[&str]); 20] = [
         &["object"],
     ),
     (r#"["b19","sweep","synthetic@1"]"#, "", &["object"]),
+    (
+        r#"{"id":"b21","program":"synthetic@1","viability":{"memory":[0.9,0.5,1]}}"#,
+        "viability.memory",
+        &["must be an object"],
+    ),
+    (
+        r#"{"id":"b22","program":"cg@1","params":{"matrix":{"poisson2d":[8]}}}"#,
+        "params.matrix",
+        &["must be an object"],
+    ),
 ];
 
 #[tokio::test]

@@ -97,3 +97,40 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
     }
     lab.none_ended().unwrap();
 }
+
+#[tokio::test]
+async fn a_broker_that_hangs_longer_than_the_liveness_time_is_no_loss_of_nodes() {
+    let mut lab = Lab::start(workers(2)).await;
+    let params = json!({"capsules": 3_000, "work_us": 5_000, "state_bytes": 1_024});
+    let mut ids = Vec::new();
+    for name in ["a", "b"] {
+        let body = json!({"id": name, "program": "synthetic@1", "params": params,
+            "commit": {"every_ms": 500}});
+        let id = lab.publish_json(&body).await;
+        lab.journal.computing(id, 1).await;
+        ids.push(id);
+    }
+
+    // The connections stay, and nothing comes through them.
+    let pid = rustix::process::Pid::from_raw(lab.servers.nats.pid().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    // The length of the outage is what this test is about.
+    sleep_until(Instant::now() + 2 * OUTAGE).await;
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+
+    let expected = undisturbed_synthetic(&params).await;
+    for id in &ids {
+        terminal(&lab, *id).await;
+    }
+    for id in ids {
+        let last = lab.journal.ended(id, "completed").await;
+        assert_eq!(digest_of(&last), expected);
+        assert_eq!(
+            last.state().epoch,
+            1,
+            "it was moved for an outage of the broker"
+        );
+        audit(&lab.journal.of(id));
+    }
+    lab.none_ended().unwrap();
+}

@@ -6,7 +6,9 @@
 mod support;
 
 use fiec::cluster::Cluster;
-use fiec_schemas::{Cause, Event, NodeId};
+use fiec_broker::Ledger;
+use fiec_schemas::{Cause, Event, NodeId, subjects};
+use futures_util::TryStreamExt as _;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{Lab, audit, digest_of, proc, undisturbed_synthetic, until, workers};
@@ -308,4 +310,63 @@ async fn a_worker_that_is_told_to_end_hands_over_what_it_runs_and_loses_nothing(
     let pinned = json!({"id": "back", "program": "synthetic@1", "requires": {"nodes": [node]}});
     let back = lab.publish_json(&pinned).await;
     lab.journal.ended(back, "completed").await;
+}
+
+#[tokio::test]
+async fn what_is_cancelled_while_it_is_paused_leaves_no_large_state_behind() {
+    let lab = Lab::start(workers(1)).await;
+    let params = json!({"capsules": 100_000, "work_us": 5_000, "state_bytes": 1_000_000});
+    let id = lab.publish_json(&body("large", &params)).await;
+    lab.journal.computing(id, 1).await;
+    lab.fiec(&["pause", "large"]).await.expect(0);
+    let place = lab
+        .journal
+        .find(id, "it is paused", |line| {
+            let place = line.state().boundary.clone();
+            place.filter(|_| line.phase() == "paused")
+        })
+        .await;
+    assert_eq!(place.seq, None, "its state is not in the ledger");
+    let stored = Ledger::new(&lab.broker).state(id, &place).await.unwrap();
+    assert_eq!(stored.len(), 1_000_000);
+
+    lab.fiec(&["cancel", "large"]).await.expect(0);
+    lab.journal.ended(id, "cancelled").await;
+    let what = "its last state and all before it are dropped";
+    until(what, async || {
+        let bucket = subjects::STATE_BUCKET;
+        let store = lab.broker.js.get_object_store(bucket).await.ok()?;
+        let left: Vec<_> = store.list().await.ok()?.try_collect().await.ok()?;
+        left.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_refuses_a_run_folder_that_is_not_its_users_alone_and_says_what_to_do() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let lab = Lab::start(workers(0)).await;
+    let folder = lab.path("run");
+    let open = folder.join("w1");
+    std::fs::create_dir_all(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let run_dir = folder.display().to_string();
+    let worker = ["worker", "--node", "w1", "--run-dir", &run_dir];
+    let refused = lab.fiec(&worker).await.expect(1);
+    for words in ["run folder", open.to_str().unwrap(), "777", "chmod 700"] {
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+
+    // The default is a name in a folder; somebody else may have put a link there.
+    let elsewhere = lab.path("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let link = folder.join("fiec-w1");
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+    let mut command = lab.command(&["worker", "--node", "w1"]);
+    command.env("XDG_RUNTIME_DIR", &folder);
+    let refused = support::run(command).await.expect(1);
+    for words in [link.to_str().unwrap(), "is no folder", "--run-dir"] {
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
 }

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use async_nats::jetstream;
+use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::ObjectStore;
+use async_nats::jetstream::publish::PublishAck;
 use fiec_schemas::subjects;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 /// Something that the broker did not do.
 #[derive(Debug, thiserror::Error)]
@@ -97,15 +100,40 @@ impl ConnectOptions {
     }
 }
 
+/// Publishes of one connection whose acknowledgements may be outstanding.
+pub const UNACKNOWLEDGED: usize = 5_000;
+
 /// A connection with its JetStream context. Cheap to clone.
 #[derive(Clone)]
 pub struct Broker {
     /// Core NATS.
     pub client: async_nats::Client,
-    /// JetStream. Publishing waits while 5,000 acknowledgements are outstanding.
+    /// JetStream. Publishing waits while [`UNACKNOWLEDGED`] acknowledgements are outstanding.
     pub js: jetstream::Context,
+    ack_within: Duration,
     states: Arc<OnceCell<ObjectStore>>,
     data: Arc<OnceCell<ObjectStore>>,
+}
+
+/// A publish on its way, and when it counts as lost. That is counted from its sending, not from
+/// when somebody waits for it: of a thousand that a broken connection took along, waited for one
+/// after the other, only the first then takes its time.
+pub struct Unacknowledged {
+    ack: PublishAckFuture,
+    until: Instant,
+}
+
+impl Unacknowledged {
+    /// Waits for the acknowledgement.
+    ///
+    /// # Errors
+    /// What the broker says, or [`PublishErrorKind::TimedOut`].
+    pub async fn settled(self) -> Result<PublishAck, PublishError> {
+        match tokio::time::timeout_at(self.until, self.ack.into_future()).await {
+            Ok(settled) => settled,
+            Err(_) => Err(PublishErrorKind::TimedOut.into()),
+        }
+    }
 }
 
 impl std::fmt::Debug for Broker {
@@ -165,15 +193,24 @@ impl Broker {
         let js = jetstream::context::ContextBuilder::new()
             .timeout(options.timeout)
             .ack_timeout(options.timeout)
-            .max_ack_inflight(5_000)
+            .max_ack_inflight(UNACKNOWLEDGED)
             .backpressure_on_inflight(true)
             .build(client.clone());
         Ok(Self {
             client,
             js,
+            ack_within: options.timeout,
             states: Arc::default(),
             data: Arc::default(),
         })
+    }
+
+    /// A publish that was sent just now.
+    pub fn sent(&self, ack: PublishAckFuture) -> Unacknowledged {
+        Unacknowledged {
+            ack,
+            until: Instant::now() + self.ack_within,
+        }
     }
 
     /// The object store of large σ.

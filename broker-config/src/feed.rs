@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, Tenant, Timestamp, subjects};
 use futures_util::{Stream, StreamExt};
@@ -112,31 +113,73 @@ pub async fn ledger(
         .messages()
         .await
         .map_err(BrokerError::operation("follow the ledger stream"))?;
-    Ok(messages.map(|message| {
-        let message = message.map_err(BrokerError::operation("follow the ledger stream"))?;
-        let malformed = |reason: &str| BrokerError::Malformed {
-            what: format!("message on {}", message.subject),
-            reason: reason.to_owned(),
-        };
-        let info = message
-            .info()
-            .map_err(BrokerError::operation("read a message's place"))?;
-        let (tenant, execution) = subjects::parse_ledger(&message.subject)
-            .ok_or_else(|| malformed("its subject names no execution"))?;
-        let header = message
-            .headers
-            .as_ref()
-            .and_then(|headers| headers.get(subjects::EVENT_HEADER))
-            .ok_or_else(|| malformed("it has no Fiec-Event header"))?;
-        Ok(FeedItem {
-            seq: info.stream_sequence,
-            tenant,
-            execution,
-            header: header.as_str().to_owned(),
-            stored_at: Timestamp::from_micros(
-                i64::try_from(info.published.unix_timestamp_nanos() / 1_000).unwrap_or(0),
-            ),
-            pending: info.pending,
-        })
-    }))
+    Ok(messages
+        .map(|message| item(&message.map_err(BrokerError::operation("follow the ledger stream"))?)))
+}
+
+fn item(message: &jetstream::Message) -> Result<FeedItem, BrokerError> {
+    let malformed = |reason: &str| BrokerError::Malformed {
+        what: format!("message on {}", message.subject),
+        reason: reason.to_owned(),
+    };
+    let info = message
+        .info()
+        .map_err(BrokerError::operation("read a message's place"))?;
+    let (tenant, execution) = subjects::parse_ledger(&message.subject)
+        .ok_or_else(|| malformed("its subject names no execution"))?;
+    let header = message
+        .headers
+        .as_ref()
+        .and_then(|headers| headers.get(subjects::EVENT_HEADER))
+        .ok_or_else(|| malformed("it has no Fiec-Event header"))?;
+    Ok(FeedItem {
+        seq: info.stream_sequence,
+        tenant,
+        execution,
+        header: header.as_str().to_owned(),
+        stored_at: Timestamp::from_micros(
+            i64::try_from(info.published.unix_timestamp_nanos() / 1_000).unwrap_or(0),
+        ),
+        pending: info.pending,
+    })
+}
+
+/// What the stream still holds of one execution's ledger, in order.
+///
+/// # Errors
+/// When the broker does not answer, or a message is no ledger message.
+pub async fn of_execution(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+) -> Result<Vec<FeedItem>, BrokerError> {
+    let what = format!("read the ledger of {execution}");
+    let consumer = broker
+        .js
+        .create_consumer_on_stream(
+            pull::Config {
+                ack_policy: AckPolicy::None,
+                headers_only: true,
+                deliver_policy: DeliverPolicy::All,
+                filter_subject: subjects::ledger(tenant, execution),
+                inactive_threshold: Duration::from_secs(10),
+                ..Default::default()
+            },
+            subjects::LEDGER_STREAM,
+        )
+        .await
+        .map_err(BrokerError::operation(&what))?;
+    // More than the stream keeps of one subject: one round gets all.
+    let most = usize::try_from(2 * subjects::LEDGER_DEPTH).unwrap_or(usize::MAX);
+    let mut messages = consumer
+        .fetch()
+        .max_messages(most)
+        .messages()
+        .await
+        .map_err(BrokerError::operation(&what))?;
+    let mut items = Vec::new();
+    while let Some(message) = messages.next().await {
+        items.push(item(&message.map_err(BrokerError::operation(&what))?)?);
+    }
+    Ok(items)
 }

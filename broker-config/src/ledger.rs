@@ -16,7 +16,7 @@ use fiec_schemas::{
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
-use crate::{Broker, BrokerError, store};
+use crate::{Broker, BrokerError, Unacknowledged, store};
 
 /// Messages after which the one with the last σ is in danger of dropping out of the stream: the
 /// next message carries σ again.
@@ -152,7 +152,7 @@ pub struct InFlight {
     /// What is being appended.
     pub draft: Draft,
     body: Bytes,
-    ack: PublishAckFuture,
+    ack: Unacknowledged,
 }
 
 /// All ledgers, through one connection.
@@ -242,23 +242,27 @@ impl Ledger {
     /// # Errors
     /// When it could not be sent.
     pub async fn send(&self, draft: Draft, body: Bytes) -> Result<InFlight, AppendError> {
+        // What is rare is boxed here and below: an append's future is made millions of times.
         let body = match &draft.state.boundary {
             Some(place) if draft.carries_state && body.is_empty() && place.bytes > 0 => {
-                // The draft says "here"; σ still lies where the message before says.
-                match self.last_of(&draft.subject).await? {
-                    Some(last) if last.seq == draft.expected => {
-                        match &last.message.state.boundary {
-                            Some(before) => self.state(draft.state.execution, before).await?,
-                            None => return Err(AppendError::Conflict),
-                        }
-                    }
-                    _ => return Err(AppendError::Conflict),
-                }
+                Box::pin(self.carried(&draft)).await?
             }
             _ => body,
         };
         let ack = self.publish(&draft, body.clone()).await?;
+        let ack = self.broker.sent(ack);
         Ok(InFlight { draft, body, ack })
+    }
+
+    /// σ that a draft says is "here", from where the message before says.
+    async fn carried(&self, draft: &Draft) -> Result<Bytes, AppendError> {
+        match self.last_of(&draft.subject).await? {
+            Some(last) if last.seq == draft.expected => match &last.message.state.boundary {
+                Some(before) => Ok(self.state(draft.state.execution, before).await?),
+                None => Err(AppendError::Conflict),
+            },
+            _ => Err(AppendError::Conflict),
+        }
     }
 
     async fn publish(&self, draft: &Draft, body: Bytes) -> Result<PublishAckFuture, AppendError> {
@@ -286,19 +290,19 @@ impl Ledger {
     /// was lost is looked up, and sent again where it was not stored.
     pub async fn settle(&self, in_flight: InFlight) -> Result<Tip, AppendError> {
         let InFlight { draft, body, ack } = in_flight;
-        let error = match ack.await {
+        let error = match ack.settled().await {
             Ok(ack) => return Ok(draft.into_tip(ack.sequence)),
             Err(error) => error,
         };
         match error.kind() {
             // Also what a retry of ours sees when its first try was stored after all.
-            PublishErrorKind::WrongLastSequence => self.conflict_or_own(draft).await,
+            PublishErrorKind::WrongLastSequence => Box::pin(self.conflict_or_own(draft)).await,
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
                 tracing::warn!(
                     subject = draft.subject,
                     "append was not acknowledged; reading back"
                 );
-                self.retry(draft, body).await
+                Box::pin(self.retry(draft, body)).await
             }
             _ => Err(AppendError::Broker(BrokerError::operation(format!(
                 "append to {}",

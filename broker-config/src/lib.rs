@@ -1,13 +1,14 @@
 //! Everything FIEC knows about its broker: streams, buckets and server configurations as data and
 //! the code that applies them; the ledger's compare-and-set appends; state and data by digest;
-//! the feed of all ledgers. No decision is taken here.
+//! the feed of all ledgers; the register of programs. No decision is taken here.
 
 mod connection;
 pub mod feed;
 pub mod ledger;
+pub mod registry;
 pub mod sight;
 pub mod store;
 pub mod topology;
 
-pub use connection::{Broker, BrokerError, ConnectOptions};
+pub use connection::{Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged};
 pub use ledger::{AppendError, Draft, Entry, Ledger, Tip};

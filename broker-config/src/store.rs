@@ -3,7 +3,7 @@
 use async_nats::jetstream::object_store::{ObjectMetadata, ObjectStore};
 use bytes::Bytes;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::ledger::Ledger;
 use crate::{Broker, BrokerError};
@@ -72,6 +72,145 @@ pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Byt
     let what = format!("data {}", digest.short());
     let found = get(broker.data().await?, &what, digest.to_string(), bytes).await?;
     verify(&what, digest, found)
+}
+
+/// Bytes that are copied at once.
+const COPY: usize = 256 * 1024;
+/// A fetch that brings nothing for so long is given up.
+const SILENCE: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// The digest and the number of the bytes that a reader gives.
+///
+/// # Errors
+/// Those of the reader.
+pub fn digest_of(reader: impl std::io::Read) -> std::io::Result<(Digest, u64)> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(reader)?;
+    Ok((Digest(*hasher.finalize().as_bytes()), hasher.count()))
+}
+
+/// Stores what a reader gives under a digest that the caller has computed from the same bytes.
+/// An object of this digest becomes visible only when it is stored in full.
+///
+/// # Errors
+/// When the broker refuses it, or the reader fails.
+pub async fn put_data_from(
+    broker: &Broker,
+    digest: Digest,
+    reader: &mut (impl AsyncRead + Unpin),
+) -> Result<(), BrokerError> {
+    let name = digest.to_string();
+    let metadata = ObjectMetadata {
+        name: name.clone(),
+        chunk_size: Some(subjects::INLINE_STATE_LIMIT),
+        ..Default::default()
+    };
+    broker
+        .data()
+        .await?
+        .put(metadata, reader)
+        .await
+        .map_err(BrokerError::operation(format!("store data {name}")))?;
+    Ok(())
+}
+
+/// The size in bytes of an object in `FIEC_DATA`; none where it is not there.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn data_size(broker: &Broker, digest: Digest) -> Result<Option<u64>, BrokerError> {
+    use async_nats::jetstream::object_store::InfoErrorKind;
+    match broker.data().await?.info(digest.to_string()).await {
+        Ok(info) if info.deleted => Ok(None),
+        Ok(info) => Ok(Some(info.size as u64)),
+        Err(error) if error.kind() == InfoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(BrokerError::operation(format!(
+            "look for data {}",
+            digest.short()
+        ))(error)),
+    }
+}
+
+/// Copies data into a writer, at most `limit` bytes, checks its digest at the end, and returns how
+/// many bytes it has. What was written is to be thrown away on an error. `progress` hears after
+/// each piece how many bytes have come.
+///
+/// # Errors
+/// When it is not there, larger than `limit`, damaged, or the writer fails.
+pub async fn get_data_to(
+    broker: &Broker,
+    digest: Digest,
+    limit: u64,
+    writer: &mut (impl AsyncWrite + Unpin),
+    mut progress: impl FnMut(u64),
+) -> Result<u64, BrokerError> {
+    let what = format!("data {}", digest.short());
+    if data_size(broker, digest).await?.is_none() {
+        return Err(BrokerError::Missing {
+            what,
+            hint: format!(" ({} has no object {digest})", subjects::DATA_BUCKET),
+        });
+    }
+    let mut object = broker
+        .data()
+        .await?
+        .get(digest.to_string())
+        .await
+        .map_err(BrokerError::operation(format!("fetch {what}")))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut chunk = vec![0; COPY];
+    let mut copied = 0;
+    loop {
+        let read = match tokio::time::timeout(SILENCE, object.read(&mut chunk)).await {
+            Ok(read) => read,
+            Err(_) => {
+                return Err(BrokerError::Missing {
+                    what: format!("the rest of {what} after {copied} bytes"),
+                    hint: format!(": nothing came for {SILENCE:?}"),
+                });
+            }
+        };
+        let found = match read {
+            // The object store's own check: the bytes are not those that were stored.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                return Err(BrokerError::Digest {
+                    what,
+                    found: format!("unknown ({error})"),
+                    expected: digest.to_string(),
+                });
+            }
+            read => read.map_err(BrokerError::operation(format!("read {what}")))?,
+        };
+        if found == 0 {
+            break;
+        }
+        copied += found as u64;
+        if copied > limit {
+            return Err(BrokerError::Malformed {
+                what,
+                reason: format!("it has more than the {limit} bytes that were expected"),
+            });
+        }
+        hasher.update(&chunk[..found]);
+        writer
+            .write_all(&chunk[..found])
+            .await
+            .map_err(BrokerError::operation(format!("write {what}")))?;
+        progress(copied);
+    }
+    writer
+        .flush()
+        .await
+        .map_err(BrokerError::operation(format!("write {what}")))?;
+    let found = Digest(*hasher.finalize().as_bytes());
+    if found != digest {
+        return Err(BrokerError::Digest {
+            what,
+            found: found.to_string(),
+            expected: digest.to_string(),
+        });
+    }
+    Ok(copied)
 }
 
 /// Removes a σ that no ledger names any more.

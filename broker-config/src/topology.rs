@@ -107,20 +107,30 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                 .map_err(BrokerError::operation(format!("create stream {name}")))?;
         }
     }
-    broker
-        .js
-        .create_or_update_key_value(kv::Config {
-            bucket: subjects::NODES_BUCKET.to_owned(),
-            description: "Node descriptors and operators' flags".to_owned(),
-            history: 4,
-            num_replicas: profile.replicas,
-            ..Default::default()
-        })
-        .await
-        .map_err(BrokerError::operation(format!(
-            "create bucket {}",
-            subjects::NODES_BUCKET
-        )))?;
+    for (bucket, description, history) in [
+        (
+            subjects::NODES_BUCKET,
+            "Node descriptors and operators' flags",
+            4,
+        ),
+        (
+            subjects::PROGRAMS_BUCKET,
+            "Programs that were pushed, by name and version",
+            1,
+        ),
+    ] {
+        broker
+            .js
+            .create_or_update_key_value(kv::Config {
+                bucket: bucket.to_owned(),
+                description: description.to_owned(),
+                history,
+                num_replicas: profile.replicas,
+                ..Default::default()
+            })
+            .await
+            .map_err(BrokerError::operation(format!("create bucket {bucket}")))?;
+    }
     for (bucket, description, max_age) in [
         (
             subjects::STATE_BUCKET,

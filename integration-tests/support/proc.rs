@@ -1,15 +1,47 @@
 //! Processes as the kernel lists them: whose children they are and whether they live.
 
 use std::fs;
+use std::time::Duration;
 
-/// State and parent of a process, if there is one of this id.
-fn stat(pid: u32) -> Option<(char, u32)> {
+/// What the kernel says of a process from its state on, field 3.
+fn fields(pid: u32) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in brackets and may hold anything.
     let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.next()?.parse().ok()?))
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+/// State and parent of a process, if there is one of this id.
+fn stat(pid: u32) -> Option<(char, u32)> {
+    let fields = fields(pid)?;
+    Some((
+        fields.first()?.chars().next()?,
+        fields.get(1)?.parse().ok()?,
+    ))
+}
+
+/// Time for which these processes have computed so far, all together, to 10 ms.
+pub fn cpu(pids: &[u32]) -> Duration {
+    let ticks = |pid: &u32| -> Option<u64> {
+        let fields = fields(*pid)?;
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(field(14)? + field(15)?)
+    };
+    let sum: u64 = pids.iter().filter_map(ticks).sum();
+    Duration::from_micros(sum * 1_000_000 / rustix::param::clock_ticks_per_second())
+}
+
+/// The living processes that name this text in their command line or environment.
+pub fn naming(text: &str) -> Vec<u32> {
+    let names = |pid: &u32| {
+        ["cmdline", "environ"].iter().any(|file| {
+            let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).contains(text)
+        })
+    };
+    let all = fs::read_dir("/proc").unwrap();
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| is_alive(*pid) && names(pid)).collect()
 }
 
 /// True while a process runs; one that has ended and was not reaped does not.

@@ -4,13 +4,16 @@
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;
 
-use crate::{event, hardware, messages, programs, submission};
+use crate::{event, hardware, messages, package, programs, submission};
 
 /// Every schema: file name without its ending, and content.
 pub fn all() -> Vec<(&'static str, Value)> {
     vec![
         ("submission", schema::<submission::Submission>()),
         ("cg-params", schema::<programs::CgParams>()),
+        ("gemm-params", schema::<programs::GemmParams>()),
+        ("lu-params", schema::<programs::LuParams>()),
+        ("qr-params", schema::<programs::QrParams>()),
         ("synthetic-params", schema::<programs::SyntheticParams>()),
         ("ledger-message", schema::<event::LedgerMessage>()),
         ("capsule-message", schema::<messages::CapsuleMessage>()),
@@ -31,6 +34,9 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ),
         ("policy-presence", schema::<messages::PolicyPresence>()),
         ("log-line", schema::<messages::LogLine>()),
+        ("manifest", schema::<package::Manifest>()),
+        ("program-record", schema::<package::ProgramRecord>()),
+        ("grant", schema::<package::Grant>()),
     ]
 }
 

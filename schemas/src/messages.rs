@@ -9,6 +9,7 @@ use crate::ids::{
     BatchId, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence,
     Tenant, Timestamp,
 };
+use crate::package::Grant;
 use crate::submission::LineError;
 
 /// Header of a handover message that holds a [`Handover`] as JSON.
@@ -123,6 +124,15 @@ pub enum ControlRequest {
         execution: ExecutionId,
         /// Who asked.
         who: String,
+    },
+    /// Give it more or less from its next boundary on.
+    Reconfigure {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Under which epoch; another one is refused.
+        epoch: Epoch,
+        /// What it may use then.
+        grant: Grant,
     },
     /// End it now.
     Cancel {

@@ -1,19 +1,34 @@
 //! The built-in programs and their parameters, so that a submission is checked field by field
 //! before anything is created.
 
+mod dense;
+
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ids::Digest;
+use crate::package::ProgramName;
+use crate::strict::Strict;
 use crate::submission::FieldError;
+
+pub use dense::{
+    DenseSource, ELEMENTS_LIMIT, GemmParams, LuParams, QrParams, RandomDense, TileRange,
+};
 
 /// Conjugate gradients.
 pub const CG: &str = "cg@1";
 /// A program that does declared work with a declared state; for tests and benches.
 pub const SYNTHETIC: &str = "synthetic@1";
+/// A matrix product in tiles.
+pub const GEMM: &str = "gemm@1";
+/// LU factorization by block columns.
+pub const LU: &str = "lu@1";
+/// QR factorization by block columns.
+pub const QR: &str = "qr@1";
 /// Every built-in program.
-pub const BUILT_IN: [&str; 2] = [CG, SYNTHETIC];
+pub const BUILT_IN: [&str; 5] = [CG, GEMM, LU, QR, SYNTHETIC];
 
 /// Parameters of `cg@1`: solves A·x = b by Jacobi-preconditioned conjugate gradients, once for
 /// each load case. One capsule is `iterations_per_capsule` iterations; σ holds x, r, p and the
@@ -51,6 +66,8 @@ pub enum MatrixSource {
     /// A Matrix Market file (`coordinate real symmetric` or `general`), absolute or relative to
     /// the worker's data folder; it must be readable on every node.
     File(String),
+    /// Such a file that was pushed (`fiec data push`), by its digest.
+    Object(Digest),
     /// The five-point Laplacian on an n × n grid.
     #[serde(rename = "poisson2d")]
     Poisson2d {
@@ -116,7 +133,7 @@ fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
     if !params.is_object() {
         return Err(FieldError::new("params", "must be an object"));
     }
-    serde_path_to_error::deserialize(params).map_err(|error| {
+    serde_path_to_error::deserialize(Strict(params)).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." {
             "params".to_owned()
@@ -192,20 +209,18 @@ impl SyntheticParams {
     }
 }
 
-/// Checks a program's name and its parameters.
+/// Checks a program's name, and the parameters of a built-in. Whether any other program is
+/// registered is for those to say who can look (see [`crate::package::unregistered`]).
 ///
 /// # Errors
-/// The field and the rule: a program that does not exist, or a parameter that it refuses.
+/// The field and the rule: a name that cannot be one, or a parameter that is refused.
 pub fn check(program: &str, params: &Value) -> Result<(), FieldError> {
     match program {
         CG => CgParams::from_value(params).map(|_| ()),
+        GEMM => GemmParams::from_value(params).map(|_| ()),
+        LU => LuParams::from_value(params).map(|_| ()),
+        QR => QrParams::from_value(params).map(|_| ()),
         SYNTHETIC => SyntheticParams::from_value(params).map(|_| ()),
-        _ => Err(FieldError::new(
-            "program",
-            format!(
-                "{program:?} does not exist; known programs are {}",
-                BUILT_IN.join(", ")
-            ),
-        )),
+        _ => program.parse::<ProgramName>().map(|_| ()),
     }
 }

@@ -23,6 +23,8 @@ pub const TELEMETRY_STREAM: &str = "FIEC_TELEMETRY";
 pub const LOG_STREAM: &str = "FIEC_LOG";
 /// KV bucket of node descriptors and cordon flags.
 pub const NODES_BUCKET: &str = "FIEC_NODES";
+/// KV bucket of registered programs, by [`crate::package::ProgramName::key`].
+pub const PROGRAMS_BUCKET: &str = "FIEC_PROGRAMS";
 /// Object store of large σ, by digest.
 pub const STATE_BUCKET: &str = "FIEC_STATE";
 /// Object store of inputs and outputs, by digest.

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest, NodeId};
 use crate::programs;
+use crate::strict::Strict;
 
 /// Longest line of a submission in bytes; the broker's message limit is twice this.
 pub const LINE_LIMIT: usize = 512 * 1024;
@@ -175,15 +176,15 @@ impl Submission {
                 ),
             ));
         }
-        // A derived reader takes a list for an object whose fields are in order.
-        if line.trim_ascii_start().first() == Some(&b'[') {
-            return Err(FieldError::new("", "must be a JSON object, but is a list"));
-        }
         // The plain parser is the fast path; only a bad line pays for a path to its field.
         let submission: Self = match serde_json::from_slice(line) {
             Ok(submission) => submission,
             Err(plain) => return Err(locate(line, &plain)),
         };
+        // It takes a list for an object, which only a line with a list can have.
+        if line.contains(&b'[') {
+            objects_are_objects(line)?;
+        }
         submission.check()?;
         Ok(submission)
     }
@@ -217,6 +218,18 @@ impl Submission {
         // Writing to memory fails only for maps whose keys are no strings; here they all are.
         serde_json::to_vec(self).unwrap_or_default()
     }
+}
+
+/// Reads a line again, strictly; it has been read once.
+fn objects_are_objects(line: &[u8]) -> Result<(), FieldError> {
+    let value: Value = serde_json::from_slice(line)
+        .map_err(|error| FieldError::new("", format!("not valid JSON: {error}")))?;
+    let strict: Result<Submission, _> = serde_path_to_error::deserialize(Strict(&value));
+    strict.map(drop).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." { String::new() } else { path };
+        FieldError::new(field, error.into_inner().to_string())
+    })
 }
 
 fn locate(line: &[u8], plain: &serde_json::Error) -> FieldError {
@@ -332,7 +345,7 @@ mod tests {
             ),
             (r#"{"params":{}}"#, "program", "missing field"),
             (r#"{"program":7}"#, "program", "string"),
-            (r#"{"program":"nope@1"}"#, "program", "does not exist"),
+            (r#"{"program":"nope"}"#, "program", "no name@version"),
             (r#"{"program":"synthetic@1","retries":-1}"#, "retries", "-1"),
             (
                 r#"{"program":"synthetic@1","id":"a.b"}"#,
@@ -377,6 +390,31 @@ mod tests {
             ),
             ("{not json", "", "not valid JSON"),
             (r#"["a", "b", "synthetic@1"]"#, "", "a list"),
+            (
+                r#"{"program":"synthetic@1","viability":{"memory":[0.9,0.5,1]}}"#,
+                "viability.memory",
+                "must be an object, but is a list",
+            ),
+            (
+                r#"{"program":"synthetic@1","requires":[["n1"]]}"#,
+                "requires",
+                "must be an object, but is a list",
+            ),
+            (
+                r#"{"program":"synthetic@1","requires":[]}"#,
+                "requires",
+                "must be an object, but is a list",
+            ),
+            (
+                r#"{"program":"synthetic@1","params":[3]}"#,
+                "params",
+                "must be an object",
+            ),
+            (
+                r#"{"program":"cg@1","params":{"matrix":{"poisson2d":[64]}}}"#,
+                "params.matrix",
+                "must be an object, but is a list",
+            ),
         ] {
             let error = refused(line);
             assert!(error.field.starts_with(field), "{line}: {error:?}");

@@ -209,6 +209,13 @@ async fn launch_once(
     let _ = std::fs::rename(&log, log.with_extension("log.old"));
     let mut command = Command::new(&options.binary.path);
     command.arg("--config").arg(&config).current_dir(dir);
+    if std::env::var_os("GOMAXPROCS").is_none() {
+        // It shares the machine with workers, services and PostgreSQL. A Go process that may use
+        // every core looks for work on each of them while there is little: measured on two cores
+        // under a flood of messages, a quarter of its time.
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        command.env("GOMAXPROCS", (cores / 2).max(1).to_string());
+    }
     let child = Child::spawn(Plan {
         command,
         log: log.clone(),

@@ -6,7 +6,10 @@ use clap::{Parser, Subcommand};
 use fiec_schemas::NodeId;
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{doctor, history, logs, nodes, operate, serve, submit, watch};
+use crate::commands::{
+    check, data, doctor, history, logs, nodes, operate, output, program, run_local, serve, submit,
+    watch,
+};
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
 use crate::{bench, client, demo, pressure, up};
@@ -27,12 +30,17 @@ enum Command {
     Demo(demo::DemoArgs),
     Up(up::UpArgs),
     Submit(submit::SubmitArgs),
+    Run(run_local::RunArgs),
+    Check(check::CheckArgs),
+    Program(program::ProgramArgs),
+    Data(data::DataArgs),
     /// Show where an execution stands
     Status(operate::ExecutionArgs),
     /// Follow executions as they move, until they end
     Watch(watch::WatchArgs),
     /// Show what an execution's program printed
     Logs(logs::LogsArgs),
+    Output(output::OutputArgs),
     /// End an execution now; needs no boundary
     Cancel(operate::ExecutionArgs),
     /// Stop an execution at its next boundary until it is resumed
@@ -157,6 +165,11 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Demo(args) => demo::run(args, global.json).await,
         Command::Up(args) => up::run(args, global.json).await,
         Command::Submit(args) => submit::run(args, global).await,
+        Command::Run(args) => run_local::run(&args, global),
+        Command::Check(args) => check::run(&args, global),
+        Command::Program(args) => program::run(args, global).await,
+        Command::Data(args) => data::run(args, global).await,
+        Command::Output(args) => output::run(args, global).await,
         Command::Status(args) => operate::run("status", &args, None, global).await,
         Command::Cancel(args) => operate::run("cancel", &args, None, global).await,
         Command::Pause(args) => operate::run("pause", &args, None, global).await,

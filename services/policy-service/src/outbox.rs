@@ -3,26 +3,28 @@
 
 use std::collections::BTreeMap;
 
-use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::message::PublishMessage;
-use fiec_broker::Broker;
+use fiec_broker::{Broker, Unacknowledged};
 use fiec_policy::Policy;
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
 use fiec_schemas::{NodeId, subjects};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 
 use crate::metrics::Metrics;
 
 /// What is to be sent.
 pub struct Outbox {
+    /// Bindings by node, in the order of their appends.
     waiting: BTreeMap<NodeId, Vec<CapsuleBinding>>,
+    /// Bindings in one message at most.
     limit: usize,
-    acks: UnboundedSender<PublishAckFuture>,
+    /// Where the acknowledgements are awaited.
+    acks: Sender<Unacknowledged>,
 }
 
 impl Outbox {
     /// Empty.
-    pub fn new(limit: usize, acks: UnboundedSender<PublishAckFuture>) -> Self {
+    pub fn new(limit: usize, acks: Sender<Unacknowledged>) -> Self {
         Self {
             waiting: BTreeMap::new(),
             limit,
@@ -57,7 +59,7 @@ impl Outbox {
                 let subject = subjects::capsule(policy.shard(&node), &node);
                 let publish = PublishMessage::build().payload(payload.into());
                 match broker.js.send_publish(subject, publish).await {
-                    Ok(ack) => drop(self.acks.send(ack)),
+                    Ok(ack) => drop(self.acks.send(broker.sent(ack)).await),
                     Err(error) => {
                         metrics.publish_failures.inc();
                         tracing::warn!(%error, %node, "cannot send capsules; the sweep will");

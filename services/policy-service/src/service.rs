@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fiec_broker::{Broker, Ledger, sight};
+use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, sight};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use tokio::sync::mpsc;
@@ -13,10 +13,13 @@ use tokio_util::sync::CancellationToken;
 use crate::core::Core;
 use crate::effects::Effects;
 use crate::metrics::Metrics;
+use crate::programs::Programs;
 use crate::{Options, ServiceError, acks, api, sources};
 
 /// News that may wait for the core.
 const NEWS: usize = 4_096;
+/// Outcomes of what the core has started, and questions to it, that may wait for it.
+const OUTCOMES: usize = 4_096;
 /// Submission messages that may wait for the core.
 const SUBMISSIONS: usize = 1_000;
 
@@ -46,19 +49,27 @@ impl PolicyService {
         let metrics = Metrics::default();
         let loaded = Arc::new(AtomicBool::new(false));
         let (news_tx, news) = mpsc::channel(NEWS);
-        // Bounded by what feeds them, not by the channel, so that the core never waits for its own
-        // effects: it admits `in_flight` appends at once, publishes hold the connection's permits,
-        // and every outcome belongs to one of these or to a request under a deadline.
-        let (outcomes_tx, outcomes) = mpsc::unbounded_channel();
+        // Who brings an outcome waits while the core has many, so the core must never wait for
+        // one of those, or both would wait for ever. It fills two channels: `firsts` has a place
+        // for each append that it admits at once, and never makes it wait; `published` is emptied
+        // by a task that waits for acknowledgements only. And publishing waits for a permit; first
+        // appends, whose task may wait for the core, never hold all of these.
+        let in_flight = options.in_flight.clamp(1, UNACKNOWLEDGED / 2);
+        let options = Options {
+            in_flight,
+            ..options
+        };
+        let (outcomes_tx, outcomes) = mpsc::channel(OUTCOMES);
         let (submissions_tx, submissions) = mpsc::channel(SUBMISSIONS);
-        let (firsts, firsts_rx) = mpsc::unbounded_channel();
-        let (published, published_rx) = mpsc::unbounded_channel();
+        let (firsts, firsts_rx) = mpsc::channel(in_flight);
+        let (published, published_rx) = mpsc::channel(UNACKNOWLEDGED);
         let ledger = Ledger::new(&broker);
         let effects = Effects {
             broker: broker.clone(),
             ledger: ledger.clone(),
             outcomes: outcomes_tx.clone(),
             author: format!("policy/{}", options.id),
+            programs: Programs::new(&broker),
         };
         // One token ends every part, whatever the reason.
         let end = stop.child_token();
@@ -83,6 +94,8 @@ impl PolicyService {
         tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
         let (b, n, id) = (broker.clone(), news_tx.clone(), options.id);
         tasks.spawn(async move { ("presence", sources::presence(b, id, n).await) });
+        let p = effects.programs.clone();
+        tasks.spawn(async move { ("programs", sources::programs(p).await) });
         let (b, n) = (broker.clone(), news_tx);
         tasks.spawn(async move { ("ledgers", sources::ledgers(b, n).await) });
         let b = broker.clone();

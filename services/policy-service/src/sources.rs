@@ -16,6 +16,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::ServiceError;
 use crate::events::{News, SubmitMessage};
+use crate::programs::Programs;
 
 const BACK_OFF: Duration = Duration::from_millis(100);
 const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
@@ -284,6 +285,11 @@ pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceErro
         Ok(())
     })
     .await
+}
+
+/// Programs as they are pushed.
+pub async fn programs(programs: Programs) -> Result<(), ServiceError> {
+    again("programs", || programs.follow()).await
 }
 
 fn node_news(key: &str, value: Option<&[u8]>) -> Option<News> {

@@ -1,12 +1,15 @@
 //! How much a node may hold: its slots, and ahead of them only what it will begin soon.
 //!
-//! `limit = slots + min(k · completions of the last 2 s, horizon · slots not stuck / mean service time)`
+//! `limit = slots + min(k · completions of the last 2 s, horizon · slots not stuck / mean service
+//! time, max(64, queue time · completions a second))`
 //!
-//! Both bounds start at 0. The first grows like a slow start: each completion allows `k` more
-//! ahead, so that a flood of short executions is bound ahead within a few round trips. The second
-//! keeps long work out of queues: an execution of ten seconds leaves no room ahead, and a slot
-//! whose execution has run for longer than the horizon does not count at all. What finds no room
-//! waits as `pending`, where it can still go anywhere.
+//! All bounds but the last start at 0. The first grows like a slow start: each completion allows
+//! `k` more ahead, so that a flood of short executions is bound ahead within a few round trips. The
+//! second keeps long work out of queues: an execution of ten seconds leaves no room ahead, and a
+//! slot whose execution has run for longer than the horizon does not count at all. The third keeps
+//! queues as short as the node really is fast: what waits there could have gone elsewhere, and an
+//! execution whose whole life is short is cheap to record. What finds no room waits as `pending`,
+//! where it can still go anywhere.
 
 use crate::config::Config;
 use crate::time::Millis;
@@ -22,6 +25,8 @@ pub struct Speed {
 
 const BUCKET_MS: u64 = 1_000;
 const WEIGHT: f64 = 0.05;
+/// What a node may hold ahead before its rate is known, once it completes at all.
+const AHEAD_FLOOR: u32 = 64;
 
 impl Speed {
     /// An execution completed after computing for so long here.
@@ -55,6 +60,14 @@ impl Speed {
         }
     }
 
+    fn fullest(&self, now: Millis) -> u32 {
+        match (now.0 / BUCKET_MS).saturating_sub(self.bucket) {
+            0 => self.current.max(self.previous),
+            1 => self.current,
+            _ => 0,
+        }
+    }
+
     /// What may be held ahead of the slots, of which `stuck` run something long.
     pub fn ahead(&self, now: Millis, slots: u32, stuck: u32, config: &Config) -> u32 {
         let by_growth = self.recent(now).saturating_mul(config.ahead_per_completion);
@@ -71,7 +84,13 @@ impl Speed {
             reason = "float casts saturate, and this one is not negative"
         )]
         let by_service = by_service as u32;
-        by_growth.min(by_service).min(config.ahead_limit)
+        // The buckets cover one to two seconds: their fullest one is the better estimate.
+        let by_rate = u64::from(self.fullest(now)) * config.queue_ms / BUCKET_MS;
+        let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX).max(AHEAD_FLOOR);
+        by_growth
+            .min(by_service)
+            .min(by_rate)
+            .min(config.ahead_limit)
     }
 }
 
@@ -85,7 +104,20 @@ mod tests {
         let mut short = Speed::default();
         assert_eq!(short.ahead(Millis(0), 4, 0, &config), 0);
         (0..1_000).for_each(|_| short.completed(Millis(500), 200));
-        assert_eq!(short.ahead(Millis(600), 4, 0, &config), 4_000);
+        assert_eq!(
+            short.ahead(Millis(600), 4, 0, &config),
+            AHEAD_FLOOR,
+            "sixty milliseconds' worth at a thousand a second is below the floor"
+        );
+        (0..9_000).for_each(|_| short.completed(Millis(500), 200));
+        assert_eq!(short.ahead(Millis(600), 4, 0, &config), 600);
+        let mut beginning = Speed::default();
+        (0..10).for_each(|_| beginning.completed(Millis(500), 200));
+        assert_eq!(
+            beginning.ahead(Millis(600), 4, 0, &config),
+            40,
+            "slow start"
+        );
         assert_eq!(
             short.ahead(Millis(600), 4, 4, &config),
             0,

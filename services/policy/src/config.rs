@@ -28,6 +28,8 @@ pub struct Config {
     pub avoid_ms: u64,
     /// What a node may be given ahead is what it begins within this time.
     pub horizon_ms: u64,
+    /// Nor may it be given more ahead than it completes within this time at its present rate.
+    pub queue_ms: u64,
     /// What a node may be given ahead for each completion of the last two seconds.
     pub ahead_per_completion: u32,
     /// The most that a node may be given ahead.
@@ -53,6 +55,7 @@ impl Default for Config {
             replica_ms: 3_000,
             avoid_ms: 2_000,
             horizon_ms: 500,
+            queue_ms: 60,
             ahead_per_completion: 4,
             ahead_limit: 8_000,
             residency_floor_ms: 100,

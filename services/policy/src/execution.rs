@@ -43,6 +43,21 @@ pub struct Order {
     pub taken: bool,
 }
 
+/// A node that did not take an execution, or an order about it, and is left alone for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avoided {
+    /// Which.
+    pub node: NodeIx,
+    /// Until when.
+    pub until: Millis,
+    /// How often it refused it in a row.
+    pub refusals: u8,
+}
+
+/// The longest that a node is left alone, in doublings of the first time: what a node refuses
+/// again and again (a damaged package) must not be offered to it again and again.
+const DOUBLINGS: u8 = 3;
+
 /// What only few executions have.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
@@ -52,14 +67,42 @@ pub struct Extra {
     pub order: Option<Order>,
     /// Why it must be bound anew.
     pub cause: Option<Cause>,
-    /// A node that is not asked until then.
-    pub avoid: Option<(NodeIx, Millis)>,
+    /// Nodes that are not asked for a while.
+    pub avoid: Vec<Avoided>,
     /// Why it is where it is, for people.
     pub note: Option<String>,
     /// How often its capsule was sent again.
     pub resent: u8,
     /// Since when this replica leaves it to the preferred one.
     pub deferred: Option<Millis>,
+}
+
+impl Extra {
+    /// Leaves a node alone until then.
+    pub fn avoid_until(&mut self, node: NodeIx, until: Millis) {
+        match self.avoid.iter_mut().find(|a| a.node == node) {
+            Some(avoided) => avoided.until = until,
+            None => self.avoid.push(Avoided {
+                node,
+                until,
+                refusals: 0,
+            }),
+        }
+    }
+
+    /// Leaves a node that refused it alone for `ms`, doubled for each refusal in a row up to
+    /// eight times as long.
+    pub fn refused(&mut self, node: NodeIx, now: Millis, ms: u64) {
+        let found = self.avoid.iter().find(|a| a.node == node);
+        let refusals = found.map_or(0, |a| a.refusals);
+        self.avoid.retain(|a| a.node != node);
+        let until = now.plus(ms.saturating_mul(1 << refusals.min(DOUBLINGS)));
+        self.avoid.push(Avoided {
+            node,
+            until,
+            refusals: refusals.saturating_add(1),
+        });
+    }
 }
 
 /// A live execution.
@@ -102,6 +145,11 @@ impl Execution {
     /// The order under way.
     pub fn order(&self) -> Option<&Order> {
         self.extra.as_ref()?.order.as_ref()
+    }
+
+    /// Nodes that are not asked for a while.
+    pub fn avoided(&self) -> &[Avoided] {
+        self.extra.as_ref().map_or(&[], |e| &e.avoid)
     }
 
     /// Nodes left for pressure.

@@ -9,10 +9,12 @@
 //! room ahead), less half the pressure. Ties fall to the name that sorts first.
 
 use fiec_schemas::event::CANDIDATES_LIMIT;
+use fiec_schemas::package::{is_built_in, matches};
 use fiec_schemas::{Candidate, Contract, Decision, Timestamp};
 
 use crate::cluster::{Cluster, Node, NodeIx, Presence};
 use crate::config::Config;
+use crate::execution::Avoided;
 use crate::hysteresis::State;
 use crate::profile::{Profile, ProfileIx};
 use crate::time::{Millis, Now};
@@ -27,8 +29,8 @@ pub struct Ask<'a> {
     pub left: &'a [(NodeIx, Timestamp)],
     /// The node that it must leave.
     pub leaving: Option<NodeIx>,
-    /// A node that is not asked until then.
-    pub avoid: Option<(NodeIx, Millis)>,
+    /// Nodes that are not asked for a while.
+    pub avoid: &'a [Avoided],
     /// The only node that is wanted.
     pub only: Option<NodeIx>,
     /// A free slot is wanted, not a place in a queue.
@@ -44,7 +46,7 @@ impl<'a> Ask<'a> {
             profile,
             left,
             leaving: None,
-            avoid: None,
+            avoid: &[],
             only: None,
             free_slot: false,
             counted: None,
@@ -56,16 +58,29 @@ impl<'a> Ask<'a> {
 #[derive(Debug, Clone, Copy)]
 enum Reason<'a> {
     Unknown,
-    Lost { silent_ms: u64 },
+    Lost {
+        silent_ms: u64,
+    },
     NoVector,
-    Stale { age_ms: u64 },
+    Stale {
+        age_ms: u64,
+    },
     Cordoned,
     Draining,
-    Program,
+    Program {
+        wanted: &'a str,
+        offered: &'a [String],
+    },
     NotNamed,
     Excluded,
-    Memory { has: u64, needs: u64 },
-    Label { key: &'a str, value: &'a str },
+    Memory {
+        has: u64,
+        needs: u64,
+    },
+    Label {
+        key: &'a str,
+        value: &'a str,
+    },
     Contract,
     Unmeasured(&'a Watched),
     Pressing(&'a Watched),
@@ -73,7 +88,10 @@ enum Reason<'a> {
     Refused,
     Leaving,
     NotWanted,
-    Full { held: u32, limit: u32 },
+    Full {
+        held: u32,
+        limit: u32,
+    },
 }
 
 impl Reason<'_> {
@@ -85,7 +103,10 @@ impl Reason<'_> {
             Reason::Stale { age_ms } => format!("its hardware vector is {age_ms} ms old"),
             Reason::Cordoned => format!("it was cordoned by {}", node.flags.who),
             Reason::Draining => "it is draining".to_owned(),
-            Reason::Program => "it does not offer the program".to_owned(),
+            Reason::Program { wanted, offered } => format!(
+                "it does not offer {wanted} (its worker runs {})",
+                offered.join(", ")
+            ),
             Reason::NotNamed => "the submission names other nodes".to_owned(),
             Reason::Excluded => "the submission excludes it".to_owned(),
             Reason::Memory { has, needs } => {
@@ -134,7 +155,12 @@ impl Reason<'_> {
                 w.threshold.dwell_ms
             ),
             Reason::Full { .. } => format!("something on {id} completing, or more slots there"),
-            Reason::Program => format!("a worker on {id} that offers the program"),
+            Reason::Program { wanted, .. } if is_built_in(wanted) => {
+                format!("a worker on {id} of a version that has {wanted}")
+            }
+            Reason::Program { wanted, .. } => {
+                format!("a worker on {id} with `--allow-program {wanted}`")
+            }
             Reason::NotNamed | Reason::Excluded | Reason::Memory { .. } | Reason::Label { .. } => {
                 format!("other requirements in the submission (they rule out {id})")
             }
@@ -320,10 +346,8 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.only.is_some_and(|only| only != v.ix) {
         return Some(Reason::NotWanted);
     }
-    let refused = v
-        .ask
-        .avoid
-        .is_some_and(|(ix, until)| ix == v.ix && v.now.mono < until);
+    let mut avoided = v.ask.avoid.iter();
+    let refused = avoided.any(|a| a.node == v.ix && v.now.mono < a.until);
     refused.then_some(Reason::Refused)
 }
 
@@ -356,13 +380,9 @@ fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let offered = v
-        .node
-        .descriptor
-        .as_ref()?
-        .programs
-        .contains(&v.profile.program);
-    (!offered).then_some(Reason::Program)
+    let (offered, wanted) = (&v.node.descriptor.as_ref()?.programs, &v.profile.program);
+    let offers = offered.iter().any(|pattern| matches(pattern, wanted));
+    (!offers).then_some(Reason::Program { wanted, offered })
 }
 
 fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {

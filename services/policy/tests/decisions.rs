@@ -248,6 +248,27 @@ fn a_refused_execution_goes_elsewhere() {
 }
 
 #[test]
+fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often() {
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    // Whoever refused it is left alone first for two seconds, then four, then eight.
+    for wait in [2_000, 4_000, 8_000, 16_000] {
+        for _ in 0..2 {
+            assert!(matches!(w.phase(1), Phase::Bound(_)));
+            w.refuse(1);
+            w.pass(100);
+        }
+        assert!(matches!(w.phase(1), Phase::Pending), "both are left alone");
+        w.pass(wait - 600);
+        assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
+        w.pass(500);
+    }
+    // Taken up at last, it has a clean slate.
+    assert!(matches!(w.phase(1), Phase::Bound(_)));
+    w.start(1);
+}
+
+#[test]
 fn what_queues_behind_long_work_moves_to_a_free_slot() {
     let mut w = World::new(2);
     w.cordon(1, true);

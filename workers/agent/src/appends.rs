@@ -46,7 +46,7 @@ impl Runner {
         next.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
         // σ need not wait for the append before: its destination waits for the confirmation.
         if let (Some(to), Some(draft)) = (&next.handover, &next.draft) {
-            handover::send(&self.shared, to, draft, &next.state).await;
+            Box::pin(handover::send(&self.shared, to, draft, &next.state)).await;
         }
     }
 
@@ -75,7 +75,8 @@ impl Runner {
                 match Draft::new(&self.tip, events, &self.shared.author, Timestamp::now()) {
                     Ok(draft) => {
                         if let Some(to) = &message.handover {
-                            handover::send(&self.shared, to, &draft, &message.state).await;
+                            let sent = handover::send(&self.shared, to, &draft, &message.state);
+                            Box::pin(sent).await;
                         }
                         draft
                     }
@@ -100,7 +101,7 @@ impl Runner {
                     match shared.ledger.settle(sent).await {
                         Err(AppendError::Broker(error)) => {
                             tracing::warn!(%error, "append failed; trying again");
-                            append(&shared, draft, message.state).await
+                            Box::pin(append(&shared, draft, message.state)).await
                         }
                         settled => settled,
                     }
@@ -110,7 +111,11 @@ impl Runner {
         }
         self.flight = Some(Box::pin(async move {
             for (digest, bytes) in &message.outputs {
-                until_done(|| store::put_data(&shared.broker, *digest, bytes)).await;
+                // Its own execution may ask for it in a later capsule.
+                tokio::join!(
+                    until_done(|| store::put_data(&shared.broker, *digest, bytes)),
+                    shared.data.keep(*digest, bytes)
+                );
             }
             let mut body = message.state;
             if let Some(digest) = message.digest.filter(|_| body.len() > INLINE_STATE_LIMIT) {

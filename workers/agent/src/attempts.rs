@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
-use fiec_kit::frames::{FrameError, Order, Run};
+use fiec_kit::frames::{self, FrameError, Order, Run};
+use fiec_schemas::event::ExecutionState;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{Event, Submission, Timestamp};
 use tokio::time::Instant;
 
+use crate::ahead;
+use crate::child_process::Child;
 use crate::message::{Message, backoff};
 use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
 use crate::shared::Shared;
@@ -19,13 +22,35 @@ pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, B
     if let Some(spec) = &tip.state.spec {
         return Ok(spec.clone());
     }
-    let bytes = store::get_data(&shared.broker, tip.state.submission, 0).await?;
+    let bytes = Box::pin(store::get_data(&shared.broker, tip.state.submission, 0)).await?;
     serde_json::from_slice(&bytes)
         .map(Arc::new)
         .map_err(|error| BrokerError::Malformed {
             what: format!("submission {}", tip.state.submission.short()),
             reason: error.to_string(),
         })
+}
+
+/// What a child is told to compute.
+pub(crate) fn order_to_run(
+    shared: &Shared,
+    state: &ExecutionState,
+    spec: &Submission,
+    package: Option<frames::Package>,
+) -> Run {
+    let binding = state.phase.binding();
+    Run {
+        execution: state.execution,
+        epoch: state.epoch,
+        program: spec.program.clone(),
+        params: spec.params.clone(),
+        commit: spec.commit,
+        boundary: state.boundary.as_ref().map(|p| p.index),
+        lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
+        interval_ms: *shared.stretch.borrow(),
+        package,
+        grant: shared.grant(binding.map(|b| b.substrate.as_str())),
+    }
 }
 
 impl Runner {
@@ -36,10 +61,8 @@ impl Runner {
             (_, Some(sigma)) => Ok(sigma),
             (None, None) => Ok(Bytes::new()),
             (Some(place), None) => {
-                self.shared
-                    .ledger
-                    .state(self.tip.state.execution, place)
-                    .await
+                let state = self.shared.ledger.state(self.tip.state.execution, place);
+                Box::pin(state).await
             }
         };
         let state = match fetched {
@@ -52,22 +75,19 @@ impl Runner {
         };
         let key = (self.spec.program.clone(), self.tip.state.tenant.clone());
         let execution = self.tip.state.execution;
-        let mut child = match self.shared.pool.take(&key, execution).await {
+        let package = self.program.package().cloned();
+        let pool = self.shared.pool.clone();
+        let taken = Box::pin(pool.take(&key, execution, package.as_ref())).await;
+        let mut child = match taken {
             Ok(child) => child,
             Err(error) => {
                 return self.crashed(format!("cannot start a child: {error}"), String::new());
             }
         };
-        let run = Order::Run(Box::new(Run {
-            execution,
-            epoch: self.epoch,
-            program: self.spec.program.clone(),
-            params: self.spec.params.clone(),
-            commit: self.spec.commit,
-            boundary: place.as_ref().map(|p| p.index),
-            lease_ms: u32::try_from(self.shared.options.lease.as_millis()).unwrap_or(u32::MAX),
-            interval_ms: *self.shared.stretch.borrow(),
-        }));
+        let told = package.as_ref().map(|p| p.told.clone());
+        self.stretch.mark_unchanged();
+        let run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
+        let run = Order::Run(Box::new(run));
         child.logs.serve(
             &self.tip.state.tenant,
             execution,
@@ -75,9 +95,11 @@ impl Runner {
             self.tip.state.boundary_index(),
         );
         self.unheard = true;
+        self.forget_fetches();
+        self.expect_boundary();
         if child.order(&run, &state).await.is_err() {
             // It died while idle; a new one has no such past.
-            child = match self.shared.pool.fresh(&key).await {
+            child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
                 Ok(child) => child,
                 Err(error) => {
                     return self.crashed(format!("cannot start a child: {error}"), String::new());
@@ -97,12 +119,34 @@ impl Runner {
         if state.len() <= INLINE_STATE_LIMIT && place.is_some() {
             self.last = Some(state);
         }
+        self.begun(child).await;
+    }
+
+    /// Takes over a child that has this execution's run already.
+    pub(crate) async fn adopt(&mut self, child: Child) {
+        let state = &self.tip.state;
+        child
+            .logs
+            .serve(&state.tenant, state.execution, self.epoch, 0);
+        self.unheard = true;
+        if *self.stretch.borrow() == 0 {
+            // What its run said already; any other wish may be newer than the run.
+            self.stretch.mark_unchanged();
+        }
+        self.begun(child).await;
+    }
+
+    async fn begun(&mut self, mut child: Child) {
+        if let Some(key) = child.key.take() {
+            ahead::give(&self.shared, &mut child, &key).await;
+            child.key = Some(key);
+        }
         self.child = Some(child);
         if !self.started {
             self.since.get_or_insert_with(Timestamp::now);
             self.wait = Some((Wait::Started, Instant::now() + STARTED_ALONE_AFTER));
         }
-        if let Some(live) = self.shared.live().get_mut(&execution) {
+        if let Some(live) = self.shared.live().get_mut(&self.tip.state.execution) {
             live.begun = true;
         }
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::{DATA_DIR_ENV, Order, SOCKET_ENV};
@@ -17,9 +17,11 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::ahead::Ahead;
 use crate::leftovers;
 use crate::link::Link;
 use crate::logs::Logs;
+use crate::packages::Package;
 
 /// Children to be started or reaped that may wait for the thread.
 const TASKS: usize = 1_024;
@@ -27,18 +29,36 @@ const SOCKET_BUFFER: usize = 4 << 20;
 
 struct Raw {
     process: std::process::Child,
+    /// The agent's end of the pair.
     socket: std::os::unix::net::UnixStream,
 }
 
 enum Task {
-    Spawn(oneshot::Sender<io::Result<Raw>>),
+    /// Fork and execute: on one thread that lives as long as the agent, since the kernel ties a
+    /// child's death signal to the thread that forked it.
+    Spawn(Launch, oneshot::Sender<io::Result<Raw>>),
+    /// Wait for one that was killed, which may take a moment.
     Reap(std::process::Child),
 }
+
+/// What is started.
+#[derive(Debug, Clone)]
+struct Launch {
+    /// Program and arguments.
+    command: Vec<String>,
+    /// The folder that it runs in; none: the agent's.
+    folder: Option<PathBuf>,
+}
+
+/// What of the agent's environment is no business of a program: where the servers are, and how to
+/// get in.
+const OWN_ENVIRONMENT: [&str; 3] = ["FIEC_NATS_URL", "FIEC_NATS_CREDS", "FIEC_DATABASE_URL"];
 
 /// Starts and reaps children.
 #[derive(Debug, Clone)]
 pub struct Spawner {
     tasks: mpsc::SyncSender<Task>,
+    command: Vec<String>,
     run_dir: PathBuf,
 }
 
@@ -57,6 +77,14 @@ pub struct Child {
     pub prepared_for: Option<ExecutionId>,
     /// When it became idle.
     pub idle_since: Instant,
+    /// The package that it runs; its folder stays as long.
+    pub package: Option<Arc<Package>>,
+    /// Its last run was short.
+    pub quick: bool,
+    /// What it does next.
+    pub ahead: Ahead,
+    /// It serves nobody after its present run.
+    pub spent: bool,
     pid: u32,
     process: Option<std::process::Child>,
     readers: Vec<JoinHandle<()>>,
@@ -64,13 +92,14 @@ pub struct Child {
 }
 
 #[allow(unsafe_code)]
-fn start(command: &[String], data_dir: &std::path::Path) -> io::Result<Raw> {
+fn start(launch: &Launch, data_dir: &std::path::Path) -> io::Result<Raw> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     for socket in [&ours, &theirs] {
         // As much as the system grants; the default is small for a σ of megabytes.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER);
     }
-    let (program, arguments) = command
+    let (program, arguments) = launch
+        .command
         .split_first()
         .ok_or_else(|| io::Error::other("the child command is empty"))?;
     let fd = theirs.as_raw_fd();
@@ -84,6 +113,12 @@ fn start(command: &[String], data_dir: &std::path::Path) -> io::Result<Raw> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    for name in OWN_ENVIRONMENT {
+        command.env_remove(name);
+    }
+    if let Some(folder) = &launch.folder {
+        command.current_dir(folder);
+    }
     // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd` is
     // open in the child, since `theirs` lives until the process was started.
     unsafe {
@@ -112,28 +147,49 @@ impl Spawner {
     /// # Errors
     /// When no thread can be had.
     pub fn new(command: Vec<String>, data_dir: PathBuf, run_dir: PathBuf) -> io::Result<Self> {
+        // Children of packages run in folders of their own.
+        let data_dir = std::path::absolute(data_dir)?;
         let (tasks, inbox) = mpsc::sync_channel(TASKS);
         std::thread::Builder::new()
             .name("fiec-spawn".to_owned())
             .spawn(move || {
                 for task in inbox {
                     match task {
-                        Task::Spawn(reply) => drop(reply.send(start(&command, &data_dir))),
+                        Task::Spawn(launch, reply) => {
+                            drop(reply.send(start(&launch, &data_dir)));
+                        }
                         Task::Reap(mut process) => drop(process.wait()),
                     }
                 }
             })?;
-        Ok(Self { tasks, run_dir })
+        Ok(Self {
+            tasks,
+            command,
+            run_dir,
+        })
     }
 
-    /// Starts a child; it says `ready` by itself.
+    /// Starts a child; it says `ready` by itself. A package that speaks frames is run itself, in
+    /// its folder; any other program runs in the agent's own child.
     ///
     /// # Errors
     /// When the command cannot be run.
-    pub async fn spawn(&self, logs: Logs) -> io::Result<Child> {
+    pub async fn spawn(&self, package: Option<&Arc<Package>>, logs: Logs) -> io::Result<Child> {
+        let own = package.and_then(|p| Some((p.command()?, p.told.folder.clone())));
+        let launch = match own {
+            Some((command, folder)) => Launch {
+                command,
+                folder: Some(folder),
+            },
+            None => Launch {
+                command: self.command.clone(),
+                folder: None,
+            },
+        };
         let (reply, answer) = oneshot::channel();
         let gone = || io::Error::other("the starting thread has ended");
-        self.tasks.send(Task::Spawn(reply)).map_err(|_| gone())?;
+        let task = Task::Spawn(launch, reply);
+        self.tasks.send(task).map_err(|_| gone())?;
         let Raw {
             mut process,
             socket,
@@ -156,6 +212,10 @@ impl Spawner {
             key: None,
             prepared_for: None,
             idle_since: Instant::now(),
+            package: package.cloned(),
+            quick: false,
+            ahead: Ahead::default(),
+            spent: false,
             pid,
             process: Some(process),
             readers,

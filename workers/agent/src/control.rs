@@ -9,6 +9,7 @@ use fiec_schemas::{Epoch, ExecutionId};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
+use crate::outside;
 use crate::shared::{Control, Shared};
 
 /// Answers until `stop`.
@@ -53,9 +54,6 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                     .await;
             }
             shared.answer(reply, None).await;
-            if !shared.options.warm {
-                return;
-            }
             tokio::spawn(prepare(shared.clone(), execution, tenant, program));
         }
         ControlRequest::Yield {
@@ -69,6 +67,15 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 cause,
                 to: to.map(|to| (to, decision)),
             };
+            let error = pass(shared, execution, Some(epoch), control).err();
+            shared.answer(reply, error).await;
+        }
+        ControlRequest::Reconfigure {
+            execution,
+            epoch,
+            grant,
+        } => {
+            let control = Control::Reconfigure { grant };
             let error = pass(shared, execution, Some(epoch), control).err();
             shared.answer(reply, error).await;
         }
@@ -113,42 +120,55 @@ fn pass(
     }
     known
         .control
-        .try_send(control)
+        .try_send(Box::new(control))
         .map_err(|_| "the execution is leaving, or has too many orders waiting".to_owned())
 }
 
-/// Has a child ready with inputs parsed. What its parameters are, the ledger says.
+/// Has the program here, a child ready with its inputs parsed, and on this node's disk the objects
+/// that the parameters name. What the parameters are, the ledger says.
 async fn prepare(
     shared: Arc<Shared>,
     execution: ExecutionId,
     tenant: fiec_schemas::Tenant,
     program: String,
 ) {
-    let key = (program.clone(), tenant.clone());
-    let mut child = match shared.pool.take(&key, execution).await {
-        Ok(child) => child,
-        Err(error) => return tracing::warn!(%execution, %error, "cannot prepare a child"),
+    let found = match outside::find(&shared, &program).await {
+        Some(Ok(found)) => found,
+        Some(Err(reason)) => {
+            return tracing::warn!(%execution, %reason, "cannot prepare the program");
+        }
+        None => return,
     };
-    child.prepared_for = Some(execution);
-    match shared.ledger.last(&tenant, execution).await {
-        Ok(Some(entry)) => {
-            if let Some(spec) = entry.message.state.spec
-                && spec.program == program
-            {
-                let order = Order::Prepare {
-                    program,
-                    params: spec.params.clone(),
-                };
-                if let Err(error) = child.order(&order, &[]).await {
-                    return tracing::warn!(%execution, %error, "the prepared child is gone");
-                }
+    let package = found.package();
+    let spec = match shared.ledger.last(&tenant, execution).await {
+        Ok(entry) => entry.and_then(|entry| entry.message.state.spec),
+        Err(error) => {
+            tracing::warn!(%execution, %error, "cannot read the parameters ahead of time");
+            None
+        }
+    };
+    let spec = spec.filter(|spec| spec.program == program);
+    if shared.options.warm {
+        let key = (program.clone(), tenant);
+        let mut child = match shared.pool.take(&key, execution, package).await {
+            Ok(child) => child,
+            Err(error) => return tracing::warn!(%execution, %error, "cannot prepare a child"),
+        };
+        child.prepared_for = Some(execution);
+        if let Some(spec) = &spec {
+            let order = Order::Prepare {
+                program,
+                params: spec.params.clone(),
+                package: package.map(|p| p.told.clone()),
+            };
+            if let Err(error) = child.order(&order, &[]).await {
+                return tracing::warn!(%execution, %error, "the prepared child is gone");
             }
         }
-        Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(%execution, %error, "cannot read the parameters ahead of time")
-        }
+        // Given at once: orders wait in its socket in their order.
+        shared.pool.give(child);
     }
-    // Given at once: orders wait in its socket in their order.
-    shared.pool.give(child);
+    if let Some(spec) = spec {
+        shared.data.fetch_ahead(&spec.params).await;
+    }
 }

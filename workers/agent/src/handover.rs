@@ -94,10 +94,15 @@ pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, 
 }
 
 struct Assembly {
+    /// The pieces of σ by their number; none where one has not arrived.
     parts: Vec<Option<Bytes>>,
+    /// σ's digest, checked when the last piece is there.
     digest: Digest,
+    /// Size of the whole.
     bytes: u64,
+    /// The ledger message that binds it here; it comes with one of the pieces.
     ledger: Option<String>,
+    /// When its first piece came; one that is never completed is given up.
     since: Instant,
 }
 

@@ -46,9 +46,9 @@ pub fn forget(run_dir: &Path, pid: u32) {
     let _ = std::fs::remove_file(run_dir.join(format!("child-{pid}")));
 }
 
-/// Ends the children that an earlier agent left; returns how many there were.
+/// Ends the children that an earlier agent left; returns how many there were. The folder is there
+/// and nobody else's ([`crate::run_dir::secure`]): a forged note would end a process of ours.
 pub fn sweep(run_dir: &Path) -> std::io::Result<usize> {
-    std::fs::create_dir_all(run_dir)?;
     let mut ended = 0;
     for entry in std::fs::read_dir(run_dir)?.flatten() {
         let name = entry.file_name();

@@ -8,16 +8,22 @@
 //!                                        ledger
 //! ```
 //!
+//! A program that is not built in comes as a package: [`packages`] fetches it into the node's
+//! [`cache`], where [`data`] keeps what programs read and make by digest.
+//!
 //! One [`runner`] is the only writer of its execution's ledger while that is started here. It
 //! runs best on a current-thread run time. Nothing is decided here that the policy service
 //! decides: where an execution goes, and whether a node is viable.
 
+mod ahead;
 mod appends;
 mod attempts;
+pub mod cache;
 pub mod capsules;
 pub mod child_process;
 pub mod claim;
 pub mod control;
+pub mod data;
 pub mod handover;
 pub mod leftovers;
 pub mod link;
@@ -25,10 +31,15 @@ pub mod logs;
 pub mod message;
 pub mod metrics;
 pub mod options;
+mod orders;
+mod outside;
+pub mod packages;
 pub mod pool;
+pub mod run_dir;
 pub mod runner;
 pub mod shared;
 pub mod telemetry;
+pub mod unpack;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,7 +48,7 @@ use std::time::Duration;
 use fiec_broker::{Broker, BrokerError, sight};
 use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig};
 use fiec_schemas::messages::RecorderCheckpoint;
-use fiec_schemas::{Cause, InstanceId, NodeDescriptor, Timestamp, programs, subjects};
+use fiec_schemas::{Cause, InstanceId, NodeDescriptor, Timestamp, subjects};
 use futures_util::FutureExt as _;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
@@ -48,11 +59,17 @@ use tokio_util::sync::CancellationToken;
 pub use claim::ClaimError;
 pub use options::Options;
 
+use crate::cache::Cache;
 use crate::child_process::Spawner;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
-use crate::shared::{Control, Shared};
+use crate::shared::{Control, Node, Shared};
+
+/// How often idle children and old states are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long a worker that leaves may take to drop old states.
+const DROP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why an agent could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +143,7 @@ impl Agent {
         broker: Broker,
         stop: CancellationToken,
     ) -> Result<(), AgentError> {
+        run_dir::secure(&options.run_dir).map_err(machine("cannot use the run folder"))?;
         leftovers::sweep(&options.run_dir).map_err(machine("cannot use the run folder"))?;
         let (limit, _cgroup) = limit_memory(&options);
         let instance = InstanceId::random();
@@ -175,6 +193,10 @@ impl Agent {
         };
         let sampler = Sampler::new(config);
         let (stretch, watched) = watch::channel(0);
+        let cache_dir = options.cache_dir.clone();
+        let cache_dir = cache_dir.unwrap_or_else(|| options.run_dir.join("cache"));
+        let cache = Cache::open(&cache_dir, options.cache_limit, done.child_token())
+            .map_err(machine("cannot use the cache folder"))?;
         let shared = Arc::new(Shared::new(
             options,
             broker.clone(),
@@ -182,6 +204,7 @@ impl Agent {
             pool,
             metrics,
             watched,
+            Node::of(&descriptor, cache),
         ));
         let claim = claim::claim(&broker, &descriptor).await?;
         let node = shared.node().clone();
@@ -198,7 +221,12 @@ impl Agent {
         let checkpoints = subscribe(subjects::RECORDER_CHECKPOINT.to_owned()).await?;
         tokio::spawn(control::serve(shared.clone(), requests, done.clone()));
         tokio::spawn(handover::receive(shared.clone(), handovers, done.clone()));
-        tokio::spawn(follow_recorder(checkpoints, stretch, done.clone()));
+        tokio::spawn(follow_recorder(
+            shared.clone(),
+            checkpoints,
+            stretch,
+            done.clone(),
+        ));
         tokio::spawn(sweep(shared.clone(), done.clone()));
         let telemetry = tokio::spawn(telemetry::publish(shared.clone(), sampler, done.clone()));
         let pulling = stop.child_token();
@@ -216,15 +244,19 @@ impl Agent {
             shared.halt.cancel();
             shared.pool.clear();
             drained(&shared, Duration::from_secs(1)).await;
+            shared.cache.close();
             return Err(AgentError::Fenced(node));
         }
         let _ = puller.await;
         drain(&shared).await;
         done.cancel();
+        // What is not dropped in time stays until the bucket's own age limit.
+        let _ = tokio::time::timeout(DROP_WITHIN, shared.drop_superseded(true)).await;
         let _ = telemetry.await;
         claim.release(&broker, "stopped").await;
         shared.halt.cancel();
         shared.pool.clear();
+        shared.cache.close();
         let _ = tokio::time::timeout(Duration::from_secs(1), broker.client.flush()).await;
         tracing::info!(%node, "worker has left");
         Ok(())
@@ -252,7 +284,7 @@ fn describe(
         memory_limit_bytes: 0,
         memory_limit_source: String::new(),
         substrates: Vec::new(),
-        programs: programs::BUILT_IN.map(str::to_owned).to_vec(),
+        programs: packages::offered(&options.allow_programs),
         labels: options.labels.clone(),
         thresholds: options.thresholds.clone(),
         http,
@@ -262,27 +294,45 @@ fn describe(
     Ok(descriptor)
 }
 
+/// Keeps routine commits apart while the recorder is far behind.
 async fn follow_recorder(
+    shared: Arc<Shared>,
     mut checkpoints: async_nats::Subscriber,
     stretch: watch::Sender<u32>,
     stop: CancellationToken,
 ) {
+    let mut heard: Option<RecorderCheckpoint> = None;
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
     loop {
-        let message = tokio::select! {
+        tokio::select! {
             () = stop.cancelled() => return,
-            message = checkpoints.next() => message,
-        };
-        let Some(message) = message else { return };
-        if let Ok(checkpoint) = serde_json::from_slice::<RecorderCheckpoint>(&message.payload) {
-            let wanted = telemetry::stretch_for(checkpoint.lag);
-            stretch.send_if_modified(|now| std::mem::replace(now, wanted) != wanted);
+            message = checkpoints.next() => match message {
+                Some(message) => match serde_json::from_slice(&message.payload) {
+                    Ok(word) => heard = Some(word),
+                    Err(error) => tracing::debug!(%error, "a recorder's word cannot be read"),
+                },
+                None => return,
+            },
+            _ = tick.tick() => {}
+        }
+        let Some(word) = &heard else { continue };
+        let behind = telemetry::behind(word, shared.newest());
+        let wanted = telemetry::stretch_for(behind);
+        let changed = stretch.send_if_modified(|now| std::mem::replace(now, wanted) != wanted);
+        if changed {
+            tracing::info!(
+                behind,
+                interval_ms = wanted,
+                "the recorder's lag sets how far routine commits are apart"
+            );
         }
     }
 }
 
 /// Ends children that were idle for too long, and drops states that nobody needs.
 async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
-    let mut tick = tokio::time::interval(Duration::from_secs(5));
+    let pause = shared.options.superseded_after.min(SWEEP);
+    let mut tick = tokio::time::interval(pause.max(Duration::from_millis(10)));
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -291,7 +341,7 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
         shared.pool.sweep(shared.options.child_idle);
         tokio::select! {
             () = stop.cancelled() => return,
-            () = shared.drop_superseded() => {}
+            () = shared.drop_superseded(false) => {}
         }
     }
 }
@@ -328,12 +378,12 @@ async fn drain(shared: &Arc<Shared>) {
         .collect();
     tracing::info!(running = orders.len(), node = %shared.node(), "draining");
     for order in orders {
-        let _ = order.try_send(Control::Yield {
+        let _ = order.try_send(Box::new(Control::Yield {
             cause: Cause::Drain {
                 who: "sigterm".to_owned(),
             },
             to: None,
-        });
+        }));
     }
     tokio::select! {
         all = drained(shared, shared.options.drain_deadline) => {

@@ -76,6 +76,14 @@ impl Link {
         }
     }
 
+    /// Sends frames that were made with [`frames::head`] and have no body.
+    ///
+    /// # Errors
+    /// When the child is gone.
+    pub async fn send_frames(&mut self, frames: &[u8]) -> Result<(), FrameError> {
+        Ok(self.stream.write_all(frames).await?)
+    }
+
     /// Sends an order.
     ///
     /// # Errors

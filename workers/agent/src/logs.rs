@@ -23,13 +23,19 @@ struct Source {
 
 #[derive(Debug)]
 struct State {
+    /// Whom it serves now; what is printed before that belongs to nobody and is dropped.
     source: Option<Source>,
+    /// The last boundary that was reached, for the lines that follow.
     boundary: BoundaryIndex,
+    /// The end of stderr, for a crash.
     tail: Vec<u8>,
+    /// Begin of the second in which `lines` and `bytes` are counted.
     window: Instant,
     lines: u32,
     bytes: usize,
+    /// Lines beyond the limit since the last word about them.
     dropped: u64,
+    printed: bool,
 }
 
 /// One child's output.
@@ -51,6 +57,7 @@ impl Logs {
             lines: 0,
             bytes: 0,
             dropped: 0,
+            printed: false,
         };
         Self {
             broker: broker.clone(),
@@ -80,6 +87,11 @@ impl Logs {
         self.lock().boundary = boundary;
     }
 
+    /// Whether the child has ever printed anything.
+    pub fn has_printed(&self) -> bool {
+        self.lock().printed
+    }
+
     /// The end of what was written to stderr.
     pub fn tail(&self) -> String {
         let state = self.lock();
@@ -98,6 +110,7 @@ impl Logs {
                 Ok(0) | Err(_) => break,
                 Ok(found) => found,
             };
+            self.lock().printed = true;
             if stream == "stderr" {
                 let mut state = self.lock();
                 state.tail.extend_from_slice(&chunk[..found]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::Subject;
 use bytes::Bytes;
 use fiec_broker::{Draft, Tip};
-use fiec_kit::frames::BoundaryReport;
+use fiec_kit::frames::{BoundaryReport, Made};
 use fiec_schemas::messages::Destination;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
@@ -72,7 +72,8 @@ impl Message {
             return None;
         }
         let state = body.slice(..size);
-        let outputs = split_outputs(&report.outputs, &body.slice(size..))?;
+        let (made, outputs) = split_outputs(&report.outputs, &body.slice(size..))?;
+        let digest = report.digest.unwrap_or_else(|| Digest::of(&state));
         let inline = size <= INLINE_STATE_LIMIT;
         let after = After::Commit {
             index: report.index,
@@ -81,18 +82,18 @@ impl Message {
         };
         let event = Event::Boundary(BoundaryEvent {
             index: report.index,
-            digest: report.digest,
+            digest,
             bytes: report.bytes,
             computed_at: report.computed_at,
             compute_us: report.compute_us,
             of: report.of,
             note: report.note,
-            outputs: report.outputs,
+            outputs: made,
         });
         Some(Self {
             events: vec![event],
             state,
-            digest: Some(report.digest),
+            digest: Some(digest),
             outputs,
             after: vec![after],
             ..Self::default()
@@ -128,19 +129,31 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
     }
 }
 
-/// The pieces of a body that the outputs are; none where the lengths disagree.
-pub fn split_outputs(outputs: &[Output], body: &Bytes) -> Option<Vec<(Digest, Bytes)>> {
+/// Outputs as they are recorded, and their bytes in the same order.
+pub type Split = (Vec<Output>, Vec<(Digest, Bytes)>);
+
+/// The outputs as they are recorded, and the pieces of the body that they are; none where the
+/// lengths disagree.
+pub fn split_outputs(outputs: &[Made], body: &Bytes) -> Option<Split> {
     let mut at = 0usize;
+    let mut made = Vec::with_capacity(outputs.len());
     let mut pieces = Vec::with_capacity(outputs.len());
     for output in outputs {
         let end = at.checked_add(usize::try_from(output.bytes).ok()?)?;
         if end > body.len() {
             return None;
         }
-        pieces.push((output.digest, body.slice(at..end)));
+        let piece = body.slice(at..end);
+        let digest = output.digest.unwrap_or_else(|| Digest::of(&piece));
+        made.push(Output {
+            name: output.name.clone(),
+            digest,
+            bytes: output.bytes,
+        });
+        pieces.push((digest, piece));
         at = end;
     }
-    (at == body.len()).then_some(pieces)
+    (at == body.len()).then_some((made, pieces))
 }
 
 /// Why the program is to stop at its next boundary.
@@ -161,6 +174,14 @@ pub enum Intent {
 }
 
 impl Intent {
+    /// Why, for the program.
+    pub fn in_words(&self) -> String {
+        match self {
+            Self::Yield { cause, .. } => cause.in_words(),
+            Self::Pause { who } => format!("paused by {who}"),
+        }
+    }
+
     /// The events behind the last boundary's, and the destination.
     pub fn events(
         self,
@@ -239,16 +260,15 @@ mod tests {
 
     #[test]
     fn outputs_whose_lengths_disagree_with_the_body_are_refused() {
-        let output = |bytes| Output {
+        let output = |bytes| Made {
             name: "x".into(),
-            digest: Digest::of(b""),
+            digest: None,
             bytes,
         };
         let body = Bytes::from_static(b"abcd");
-        assert_eq!(
-            split_outputs(&[output(1), output(3)], &body).unwrap()[1].1,
-            "bcd"
-        );
+        let (made, pieces) = split_outputs(&[output(1), output(3)], &body).unwrap();
+        assert_eq!(pieces[1].1, "bcd");
+        assert_eq!(made[1].digest, Digest::of(b"bcd"));
         assert!(split_outputs(&[output(5)], &body).is_none());
         assert!(split_outputs(&[output(3)], &body).is_none());
         assert!(split_outputs(&[output(u64::MAX), output(5)], &body).is_none());

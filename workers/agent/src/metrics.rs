@@ -25,6 +25,10 @@ pub struct Metrics {
     pub fenced: Counter,
     /// Bindings refused.
     pub refused: Counter,
+    /// Runs that children were given before the one that they computed had ended.
+    pub given_ahead: Counter,
+    /// Of those, the ones taken back since it did not end soon.
+    pub taken_back: Counter,
     /// Executions that compute.
     pub running: Gauge,
     /// Bindings that wait for a slot.
@@ -66,6 +70,16 @@ impl Metrics {
             self.fenced.clone(),
         );
         r.register("refused", "Bindings refused", self.refused.clone());
+        r.register(
+            "given_ahead",
+            "Runs given to children before the one before had ended",
+            self.given_ahead.clone(),
+        );
+        r.register(
+            "taken_back",
+            "Runs given ahead and taken back",
+            self.taken_back.clone(),
+        );
         r.register("running", "Executions that compute", self.running.clone());
         r.register(
             "queued",

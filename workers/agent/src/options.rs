@@ -9,6 +9,8 @@ use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::{NodeId, Thresholds};
 use tokio_util::sync::CancellationToken;
 
+use crate::run_dir;
+
 /// An agent's configuration; see the fields for the defaults.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -33,7 +35,8 @@ pub struct Options {
     pub shard: u16,
     /// Folder of inputs with relative paths; the current folder by default.
     pub data_dir: PathBuf,
-    /// Folder where the agent notes its children, so that a later one can end what is left.
+    /// Folder where the agent notes its children, so that a later one can end what is left; it
+    /// must belong to this user alone. See [`crate::run_dir`] for the default.
     pub run_dir: PathBuf,
     /// Where `/metrics` and `/healthz` are served, if anywhere.
     pub http: Option<SocketAddr>,
@@ -48,10 +51,24 @@ pub struct Options {
     pub warm: bool,
     /// A program parks at a boundary when it could not commit for so long; 30 s by default.
     pub lease: Duration,
+    /// How long a large σ that was superseded stays in the object store, since readers may be
+    /// fetching it; 15 s by default.
+    pub superseded_after: Duration,
     /// How long a drain may take; 30 s by default.
     pub drain_deadline: Duration,
     /// How long a cancelled program may take to its next boundary; 2 s by default.
     pub cancel_grace: Duration,
+    /// Patterns of the programs beyond the built-in ones that may run here, e.g. `train@*`; none
+    /// by default.
+    pub allow_programs: Vec<String>,
+    /// Folder of the node's cache of packages and data, this node's alone; `cache` in the run
+    /// folder by default.
+    pub cache_dir: Option<PathBuf>,
+    /// Bytes that the cache may hold; 8 GiB by default.
+    pub cache_limit: u64,
+    /// Threads that one execution is granted; the node's processors shared among its slots by
+    /// default.
+    pub threads: Option<u32>,
     /// First wait after a crash, doubled each time up to 30 s; 200 ms by default.
     pub backoff: Duration,
     /// Leave at once: the second signal.
@@ -62,7 +79,7 @@ impl Options {
     /// The defaults for this node.
     pub fn new(node: NodeId) -> Self {
         let exe = std::env::current_exe().unwrap_or_default();
-        let run_dir = std::env::temp_dir().join(format!("fiec-{node}"));
+        let run_dir = run_dir::default_of(&node);
         Self {
             node,
             slots: 1,
@@ -81,8 +98,13 @@ impl Options {
             child_idle: Duration::from_secs(60),
             warm: true,
             lease: Duration::from_secs(30),
+            superseded_after: Duration::from_secs(15),
             drain_deadline: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(2),
+            allow_programs: Vec::new(),
+            cache_dir: None,
+            cache_limit: 8 << 30,
+            threads: None,
             backoff: Duration::from_millis(200),
             leave_now: CancellationToken::new(),
         }

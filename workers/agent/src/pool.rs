@@ -2,19 +2,23 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fiec_schemas::ExecutionId;
 
 use crate::child_process::{Child, Key, Spawner};
 use crate::logs::Logs;
+use crate::packages::Package;
 
 /// Idle children of a node.
 pub struct Pool {
+    /// The one that was idle longest comes first.
     idle: Mutex<VecDeque<Child>>,
+    /// How many are kept.
     limit: usize,
     spawner: Spawner,
+    /// Makes a new child's logs.
     logs: Box<dyn Fn() -> Logs + Send + Sync>,
 }
 
@@ -37,7 +41,7 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, key: &Key, execution: ExecutionId) -> Option<Child> {
+    fn find(&self, key: &Key, execution: ExecutionId, own: bool) -> Option<Child> {
         let mut idle = self.lock();
         let same = |c: &Child| c.key.as_ref() == Some(key);
         let at = idle
@@ -47,21 +51,29 @@ impl Pool {
                 idle.iter()
                     .rposition(|c| same(c) && c.prepared_for.is_none())
             })
-            .or_else(|| idle.iter().rposition(|c| c.key.is_none()))?;
+            .or_else(|| idle.iter().rposition(|c| !own && c.key.is_none()))?;
         idle.remove(at)
     }
 
     /// A child for this key: an idle one, a new one that nobody has used yet, or one started now.
+    /// `package` is the program, where it is not built in.
     ///
     /// # Errors
     /// When none can be started.
-    pub async fn take(&self, key: &Key, execution: ExecutionId) -> io::Result<Child> {
-        let mut child = match self.find(key, execution) {
+    pub async fn take(
+        &self,
+        key: &Key,
+        execution: ExecutionId,
+        package: Option<&Arc<Package>>,
+    ) -> io::Result<Child> {
+        let own = package.is_some_and(|p| p.command().is_some());
+        let mut child = match self.find(key, execution, own) {
             Some(child) => child,
-            None => self.spawner.spawn((self.logs)()).await?,
+            None => self.spawner.spawn(package, (self.logs)()).await?,
         };
         child.key = Some(key.clone());
         child.prepared_for = None;
+        child.package = package.cloned();
         Ok(child)
     }
 
@@ -69,15 +81,15 @@ impl Pool {
     ///
     /// # Errors
     /// When none can be started.
-    pub async fn fresh(&self, key: &Key) -> io::Result<Child> {
-        let mut child = self.spawner.spawn((self.logs)()).await?;
+    pub async fn fresh(&self, key: &Key, package: Option<&Arc<Package>>) -> io::Result<Child> {
+        let mut child = self.spawner.spawn(package, (self.logs)()).await?;
         child.key = Some(key.clone());
         Ok(child)
     }
 
     /// Has a new child waiting.
     pub async fn warm(&self) {
-        match self.spawner.spawn((self.logs)()).await {
+        match self.spawner.spawn(None, (self.logs)()).await {
             Ok(child) => self.give(child),
             Err(error) => tracing::warn!(%error, "cannot start a child ahead of time"),
         }

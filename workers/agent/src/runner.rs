@@ -15,19 +15,25 @@ use bytes::Bytes;
 use fiec_broker::{AppendError, Tip};
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::{BoundaryIndex, Event, Phase, Submission, Timestamp};
-use tokio::sync::mpsc;
+use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
+use crate::data::NoData;
 use crate::handover;
 use crate::message::{After, Intent, Message, split_outputs};
-use crate::shared::{CapsuleAck, Control, Job, Shared, Slot, Start};
+use crate::outside::{self, Fetches};
+use crate::packages::Program;
+use crate::shared::{self, CapsuleAck, Control, Job, Shared, Slot, Start};
 
 /// `started` waits so long for company.
 pub(crate) const STARTED_ALONE_AFTER: Duration = Duration::from_millis(3);
+/// What a child was given ahead waits so much longer for a run that does not end.
+pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
 /// An unconfirmed speculation is given up after this.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
 
@@ -38,19 +44,32 @@ pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> +
     reason = "made and taken apart once, never stored"
 )]
 enum Input {
+    /// The append in flight is stored, or never will be.
     Settled(Result<Tip, AppendError>),
+    /// From the child; none where it has closed its socket.
     Report(Result<Option<(Report, Bytes)>, FrameError>),
-    Control(Option<Control>),
+    /// An order; none where nobody can give one any more.
+    Control(Option<Box<Control>>),
+    /// [`Runner::wait`]'s moment.
     Deadline,
+    /// Routine commits are to be another distance apart.
     Stretch,
+    /// Everything ends at once.
     Halt,
+    Fetched((Digest, Result<Bytes, NoData>)),
+    Silence,
 }
 
 /// What ends a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
+    /// `started` found no company and is appended alone.
     Started,
+    /// A run that is not the child's last does not end.
+    Long,
+    /// A cancelled program reached no boundary within its grace.
     Kill,
+    /// The pause before the next attempt is over.
     Retry,
 }
 
@@ -58,30 +77,54 @@ pub(crate) enum Wait {
 pub(crate) struct Runner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) spec: Arc<Submission>,
+    /// The capsule message's acknowledgement: dropped, and thereby sent, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
-    pub(crate) control: mpsc::Receiver<Control>,
+    pub(crate) control: mpsc::Receiver<Box<Control>>,
+    /// Its own, so that each change is seen once.
+    pub(crate) stretch: watch::Receiver<u32>,
     pub(crate) progress: Arc<Mutex<RunningProgress>>,
+    /// The last message of the ledger that is known to be stored.
     pub(crate) tip: Tip,
+    /// The binding under which it runs here.
     pub(crate) epoch: u64,
+    /// Its place among those that compute; given back as soon as the child is done, while the last
+    /// append may still be under way.
     pub(crate) slot: Option<Slot>,
+    /// The child that computes; none between two attempts and after the last capsule.
     pub(crate) child: Option<Child>,
     /// Nothing was heard from this child in this run.
     pub(crate) unheard: bool,
+    /// The one append that is under way.
     pub(crate) flight: Option<Flight>,
+    /// What follows when that is stored.
     pub(crate) after: Vec<After>,
+    /// The tip that the append in flight will make, where the next draft can be built on it before
+    /// it is acknowledged.
     pub(crate) ahead: Option<Tip>,
+    /// What waits for the append in flight, in order.
     pub(crate) staged: VecDeque<Message>,
+    /// `started` has been put into a message.
     pub(crate) started: bool,
+    /// When its first capsule here began.
     pub(crate) since: Option<Timestamp>,
+    /// σ of the last commit, for another attempt without a fetch; none where it is too large for a
+    /// message.
     pub(crate) last: Option<Bytes>,
+    /// What is to follow the boundary at which the child was told to stop.
     pub(crate) intent: Option<Intent>,
+    /// Who cancelled it, while the child has not yet stopped.
     pub(crate) cancelling: Option<String>,
     pub(crate) wait: Option<(Wait, Instant)>,
+    /// Nothing more will be staged; the loop ends when all is settled.
     pub(crate) ended: bool,
+    pub(crate) program: Program,
+    pub(crate) fetches: Fetches,
+    /// When the program's patience with itself ends: its manifest's `boundary_ms`.
+    pub(crate) silence: Option<Instant>,
 }
 
-/// Takes an execution up.
-pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot) {
+/// Takes an execution up; with a child if that has its run already.
+pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
     let Job {
         start,
         ack,
@@ -128,11 +171,15 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot) {
                 return;
             }
         };
+        let Some((program, refusal)) = outside::program_of(&shared, &spec, &tip).await else {
+            return;
+        };
         let mut runner = Runner {
             shared: shared.clone(),
             spec,
             ack,
             control,
+            stretch: shared.stretch.clone(),
             progress,
             tip,
             epoch,
@@ -150,14 +197,21 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot) {
             cancelling: None,
             wait: None,
             ended: false,
+            program,
+            fetches: Fetches::default(),
+            silence: None,
         };
-        match &runner.tip.state.requested {
+        match (&runner.tip.state.requested, given) {
             // Asked of a worker that died before it could.
-            Some(requested) if requested.what == "cancel" => {
+            (Some(requested), _) if requested.what == "cancel" => {
                 let who = requested.who.clone();
                 runner.finish(vec![Event::Cancelled { who }]);
             }
-            _ => runner.launch(sigma).await,
+            (_, Some(child)) => runner.adopt(child).await,
+            (_, None) => match refusal {
+                Some(reason) => runner.refuse(&reason),
+                None => runner.launch(sigma).await,
+            },
         }
         runner.drive().await;
     };
@@ -177,19 +231,22 @@ impl Runner {
             match self.input().await {
                 Input::Settled(result) => self.settled(result).await,
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
-                Input::Report(Ok(None)) => self.lost(None).await,
-                Input::Report(Err(error)) => self.lost(Some(error)).await,
-                Input::Control(Some(control)) => self.control(control).await,
+                // What is rare is boxed: this future is made anew for each execution.
+                Input::Report(Ok(None)) => Box::pin(self.lost(None)).await,
+                Input::Report(Err(error)) => Box::pin(self.lost(Some(error))).await,
+                Input::Control(Some(control)) => Box::pin(self.control(*control)).await,
                 Input::Control(None) => self.control.close(),
-                Input::Deadline => self.deadline().await,
+                Input::Deadline => Box::pin(self.deadline()).await,
                 Input::Stretch => {
-                    let interval_ms = *self.shared.stretch.borrow();
+                    let interval_ms = *self.stretch.borrow_and_update();
                     self.order(Order::Stretch { interval_ms }).await;
                 }
                 Input::Halt => {
                     self.child = None;
                     return;
                 }
+                Input::Fetched(answer) => self.answer_fetch(answer).await,
+                Input::Silence => self.silent().await,
             }
         }
     }
@@ -198,27 +255,31 @@ impl Runner {
         let Self {
             shared,
             control,
+            stretch,
             child,
             flight,
             wait,
             ended,
+            fetches,
+            silence,
             ..
         } = self;
-        let mut stretch = shared.stretch.clone();
         let closed = control.is_closed() && control.is_empty();
         let at = wait.map(|(_, at)| at);
         tokio::select! {
             biased;
             () = shared.halt.cancelled() => Input::Halt,
             result = async { match flight { Some(f) => f.await, None => std::future::pending().await } } => Input::Settled(result),
+            answer = fetches.next(), if fetches.any() => Input::Fetched(answer),
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } } => Input::Report(report),
             control = control.recv(), if !closed && !*ended => Input::Control(control),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
+            () = async { match *silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stretch.changed() => Input::Stretch,
         }
     }
 
-    async fn order(&mut self, order: Order) {
+    pub(crate) async fn order(&mut self, order: Order) {
         if let Some(child) = &mut self.child
             && let Err(error) = child.order(&order, &[]).await
         {
@@ -234,6 +295,7 @@ impl Runner {
         match result {
             Ok(tip) => {
                 self.shared.supersede(&self.tip.state, &tip.state);
+                self.shared.reached(tip.seq);
                 self.tip = tip;
                 self.flush().await;
                 if self.flight.is_some() {
@@ -248,40 +310,38 @@ impl Runner {
                     self.follow(after).await;
                 }
             }
-            Err(error) => {
-                if matches!(error, AppendError::Conflict) {
-                    self.shared.metrics.fenced.inc();
-                    tracing::warn!("somebody else holds this execution now; dropped");
-                } else {
-                    tracing::error!(%error, "append failed for good; dropped");
+            Err(error) => Box::pin(self.overtaken(error, after)).await,
+        }
+    }
+
+    /// An append did not happen and never will: what waited for it is told, the child goes.
+    async fn overtaken(&mut self, error: AppendError, after: Vec<After>) {
+        if matches!(error, AppendError::Conflict) {
+            self.shared.metrics.fenced.inc();
+            tracing::warn!("somebody else holds this execution now; dropped");
+        } else {
+            tracing::error!(%error, "append failed for good; dropped");
+        }
+        let waiting = std::mem::take(&mut self.staged);
+        for after in after
+            .into_iter()
+            .chain(waiting.into_iter().flat_map(|m| m.after))
+        {
+            match after {
+                After::Answer(to) => {
+                    let reason = "somebody else holds this execution now".to_owned();
+                    self.shared.answer(Some(to), Some(reason)).await;
                 }
-                let waiting = std::mem::take(&mut self.staged);
-                for after in after
-                    .into_iter()
-                    .chain(waiting.into_iter().flat_map(|m| m.after))
-                {
-                    match after {
-                        After::Answer(to) => {
-                            let reason = "somebody else holds this execution now".to_owned();
-                            self.shared.answer(Some(to), Some(reason)).await;
-                        }
-                        After::Confirm(to) => {
-                            handover::abandon(
-                                &self.shared,
-                                &to,
-                                self.tip.state.execution,
-                                self.epoch + 1,
-                            )
-                            .await;
-                        }
-                        After::Commit { .. } => {}
-                    }
+                After::Confirm(to) => {
+                    handover::abandon(&self.shared, &to, self.tip.state.execution, self.epoch + 1)
+                        .await;
                 }
-                self.child = None;
-                self.slot = None;
-                self.ended = true;
+                After::Commit { .. } => {}
             }
         }
+        self.child = None;
+        self.slot = None;
+        self.ended = true;
     }
 
     async fn follow(&mut self, after: After) {
@@ -309,12 +369,32 @@ impl Runner {
         }
     }
 
-    async fn report(&mut self, report: Report, body: Bytes) {
-        if !matches!(report, Report::Ready | Report::Prepared { .. }) {
+    async fn report(&mut self, mut report: Report, body: Bytes) {
+        if !matches!(
+            report,
+            Report::Ready | Report::Prepared { .. } | Report::Fetch { .. }
+        ) {
             self.unheard = false;
         }
+        if self.is_beyond(&mut report).await {
+            return;
+        }
         let ends = report.ends_run();
+        if let Some(child) = &mut self.child {
+            child.quick = match &report {
+                Report::Completed {
+                    computing_since,
+                    computed_until,
+                    ..
+                } => ahead::was_short(*computing_since, *computed_until),
+                _ => false,
+            };
+            if matches!(report, Report::Boundary(_) | Report::Progress { .. }) && !ends {
+                ahead::withdraw(child);
+            }
+        }
         match report {
+            Report::Fetch { digest, bytes } => self.fetch(digest, bytes).await,
             Report::Ready | Report::Prepared { .. } => {}
             Report::Began { at } => {
                 if !self.started {
@@ -333,8 +413,8 @@ impl Runner {
                 if !self.started {
                     self.since = Some(computing_since);
                 }
-                let Some(pieces) = split_outputs(&outputs, &body) else {
-                    return self.lost(None).await;
+                let Some((outputs, pieces)) = split_outputs(&outputs, &body) else {
+                    return Box::pin(self.lost(None)).await;
                 };
                 let event = Event::Completed {
                     result,
@@ -360,7 +440,7 @@ impl Runner {
                     .as_ref()
                     .map(|c| c.logs.tail())
                     .unwrap_or_default();
-                self.failed(reason, stderr).await;
+                Box::pin(self.failed(reason, stderr)).await;
             }
             Report::Failed {
                 permanent: false,
@@ -380,14 +460,34 @@ impl Runner {
                 self.ended = true;
             }
         }
-        if ends && let Some(mut child) = self.child.take() {
-            child.idle_since = std::time::Instant::now();
-            self.shared.pool.give(child);
+        if ends && let Some(child) = self.child.take() {
+            self.pass_on(child);
         }
         if self.ended {
             // Another execution may compute while this one's last message is under way.
             self.slot = None;
             self.wait = None;
+        }
+    }
+
+    /// The child has done its part: with its slot it goes to the execution whose run it has
+    /// already, or back to the others.
+    fn pass_on(&mut self, mut child: Child) {
+        if child.spent {
+            return;
+        }
+        match (child.ahead.next(), self.slot.take()) {
+            (Some(job), Some(slot)) => {
+                tokio::spawn(run(self.shared.clone(), job, slot, Some(child)));
+            }
+            (None, slot) => {
+                self.slot = slot;
+                self.shared.pool.give(child);
+            }
+            // Without a slot nobody may compute.
+            (Some(job), None) => {
+                shared::give_back(&self.shared, [job].into());
+            }
         }
     }
 
@@ -408,7 +508,7 @@ impl Runner {
         self.reached(report.index, report.of, report.note.clone());
         let (reason, computed_until) = (report.reason, report.computed_at);
         let Some(mut message) = Message::boundary(report, body) else {
-            return self.lost(None).await;
+            return Box::pin(self.lost(None)).await;
         };
         if reason == Reason::Yield {
             let intent = self.intent.take().unwrap_or(Intent::Yield {
@@ -425,7 +525,7 @@ impl Runner {
         self.stage(message).await;
     }
 
-    async fn failed(&mut self, reason: String, stderr: String) {
+    pub(crate) async fn failed(&mut self, reason: String, stderr: String) {
         self.shared.metrics.failed.inc();
         tracing::warn!(reason, "failed");
         self.stage(Message::of(vec![Event::Failed {
@@ -435,81 +535,5 @@ impl Runner {
         .await;
         self.ended = true;
         self.slot = None;
-    }
-
-    async fn control(&mut self, control: Control) {
-        match control {
-            Control::Yield { cause, to } => {
-                self.intent = Some(Intent::Yield { cause, to });
-                self.stop().await;
-            }
-            Control::Pause { who, reply } => {
-                self.request("pause", who.clone(), reply).await;
-                self.intent = Some(Intent::Pause { who });
-                self.stop().await;
-            }
-            Control::Cancel { who, reply } => {
-                self.request("cancel", who.clone(), reply).await;
-                if self.child.is_none() {
-                    // Between two attempts.
-                    self.finish(vec![Event::Cancelled { who }]);
-                    self.wait = None;
-                    return;
-                }
-                self.cancelling = Some(who);
-                self.order(Order::Cancel).await;
-                self.wait = Some((
-                    Wait::Kill,
-                    Instant::now() + self.shared.options.cancel_grace,
-                ));
-            }
-        }
-    }
-
-    /// Records what was asked before it is done, and answers then.
-    async fn request(&mut self, what: &str, who: String, reply: Option<async_nats::Subject>) {
-        let event = Event::Requested {
-            who,
-            what: what.to_owned(),
-        };
-        let after = reply.map(After::Answer).into_iter().collect();
-        self.stage(Message {
-            after,
-            ..Message::of(vec![event])
-        })
-        .await;
-    }
-
-    async fn stop(&mut self) {
-        if self.child.is_some() {
-            self.order(Order::Yield).await;
-        } else if let Some(intent) = self.intent.take() {
-            // Between two attempts it stands at its last commit already; σ goes by the store.
-            let (events, _) = intent.events(self.epoch, Timestamp::now());
-            self.finish(events);
-            self.wait = None;
-        }
-    }
-
-    async fn deadline(&mut self) {
-        match self.wait.take() {
-            Some((Wait::Started, _)) => self.stage(Message::default()).await,
-            Some((Wait::Kill, _)) => {
-                tracing::warn!("no boundary within the grace; killed");
-                self.child = None;
-                if let Some(who) = self.cancelling.take() {
-                    self.stage(Message::of(vec![Event::Cancelled { who }]))
-                        .await;
-                }
-                self.ended = true;
-                self.slot = None;
-            }
-            Some((Wait::Retry, _)) if self.flight.is_some() || !self.staged.is_empty() => {
-                // From the last commit: what was sent before the crash must be settled first.
-                self.wait = Some((Wait::Retry, Instant::now() + Duration::from_millis(5)));
-            }
-            Some((Wait::Retry, _)) => self.launch(None).await,
-            None => {}
-        }
     }
 }

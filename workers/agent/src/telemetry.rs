@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fiec_probes::{Sampler, changed};
-use fiec_schemas::{HardwareVector, Reading, Signal, Threshold, Timestamp, subjects};
+use fiec_schemas::messages::RecorderCheckpoint;
+use fiec_schemas::{HardwareVector, Reading, Sequence, Signal, Threshold, Timestamp, subjects};
 use tokio_util::sync::CancellationToken;
 
 use crate::shared::Shared;
@@ -106,6 +107,12 @@ pub async fn publish(shared: Arc<Shared>, mut sampler: Sampler, stop: Cancellati
             return;
         }
     }
+}
+
+/// How many messages the recorder is behind: as it said, or as the sequence that this node has seen
+/// since then shows, because a recorder that hangs says nothing.
+pub fn behind(word: &RecorderCheckpoint, newest: Sequence) -> u64 {
+    word.lag.max(newest.saturating_sub(word.seq))
 }
 
 /// How far routine commits by time are to be apart when the recorder is so many messages behind.

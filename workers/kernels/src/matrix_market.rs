@@ -31,6 +31,32 @@ pub fn read(path: impl AsRef<Path>) -> Result<Csr, MatrixError> {
     build(&file).map_err(fail)
 }
 
+/// Reads a matrix from the bytes of a file; `name` is what errors call it.
+///
+/// # Errors
+/// See [`MatrixRule`].
+pub fn parse_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Csr, MatrixError> {
+    let fail = |(line, rule)| MatrixError {
+        path: name.as_ref().to_owned(),
+        line,
+        rule,
+    };
+    build(&parse(bytes).map_err(fail)?).map_err(fail)
+}
+
+/// As [`read_symmetric_positive_definite_candidate`], from the bytes of a file; `name` is what
+/// errors call it.
+///
+/// # Errors
+/// See [`MatrixRule`].
+pub fn parse_candidate_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Csr, MatrixError> {
+    candidate(bytes).map_err(|(line, rule)| MatrixError {
+        path: name.as_ref().to_owned(),
+        line,
+        rule,
+    })
+}
+
 /// Reads a matrix to which conjugate gradients with Jacobi's preconditioner can be applied: square,
 /// symmetric, positive diagonal. Whether it is positive definite only the solve can tell.
 ///

@@ -7,30 +7,63 @@
 /// The instruction set a kernel runs with. A wide value exists only where the CPU has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Simd {
-    wide: bool,
+    level: Level,
+}
+
+/// How wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// The target's baseline.
+    Portable,
+    /// AVX2 and FMA on x86-64.
+    Avx2,
+    /// AVX-512 on x86-64, where a kernel has a variant for it.
+    Avx512,
 }
 
 impl Simd {
     /// The best that this CPU offers.
     #[must_use]
     pub fn detect() -> Self {
+        Self::at_most(Level::Avx512)
+    }
+
+    /// The best that this CPU offers up to a level; the same bits.
+    #[must_use]
+    pub fn at_most(limit: Level) -> Self {
         #[cfg(target_arch = "x86_64")]
-        let wide = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let found = if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
+            Level::Portable
+        } else if is_x86_feature_detected!("avx512f") {
+            Level::Avx512
+        } else {
+            Level::Avx2
+        };
         #[cfg(not(target_arch = "x86_64"))]
-        let wide = false;
-        Self { wide }
+        let found = Level::Portable;
+        Self {
+            level: found.min(limit),
+        }
     }
 
     /// The target's baseline; the same bits, slower on x86-64.
     #[must_use]
     pub const fn portable() -> Self {
-        Self { wide: false }
+        Self {
+            level: Level::Portable,
+        }
+    }
+
+    /// What is used. Above portable only after detection.
+    #[must_use]
+    pub const fn level(self) -> Level {
+        self.level
     }
 
     /// Whether AVX2 and FMA are used. True only after detection.
     #[must_use]
     pub const fn is_wide(self) -> bool {
-        self.wide
+        !matches!(self.level, Level::Portable)
     }
 }
 

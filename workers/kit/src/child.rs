@@ -8,18 +8,21 @@ use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fiec_schemas::{BoundaryIndex, Digest, Timestamp};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use fiec_schemas::package::Grant;
+use fiec_schemas::{BoundaryIndex, Timestamp};
 
 use crate::commit::{Due, Schedule};
 use crate::frames::{
-    self, BoundaryReport, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV,
+    BoundaryReport, DATA_DIR_ENV, FrameError, Order, Package, Reason, Report, Run, SOCKET_ENV,
 };
+use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step};
 use crate::programs::{self, Instance};
 use crate::writer::{Writer, describe};
+use crate::{foreign, frames};
 
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -40,6 +43,12 @@ pub fn child_main() -> ExitCode {
     // SAFETY: called once, at the start of a process whose parent made this descriptor for it;
     // nothing else in the process has taken it. If it is not open, its first use fails.
     let socket = unsafe { UnixStream::from_raw_fd(fd) };
+    // Programs of packages are processes of their own and have no business with it.
+    if let Err(error) = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC) {
+        eprintln!("fiec child: descriptor {fd} of {SOCKET_ENV} is no socket: {error}");
+        return ExitCode::from(2);
+    }
+    foreign::own_orphans();
     let folder = std::env::var_os(DATA_DIR_ENV).unwrap_or_default();
     match serve(socket, Inputs::in_folder(folder)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -57,29 +66,41 @@ pub fn child_main() -> ExitCode {
 /// # Errors
 /// When the socket fails or a frame is damaged.
 pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
-    let writer = Writer::new(socket.try_clone()?)?;
+    let port = Arc::new(Port::new(socket));
+    let writer = Writer::new(Arc::clone(&port))?;
     let mut child = Child {
-        socket,
+        inputs: inputs.with_fetch(Box::new(FromAgent(Arc::clone(&port)))),
+        port,
         writer,
-        inputs,
         kept: None,
         orders: VecDeque::new(),
         brief: false,
+        ahead: None,
         clock: Instant::now(),
     };
     child.writer.report(&Report::Ready, &[])?;
     while let Some((order, body)) = child.next_order()? {
         match order {
-            Order::Prepare { program, params } => {
+            Order::Prepare {
+                program,
+                params,
+                package,
+            } => {
                 let error = child
-                    .prepare(&program, &params)
+                    .prepare(&program, &params, package.as_ref())
                     .err()
                     .map(|e| e.to_string());
                 child.writer.report(&Report::Prepared { error }, &[])?;
             }
             Order::Run(run) => child.run(&run, body)?,
+            Order::Yield(stop) if stop.at.is_some() => child.ahead = Some(stop),
             // Crossed with the end of the run that they were meant for.
-            Order::Yield | Order::Cancel | Order::Committed { .. } | Order::Stretch { .. } => {}
+            Order::Yield(_)
+            | Order::Cancel
+            | Order::Committed { .. }
+            | Order::Stretch { .. }
+            | Order::Reconfigure { .. }
+            | Order::Data { .. } => {}
         }
     }
     Ok(())
@@ -88,17 +109,20 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
 struct Kept {
     program: String,
     params: serde_json::Value,
+    package: Option<Package>,
     instance: Box<dyn Instance>,
 }
 
 struct Child {
-    socket: UnixStream,
+    port: Arc<Port>,
     writer: Writer,
     inputs: Inputs,
     /// The last program with its inputs parsed.
     kept: Option<Kept>,
     orders: VecDeque<(Order, Vec<u8>)>,
     brief: bool,
+    /// A `yield` at a certain boundary of the next run.
+    ahead: Option<frames::Yield>,
     clock: Instant,
 }
 
@@ -106,6 +130,11 @@ struct Child {
 struct Orders {
     stop: Option<Reason>,
     cancel: bool,
+    /// Why it is to stop, for programs that can be told.
+    cause: Option<String>,
+    /// A `yield` that is not due before this boundary.
+    later: Option<(BoundaryIndex, Option<String>)>,
+    grant: Option<Grant>,
 }
 
 struct Running<'a> {
@@ -126,24 +155,31 @@ impl Child {
     fn next_order(&mut self) -> Result<Option<(Order, Vec<u8>)>, FrameError> {
         match self.orders.pop_front() {
             Some(order) => Ok(Some(order)),
-            None => frames::read(&self.socket),
+            None => self.port.take(),
         }
     }
 
     /// Has the program's inputs parsed.
-    fn prepare(&mut self, program: &str, params: &serde_json::Value) -> Result<(), ProgramError> {
+    fn prepare(
+        &mut self,
+        program: &str,
+        params: &serde_json::Value,
+        package: Option<&Package>,
+    ) -> Result<(), ProgramError> {
         if let Some(kept) = &self.kept
             && kept.program == program
             && kept.params == *params
+            && kept.package.as_ref() == package
             && self.inputs.are_current()
         {
             return Ok(());
         }
         self.kept = None;
-        let instance = programs::start(program, params, &mut self.inputs)?;
+        let instance = programs::start(program, package, params, &mut self.inputs)?;
         self.kept = Some(Kept {
             program: program.to_owned(),
             params: params.clone(),
+            package: package.cloned(),
             instance,
         });
         Ok(())
@@ -169,13 +205,19 @@ impl Child {
     }
 
     fn compute(&mut self, run: &Run, state: Vec<u8>) -> Result<(), End> {
-        self.prepare(&run.program, &run.params)?;
+        self.prepare(&run.program, &run.params, run.package.as_ref())?;
         let Some(mut kept) = self.kept.take() else {
             return Ok(());
         };
+        kept.instance.configure(&run.grant)?;
         kept.instance.resume(run.boundary.map(|_| &state[..]))?;
         drop(state);
-        let mut cx = Capsule::new(run.boundary.unwrap_or(0));
+        let mut cx = Capsule::with_fetch(
+            run.boundary.unwrap_or(0),
+            Box::new(FromAgent(Arc::clone(&self.port))),
+        );
+        cx.execution = Some(run.execution);
+        cx.wishes = Some(self.port.clone());
         let began = self.now();
         let since = Timestamp::now();
         if !self.brief || run.boundary.is_some() {
@@ -188,16 +230,23 @@ impl Child {
                 began,
             ),
             sent: VecDeque::new(),
-            orders: Orders::default(),
+            orders: Orders {
+                later: self
+                    .ahead
+                    .take()
+                    .and_then(|stop| Some((stop.at?, stop.cause))),
+                ..Orders::default()
+            },
             lease: Duration::from_millis(u64::from(run.lease_ms.max(1))),
             mark: began,
             run,
         };
         let (mut looked, mut told) = (Duration::ZERO, began);
         loop {
-            match kept.instance.capsule(&mut cx)? {
-                Step::Boundary => cx.advance(),
-                Step::Complete { result } => {
+            match kept.instance.capsule(&mut cx) {
+                Ok(Step::Boundary) => cx.advance(),
+                Err(error) => return self.given_up(&mut running, error.into()),
+                Ok(Step::Complete { result }) => {
                     cx.advance();
                     let computed_until = Timestamp::now();
                     self.brief = self.now() - began < BRIEF;
@@ -218,6 +267,17 @@ impl Child {
                 looked = now;
                 self.look(&mut running)?;
             }
+            if let Some((at, cause)) = &running.orders.later
+                && *at <= cx.index()
+            {
+                running.orders.cause.clone_from(cause);
+                running.orders.stop = Some(Reason::Yield);
+            }
+            if running.orders.grant.is_some()
+                && let Some(grant) = running.orders.grant.take()
+            {
+                kept.instance.configure(&grant)?;
+            }
             if running
                 .sent
                 .front()
@@ -237,20 +297,21 @@ impl Child {
                     }
                 }
                 if running.orders.cancel {
+                    kept.instance.stop("cancel");
                     self.kept = Some(kept);
                     return Ok(self.writer.report(&Report::Cancelled, &[])?);
                 }
                 let reason = running.orders.stop.unwrap_or(Reason::Commit);
-                self.commit(
-                    &mut running,
-                    kept.instance.as_ref(),
-                    &mut cx,
-                    computed_at,
-                    now,
-                    reason,
-                )?;
+                let instance = kept.instance.as_mut();
+                let committed =
+                    self.commit(&mut running, instance, &mut cx, computed_at, now, reason);
+                if let Err(error) = committed {
+                    return self.given_up(&mut running, error);
+                }
                 if reason == Reason::Yield {
                     self.brief = false;
+                    let cause = running.orders.cause.take();
+                    kept.instance.stop(cause.as_deref().unwrap_or("yield"));
                     self.kept = Some(kept);
                     return Ok(());
                 }
@@ -268,10 +329,21 @@ impl Child {
         }
     }
 
+    /// The program's error, unless it was ended because of a cancel.
+    fn given_up(&mut self, running: &mut Running<'_>, error: End) -> Result<(), End> {
+        if matches!(error, End::Program(_)) {
+            self.look(running)?;
+            if running.orders.cancel {
+                return Ok(self.writer.report(&Report::Cancelled, &[])?);
+            }
+        }
+        Err(error)
+    }
+
     fn commit(
         &mut self,
         running: &mut Running<'_>,
-        instance: &dyn Instance,
+        instance: &mut dyn Instance,
         cx: &mut Capsule,
         computed_at: Timestamp,
         now: Duration,
@@ -279,13 +351,13 @@ impl Child {
     ) -> Result<(), End> {
         let mut state = self.writer.buffer()?;
         let before = self.now();
-        instance.encode(&mut state);
+        instance.encode(&mut state, cx)?;
         let sent = self.now();
         let bytes = state.len();
         let progress = instance.progress();
         let report = BoundaryReport {
             index: cx.index(),
-            digest: Digest([0; 32]),
+            digest: None,
             bytes: 0,
             computed_at,
             compute_us: now.saturating_sub(running.mark).as_micros() as u64,
@@ -302,33 +374,17 @@ impl Child {
         Ok(())
     }
 
-    fn has_order(&self, timeout: Duration) -> Result<bool, FrameError> {
-        if !self.orders.is_empty() {
-            return Ok(true);
-        }
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(n) => Ok(n > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(std::io::Error::from(error).into()),
-        }
-    }
-
     /// Takes the orders that have arrived.
     fn look(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        while self.has_order(Duration::ZERO)? {
+        while self.port.has_order(Duration::ZERO)? {
             self.take_order(running)?;
         }
         Ok(())
     }
 
     fn wait(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        self.has_order(Duration::from_secs(3600))
-            .and_then(|_| self.look(running))
+        self.port.has_order(Duration::from_secs(3600))?;
+        self.look(running)
     }
 
     /// No commit was possible for a lease: waits until one is, or for an order to stop.
@@ -345,11 +401,22 @@ impl Child {
     }
 
     fn take_order(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        let Some((order, body)) = frames::read::<Order>(&self.socket)? else {
+        let Some((order, body)) = self.port.take()? else {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         };
         match order {
-            Order::Yield => running.orders.stop = Some(Reason::Yield),
+            Order::Yield(frames::Yield {
+                at: Some(at),
+                cause,
+                ..
+            }) => running.orders.later = Some((at, cause)),
+            Order::Yield(stop) => {
+                running.orders.cause = stop.cause;
+                running.orders.stop = Some(Reason::Yield);
+            }
+            Order::Reconfigure { grant } => running.orders.grant = Some(grant),
+            // Nobody waits for it any more.
+            Order::Data { .. } => {}
             Order::Cancel => running.orders.cancel = true,
             Order::Committed { index } => {
                 while let Some((sent, at)) = running.sent.front().copied()

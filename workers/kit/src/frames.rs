@@ -10,8 +10,10 @@
 //! nothing.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::path::PathBuf;
 
-use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Output, Timestamp};
+use fiec_schemas::package::{Grant, Manifest};
+use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -37,13 +39,32 @@ pub enum Order {
         program: String,
         /// Its parameters.
         params: Value,
+        /// Where it is no built-in.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        package: Option<Package>,
     },
     /// Compute. The body is σ.
     Run(Box<Run>),
     /// Commit the next boundary and stop there.
-    Yield,
+    Yield(Yield),
     /// Stop at the next boundary without a commit.
     Cancel,
+    /// From the next boundary on another grant holds.
+    Reconfigure {
+        /// What may be used then.
+        grant: Grant,
+    },
+    /// The answer to `fetch`. The body is the data.
+    Data {
+        /// Which.
+        digest: Digest,
+        /// Why there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+        /// Whether asking again is pointless.
+        #[serde(default, skip_serializing_if = "is_default")]
+        permanent: bool,
+    },
     /// A commit is durable.
     Committed {
         /// Its boundary.
@@ -54,6 +75,32 @@ pub enum Order {
         /// In milliseconds.
         interval_ms: u32,
     },
+}
+
+/// A program that is not built in, unpacked on this node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Package {
+    /// Its folder; never written to.
+    pub folder: PathBuf,
+    /// What it says of itself.
+    pub manifest: Manifest,
+    /// `name@version`, for messages.
+    pub program: String,
+}
+
+/// Why and until when an execution is to stop at a boundary.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Yield {
+    /// In a few words; told to programs that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// Milliseconds after which it is ended without a boundary; none: it may take its time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u32>,
+    /// Not before this boundary; for tests that cut at a certain one. It may come before the
+    /// `run` that it is meant for. A program that does not know it stops sooner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<BoundaryIndex>,
 }
 
 /// An execution to compute.
@@ -76,6 +123,16 @@ pub struct Run {
     /// Routine commits by time are at least so far apart, in milliseconds; 0: no wish.
     #[serde(default)]
     pub interval_ms: u32,
+    /// Where the program is no built-in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<Package>,
+    /// What may be used.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub grant: Grant,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Why a boundary is reported.
@@ -88,13 +145,26 @@ pub enum Reason {
     Yield,
 }
 
+/// An output whose bytes are in the body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// The program's name for it.
+    pub name: String,
+    /// Digest of its bytes; none: the agent computes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Their number.
+    pub bytes: u64,
+}
+
 /// A boundary with its σ as the body, and behind it the bytes of the outputs in order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BoundaryReport {
     /// Capsules completed.
     pub index: BoundaryIndex,
-    /// Digest of σ.
-    pub digest: Digest,
+    /// Digest of σ; none: the agent computes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
     /// Bytes of σ.
     pub bytes: u64,
     /// When the capsule before it ended.
@@ -109,7 +179,7 @@ pub struct BoundaryReport {
     pub note: Option<String>,
     /// Outputs made since the report before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<Made>,
     /// Why.
     pub reason: Reason,
 }
@@ -158,7 +228,16 @@ pub enum Report {
         computed_until: Timestamp,
         /// Outputs made since the last report of a boundary.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        outputs: Vec<Output>,
+        outputs: Vec<Made>,
+    },
+    /// Data is needed, and nothing goes on before it is there. Answered by `data`; orders may
+    /// come before that.
+    Fetch {
+        /// Which.
+        digest: Digest,
+        /// How many bytes it is expected to have; 0: not known.
+        #[serde(default)]
+        bytes: u64,
     },
     /// It cannot complete.
     Failed {
@@ -293,15 +372,15 @@ pub fn write<T: Serialize>(
 /// When the bytes are no frame or the socket fails.
 pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u8>)>, FrameError> {
     let mut prefix = [0; PREFIX_BYTES];
-    loop {
-        match from.read(&mut prefix[..1]) {
+    let found = loop {
+        match from.read(&mut prefix) {
             Ok(0) => return Ok(None),
-            Ok(_) => break,
+            Ok(found) => break found,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }
-    }
-    from.read_exact(&mut prefix[1..])?;
+    };
+    from.read_exact(&mut prefix[found..])?;
     let (head, body) = lengths(&prefix)?;
     let mut text = vec![0; head];
     from.read_exact(&mut text)?;
@@ -328,21 +407,43 @@ mod tests {
             &[b"ab", b"", b"c"],
         )
         .unwrap();
-        write(&mut wire, &Order::Yield, &[]).unwrap();
+        write(&mut wire, &Order::Yield(Yield::default()), &[]).unwrap();
         let mut from = &wire[..];
         let (order, body) = read::<Order>(&mut from).unwrap().unwrap();
         assert_eq!(
             (order, &body[..]),
             (Order::Committed { index: 7 }, &b"abc"[..])
         );
-        assert_eq!(read::<Order>(&mut from).unwrap().unwrap().0, Order::Yield);
+        assert_eq!(
+            read::<Order>(&mut from).unwrap().unwrap().0,
+            Order::Yield(Yield::default())
+        );
         assert!(read::<Order>(&mut from).unwrap().is_none());
+    }
+
+    #[test]
+    fn fields_that_came_later_may_be_left_out() {
+        let order: Order = serde_json::from_str(r#"{"is":"yield"}"#).unwrap();
+        assert_eq!(order, Order::Yield(Yield::default()));
+        assert_eq!(serde_json::to_string(&order).unwrap(), r#"{"is":"yield"}"#);
+        let order: Order =
+            serde_json::from_str(r#"{"is":"prepare","program":"cg@1","params":{}}"#).unwrap();
+        assert!(matches!(&order, Order::Prepare { package: None, .. }));
+        let report: Report = serde_json::from_str(
+            r#"{"is":"boundary","index":1,"bytes":0,"compute_us":5,"reason":"commit",
+                "computed_at":"2026-05-01T12:00:00.000001Z","outputs":[{"name":"a","bytes":2}]}"#,
+        )
+        .unwrap();
+        let Report::Boundary(report) = report else {
+            panic!("{report:?}")
+        };
+        assert_eq!((report.digest, report.outputs[0].digest), (None, None));
     }
 
     #[test]
     fn damaged_frames_are_errors() {
         let mut wire = Vec::new();
-        write(&mut wire, &Order::Yield, &[b"abc"]).unwrap();
+        write(&mut wire, &Order::Yield(Yield::default()), &[b"abc"]).unwrap();
         for cut in 1..wire.len() {
             assert!(read::<Order>(&wire[..cut]).is_err(), "cut at {cut}");
         }

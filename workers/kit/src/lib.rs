@@ -7,12 +7,14 @@
 
 pub mod child;
 pub mod commit;
+pub mod foreign;
 pub mod frames;
 pub mod local;
+pub mod port;
 pub mod program;
 pub mod programs;
 mod writer;
 
 pub use child::child_main;
 pub use local::{LocalOutcome, run_local};
-pub use program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
+pub use program::{Capsule, Fetch, Inputs, Program, ProgramError, Progress, State, Step};

@@ -45,7 +45,7 @@ pub fn run_cut(
     inputs: &mut Inputs,
     mut cut: impl FnMut(BoundaryIndex) -> bool,
 ) -> Result<LocalOutcome, ProgramError> {
-    let mut instance = programs::start(program, params, inputs)?;
+    let mut instance = programs::start(program, None, params, inputs)?;
     instance.resume(None)?;
     let mut cx = Capsule::default();
     let start = Instant::now();
@@ -55,8 +55,8 @@ pub fn run_cut(
         match step {
             Step::Boundary if cut(cx.index()) => {
                 let mut state = Vec::new();
-                instance.encode(&mut state);
-                instance = programs::start(program, params, inputs)?;
+                instance.encode(&mut state, &mut cx)?;
+                instance = programs::start(program, None, params, inputs)?;
                 instance.resume(Some(&state))?;
             }
             Step::Boundary => {}

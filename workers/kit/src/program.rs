@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use fiec_schemas::BoundaryIndex;
+use fiec_schemas::package::Grant;
+use fiec_schemas::{BoundaryIndex, Digest, ExecutionId};
 use serde_json::Value;
+
+use crate::port::Wishes;
 
 /// Inputs that a process keeps parsed; the least recently used one goes.
 const INPUTS_LIMIT: usize = 2;
@@ -102,6 +105,25 @@ pub trait Program: Sized + Send {
     fn progress(&self, _state: &Self::State) -> Progress {
         Progress::default()
     }
+
+    /// What it may use here. Called before the first capsule, and again at a boundary where the
+    /// grant has changed. It changes the speed, never the bits.
+    ///
+    /// # Errors
+    /// When it cannot go on with this grant.
+    fn configure(&mut self, _grant: &Grant) -> Result<(), ProgramError> {
+        Ok(())
+    }
+}
+
+/// Bytes by their digest: outputs that earlier capsules made, and objects that were pushed.
+pub trait Fetch {
+    /// The bytes whose digest this is. `bytes` is their number where the caller knows it (bytes
+    /// of another length are then an error), and 0 where it does not.
+    ///
+    /// # Errors
+    /// Permanent where no such object exists, transient where it cannot be had now.
+    fn fetch(&mut self, digest: Digest, bytes: u64) -> Result<Vec<u8>, ProgramError>;
 }
 
 /// An output that a capsule made; visible only with the commit that names its digest.
@@ -111,20 +133,47 @@ pub struct OutputData {
     pub name: String,
     /// Its bytes.
     pub bytes: Vec<u8>,
+    /// Its digest, where it has been computed already.
+    pub digest: Option<Digest>,
+}
+
+impl OutputData {
+    /// Its digest; computed unless it is known.
+    pub fn digest(&self) -> Digest {
+        self.digest.unwrap_or_else(|| Digest::of(&self.bytes))
+    }
 }
 
 /// What a capsule may know and do beside its state.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Capsule {
     index: BoundaryIndex,
     pub(crate) outputs: Vec<OutputData>,
+    fetch: Option<Box<dyn Fetch + Send>>,
+    /// Which execution it belongs to, where there is one.
+    pub(crate) execution: Option<ExecutionId>,
+    /// What is wanted while it computes.
+    pub(crate) wishes: Option<Arc<dyn Wishes>>,
+}
+
+impl std::fmt::Debug for Capsule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.outputs.iter().map(|o| o.name.as_str()).collect();
+        f.debug_struct("Capsule")
+            .field("index", &self.index)
+            .field("outputs", &names)
+            .field("fetches", &self.fetch.is_some())
+            .finish()
+    }
 }
 
 impl Capsule {
-    pub(crate) fn new(index: BoundaryIndex) -> Self {
+    /// A capsule that gets from `fetch` what it does not hold itself.
+    pub fn with_fetch(index: BoundaryIndex, fetch: Box<dyn Fetch + Send>) -> Self {
         Self {
             index,
-            outputs: Vec::new(),
+            fetch: Some(fetch),
+            ..Self::default()
         }
     }
 
@@ -137,11 +186,50 @@ impl Capsule {
         self.index
     }
 
+    /// Outputs that no commit has taken away yet.
+    pub fn outputs(&self) -> &[OutputData] {
+        &self.outputs
+    }
+
     /// Declares an output; a later one of the same name takes its place.
     pub fn output(&mut self, name: impl Into<String>, bytes: Vec<u8>) {
-        let name = name.into();
+        self.declare(name.into(), bytes, None);
+    }
+
+    /// Declares an output and tells its digest, by which [`Capsule::fetch`] gives it back later,
+    /// on any node.
+    pub fn output_digested(&mut self, name: impl Into<String>, bytes: Vec<u8>) -> Digest {
+        let digest = Digest::of(&bytes);
+        self.declare(name.into(), bytes, Some(digest));
+        digest
+    }
+
+    fn declare(&mut self, name: String, bytes: Vec<u8>, digest: Option<Digest>) {
         self.outputs.retain(|o| o.name != name);
-        self.outputs.push(OutputData { name, bytes });
+        self.outputs.push(OutputData {
+            name,
+            bytes,
+            digest,
+        });
+    }
+
+    /// The bytes of an output of an earlier capsule, or of an object that was pushed, by digest.
+    /// `bytes` is their number where it is known, else 0. Outputs that no commit has taken away
+    /// yet are found here; all others are asked of the run time.
+    ///
+    /// # Errors
+    /// See [`Fetch::fetch`].
+    pub fn fetch(&mut self, digest: Digest, bytes: u64) -> Result<Vec<u8>, ProgramError> {
+        let held = self.outputs.iter().find(|o| o.digest == Some(digest));
+        if let Some(held) = held {
+            return Ok(held.bytes.clone());
+        }
+        match &mut self.fetch {
+            Some(fetch) => fetch.fetch(digest, bytes),
+            None => Err(ProgramError::Transient(format!(
+                "{digest} is not held by this process, and nothing here can fetch it"
+            ))),
+        }
     }
 }
 
@@ -163,6 +251,7 @@ struct Cached {
 pub struct Inputs {
     folder: PathBuf,
     cached: Vec<Cached>,
+    fetch: Option<Box<dyn Fetch + Send>>,
 }
 
 impl Inputs {
@@ -170,8 +259,49 @@ impl Inputs {
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
-            cached: Vec::new(),
+            ..Self::default()
         }
+    }
+
+    /// Objects that parameters name by digest are asked of `fetch`.
+    #[must_use]
+    pub fn with_fetch(mut self, fetch: Box<dyn Fetch + Send>) -> Self {
+        self.fetch = Some(fetch);
+        self
+    }
+
+    /// The bytes of an object that a parameter names.
+    ///
+    /// # Errors
+    /// See [`Fetch::fetch`].
+    pub fn object(&mut self, digest: Digest) -> Result<Vec<u8>, ProgramError> {
+        match &mut self.fetch {
+            Some(fetch) => fetch.fetch(digest, 0),
+            None => Err(ProgramError::Permanent(format!(
+                "object {digest} cannot be had: this run has no object store; name a file"
+            ))),
+        }
+    }
+
+    /// The object under `digest` as `parse` reads it; `kind` is what it is read as. Kept as
+    /// [`Inputs::get`] keeps files.
+    ///
+    /// # Errors
+    /// See [`Fetch::fetch`], and those of `parse`.
+    pub fn get_object<T: Any + Send + Sync>(
+        &mut self,
+        kind: &str,
+        digest: Digest,
+        parse: impl FnOnce(Vec<u8>) -> Result<T, ProgramError>,
+    ) -> Result<Arc<T>, ProgramError> {
+        let key = format!("{kind} object {digest}");
+        if !self.cached.iter().any(|c| c.key == key) {
+            let bytes = self.object(digest)?;
+            return self.get(&key, None, || parse(bytes));
+        }
+        self.get(&key, None, || {
+            Err(ProgramError::Transient(format!("{key} is kept no more")))
+        })
     }
 
     /// The path that a name stands for.

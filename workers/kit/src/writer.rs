@@ -2,13 +2,14 @@
 //! computation. Frames leave in the order in which they are given.
 
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 
-use fiec_schemas::{Digest, Output};
+use fiec_schemas::Digest;
 
-use crate::frames::{self, BoundaryReport, FrameError, Report};
+use crate::frames::{BoundaryReport, FrameError, Made, Report};
+use crate::port::Port;
 use crate::program::OutputData;
 
 /// σ up to this size is digested and written by the computing thread: cheaper than a wake-up.
@@ -22,43 +23,43 @@ struct Job {
 
 /// Writes reports.
 pub struct Writer {
-    socket: UnixStream,
+    port: Arc<Port>,
     jobs: SyncSender<Job>,
     done: Receiver<Result<Vec<u8>, FrameError>>,
     busy: bool,
     spare: Vec<u8>,
 }
 
-pub fn describe(outputs: &[OutputData]) -> Vec<Output> {
+pub fn describe(outputs: &[OutputData]) -> Vec<Made> {
     outputs
         .iter()
-        .map(|o| Output {
+        .map(|o| Made {
             name: o.name.clone(),
-            digest: Digest::of(&o.bytes),
+            digest: Some(o.digest()),
             bytes: o.bytes.len() as u64,
         })
         .collect()
 }
 
-fn write_boundary(socket: &UnixStream, mut job: Job) -> Result<Vec<u8>, FrameError> {
-    job.report.digest = Digest::of(&job.state);
+fn write_boundary(port: &Port, mut job: Job) -> Result<Vec<u8>, FrameError> {
+    job.report.digest = Some(Digest::of(&job.state));
     job.report.bytes = job.state.len() as u64;
     job.report.outputs = describe(&job.outputs);
     let mut body = vec![&job.state[..]];
     body.extend(job.outputs.iter().map(|o| &o.bytes[..]));
-    frames::write(socket, &Report::Boundary(Box::new(job.report)), &body)?;
+    port.write(&Report::Boundary(Box::new(job.report)), &body)?;
     Ok(job.state)
 }
 
 impl Writer {
-    /// Writes to this socket.
+    /// Writes to this port.
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn new(socket: UnixStream) -> io::Result<Self> {
+    pub fn new(port: Arc<Port>) -> io::Result<Self> {
         let (jobs, inbox) = sync_channel::<Job>(1);
         let (outbox, done) = sync_channel(1);
-        let theirs = socket.try_clone()?;
+        let theirs = Arc::clone(&port);
         thread::Builder::new()
             .name("fiec-commit".to_owned())
             .spawn(move || {
@@ -69,7 +70,7 @@ impl Writer {
                 }
             })?;
         Ok(Self {
-            socket,
+            port,
             jobs,
             done,
             busy: false,
@@ -118,7 +119,7 @@ impl Writer {
     pub fn report(&mut self, report: &Report, outputs: &[OutputData]) -> Result<(), FrameError> {
         self.settle()?;
         let body: Vec<&[u8]> = outputs.iter().map(|o| &o.bytes[..]).collect();
-        frames::write(&self.socket, report, &body)
+        self.port.write(report, &body)
     }
 
     /// Writes a boundary; a large one beside what comes next. Digest, sizes and outputs are
@@ -136,7 +137,7 @@ impl Writer {
             outputs,
         };
         if job.state.len() <= DIRECT_LIMIT && job.outputs.is_empty() {
-            self.spare = write_boundary(&self.socket, job)?;
+            self.spare = write_boundary(&self.port, job)?;
             return Ok(());
         }
         self.jobs

@@ -68,6 +68,8 @@ impl Child {
             boundary: from.map(|(index, _)| index),
             lease_ms: 60_000,
             interval_ms: 0,
+            package: None,
+            grant: fiec_schemas::package::Grant::default(),
         };
         self.send(
             &Order::Run(Box::new(run)),
@@ -143,7 +145,7 @@ fn every_committed_boundary_resumes_in_another_child_to_the_same_end() {
         child.run(program, &params, None, every(1));
         let mut boundaries = Vec::new();
         while let Next::Boundary(report, body) = child.next() {
-            assert_eq!(report.digest, Digest::of(&body));
+            assert_eq!(report.digest, Some(Digest::of(&body)));
             boundaries.push((report.index, body));
         }
         assert_eq!(boundaries.len() as u64, whole.capsules - 1);
@@ -172,13 +174,13 @@ fn a_yield_ends_the_run_at_a_boundary_from_which_it_goes_on() {
     let child = Child::start();
     child.run(SYNTHETIC, &params, None, CommitPolicy::Auto);
     assert!(matches!(child.hear().0, Report::Began { .. }));
-    child.send(&Order::Yield, &[]);
+    child.send(&Order::Yield(frames::Yield::default()), &[]);
     let Next::Boundary(report, state) = child.next() else {
         panic!("no boundary")
     };
     assert_eq!(
         (report.reason, report.digest),
-        (Reason::Yield, Digest::of(&state))
+        (Reason::Yield, Some(Digest::of(&state)))
     );
     assert!(report.index < 400);
     child.run(
@@ -299,6 +301,7 @@ fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
             &Order::Prepare {
                 program: CG.to_owned(),
                 params: params.clone(),
+                package: None,
             },
             &[],
         );
@@ -316,7 +319,7 @@ fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
         assert_eq!(result["n"], json!(size));
         assert_eq!(
             (outputs[0].name.as_str(), outputs[0].digest),
-            ("solution", Digest::of(&body))
+            ("solution", Some(Digest::of(&body)))
         );
         assert_eq!(
             (&body[..6], (body.len() - 8 * size) % 64),

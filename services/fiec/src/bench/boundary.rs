@@ -1,14 +1,24 @@
 //! `bench boundary`: what boundaries cost a real solve. CG through FIEC with the default commit
-//! policy against the bare loop of the same program in the same binary, turn by turn.
+//! policy against the bare loop of the same program in the same binary, in pairs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use fiec_broker::Broker;
 use serde_json::{Value, json};
 
 use super::figures::median;
 use super::follow::Follow;
 use super::{Lab, cluster, submit};
+
+/// How long one solve takes at least, in seconds: shorter ones drown in the machine's noise.
+const SOLVE: f64 = 4.2;
+/// The same for a quick look.
+const SOLVE_QUICK: f64 = 0.3;
+/// Pairs of solves of each matrix.
+const PAIRS: usize = 5;
+/// After so long a matrix gets no further pair beyond the third, so that the bench ends in time.
+const LIMIT: Duration = Duration::from_secs(38);
 
 /// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98.
 ///
@@ -16,42 +26,61 @@ use super::{Lab, cluster, submit};
 /// When something could not be started or measured.
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let matrix = crate::demo::matrix()?;
+    // With the load cases of an unmeasured solve, from whose time the number for [`SOLVE`] follows.
     let cases = [
         (
             "bcsstk16",
-            json!({"matrix": {"file": matrix}, "load_cases": lab.samples(60),
-                   "iterations_per_capsule": 10}),
+            20,
+            json!({"matrix": {"file": matrix}, "iterations_per_capsule": 10}),
         ),
         (
             "poisson 1000x1000",
+            2,
             json!({"matrix": {"poisson2d": {"n": 1000}}, "iterations_per_capsule": 10,
                    "tolerance": if lab.quick { 1e-1 } else { 1e-3 }}),
         ),
     ];
     let cluster = cluster(lab, 1, &[], true).await?;
     let mut follow = Follow::open(&cluster.broker).await?;
-    for (name, params) in cases {
+    let (solve, pairs) = if lab.quick {
+        (SOLVE_QUICK, 1)
+    } else {
+        (SOLVE, PAIRS)
+    };
+    for (name, few, params) in cases {
+        let slug = name.replace(' ', "-");
+        let with = |load_cases: u64| {
+            let mut params = params.clone();
+            params["load_cases"] = json!(load_cases);
+            params
+        };
         // Once unmeasured on each side: pages, caches, the matrix.
-        let mut bare = Vec::new();
-        let mut ours = Vec::new();
-        let rounds = if lab.quick { 1 } else { 5 };
-        for round in 0..=rounds {
-            lab.steps_message(&format!("{name}: round {round} of {rounds}"));
-            let b = bare_loop(params.clone()).await?;
-            let id = format!("{}-{round}", name.replace(' ', "-"));
-            let submission = json!({"program": "cg@1", "params": params});
-            let execution = submit(&cluster.broker, &id, submission).await?;
-            let span = follow
-                .to_completion(execution, Duration::from_secs(120))
-                .await?;
-            if round > 0 {
-                ours.push(b.iterations / span.seconds());
-                bare.push(b.iterations / b.seconds);
+        lab.steps_message(&format!("{name}: a trial"));
+        let trial = bare_loop(with(few)).await?;
+        through_us(&cluster.broker, &mut follow, &slug, with(few)).await?;
+        let params = with(((solve * few as f64 / trial.seconds).ceil() as u64).max(1));
+        let (mut bare, mut ratios) = (Vec::new(), Vec::new());
+        let begin = Instant::now();
+        for pair in 0..pairs {
+            if pair >= 3 && begin.elapsed() > LIMIT {
+                break;
             }
+            lab.steps_message(&format!("{name}: pair {} of {pairs}", pair + 1));
+            let id = format!("{slug}-{pair}");
+            // The machine's speed drifts: each goes first in turn.
+            let (ours, b) = if pair % 2 == 0 {
+                let ours = through_us(&cluster.broker, &mut follow, &id, params.clone()).await?;
+                (ours, bare_loop(params.clone()).await?)
+            } else {
+                let b = bare_loop(params.clone()).await?;
+                let ours = through_us(&cluster.broker, &mut follow, &id, params.clone()).await?;
+                (ours, b)
+            };
+            bare.push(b.iterations / b.seconds);
+            ratios.push(b.seconds / ours);
         }
-        let mut ratios: Vec<f64> = ours.iter().zip(&bare).map(|(o, b)| o / b).collect();
         let floor = median(&mut bare);
-        // The machine's speed drifts: the ratio is the median of the pairs, not of the medians.
+        // The ratio is the median of the pairs' ratios, not of the medians.
         let value = floor * median(&mut ratios);
         lab.figures.add(
             "boundary",
@@ -64,6 +93,21 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     }
     cluster.stop().await;
     Ok(())
+}
+
+/// Seconds from the first capsule's begin to the last one's end of a solve by a worker.
+async fn through_us(
+    broker: &Broker,
+    follow: &mut Follow,
+    id: &str,
+    params: Value,
+) -> anyhow::Result<f64> {
+    let submission = json!({"program": "cg@1", "params": params});
+    let execution = submit(broker, id, submission).await?;
+    let span = follow
+        .to_completion(execution, Duration::from_secs(120))
+        .await?;
+    Ok(span.seconds())
 }
 
 struct Bare {

@@ -8,6 +8,7 @@ pub mod figures;
 pub mod follow;
 pub mod history;
 pub mod idle;
+pub mod kernels;
 pub mod latency;
 pub mod rebind;
 pub mod recover;
@@ -43,6 +44,8 @@ pub enum Bench {
     History,
     /// What worker, policy service and recorder cost at rest
     Idle,
+    /// GEMM, LU and QR against faer, CG against the plain loop: what reproducible bits cost
+    Kernels,
     /// All of them, one after the other
     All,
 }
@@ -102,6 +105,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         Bench::Recover,
         Bench::History,
         Bench::Idle,
+        Bench::Kernels,
     ];
     for bench in all {
         if args.name != bench && args.name != Bench::All {
@@ -121,6 +125,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Recover => recover::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,
             Bench::Idle => idle::run(&mut lab).await,
+            Bench::Kernels => kernels::run(&mut lab).await,
             Bench::All => Ok(()),
         }
         .with_context(|| format!("bench {bench:?}"))?;

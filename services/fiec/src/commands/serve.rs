@@ -85,18 +85,42 @@ pub struct WorkerArgs {
     /// Shard of the node
     #[arg(long, default_value_t = 0)]
     pub shard: u16,
-    /// Folder for what a running agent keeps, a sub-folder for each node
+    /// Folder for what a running agent keeps, a sub-folder for each node, which must belong to
+    /// this user alone [default: in XDG_RUNTIME_DIR, else in the temporary folder]
     #[arg(long, env = "FIEC_RUN_DIR")]
     pub run_dir: Option<PathBuf>,
     /// Folder that relative file names of submissions start from [default: the working directory]
     #[arg(long, env = "FIEC_INPUT_DIR")]
     pub input_dir: Option<PathBuf>,
+    /// A program beyond the built-in ones that may run here: NAME@VERSION, or a pattern with `*`;
+    /// repeatable
+    #[arg(
+        long,
+        env = "FIEC_ALLOW_PROGRAM",
+        value_delimiter = ',',
+        value_name = "PATTERN"
+    )]
+    pub allow_program: Vec<String>,
+    /// Folder for packages and data that were fetched, a sub-folder for each node [default: in
+    /// XDG_CACHE_HOME; with --run-dir, there]
+    #[arg(long, env = "FIEC_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most bytes in that folder; the least recently used goes first
+    #[arg(long, env = "FIEC_CACHE_LIMIT", default_value = "8GiB", value_parser = parse_bytes)]
+    pub cache_limit: u64,
+    /// Threads that one execution is granted [default: the processors shared among the slots]
+    #[arg(long, env = "FIEC_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
     /// Keep no child processes warm (for measurements)
     #[arg(long, hide = true)]
     pub cold: bool,
     /// Seconds that a drain may take
     #[arg(long, default_value_t = 30.0)]
     pub drain_seconds: f64,
+    /// Seconds without a commit after which a program waits at its next boundary until one is
+    /// possible again
+    #[arg(long, default_value_t = 30.0)]
+    pub lease_seconds: f64,
     #[command(flatten)]
     pub http: HttpArg,
 }
@@ -120,8 +144,18 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         shard: args.shard,
         http: Some(args.http.http),
         drain_deadline: Duration::from_secs_f64(args.drain_seconds.clamp(0.0, 86_400.0)),
+        lease: Duration::from_secs_f64(args.lease_seconds.clamp(0.001, 86_400.0)),
         ..fiec_agent::Options::new(node.clone())
     };
+    options.allow_programs = args.allow_program;
+    options.cache_limit = args.cache_limit;
+    options.threads = args.threads;
+    let cache = args.cache_dir.or_else(|| match &args.run_dir {
+        // The cache of a private cluster goes with its folder.
+        Some(_) => None,
+        None => user_cache(),
+    });
+    options.cache_dir = cache.map(|folder| folder.join(node.as_str()));
     if let Some(folder) = args.run_dir {
         options.run_dir = folder.join(node.as_str());
     }
@@ -133,6 +167,14 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     let stop = stop_on_signals(options.leave_now.clone())?;
     fiec_agent::Agent::run(options, broker, stop).await?;
     Ok(Outcome::Done)
+}
+
+/// Where this user's nodes keep what they have fetched.
+fn user_cache() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(folder.join("fiec").join("nodes"))
 }
 
 /// A policy service's options.

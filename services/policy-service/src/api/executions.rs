@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Draft, Entry};
+use fiec_broker::{AppendError, Draft, Entry, store};
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest};
-use fiec_schemas::{Binding, ClientId, Event, ExecutionId, Phase, Tenant, Timestamp};
+use fiec_schemas::{
+    Binding, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp,
+};
 
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::effects::NoReply;
@@ -156,10 +158,9 @@ impl Api {
             match self.effects.ledger.append(draft, Bytes::new()).await {
                 Ok(tip) => {
                     let state = tip.state.clone();
-                    let _ = self
-                        .effects
-                        .outcomes
-                        .send(Outcome::Changed(Box::new(tip), vec![event]));
+                    let changed = Outcome::Changed(Box::new(tip), vec![event]);
+                    let _ = self.effects.outcomes.send(changed).await;
+                    self.forget_state(&state).await;
                     let message = format!("{id} is {}", state.phase.as_str());
                     return Ok(ApiReply {
                         message,
@@ -179,6 +180,22 @@ impl Api {
         Err(format!(
             "{id} moves on faster than it can be changed; try again"
         ))
+    }
+
+    /// Drops the large σ of an execution that ends with no worker to do so.
+    async fn forget_state(&self, state: &ExecutionState) {
+        let large = state.boundary.as_ref().filter(|b| b.seq.is_none());
+        let Some(place) = large.filter(|_| state.phase.is_terminal()) else {
+            return;
+        };
+        let dropped = store::drop_state(&self.effects.broker, state.execution, place.digest);
+        let failure = match tokio::time::timeout(self.options.control_timeout, dropped).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not in time".to_owned(),
+        };
+        tracing::warn!(execution = %state.execution, failure,
+            "a large state was not dropped; it stays until its bucket's age limit");
     }
 
     /// The last message, where it differs from the one at hand.

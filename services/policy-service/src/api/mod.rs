@@ -136,6 +136,7 @@ impl Api {
         self.effects
             .outcomes
             .send(Outcome::Ask(make(reply)))
+            .await
             .map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }

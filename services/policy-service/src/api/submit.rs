@@ -1,7 +1,7 @@
 //! Submission by request: every line is answered with its id or its error, and the good ones go
 //! into `FIEC_SUBMIT` as one message, each on its own line number.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use fiec_schemas::messages::{Accepted, SubmitReply};
 use fiec_schemas::submission::{LINES_LIMIT, lines};
 use fiec_schemas::{
     BatchId, ClientId, Digest, ExecutionId, FieldError, LineError, Submission, Tenant, Timestamp,
-    subjects,
+    package, subjects,
 };
 use futures_util::{StreamExt, TryStreamExt, stream};
 
@@ -63,6 +63,14 @@ impl Api {
                 Err(error) => refuse(&mut reply, number, text, error),
             }
         }
+        let missing = self.missing_programs(&good).await?;
+        let (unknown, good): (Vec<_>, Vec<_>) = good
+            .into_iter()
+            .partition(|line| missing.contains(&line.spec.program));
+        for line in unknown {
+            let error = package::unregistered(&line.spec.program);
+            refuse(&mut reply, line.number, line.text, error);
+        }
         let existing = self.look_up(&tenant, &good).await?;
         let mut earlier: HashMap<ClientId, Digest> = HashMap::new();
         let mut new = Vec::new();
@@ -99,7 +107,8 @@ impl Api {
             let _ = self
                 .effects
                 .outcomes
-                .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))));
+                .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))))
+                .await;
         }
         if !new.is_empty() {
             self.publish(&tenant, &new, &mut reply).await?;
@@ -107,6 +116,27 @@ impl Api {
         reply.accepted.sort_by_key(|a| a.line);
         reply.errors.sort_by_key(|e| e.line);
         Ok(reply)
+    }
+
+    /// The programs among the lines that are neither built in nor registered.
+    async fn missing_programs(&self, good: &[Checked<'_>]) -> Answered<HashSet<String>> {
+        let programs = &self.effects.programs;
+        let doubtful: HashSet<String> = good
+            .iter()
+            .map(|line| &line.spec.program)
+            .filter(|program| !programs.has(program))
+            .cloned()
+            .collect();
+        stream::iter(doubtful)
+            .map(|program| async move {
+                let there = programs.look_up(&program).await;
+                let there = there.map_err(|error| error.to_string())?;
+                Ok::<_, String>((!there).then_some(program))
+            })
+            .buffer_unordered(LOOK_UPS)
+            .try_filter_map(|missing| async move { Ok(missing) })
+            .try_collect()
+            .await
     }
 
     /// Submissions that are there under clients' ids.

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Action, Input};
-use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp, package};
 
 use super::Core;
+use crate::events::Outcome;
 use crate::intake::{Line, Next};
 
 impl Core {
@@ -44,6 +45,11 @@ impl Core {
             line.batch,
             line.stamp,
         );
+        if !line.registered && !self.effects.programs.has(&line.spec.program) {
+            self.in_flight += 1;
+            tokio::spawn(self.effects.clone().look_up(line));
+            return true;
+        }
         if unborn.spec.is_none() && !line.stored {
             self.in_flight += 1;
             tokio::spawn(self.effects.clone().store_large(line));
@@ -83,6 +89,29 @@ impl Core {
         true
     }
 
+    /// A line that something was found out for goes on, at once unless another one is being held
+    /// back.
+    pub(super) fn again(&mut self, line: Box<Line>) {
+        if self.intake.head.is_none() {
+            self.in_flight -= 1;
+            self.intake.head = Some(line);
+        } else {
+            self.taken.push_back(Outcome::Again(line));
+        }
+    }
+
+    /// Nobody has pushed its program.
+    pub(super) fn refuse_program(&mut self, line: &Line) {
+        let error = package::unregistered(&line.spec.program);
+        let error = LineError {
+            line: line.number,
+            field: error.field,
+            reason: error.reason,
+        };
+        let excerpt = crate::intake::excerpt(&line.spec.to_json());
+        self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
+    }
+
     pub(super) async fn append_first(
         &mut self,
         line: Box<Line>,
@@ -101,7 +130,11 @@ impl Core {
         };
         self.in_flight += 1;
         match sent {
-            Ok(in_flight) => drop(self.firsts.send((line, in_flight))),
+            Ok(in_flight) => {
+                debug_assert!(self.firsts.is_closed() || self.firsts.capacity() > 0);
+                // Fails only while the service ends.
+                let _ = self.firsts.send((line, in_flight)).await;
+            }
             Err(error) => self.first(line, Err(error)).await,
         }
     }

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use async_nats::jetstream::context::PublishAckFuture;
-use fiec_broker::Tip;
 use fiec_broker::ledger::InFlight;
+use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp, subjects};
 pub use lines::taken;
-use tokio::sync::mpsc::{Receiver, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -43,23 +42,39 @@ pub struct Core {
     effects: Effects,
     metrics: Metrics,
     policy: Policy,
+    /// What the policy decided and nobody has started yet; empty between rounds.
     actions: Vec<Action>,
+    /// The monotonic clock's beginning.
     start: Instant,
     intake: Intake,
+    /// Lines on their way into a ledger: at most `options.in_flight`.
     in_flight: usize,
+    /// Appends to ledgers that exist, and their re-readings.
     later: usize,
+    /// Nothing is taken in before, because the nodes are full and learn how fast they are.
     hold_until: Option<Instant>,
+    /// Completions at the end of the last hold: holding again makes sense only after another.
     held_in_vain: Option<u64>,
-    firsts: UnboundedSender<(Box<Line>, InFlight)>,
-    acks: UnboundedSender<PublishAckFuture>,
+    /// First appends to be settled, in the order of sending.
+    firsts: Sender<(Box<Line>, InFlight)>,
+    /// Publishes to be settled.
+    acks: Sender<Unacknowledged>,
     outbox: Outbox,
+    /// Tips of executions that wait for a node, so that binding them needs no read.
     tips: HashMap<ExecutionId, Box<Tip>>,
+    /// Who waits for what became of an order, and what is said if it was taken.
     answers: HashMap<Ticket, (Answer, String)>,
+    /// The last ticket that was given.
     tickets: Ticket,
+    /// Whether the connection stood at the last tick: silence of nodes counts only then.
     connected: bool,
+    /// When the other replicas were last told of this one.
     spoke: Option<Instant>,
+    /// How our own messages' headers name their author, to be passed over in the feed.
     own_author: String,
+    /// All ledgers have been taken over.
     loaded: Arc<AtomicBool>,
+    /// Lines that can go on when no other is held back.
     taken: VecDeque<Outcome>,
 }
 
@@ -68,8 +83,8 @@ impl Core {
         options: Options,
         effects: Effects,
         metrics: Metrics,
-        firsts: UnboundedSender<(Box<Line>, InFlight)>,
-        acks: UnboundedSender<PublishAckFuture>,
+        firsts: Sender<(Box<Line>, InFlight)>,
+        acks: Sender<Unacknowledged>,
         loaded: Arc<AtomicBool>,
     ) -> Self {
         Self {
@@ -110,7 +125,7 @@ impl Core {
     pub async fn run(
         mut self,
         mut news: Receiver<News>,
-        mut outcomes: UnboundedReceiver<Outcome>,
+        mut outcomes: Receiver<Outcome>,
         mut submissions: Receiver<SubmitMessage>,
         stop: CancellationToken,
     ) {
@@ -248,15 +263,22 @@ impl Core {
             Outcome::First(line, settled) => self.first(line, settled).await,
             Outcome::Existing(line, found) => self.existing(line, found).await,
             Outcome::Large(mut line, Ok(())) => {
-                self.in_flight -= 1;
                 line.stored = true;
-                // Taken in at once unless another line is being held back.
-                if self.intake.head.is_none() {
-                    self.intake.head = Some(line);
-                } else {
-                    self.taken.push_back(Outcome::Large(line, Ok(())));
-                    self.in_flight += 1;
-                }
+                self.again(line);
+            }
+            Outcome::Program(mut line, Ok(true)) => {
+                line.registered = true;
+                self.again(line);
+            }
+            Outcome::Again(line) => self.again(line),
+            Outcome::Program(line, Ok(false)) => {
+                self.in_flight -= 1;
+                self.refuse_program(&line);
+            }
+            Outcome::Program(line, Err(error)) => {
+                self.in_flight -= 1;
+                tracing::warn!(execution = %line.execution, error, "a program could not be looked up; its submission is delivered again");
+                self.intake.done(line.message, false).await;
             }
             Outcome::Large(line, Err(error)) => {
                 self.in_flight -= 1;

@@ -132,7 +132,11 @@ impl Core {
             .send_publish(subjects::node_record(node), publish)
             .await
         {
-            Ok(ack) => drop(self.acks.send(ack)),
+            Ok(ack) => {
+                let sent = self.effects.broker.sent(ack);
+                // Fails only while the service ends.
+                let _ = self.acks.send(sent).await;
+            }
             Err(error) => tracing::warn!(%error, %node, "cannot record a node's change"),
         }
     }

@@ -141,6 +141,11 @@ impl Stage {
 
     /// A service on a thread and a run time of its own, as in production.
     pub async fn service(&self) -> Running {
+        self.service_with(Options::default()).await
+    }
+
+    /// The same with options of its own.
+    pub async fn service_with(&self, policy: Options) -> Running {
         let url = self.server.client_url();
         let stop = CancellationToken::new();
         let token = stop.clone();
@@ -153,9 +158,7 @@ impl Stage {
             let result = runtime.block_on(async {
                 let options = ConnectOptions::new(url, "policy");
                 let broker = Broker::connect(options).await.unwrap();
-                PolicyService::new(Options::default(), broker)
-                    .run(token)
-                    .await
+                PolicyService::new(policy, broker).run(token).await
             });
             let _ = tell.send(result);
         });

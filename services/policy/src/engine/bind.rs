@@ -122,6 +122,16 @@ impl Policy {
         self.dirty = true;
     }
 
+    /// When the first of the nodes that are left alone for it may be asked again; 0 for none.
+    pub(super) fn next_chance(&self, now: Now, id: ExecutionId) -> Millis {
+        let avoided = self
+            .cluster
+            .execution(id)
+            .map_or(&[][..], Execution::avoided);
+        let later = avoided.iter().map(|a| a.until).filter(|at| *at > now.mono);
+        later.min().unwrap_or(Millis(0))
+    }
+
     /// Takes it away from there.
     pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
         if self.waiting.is_empty() {
@@ -241,7 +251,7 @@ impl Policy {
         let ask = Ask {
             leaving,
             counted,
-            avoid: e.extra.as_ref().and_then(|x| x.avoid),
+            avoid: e.avoided(),
             free_slot: matches!(cause, Cause::Balance),
             ..Ask::new(e.profile, e.left())
         };
@@ -317,7 +327,10 @@ impl Policy {
             return;
         }
         match e.stage {
-            Stage::Pending => self.wait(id),
+            Stage::Pending => {
+                self.cluster.set_due(id, self.next_chance(now, id));
+                self.wait(id);
+            }
             Stage::Paused => {}
             Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
             Stage::Started(..) => {

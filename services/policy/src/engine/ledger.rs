@@ -183,7 +183,7 @@ impl Policy {
             .iter()
             .filter_map(|l| Some((self.cluster.intern(now.mono, &l.node.parse().ok()?), l.at())))
             .collect();
-        let avoid_until = now.mono.plus(self.config.avoid_ms);
+        let avoid_ms = self.config.avoid_ms;
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
@@ -208,7 +208,7 @@ impl Policy {
             let resumed = resumed.then_some(Cause::Resumed);
             let from = before.and_then(Stage::node);
             if let Some(node) = from.filter(|_| refused.is_some()) {
-                e.extra().avoid = Some((node, avoid_until));
+                e.extra().refused(node, now.mono, avoid_ms);
             }
             if let Some(cause) = refused.or(yielded).or(resumed) {
                 e.extra().cause = Some(cause);
@@ -218,6 +218,10 @@ impl Policy {
             extra.note = None;
             extra.resent = 0;
             extra.deferred = None;
+            let was_started = matches!(before, Some(Stage::Started(..)));
+            if matches!(stage, Stage::Started(..)) && !was_started {
+                extra.avoid.clear();
+            }
         }
     }
 
@@ -231,7 +235,7 @@ impl Policy {
     ) {
         match stage {
             Stage::Pending => {
-                self.cluster.set_due(id, Millis(0));
+                self.cluster.set_due(id, self.next_chance(now, id));
                 self.wait(id);
             }
             Stage::Paused => {

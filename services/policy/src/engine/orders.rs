@@ -140,16 +140,15 @@ impl Policy {
             return Placed::Moot;
         };
         // A refused or unanswered order sets the time of the next try.
-        if e.extra
-            .as_ref()
-            .and_then(|x| x.avoid)
-            .is_some_and(|(a, until)| a == ix && now.mono < until)
+        if e.avoided()
+            .iter()
+            .any(|a| a.node == ix && now.mono < a.until)
         {
             return Placed::Moot;
         }
         let ask = Ask {
             leaving: Some(ix),
-            avoid: e.extra.as_ref().and_then(|x| x.avoid),
+            avoid: e.avoided(),
             ..Ask::new(e.profile, e.left())
         };
         let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
@@ -276,7 +275,7 @@ impl Policy {
             self.cluster.node(ix).id
         );
         if let Some(e) = self.cluster.execution_mut(id) {
-            e.extra().avoid = Some((ix, until));
+            e.extra().avoid_until(ix, until);
             e.extra().note = Some(note);
         }
     }

@@ -54,7 +54,7 @@ impl Policy {
         }
         let ask = Ask {
             leaving: e.stage.node(),
-            avoid: e.extra.as_ref().and_then(|x| x.avoid),
+            avoid: e.avoided(),
             ..Ask::new(e.profile, e.left())
         };
         let mut review = placement::review(&self.cluster, &self.config, now, &ask);

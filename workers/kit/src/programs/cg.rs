@@ -10,8 +10,9 @@ use std::sync::Arc;
 use fiec_kernels::cg::{self, CgProblem, CgState, CgWork};
 use fiec_kernels::engine::Engine;
 use fiec_kernels::sparse::Csr;
-use fiec_kernels::{digest, matrix_market, poisson, rhs};
+use fiec_kernels::{digest, matrix_market, npy, poisson, rhs};
 use fiec_schemas::Digest;
+use fiec_schemas::package::Grant;
 use fiec_schemas::programs::{CgParams, MatrixSource};
 use serde_json::{Value, json};
 
@@ -24,6 +25,7 @@ const HEADER: usize = 80;
 pub struct Cg {
     params: CgParams,
     matrix: Arc<Csr>,
+    threads: u32,
     /// The current load case, made when it is first needed.
     case: Option<(u64, CgProblem, CgWork)>,
 }
@@ -85,6 +87,10 @@ fn load(source: &MatrixSource, inputs: &mut Inputs) -> Result<Arc<Csr>, ProgramE
                     .map_err(ProgramError::permanent)
             })
         }
+        MatrixSource::Object(digest) => inputs.get_object("sparse", *digest, |bytes| {
+            matrix_market::parse_candidate_bytes(format!("object {digest}"), &bytes)
+                .map_err(ProgramError::permanent)
+        }),
         MatrixSource::Poisson2d { n } => inputs.get(&format!("poisson2d {n}"), None, || {
             poisson::poisson_2d(*n, *n).map_err(ProgramError::permanent)
         }),
@@ -100,8 +106,7 @@ impl Cg {
             let b = rhs::right_hand_side(&self.matrix, case, self.params.seed);
             let problem =
                 CgProblem::new(Arc::clone(&self.matrix), b).map_err(ProgramError::permanent)?;
-            let engine =
-                Engine::new(self.params.threads as usize).map_err(ProgramError::transient)?;
+            let engine = Engine::new(self.threads as usize).map_err(ProgramError::transient)?;
             let work = CgWork::with_engine(&problem, engine);
             self.case = Some((case, problem, work));
         }
@@ -139,6 +144,7 @@ impl Program for Cg {
         let params = CgParams::from_value(params).map_err(ProgramError::permanent)?;
         let matrix = load(&params.matrix, inputs)?;
         let mut program = Self {
+            threads: params.threads,
             params,
             matrix,
             case: None,
@@ -203,7 +209,7 @@ impl Program for Cg {
             state.solver = cg::init(problem);
             return Ok(Step::Boundary);
         }
-        cx.output("solution", npy(&state.solver.x));
+        cx.output("solution", npy::vector(&state.solver.x));
         let [relative, true_residual, backward_error] = state.worst;
         Ok(Step::Complete {
             result: json!({
@@ -233,23 +239,16 @@ impl Program for Cg {
             )),
         }
     }
-}
 
-/// A vector as a `.npy` file, version 1.0 (NumPy Enhancement Proposal 1).
-fn npy(x: &[f64]) -> Vec<u8> {
-    let mut header = format!(
-        "{{'descr': '<f8', 'fortran_order': False, 'shape': ({},), }}",
-        x.len()
-    );
-    // Magic, version and length take 10 bytes; the data begins at a multiple of 64.
-    while (10 + header.len() + 1) % 64 != 0 {
-        header.push(' ');
+    fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        let threads = self.params.threads.min(grant.threads.unwrap_or(u32::MAX));
+        if threads.max(1) != self.threads {
+            self.threads = threads.max(1);
+            if let Some((_, _, work)) = &mut self.case {
+                *work.engine() =
+                    Engine::new(self.threads as usize).map_err(ProgramError::transient)?;
+            }
+        }
+        Ok(())
     }
-    header.push('\n');
-    let mut out = Vec::with_capacity(10 + header.len() + 8 * x.len());
-    out.extend_from_slice(b"\x93NUMPY\x01\x00");
-    out.extend_from_slice(&(header.len() as u16).to_le_bytes());
-    out.extend_from_slice(header.as_bytes());
-    out.extend(x.iter().flat_map(|v| v.to_le_bytes()));
-    out
 }

@@ -1,11 +1,17 @@
 //! The built-in programs, and programs whose type is not known where they run.
 
 pub mod cg;
+mod dense;
+pub mod gemm;
+pub mod lu;
+pub mod qr;
 pub mod synthetic;
 
-use fiec_schemas::programs::{BUILT_IN, CG, SYNTHETIC};
+use fiec_schemas::package::Grant;
+use fiec_schemas::programs::{BUILT_IN, CG, GEMM, LU, QR, SYNTHETIC};
 use serde_json::Value;
 
+use crate::foreign::{self, Package};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 /// A program with its state.
@@ -20,10 +26,21 @@ pub trait Instance: Send {
     /// # Errors
     /// When it cannot be reached.
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError>;
-    /// Appends σ.
-    fn encode(&self, out: &mut Vec<u8>);
+    /// Appends σ. Outputs that are known only now are declared to `cx`.
+    ///
+    /// # Errors
+    /// When a program outside this process does not give it.
+    fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError>;
     /// Where it stands.
     fn progress(&self) -> Progress;
+    /// What it may use here: before the first capsule, and at a boundary where that has changed.
+    ///
+    /// # Errors
+    /// When it cannot go on with this grant.
+    fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError>;
+    /// The run stops at this boundary; no capsule follows. The cause is for programs that can be
+    /// told.
+    fn stop(&mut self, _cause: &str) {}
 }
 
 struct With<P: Program> {
@@ -48,10 +65,11 @@ impl<P: Program> Instance for With<P> {
         }
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    fn encode(&mut self, out: &mut Vec<u8>, _: &mut Capsule) -> Result<(), ProgramError> {
         if let Some(state) = &self.state {
             state.encode(out);
         }
+        Ok(())
     }
 
     fn progress(&self) -> Progress {
@@ -59,6 +77,10 @@ impl<P: Program> Instance for With<P> {
             .as_ref()
             .map(|state| self.program.progress(state))
             .unwrap_or_default()
+    }
+
+    fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        self.program.configure(grant)
     }
 }
 
@@ -72,17 +94,24 @@ fn with<P: Program + 'static>(
     }))
 }
 
-/// Starts a program by its name.
+/// Starts a program by its name, or that of a package.
 ///
 /// # Errors
 /// When there is no such program, or parameters or inputs break a rule.
 pub fn start(
     name: &str,
+    package: Option<&Package>,
     params: &Value,
     inputs: &mut Inputs,
 ) -> Result<Box<dyn Instance>, ProgramError> {
+    if let Some(package) = package {
+        return foreign::start(package, params, inputs);
+    }
     match name {
         CG => with::<cg::Cg>(params, inputs),
+        GEMM => with::<gemm::Gemm>(params, inputs),
+        LU => with::<lu::Lu>(params, inputs),
+        QR => with::<qr::Qr>(params, inputs),
         SYNTHETIC => with::<synthetic::Synthetic>(params, inputs),
         _ => Err(ProgramError::Permanent(format!(
             "program {name:?} does not exist here; known programs are {}",

@@ -1,0 +1,131 @@
+//! The register of programs that are not built in: one record a version in the key-value bucket
+//! `FIEC_PROGRAMS`, made once and never changed. The artifact that a record names is stored before
+//! the record, so that an interrupted push registers nothing.
+
+use async_nats::jetstream::kv::{CreateErrorKind, Store};
+use fiec_schemas::package::{ProgramName, ProgramRecord};
+use fiec_schemas::subjects;
+use futures_util::StreamExt;
+
+use crate::{Broker, BrokerError};
+
+/// What came of registering a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    /// It was not there before.
+    New,
+    /// The same artifact was there under this version; its record.
+    Same(Box<ProgramRecord>),
+    /// Another artifact has this version; nothing was changed. Its record.
+    Taken(Box<ProgramRecord>),
+}
+
+/// Opens the bucket of programs.
+///
+/// # Errors
+/// When it is not there: `fiec setup` makes it.
+pub async fn bucket(broker: &Broker) -> Result<Store, BrokerError> {
+    broker
+        .js
+        .get_key_value(subjects::PROGRAMS_BUCKET)
+        .await
+        .map_err(BrokerError::operation(format!(
+            "open the bucket of programs {} (`fiec setup` makes it)",
+            subjects::PROGRAMS_BUCKET
+        )))
+}
+
+fn read(key: &str, value: &[u8]) -> Result<ProgramRecord, BrokerError> {
+    serde_json::from_slice(value).map_err(|error| BrokerError::Malformed {
+        what: format!("record {key} in {}", subjects::PROGRAMS_BUCKET),
+        reason: error.to_string(),
+    })
+}
+
+/// The record of a program, if it is registered.
+///
+/// # Errors
+/// When the broker does not answer, or the record cannot be read.
+pub async fn find(
+    broker: &Broker,
+    program: &ProgramName,
+) -> Result<Option<ProgramRecord>, BrokerError> {
+    find_in(&bucket(broker).await?, program).await
+}
+
+/// The same in an opened bucket.
+///
+/// # Errors
+/// When the broker does not answer, or the record cannot be read.
+pub async fn find_in(
+    bucket: &Store,
+    program: &ProgramName,
+) -> Result<Option<ProgramRecord>, BrokerError> {
+    let key = program.key();
+    bucket
+        .get(&key)
+        .await
+        .map_err(BrokerError::operation(format!(
+            "read the record of {program}"
+        )))?
+        .map(|value| read(&key, &value))
+        .transpose()
+}
+
+/// Every registered program, in order of name and version.
+///
+/// # Errors
+/// When the broker does not answer, or a record cannot be read.
+pub async fn list(broker: &Broker) -> Result<Vec<ProgramRecord>, BrokerError> {
+    const WHAT: &str = "list the programs";
+    let bucket = bucket(broker).await?;
+    let mut keys = bucket
+        .keys()
+        .await
+        .map_err(BrokerError::operation(WHAT))?
+        .boxed();
+    let mut records = Vec::new();
+    while let Some(key) = keys.next().await {
+        let key = key.map_err(BrokerError::operation(WHAT))?;
+        // Deleted between the list and this.
+        if let Some(value) = bucket
+            .get(&key)
+            .await
+            .map_err(BrokerError::operation(WHAT))?
+        {
+            records.push(read(&key, &value)?);
+        }
+    }
+    records.sort_by(|a, b| a.program.cmp(&b.program));
+    Ok(records)
+}
+
+/// Registers a version whose artifact is stored already. Of two that register it at the same
+/// moment one wins, and the other is told.
+///
+/// # Errors
+/// When the broker does not answer, or a record that is there cannot be read.
+pub async fn register(
+    broker: &Broker,
+    program: &ProgramName,
+    record: &ProgramRecord,
+) -> Result<Registered, BrokerError> {
+    let bucket = bucket(broker).await?;
+    let value = serde_json::to_vec(record).map_err(|error| BrokerError::Malformed {
+        what: format!("record of {program}"),
+        reason: error.to_string(),
+    })?;
+    let operation = || format!("register {program}");
+    match bucket.create(program.key(), value.into()).await {
+        Ok(_) => Ok(Registered::New),
+        Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {
+            let there = find_in(&bucket, program).await?;
+            match there.map(Box::new) {
+                Some(there) if there.artifact == record.artifact => Ok(Registered::Same(there)),
+                Some(there) => Ok(Registered::Taken(there)),
+                None => Err(BrokerError::operation(operation())(error)),
+            }
+        }
+        Err(error) => Err(BrokerError::operation(operation())(error)),
+    }
+}

@@ -1,0 +1,75 @@
+//! `fiec check PROGRAM`: the four invariants of a capsule program.
+
+use clap::Args;
+use fiec_dev_servers::Progress as _;
+
+use super::run_local::{ProgramArgs, Throttle};
+use crate::context::Global;
+use crate::exit::Outcome;
+use crate::local::check::{Invariant, check};
+use crate::ui;
+
+/// Test a program's determinism, boundary completeness, isolation and forward independence;
+/// without --data-dir it has no inputs
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    /// Resume at so many boundaries at most [default: at all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub resume_at_most: Option<u64>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a process cannot be started or the program fails undisturbed.
+pub fn run(args: &CheckArgs, global: &Global) -> anyhow::Result<Outcome> {
+    // The working folder is large as a rule, and others write there.
+    let none = tempfile::tempdir()?;
+    let mut subject = match args.program.subject(none.path()) {
+        Ok(subject) => subject,
+        Err(error) => {
+            eprintln!("fiec: {error:#}");
+            return Ok(Outcome::BadInput);
+        }
+    };
+    subject.fresh_home = true;
+    let steps = ui::Steps::new(global.json);
+    let mut told = Throttle::default();
+    let report = check(&subject, args.resume_at_most, &mut |text| {
+        told.tell(&steps, text);
+    })?;
+    steps.done(&format!(
+        "{} boundaries, {} processes",
+        report.boundaries, report.processes
+    ));
+    if global.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        for invariant in Invariant::ALL {
+            match report.broken.get(&invariant) {
+                None => println!("holds   {}", invariant.words()),
+                Some(findings) => {
+                    println!("BROKEN  {}", invariant.words());
+                    for finding in findings {
+                        match finding.boundary {
+                            Some(index) => println!("        boundary {index}: {}", finding.what),
+                            None => println!("        {}", finding.what),
+                        }
+                    }
+                }
+            }
+        }
+        for note in &report.notes {
+            println!("note: {note}");
+        }
+        for covered in &report.covered {
+            println!("covered: {covered}");
+        }
+    }
+    Ok(match report.holds() {
+        true => Outcome::Done,
+        false => Outcome::Failed,
+    })
+}

@@ -1,0 +1,260 @@
+//! `fiec output`: what an execution has made so far, by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use fiec_broker::Broker;
+use fiec_broker::feed;
+use fiec_schemas::{Event, ExecutionId, Output, Tenant};
+use serde_json::json;
+use sqlx::PgPool;
+
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::{sql, transfer, ui};
+
+/// List what an execution has made, or fetch one of its outputs
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Execution id, or the id that the client gave
+    pub id: String,
+    /// The output to fetch [default: list all]
+    pub name: Option<String>,
+    /// Where to write it [default: a file of its name here]
+    #[arg(long, short, requires = "name")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// An output with the commit that made it visible.
+struct Listed {
+    output: Output,
+    boundary: u64,
+}
+
+/// What is known of an execution's outputs.
+#[derive(Default)]
+struct Known {
+    /// By name; of several of one name the last counts.
+    outputs: BTreeMap<String, Listed>,
+    /// Ordinals of the ledger's messages that were read.
+    ordinals: BTreeSet<u64>,
+}
+
+impl Known {
+    fn add(&mut self, boundary: u64, outputs: Vec<Output>) {
+        for output in outputs {
+            let before = self.outputs.get(&output.name);
+            if before.is_none_or(|b| b.boundary <= boundary) {
+                let name = output.name.clone();
+                self.outputs.insert(name, Listed { output, boundary });
+            }
+        }
+    }
+
+    /// Messages of the ledger that were not read, from the beginning to the last one known.
+    fn missing(&self) -> Option<(u64, u64)> {
+        let last = *self.ordinals.last()?;
+        let first = (1..=last).find(|o| !self.ordinals.contains(o))?;
+        let until = (first..=last).find(|o| self.ordinals.contains(o))?;
+        Some((first, until - 1))
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the servers cannot be reached, or the file cannot be written.
+pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let tenant = &args.tenant.tenant;
+    let execution = super::history::resolve(tenant, &args.id)?;
+    let broker = global.broker("output").await?;
+    let mut known = Known::default();
+    // The stream keeps the last messages of a ledger; PostgreSQL has them all, a moment later.
+    from_ledger(&broker, tenant, execution, &mut known).await?;
+    let whole = known.missing().is_none() && !known.ordinals.is_empty();
+    if !whole && global.database_url().is_ok() {
+        match global.database().await {
+            Ok(pool) => from_history(&pool, tenant, execution, &mut known).await?,
+            Err(error) => eprintln!("the history cannot be read: {error:#}"),
+        }
+    }
+    if known.ordinals.is_empty() {
+        eprintln!("tenant {tenant} has no execution {}", args.id);
+        return Ok(Outcome::Failed);
+    }
+    if let Some((first, last)) = known.missing() {
+        eprintln!(
+            "the list may be incomplete: messages {first} to {last} of the ledger are no longer in \
+             the stream, and PostgreSQL, which has them, was not asked or does not know them yet \
+             (--database, FIEC_DATABASE_URL)"
+        );
+    }
+    match &args.name {
+        None => {
+            list(&known, global.json)?;
+            Ok(Outcome::Done)
+        }
+        Some(name) => get(&broker, &known, name, args.output.as_deref(), global.json).await,
+    }
+}
+
+async fn from_ledger(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    known: &mut Known,
+) -> anyhow::Result<()> {
+    for item in feed::of_execution(broker, tenant, execution).await? {
+        let message = item.message()?;
+        known.ordinals.insert(message.state.ordinal);
+        for event in message.events {
+            match event {
+                Event::Boundary(boundary) => known.add(boundary.index, boundary.outputs),
+                Event::Completed {
+                    outputs, capsules, ..
+                } => known.add(capsules, outputs),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn from_history(
+    pool: &PgPool,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    known: &mut Known,
+) -> anyhow::Result<()> {
+    let query =
+        format!("SELECT ordinal FROM executions WHERE id = '{execution}' AND tenant = '{tenant}'");
+    let rows = sql::query(pool, query).await?;
+    let Some(last) = rows.get(0, "ordinal").and_then(|text| text.parse().ok()) else {
+        return Ok(());
+    };
+    known.ordinals.extend(1..=last);
+    let rows = sql::query(
+        pool,
+        format!(
+            "SELECT index, outputs::text FROM boundaries \
+             WHERE execution = '{execution}' AND outputs IS NOT NULL \
+             UNION ALL SELECT capsules, outputs::text FROM executions \
+             WHERE id = '{execution}' AND outputs IS NOT NULL ORDER BY 1"
+        ),
+    )
+    .await?;
+    for row in 0..rows.rows.len() {
+        let index = rows.get(row, "index").and_then(|text| text.parse().ok());
+        let outputs = rows.get(row, "outputs").unwrap_or("[]");
+        let outputs: Vec<Output> = serde_json::from_str(outputs)
+            .with_context(|| format!("outputs of {execution} in PostgreSQL"))?;
+        known.add(index.unwrap_or(0), outputs);
+    }
+    Ok(())
+}
+
+fn list(known: &Known, json: bool) -> anyhow::Result<()> {
+    if json {
+        for Listed { output, boundary } in known.outputs.values() {
+            println!(
+                "{}",
+                json!({"name": output.name, "bytes": output.bytes, "digest": output.digest,
+                       "boundary": boundary})
+            );
+        }
+        return Ok(());
+    }
+    if known.outputs.is_empty() {
+        eprintln!("it has made no outputs so far");
+        return Ok(());
+    }
+    let rows = known.outputs.values().map(|Listed { output, boundary }| {
+        vec![
+            output.name.clone(),
+            ui::bytes(output.bytes),
+            output.digest.to_string(),
+            boundary.to_string(),
+        ]
+    });
+    println!(
+        "{}",
+        ui::table(["name", "size", "digest", "boundary"], rows)
+    );
+    Ok(())
+}
+
+async fn get(
+    broker: &Broker,
+    known: &Known,
+    name: &str,
+    into: Option<&Path>,
+    json: bool,
+) -> anyhow::Result<Outcome> {
+    let Some(Listed { output, boundary }) = known.outputs.get(name) else {
+        let names: Vec<&str> = known.outputs.keys().map(String::as_str).take(20).collect();
+        let there = if names.is_empty() {
+            "none so far".to_owned()
+        } else {
+            names.join(", ")
+        };
+        eprintln!("there is no output {name:?}; there are: {there}");
+        return Ok(Outcome::Failed);
+    };
+    // A program's name for it is no path on this machine: only its last part counts.
+    let default = Path::new(name).file_name().map(PathBuf::from);
+    let Some(into) = into.map(Path::to_owned).or(default) else {
+        eprintln!("{name:?} is no file name here; say where to write it with -o FILE");
+        return Ok(Outcome::BadInput);
+    };
+    let bytes = transfer::download(broker, output.digest, &into, name, json).await?;
+    if json {
+        println!(
+            "{}",
+            json!({"name": name, "bytes": bytes, "digest": output.digest,
+                   "boundary": boundary, "file": into})
+        );
+    } else {
+        println!("{}", into.display());
+    }
+    Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::Digest;
+
+    fn output(name: &str, text: &str) -> Output {
+        Output {
+            name: name.to_owned(),
+            digest: Digest::of(text.as_bytes()),
+            bytes: text.len() as u64,
+        }
+    }
+
+    #[test]
+    fn the_last_of_several_outputs_of_one_name_counts() {
+        let mut known = Known::default();
+        known.add(3, vec![output("x", "new")]);
+        known.add(1, vec![output("x", "old"), output("y", "other")]);
+        let found = &known.outputs["x"];
+        assert_eq!(
+            (found.boundary, found.output.digest),
+            (3, Digest::of(b"new"))
+        );
+        assert_eq!(known.outputs.len(), 2);
+    }
+
+    #[test]
+    fn what_is_missing_of_a_ledger_is_told() {
+        let mut known = Known::default();
+        known.ordinals.extend([7, 8, 9]);
+        assert_eq!(known.missing(), Some((1, 6)));
+        known.ordinals.extend(1..=6);
+        assert_eq!(known.missing(), None);
+    }
+}

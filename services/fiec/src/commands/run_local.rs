@@ -1,0 +1,208 @@
+//! `fiec run --local PROGRAM`: a program without any server, cut at its boundaries and compared
+//! with its undisturbed run.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use fiec_dev_servers::Progress as _;
+use fiec_schemas::package::Protocol;
+use serde_json::{Value, json};
+
+use crate::context::Global;
+use crate::exit::Outcome;
+use crate::local::{self, Subject};
+use crate::ui;
+
+/// How a single file talks.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ProtocolArg {
+    /// A socket that is open already; what the kits speak
+    Frames,
+    /// One JSON object a line over a Unix socket
+    JsonLines,
+    /// One process a capsule, its state in a folder
+    StateDir,
+}
+
+impl From<ProtocolArg> for Protocol {
+    fn from(arg: ProtocolArg) -> Self {
+        match arg {
+            ProtocolArg::Frames => Self::Frames,
+            ProtocolArg::JsonLines => Self::JsonLines,
+            ProtocolArg::StateDir => Self::StateDir,
+        }
+    }
+}
+
+/// A program and what it is given.
+#[derive(Debug, Args)]
+pub struct ProgramArgs {
+    /// A built-in program, or a package: its folder, its fiec.json, or a single file
+    pub program: String,
+    /// Its parameters: JSON, or @FILE
+    #[arg(long, short, value_name = "JSON", default_value = "{}")]
+    pub params: String,
+    /// How a single file talks
+    #[arg(long)]
+    pub protocol: Option<ProtocolArg>,
+    /// Folder of inputs, where relative file names begin
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// A file that parameters name by its digest; several may be given
+    #[arg(long, value_name = "FILE")]
+    pub object: Vec<PathBuf>,
+}
+
+fn params(text: &str) -> anyhow::Result<Value> {
+    let read = match text.strip_prefix('@') {
+        None => text.to_owned(),
+        Some("-") => {
+            let mut all = String::new();
+            std::io::stdin()
+                .read_to_string(&mut all)
+                .context("cannot read standard input")?;
+            all
+        }
+        Some(path) => {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?
+        }
+    };
+    serde_json::from_str(&read).context("--params is not JSON")
+}
+
+impl ProgramArgs {
+    /// What they name; inputs are looked up in `folder` where none was given.
+    ///
+    /// # Errors
+    /// When there is no such program, or something breaks a rule.
+    pub fn subject(&self, folder: &Path) -> anyhow::Result<Subject> {
+        let params = params(&self.params)?;
+        let protocol = self.protocol.map(Into::into);
+        let folder = self.data_dir.as_deref().unwrap_or(folder);
+        let subject = Subject::open(&self.program, protocol, params, folder)?;
+        for file in &self.object {
+            subject.objects.file(file)?;
+        }
+        Ok(subject)
+    }
+}
+
+/// Run a program here, without any server; with --yield-every also cut at its boundaries and
+/// resumed in fresh processes, and compared with the undisturbed run
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// On this machine, without any server
+    #[arg(long, required = true)]
+    pub local: bool,
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    /// Stop at every N-th boundary and go on in a fresh process
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub yield_every: Option<u64>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a process cannot be started or the program fails.
+pub fn run(args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let mut subject = match args.program.subject(Path::new(".")) {
+        Ok(subject) => subject,
+        Err(error) => {
+            eprintln!("fiec: {error:#}");
+            return Ok(Outcome::BadInput);
+        }
+    };
+    subject.echo = true;
+    let steps = ui::Steps::new(global.json);
+    let mut told = Throttle::default();
+    let whole = local::run(&subject, args.yield_every, false, &mut |text| {
+        told.tell(&steps, &format!("undisturbed: {text}"));
+    })?;
+    steps.done(&format!(
+        "undisturbed: {} capsules in {:.2} s",
+        whole.capsules, whole.seconds
+    ));
+    let Some(every) = args.yield_every else {
+        print(
+            global,
+            &json!({"program": subject.program, "undisturbed": whole}),
+            || {
+                println!("{}", whole.result);
+            },
+        );
+        return Ok(Outcome::Done);
+    };
+    subject.echo = false;
+    let cut = local::run(&subject, Some(every), true, &mut |text| {
+        told.tell(&steps, &format!("cut: {text}"));
+    })?;
+    steps.done(&format!(
+        "stopped at every {every}. boundary: {} processes in {:.2} s",
+        cut.processes, cut.seconds
+    ));
+    let differences = whole.differences(&cut);
+    let compared = whole
+        .boundaries
+        .keys()
+        .filter(|index| cut.boundaries.contains_key(index))
+        .count();
+    let all = json!({
+        "program": subject.program, "equal": differences.is_empty(), "differences": differences,
+        "boundaries_compared": compared, "undisturbed": whole, "cut": cut,
+    });
+    print(global, &all, || {
+        println!("{}", whole.result);
+        if differences.is_empty() {
+            println!(
+                "equal: σ at {compared} boundaries, {} outputs and the result have the same bits \
+                 in 1 and in {} processes",
+                whole.outputs.len(),
+                cut.processes
+            );
+        } else {
+            println!("NOT equal, undisturbed and cut:");
+            for difference in &differences {
+                println!("  {difference}");
+            }
+        }
+    });
+    Ok(match differences.is_empty() {
+        true => Outcome::Done,
+        false => Outcome::Failed,
+    })
+}
+
+fn print(global: &Global, json: &Value, words: impl FnOnce()) {
+    match global.json {
+        true => println!("{json}"),
+        false => words(),
+    }
+}
+
+/// Tells people where it stands, a few times a second at most.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    last: Option<std::time::Instant>,
+}
+
+impl Throttle {
+    /// Tells it unless it was told just now.
+    pub fn tell(&mut self, steps: &ui::Steps, text: &str) {
+        use std::io::IsTerminal as _;
+        // A pipe gets a line for each, so fewer.
+        let pause = match std::io::stderr().is_terminal() {
+            true => std::time::Duration::from_millis(100),
+            false => std::time::Duration::from_secs(5),
+        };
+        let now = std::time::Instant::now();
+        let began = *self.last.get_or_insert(now);
+        if now - began >= pause {
+            self.last = Some(now);
+            steps.step(text);
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! Four invariants of a capsule program, tested by running it.
+//!
+//! Two undisturbed runs go side by side, boundary by boundary (determinism). At each boundary a
+//! third process with fresh folders begins from σ of the boundary before and must come to the same
+//! σ, outputs or end (boundary completeness; by induction, a resumption anywhere then gives the
+//! undisturbed end). Every second of them is not stopped but killed in the capsule that follows,
+//! and what was there before must be unharmed (forward independence). What all of them leave behind
+//! is looked for, and where a tracer is available, one of the undisturbed runs is traced
+//! (isolation).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use fiec_schemas::{BoundaryIndex, Digest};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Subject;
+use super::explain;
+use super::session::{Event, Made, Session};
+use super::traces::{self, Touched};
+use super::trees::Tree;
+
+/// Findings that are kept of an invariant.
+const FINDINGS: usize = 8;
+/// Where the system's and the interpreters' own files lie.
+const SYSTEM: [&str; 10] = [
+    "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/dev",
+];
+
+/// What is tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Invariant {
+    /// Two undisturbed runs are equal at every boundary.
+    Determinism,
+    /// σ is all that is needed to go on.
+    BoundaryCompleteness,
+    /// Only declared inputs and outputs are touched.
+    Isolation,
+    /// What was there at a boundary does not change afterwards.
+    ForwardIndependence,
+}
+
+impl Invariant {
+    /// All, in the order in which they are reported.
+    pub const ALL: [Self; 4] = [
+        Self::Determinism,
+        Self::BoundaryCompleteness,
+        Self::Isolation,
+        Self::ForwardIndependence,
+    ];
+
+    /// For people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Determinism => "determinism",
+            Self::BoundaryCompleteness => "boundary completeness",
+            Self::Isolation => "isolation",
+            Self::ForwardIndependence => "forward independence",
+        }
+    }
+}
+
+/// Where an invariant does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// At which boundary, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<BoundaryIndex>,
+    /// What differs: file, key or bytes.
+    pub what: String,
+}
+
+/// What a check found.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// The program.
+    pub program: String,
+    /// Boundaries that it has.
+    pub boundaries: BoundaryIndex,
+    /// Those at which it was resumed.
+    pub resumed: u64,
+    /// Processes that it took.
+    pub processes: u64,
+    /// Invariants that do not hold, and where.
+    pub broken: BTreeMap<Invariant, Vec<Finding>>,
+    /// What was looked at, and what was not.
+    pub covered: Vec<String>,
+    /// What a person may want to know, though it breaks nothing.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// Whether all hold.
+    pub fn holds(&self) -> bool {
+        self.broken.is_empty()
+    }
+
+    fn add(&mut self, which: Invariant, boundary: Option<BoundaryIndex>, what: String) {
+        let found = self.broken.entry(which).or_default();
+        let finding = Finding { boundary, what };
+        if found.len() < FINDINGS && !found.contains(&finding) {
+            found.push(finding);
+        }
+    }
+}
+
+/// A boundary or the end, without what may differ from run to run.
+#[derive(Debug, Clone, PartialEq)]
+enum Point {
+    Boundary {
+        index: BoundaryIndex,
+        state: Vec<u8>,
+        outputs: Vec<Made>,
+    },
+    End {
+        capsules: BoundaryIndex,
+        result: Value,
+        outputs: Vec<Made>,
+    },
+    Failed(String),
+}
+
+impl Point {
+    fn index(&self) -> Option<BoundaryIndex> {
+        match self {
+            Self::Boundary { index, .. } => Some(*index),
+            Self::End { capsules, .. } => Some(*capsules),
+            Self::Failed(_) => None,
+        }
+    }
+
+    fn outputs(&self) -> &[Made] {
+        match self {
+            Self::Boundary { outputs, .. } | Self::End { outputs, .. } => outputs,
+            Self::Failed(_) => &[],
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Boundary { index, .. } => format!("boundary {index}"),
+            Self::End { capsules, .. } => format!("its end after {capsules} capsules"),
+            Self::Failed(reason) => format!("a failure: {reason}"),
+        }
+    }
+
+    /// In what another differs; none where it is the same.
+    fn difference(&self, other: &Self) -> Option<String> {
+        match (self, other) {
+            (
+                Self::Boundary {
+                    index, state: a, ..
+                },
+                Self::Boundary {
+                    index: theirs,
+                    state: b,
+                    ..
+                },
+            ) if index == theirs => {
+                if a != b {
+                    return Some(format!("σ differs: {}", explain::states(a, b)));
+                }
+            }
+            (
+                Self::End {
+                    capsules,
+                    result: a,
+                    ..
+                },
+                Self::End {
+                    capsules: theirs,
+                    result: b,
+                    ..
+                },
+            ) if capsules == theirs => {
+                if a != b {
+                    return Some(format!("the result differs: {}", explain::values(a, b)));
+                }
+            }
+            _ => {
+                return Some(format!(
+                    "one comes to {}, the other to {}",
+                    self.name(),
+                    other.name()
+                ));
+            }
+        }
+        for output in self.outputs() {
+            match other.outputs().iter().find(|o| o.name == output.name) {
+                None => return Some(format!("output {:?} is missing", output.name)),
+                Some(theirs) if theirs != output => {
+                    return Some(format!(
+                        "output {:?} differs: {} and {}",
+                        output.name, output.digest, theirs.digest
+                    ));
+                }
+                _ => {}
+            }
+        }
+        let more = other
+            .outputs()
+            .iter()
+            .find(|o| !self.outputs().iter().any(|ours| ours.name == o.name));
+        more.map(|output| format!("output {:?} is made by one only", output.name))
+    }
+}
+
+fn point(session: &mut Session<'_>) -> anyhow::Result<Point> {
+    loop {
+        return Ok(match session.hear()? {
+            Event::Progress { .. } => continue,
+            Event::Boundary {
+                index,
+                state,
+                outputs,
+                ..
+            } => Point::Boundary {
+                index,
+                state,
+                outputs,
+            },
+            Event::Completed {
+                result,
+                capsules,
+                outputs,
+            } => Point::End {
+                capsules,
+                result,
+                outputs,
+            },
+            Event::Failed { reason } => Point::Failed(reason),
+        });
+    }
+}
+
+/// Folders that must be the same afterwards.
+struct Kept {
+    folders: Vec<(&'static str, PathBuf, Tree)>,
+}
+
+impl Kept {
+    fn new(subject: &Subject) -> Self {
+        let mut folders = vec![("data folder", subject.data_dir.clone())];
+        if let Some(package) = &subject.package {
+            folders.push(("package's folder", package.folder.clone()));
+        }
+        let folders = folders.into_iter().map(|(name, path)| {
+            let tree = Tree::of(&path);
+            (name, path, tree)
+        });
+        Self {
+            folders: folders.collect(),
+        }
+    }
+
+    fn look(&self, report: &mut Report) {
+        for (name, path, before) in &self.folders {
+            for change in before.changes(&Tree::of(path)) {
+                report.add(
+                    Invariant::Isolation,
+                    None,
+                    format!("in the {name}, {change}"),
+                );
+            }
+            if before.cut {
+                report
+                    .notes
+                    .push(format!("the {name} has more files than were looked at"));
+            }
+        }
+    }
+}
+
+/// What a process that ended by itself left in its own folders.
+fn look_at_leftovers(session: &Session<'_>, ended: bool, report: &mut Report) {
+    let empty = Tree::default();
+    for (name, words) in [
+        ("home", "HOME"),
+        ("cwd", "the working folder"),
+        ("tmp", "TMPDIR"),
+    ] {
+        // A process that was killed could not tidy up.
+        if name == "tmp" && !ended {
+            continue;
+        }
+        for change in empty.changes(&Tree::of(&session.sandbox.folder(name))) {
+            report.add(Invariant::Isolation, None, format!("in {words}, {change}"));
+        }
+    }
+}
+
+fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report: &mut Report) {
+    let touched = match Touched::read(file) {
+        Ok(touched) => touched,
+        Err(error) => {
+            report
+                .notes
+                .push(format!("the trace cannot be read: {error}"));
+            return;
+        }
+    };
+    let own = session.sandbox.folder("tmp");
+    for path in &touched.written {
+        let free = path.starts_with(&own) || path.starts_with("/dev") || path.starts_with("/proc");
+        // Not a path: a pipe, a socket, a file that never had a name.
+        if path.is_absolute() && !free {
+            let what = format!("it writes {}", path.display());
+            report.add(Invariant::Isolation, None, what);
+        }
+    }
+    let network = subject
+        .package
+        .as_ref()
+        .is_some_and(|package| package.manifest.network);
+    for address in &touched.connected {
+        if !network {
+            let what = format!("it connects to {address}, though its manifest asks for no network");
+            report.add(Invariant::Isolation, None, what);
+        }
+    }
+    let mut known: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
+    known.push(subject.data_dir.clone());
+    known.push(session.sandbox.folder("tmp"));
+    known.extend(subject.package.iter().map(|package| package.folder.clone()));
+    known.extend(std::env::current_exe().ok());
+    let strange: Vec<String> = touched
+        .read
+        .iter()
+        .filter(|path| path.is_absolute() && !known.iter().any(|k| path.starts_with(k)))
+        .filter(|path| path.is_file())
+        .map(|path| path.display().to_string())
+        .collect();
+    if let Some(first) = strange.first() {
+        report.notes.push(format!(
+            "it reads {} files outside its package, the data folder and the system's folders, \
+             e.g. {first}; nodes may not have them",
+            strange.len()
+        ));
+    }
+}
+
+/// Outputs by name, with the boundary at which they were made.
+type Ledger = BTreeMap<String, (BoundaryIndex, Digest)>;
+
+fn enter(ledger: &mut Ledger, point: &Point, report: &mut Report) {
+    let index = point.index().unwrap_or_default();
+    for output in point.outputs() {
+        let entry = (index, output.digest);
+        if let Some((before, digest)) = ledger.insert(output.name.clone(), entry)
+            && digest != output.digest
+        {
+            let what = format!(
+                "output {:?}, made at boundary {before}, is made again with other bytes",
+                output.name
+            );
+            report.add(Invariant::ForwardIndependence, Some(index), what);
+        }
+    }
+}
+
+struct Check<'a> {
+    subject: &'a Subject,
+    report: Report,
+    ledger: Ledger,
+}
+
+impl Check<'_> {
+    /// From σ of the boundary before, in fresh folders, to the next point.
+    fn resume(
+        &mut self,
+        from: (BoundaryIndex, &[u8]),
+        expected: &Point,
+        cut_off: bool,
+    ) -> anyhow::Result<()> {
+        let mut session = Session::start(self.subject)?;
+        self.report.processes += 1;
+        self.report.resumed += 1;
+        let (every, stop) = match cut_off {
+            true => (Some(1), None),
+            false => (None, Some(from.0 + 1)),
+        };
+        session.run(Some(from), every, stop)?;
+        let found = point(&mut session)?;
+        if let Some(what) = expected.difference(&found) {
+            let what = format!("resumed from boundary {}: {what}", from.0);
+            let boundary = expected.index();
+            self.report
+                .add(Invariant::BoundaryCompleteness, boundary, what);
+        }
+        // Cut off: in the middle of what follows.
+        match cut_off {
+            true => session.kill(),
+            false => session.end(),
+        }
+        look_at_leftovers(&session, !cut_off, &mut self.report);
+        Ok(())
+    }
+}
+
+/// Tests a program; resumes it at `most` boundaries at most (the first ones and then fewer and
+/// fewer), at all where that is none. `progress` hears where it stands.
+///
+/// # Errors
+/// When the undisturbed run fails, with the program's words, or a process cannot be started.
+pub fn check(
+    subject: &Subject,
+    most: Option<u64>,
+    progress: &mut dyn FnMut(&str),
+) -> anyhow::Result<Report> {
+    let mut check = Check {
+        subject,
+        report: Report {
+            program: subject.program.clone(),
+            ..Report::default()
+        },
+        ledger: Ledger::new(),
+    };
+    let kept = Kept::new(subject);
+    let trace = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    let traced = traces::works();
+    let mut a = Session::start(subject)?;
+    let mut b = match &traced {
+        Ok(()) => Session::start_under(subject, &traces::command(trace.path()))?,
+        Err(_) => Session::start(subject)?,
+    };
+    check.report.processes = 2;
+    a.run(None, Some(1), None)?;
+    b.run(None, Some(1), None)?;
+    let mut before: Option<(BoundaryIndex, Vec<u8>)> = None;
+    let mut equal = true;
+    loop {
+        let ours = point(&mut a)?;
+        if let Point::Failed(reason) = &ours {
+            anyhow::bail!("{} fails undisturbed: {reason}", subject.program);
+        }
+        if equal {
+            let theirs = point(&mut b)?;
+            if let Some(what) = ours.difference(&theirs) {
+                let what = format!("two undisturbed runs: {what}");
+                check.report.add(Invariant::Determinism, ours.index(), what);
+                // Nothing that follows can be compared.
+                equal = false;
+                b.kill();
+            }
+        }
+        enter(&mut check.ledger, &ours, &mut check.report);
+        let index = ours.index().unwrap_or_default();
+        // What is not equal twice undisturbed cannot be held against a resumption.
+        if let Some((from, state)) = &before
+            && equal
+            && most.is_none_or(|most| is_chosen(*from, most, check.report.resumed))
+        {
+            progress(&format!("resumed at boundary {from}"));
+            check.resume((*from, state), &ours, !from.is_multiple_of(2))?;
+        }
+        match ours {
+            Point::Boundary { state, .. } => {
+                progress(&format!("boundary {index}"));
+                a.committed(index);
+                if equal {
+                    b.committed(index);
+                }
+                before = Some((index, state));
+            }
+            _ => {
+                check.report.boundaries = index.saturating_sub(1);
+                break;
+            }
+        }
+    }
+    a.end();
+    look_at_leftovers(&a, true, &mut check.report);
+    if equal {
+        b.end();
+        look_at_leftovers(&b, true, &mut check.report);
+    }
+    kept.look(&mut check.report);
+    if traced.is_ok() {
+        look_at_traces(subject, &b, trace.path(), &mut check.report);
+    }
+    let mut report = check.report;
+    cover(&mut report, &traced);
+    if !equal {
+        report.notes.push(
+            "where two undisturbed runs differ, boundary completeness was not tested any more"
+                .to_owned(),
+        );
+    }
+    Ok(report)
+}
+
+/// Of many boundaries, those at which a run is resumed: dense at first, then ever thinner.
+fn is_chosen(index: BoundaryIndex, most: u64, so_far: u64) -> bool {
+    let step = (index / (most / 2).max(1)).max(1).next_power_of_two();
+    so_far < most && index.is_multiple_of(step)
+}
+
+fn cover(report: &mut Report, traced: &Result<(), String>) {
+    let (boundaries, resumed) = (report.boundaries, report.resumed);
+    report.covered.push(format!(
+        "determinism: two undisturbed runs at {boundaries} boundaries and at the end"
+    ));
+    report.covered.push(format!(
+        "boundary completeness: resumed at {resumed} of {boundaries} boundaries, each to the next, \
+         in fresh processes and folders"
+    ));
+    report.covered.push(match traced {
+        Ok(()) => "isolation: file trees of package, data folder, HOME, working folder and TMPDIR \
+                   before and after; every file and address that one undisturbed run touched, by \
+                   strace"
+            .to_owned(),
+        Err(reason) => format!(
+            "isolation: file trees of package, data folder, HOME, working folder and TMPDIR before \
+             and after; writes elsewhere and reads are NOT covered ({reason})"
+        ),
+    });
+    report.covered.push(format!(
+        "forward independence: every output against those of its name made later; {} runs killed \
+         in the capsule after a boundary",
+        resumed.div_ceil(2)
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boundaries_are_chosen_densely_first_and_never_more_than_asked_for() {
+        let chosen = |boundaries: u64, most: u64| {
+            let mut so_far = 0;
+            (1..=boundaries)
+                .filter(|index| {
+                    let yes = is_chosen(*index, most, so_far);
+                    so_far += u64::from(yes);
+                    yes
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(5, 10), [1, 2, 3, 4, 5]);
+        let many = chosen(100_000, 64);
+        assert!(many.len() <= 64 && many.len() > 40, "{}", many.len());
+        assert!(*many.last().unwrap() > 1_000, "{many:?}");
+    }
+}

@@ -1,0 +1,478 @@
+//! One process of a program, from its start to its end, in folders of its own.
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use fiec_kit::frames::{self, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV};
+use fiec_schemas::package::{Grant, Protocol};
+use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, ExecutionId};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::num::NonZeroU64;
+use tempfile::TempDir;
+
+use super::{Objects, Subject};
+
+/// How long a process may take to say that it is ready.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+/// How long it may take to end once its socket is closed.
+const END_WITHIN: Duration = Duration::from_secs(10);
+/// What is kept of standard error.
+const TAIL: usize = 4_000;
+
+/// An output with its digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Made {
+    /// Its name.
+    pub name: String,
+    /// Of its bytes.
+    pub digest: Digest,
+    /// Their number.
+    pub bytes: u64,
+}
+
+/// What a process reports.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Where it stands.
+    Progress {
+        /// Capsules completed.
+        index: BoundaryIndex,
+        /// In all, where known.
+        of: Option<BoundaryIndex>,
+        /// The program's word.
+        note: Option<String>,
+    },
+    /// A boundary that was asked for.
+    Boundary {
+        /// Capsules completed.
+        index: BoundaryIndex,
+        /// σ.
+        state: Vec<u8>,
+        /// Outputs since the last one.
+        outputs: Vec<Made>,
+        /// It has stopped here.
+        yielded: bool,
+    },
+    /// It is done.
+    Completed {
+        /// The program's words.
+        result: Value,
+        /// Capsules in all.
+        capsules: BoundaryIndex,
+        /// Outputs since the last boundary.
+        outputs: Vec<Made>,
+    },
+    /// It failed or crashed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The folders of one process: all that is fresh around it.
+#[derive(Debug)]
+pub struct Sandbox {
+    root: TempDir,
+}
+
+impl Sandbox {
+    fn new() -> anyhow::Result<Self> {
+        let root = tempfile::Builder::new()
+            .prefix("fl-")
+            .tempdir()
+            .context("cannot make a temporary folder")?;
+        for name in ["home", "cwd", "tmp"] {
+            std::fs::create_dir(root.path().join(name))?;
+        }
+        Ok(Self { root })
+    }
+
+    /// One of `home`, `cwd`, `tmp`.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+}
+
+/// A running process.
+pub struct Session<'a> {
+    subject: &'a Subject,
+    /// Its folders.
+    pub sandbox: Sandbox,
+    socket: UnixStream,
+    process: Option<Child>,
+    tail: Arc<Mutex<Vec<u8>>>,
+}
+
+fn listen(mut from: impl std::io::Read + Send + 'static, tail: Arc<Mutex<Vec<u8>>>, echo: bool) {
+    // Ends when the last process that holds the other end has ended.
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16 * 1024];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            if echo {
+                use std::io::Write as _;
+                let _ = std::io::stderr().write_all(&buffer[..n]);
+            }
+            let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+            tail.extend_from_slice(&buffer[..n]);
+            let surplus = tail.len().saturating_sub(TAIL);
+            tail.drain(..surplus);
+        }
+    });
+}
+
+impl<'a> Session<'a> {
+    /// Starts a process and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it cannot be started or says something else.
+    pub fn start(subject: &'a Subject) -> anyhow::Result<Self> {
+        Self::start_under(subject, &[])
+    }
+
+    /// The same with a command in front, e.g. a tracer, that keeps open descriptors as they are.
+    ///
+    /// # Errors
+    /// See [`Session::start`].
+    #[allow(unsafe_code)]
+    pub fn start_under(subject: &'a Subject, before: &[String]) -> anyhow::Result<Self> {
+        let sandbox = Sandbox::new()?;
+        let (socket, theirs) = UnixStream::pair()?;
+        let frames = subject
+            .package
+            .as_ref()
+            .filter(|package| package.manifest.protocol == Protocol::Frames);
+        let (mut words, folder) = match frames {
+            Some(package) => {
+                let mut entry = package.manifest.entry.clone();
+                if let Some(first) = entry.first_mut()
+                    && first.contains('/')
+                {
+                    *first = package.folder.join(&*first).to_string_lossy().into_owned();
+                }
+                (entry, package.folder.clone())
+            }
+            None => (subject.child.clone(), sandbox.folder("cwd")),
+        };
+        words.splice(0..0, before.iter().cloned());
+        let (program, arguments) = words.split_first().context("the entry is empty")?;
+        let fd = theirs.as_raw_fd();
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("FIEC_") {
+                command.env_remove(name);
+            }
+        }
+        if subject.fresh_home {
+            command.env("HOME", sandbox.folder("home"));
+            for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
+                command.env_remove(name);
+            }
+        }
+        command
+            .args(arguments)
+            .current_dir(folder)
+            .env("TMPDIR", sandbox.folder("tmp"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env(SOCKET_ENV, fd.to_string())
+            .env(DATA_DIR_ENV, &subject.data_dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd`
+        // is open in the child, since `theirs` lives until the process was started.
+        unsafe {
+            command.pre_exec(move || {
+                let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
+                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                Ok(())
+            });
+        }
+        let mut process = command
+            .spawn()
+            .with_context(|| format!("cannot run {program:?}"))?;
+        drop(theirs);
+        let tail = Arc::default();
+        if let Some(pipe) = process.stdout.take() {
+            listen(pipe, Arc::clone(&tail), subject.echo);
+        }
+        if let Some(pipe) = process.stderr.take() {
+            listen(pipe, Arc::clone(&tail), subject.echo);
+        }
+        let mut session = Self {
+            subject,
+            sandbox,
+            socket,
+            process: Some(process),
+            tail,
+        };
+        session.socket.set_read_timeout(Some(READY_WITHIN))?;
+        match frames::read::<Report>(&session.socket) {
+            Ok(Some((Report::Ready, _))) => {}
+            Ok(Some((other, _))) => bail!("its process said {other:?} before it was ready"),
+            Ok(None) => bail!("{}", session.crash("before it was ready")),
+            Err(FrameError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => bail!(
+                "its process was not ready within {} s{}",
+                READY_WITHIN.as_secs(),
+                session.words()
+            ),
+            Err(error) => bail!("{}: {error}", session.crash("before it was ready")),
+        }
+        // From here on it takes the time that it needs, as long as it lives.
+        session.socket.set_read_timeout(None)?;
+        Ok(session)
+    }
+
+    /// Starts a run: with commits at every so many boundaries, and a stop at one.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn run(
+        &mut self,
+        from: Option<(BoundaryIndex, &[u8])>,
+        commit_every: Option<u64>,
+        stop_at: Option<BoundaryIndex>,
+    ) -> anyhow::Result<()> {
+        let every = NonZeroU64::new(commit_every.unwrap_or(u64::MAX)).unwrap_or(NonZeroU64::MAX);
+        let run = Run {
+            execution: ExecutionId(uuid::Uuid::nil()),
+            epoch: 1,
+            program: self.subject.program.clone(),
+            params: self.subject.params.clone(),
+            commit: CommitPolicy::Every(every),
+            boundary: from.map(|(index, _)| index),
+            lease_ms: u32::MAX,
+            interval_ms: 0,
+            package: self.subject.package.clone(),
+            grant: Grant::default(),
+        };
+        let state = from.map_or(&[][..], |(_, state)| state);
+        let speaks_frames = (self.subject.package.as_ref())
+            .is_some_and(|package| package.manifest.protocol == Protocol::Frames);
+        let stop = stop_at.map(|at| {
+            Order::Yield(frames::Yield {
+                cause: Some("fiec run --local cuts here".to_owned()),
+                deadline_ms: None,
+                at: Some(at),
+            })
+        });
+        let send = || -> Result<(), FrameError> {
+            // Before the run, which may pass the boundary before it hears another order.
+            if let Some(stop) = &stop {
+                frames::write(&self.socket, stop, &[])?;
+            }
+            frames::write(&self.socket, &Order::Run(Box::new(run)), &[state])?;
+            // Others may take an order for a run that they do not have yet for nothing.
+            if let (Some(stop), true) = (&stop, speaks_frames) {
+                frames::write(&self.socket, stop, &[])?;
+            }
+            Ok(())
+        };
+        let sent = send();
+        sent.with_context(|| self.crash("when it was to run"))
+    }
+
+    /// The next report.
+    ///
+    /// # Errors
+    /// When a frame says nothing known; a crash is an event.
+    pub fn hear(&mut self) -> anyhow::Result<Event> {
+        loop {
+            let (report, body) = match frames::read::<Report>(&self.socket) {
+                Ok(Some(frame)) => frame,
+                Ok(None) | Err(FrameError::Io(_)) => {
+                    let reason = self.crash("while it ran");
+                    return Ok(Event::Failed { reason });
+                }
+                Err(error) => bail!("its process wrote no frame: {error}{}", self.words()),
+            };
+            match report {
+                Report::Ready | Report::Prepared { .. } | Report::Began { .. } => {}
+                Report::Progress { index, of, note } => {
+                    return Ok(Event::Progress { index, of, note });
+                }
+                Report::Boundary(report) => {
+                    let size = usize::try_from(report.bytes)?;
+                    let Some((state, rest)) = body.split_at_checked(size) else {
+                        bail!("a boundary whose σ is shorter than it says");
+                    };
+                    if report.digest.is_some_and(|d| d != Digest::of(state)) {
+                        bail!(
+                            "boundary {}: σ has another digest than it says",
+                            report.index
+                        );
+                    }
+                    let outputs = take(&self.subject.objects, &report.outputs, rest)?;
+                    if let Some(reason) = self.breaks(report.bytes, &outputs) {
+                        return Ok(Event::Failed { reason });
+                    }
+                    let yielded = report.reason == Reason::Yield;
+                    return Ok(Event::Boundary {
+                        index: report.index,
+                        state: state.to_vec(),
+                        outputs,
+                        yielded,
+                    });
+                }
+                Report::Completed {
+                    result,
+                    capsules,
+                    outputs,
+                    ..
+                } => {
+                    let outputs = take(&self.subject.objects, &outputs, &body)?;
+                    if let Some(reason) = self.breaks(0, &outputs) {
+                        return Ok(Event::Failed { reason });
+                    }
+                    return Ok(Event::Completed {
+                        result,
+                        capsules,
+                        outputs,
+                    });
+                }
+                Report::Fetch { digest, .. } => {
+                    let (error, bytes) = match self.subject.objects.get(digest) {
+                        Ok(bytes) => (None, bytes),
+                        Err(error) => (Some(error), Vec::new()),
+                    };
+                    let data = Order::Data {
+                        digest,
+                        error,
+                        permanent: true,
+                    };
+                    self.send(&data, &bytes);
+                }
+                Report::Failed { reason, .. } => return Ok(Event::Failed { reason }),
+                Report::Cancelled => bail!("it was cancelled, though nobody asked for that"),
+            }
+        }
+    }
+
+    /// What a package's manifest does not allow, as an agent would find it.
+    fn breaks(&self, bytes: u64, outputs: &[Made]) -> Option<String> {
+        let package = self.subject.package.as_ref()?;
+        let (program, manifest) = (&package.program, &package.manifest);
+        if let Some(limit) = manifest.limits.state_bytes
+            && bytes > limit
+        {
+            return Some(format!(
+                "{program}: σ has {bytes} bytes, over its limits.state_bytes of {limit}"
+            ));
+        }
+        let undeclared = outputs.iter().find(|o| !manifest.declares(&o.name))?;
+        Some(format!(
+            "{program} made output {:?}, which its manifest does not declare (outputs: {:?})",
+            undeclared.name, manifest.outputs
+        ))
+    }
+
+    fn send(&mut self, order: &Order, body: &[u8]) {
+        // A process that is gone is noticed where its reports are read.
+        let _ = frames::write(&self.socket, order, &[body]);
+    }
+
+    /// Tells it that a boundary is committed.
+    pub fn committed(&mut self, index: BoundaryIndex) {
+        self.send(&Order::Committed { index }, &[]);
+    }
+
+    fn words(&self) -> String {
+        // Passed on already.
+        if self.subject.echo {
+            return String::new();
+        }
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&tail);
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
+        match lines.len() {
+            0 => String::new(),
+            n => format!(
+                "; its last words:\n  {}",
+                lines[n.saturating_sub(8)..].join("\n  ")
+            ),
+        }
+    }
+
+    fn crash(&mut self, when: &str) -> String {
+        let status = self.wait(END_WITHIN);
+        let how = match status {
+            Some(status) => status.to_string(),
+            None => "it closed its socket".to_owned(),
+        };
+        // Its words come through another thread.
+        std::thread::sleep(Duration::from_millis(50));
+        format!("its process ended {when} ({how}){}", self.words())
+    }
+
+    fn wait(&mut self, within: Duration) -> Option<std::process::ExitStatus> {
+        let process = self.process.as_mut()?;
+        let until = std::time::Instant::now() + within;
+        while std::time::Instant::now() < until {
+            if let Ok(Some(status)) = process.try_wait() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        None
+    }
+
+    /// Closes the socket and waits until the process has ended by itself, then ends what is left.
+    pub fn end(&mut self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        self.wait(END_WITHIN);
+        self.kill();
+    }
+
+    /// Ends it at once, wherever it is.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // Reaped already, it may have left others of its group; the id stays theirs.
+            if let Some(group) = Pid::from_raw(process.id() as i32) {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            let _ = process.wait();
+        }
+    }
+}
+
+fn take(objects: &Objects, made: &[frames::Made], body: &[u8]) -> anyhow::Result<Vec<Made>> {
+    let mut rest = body;
+    let mut outputs = Vec::new();
+    for output in made {
+        let size = usize::try_from(output.bytes)?;
+        let Some((bytes, left)) = rest.split_at_checked(size) else {
+            bail!("output {:?} is shorter than it says", output.name);
+        };
+        rest = left;
+        let digest = objects.put(bytes)?;
+        if output.digest.is_some_and(|said| said != digest) {
+            bail!("output {:?} has another digest than it says", output.name);
+        }
+        outputs.push(Made {
+            name: output.name.clone(),
+            digest,
+            bytes: output.bytes,
+        });
+    }
+    if !rest.is_empty() {
+        bail!("{} bytes more than σ and outputs have", rest.len());
+    }
+    Ok(outputs)
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

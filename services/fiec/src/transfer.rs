@@ -1,0 +1,109 @@
+//! Bytes on their way to and from the object store of data, with a bar for those that take long.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use anyhow::Context as _;
+use fiec_broker::{Broker, BrokerError, store};
+use fiec_schemas::Digest;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// Bytes from which on a bar is shown.
+const BAR_FROM: u64 = 16 << 20;
+
+/// A bar on stderr for a large transfer, where a person looks on.
+fn bar(bytes: u64, label: &str, quiet: bool) -> ProgressBar {
+    if quiet || bytes < BAR_FROM || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = "{msg} {wide_bar:.cyan/dim} {bytes}/{total_bytes} {bytes_per_sec:.dim}";
+    let style =
+        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(bytes)
+        .with_style(style)
+        .with_message(label.to_owned())
+}
+
+struct Shown<R> {
+    inner: R,
+    bar: ProgressBar,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Shown<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        self.bar.inc((buffer.filled().len() - before) as u64);
+        polled
+    }
+}
+
+/// Stores a file of these bytes under its digest.
+///
+/// # Errors
+/// When the broker refuses it, or the file cannot be read.
+pub async fn upload(
+    broker: &Broker,
+    file: std::fs::File,
+    digest: Digest,
+    bytes: u64,
+    label: &str,
+    quiet: bool,
+) -> Result<(), BrokerError> {
+    let mut reader = Shown {
+        inner: tokio::fs::File::from_std(file),
+        bar: bar(bytes, label, quiet),
+    };
+    let stored = store::put_data_from(broker, digest, &mut reader).await;
+    reader.bar.finish_and_clear();
+    stored
+}
+
+/// Fetches an object into a file, which appears in full and checked, or not at all. Returns how
+/// many bytes it has.
+///
+/// # Errors
+/// When it is not there, damaged, or the file cannot be written.
+pub async fn download(
+    broker: &Broker,
+    digest: Digest,
+    into: &Path,
+    label: &str,
+    quiet: bool,
+) -> anyhow::Result<u64> {
+    let folder = match into.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let cannot = || format!("cannot write {}", into.display());
+    if into.is_dir() {
+        anyhow::bail!("{}: it is a folder; name a file", cannot());
+    }
+    let Some(size) = store::data_size(broker, digest).await? else {
+        anyhow::bail!("there is no object {digest}");
+    };
+    let temporary = tempfile::Builder::new()
+        .prefix(".fiec-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .tempfile_in(folder)
+        .with_context(cannot)?;
+    let file = temporary.reopen().with_context(cannot)?;
+    let mut writer = tokio::fs::File::from_std(file);
+    let bar = bar(size, label, quiet);
+    let fetched = store::get_data_to(broker, digest, u64::MAX, &mut writer, |copied| {
+        bar.set_position(copied);
+    })
+    .await;
+    bar.finish_and_clear();
+    let bytes = fetched?;
+    writer.sync_all().await.with_context(cannot)?;
+    temporary.persist(into).with_context(cannot)?;
+    Ok(bytes)
+}

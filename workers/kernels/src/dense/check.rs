@@ -1,0 +1,302 @@
+//! Checks of products and factorizations while they are made, at the cost of a few dot products.
+//!
+//! After Freivalds (1979): instead of `X = Y·Z`, `yᵀX = (yᵀY)·Z` is compared for one vector y of
+//! signs, in compensated arithmetic ([`super::vector`]), so that what is seen is the error of X
+//! and not that of the check. As no element of y is zero, a single wrong element always shows.
+//! For y of independent signs `E‖yᵀΔ‖² = ‖Δ‖_F²`: the root of the sum of squares over all columns
+//! estimates the Frobenius norm of the error.
+//!
+//! u = 2⁻⁵³ and γₖ = k·u/(1 − k·u), as in Higham, "Accuracy and Stability of Numerical
+//! Algorithms", 2002.
+
+use super::mat::MatRef;
+use super::qr::{self, Reflectors};
+use super::vector::{compensated, magnitudes};
+use super::{Mat, MatMut};
+use crate::engine::Engine;
+use crate::rhs::load_case;
+use crate::simd::Simd;
+
+/// 2⁻⁵³, half the distance from 1 to the next f64.
+const UNIT: f64 = f64::EPSILON / 2.0;
+
+/// Seed of the signs. Fixed: a check must not differ from one attempt to the next.
+const SEED: u64 = 0x005E_EDF0_0000_C4EC;
+
+/// γₖ.
+#[must_use]
+pub fn gamma(k: usize) -> f64 {
+    let ku = k as f64 * UNIT;
+    ku / (1.0 - ku)
+}
+
+/// The vector y: `n` signs, ±1.
+#[must_use]
+pub fn signs(n: usize) -> Vec<f64> {
+    let mut y = load_case(0, SEED, n);
+    y.iter_mut().for_each(|v| *v = 1.0f64.copysign(*v));
+    y
+}
+
+/// A column that is further from what it must be than rounding explains. Columns count from 0.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("the check of column {column} gives {found:e}, over its bound of {bound:e}")]
+pub struct Exceeded {
+    /// The column.
+    pub column: usize,
+    /// How far it is off.
+    pub found: f64,
+    /// How far rounding may put it off.
+    pub bound: f64,
+}
+
+fn within(column: usize, found: f64, bound: f64) -> Result<(), Exceeded> {
+    // A NaN is not within anything.
+    if found <= bound {
+        Ok(())
+    } else {
+        Err(Exceeded {
+            column,
+            found,
+            bound,
+        })
+    }
+}
+
+/// The check of the rows of C = A·B that some rows of A give.
+#[derive(Debug, Clone)]
+pub struct ProductCheck {
+    y: Vec<f64>,
+    /// yᵀA and eᵀ|A|.
+    sums: Vec<f64>,
+    sizes: Vec<f64>,
+}
+
+impl ProductCheck {
+    /// For these rows of A.
+    #[must_use]
+    pub fn new(simd: Simd, a: MatRef<'_>) -> Self {
+        let y = signs(a.rows());
+        let sums = (0..a.cols()).map(|p| compensated(simd, &y, a.col(p)));
+        let sums: Vec<f64> = sums.collect();
+        let sizes = (0..a.cols()).map(|p| magnitudes(simd, &y, a.col(p)));
+        Self {
+            sizes: sizes.collect(),
+            sums,
+            y,
+        }
+    }
+
+    /// γ of the depth of this product: what [`ProductCheck::check`] may find at most.
+    #[must_use]
+    pub fn bound(&self) -> f64 {
+        let k = self.sums.len();
+        gamma(k + k / super::gemm::DEPTH + 8)
+    }
+
+    /// The largest of `|yᵀC − (yᵀA)B|/(eᵀ|A||B|)` over the columns of C.
+    ///
+    /// # Errors
+    /// Where it is over γ: C is not this product.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    pub fn check(&self, simd: Simd, b: MatRef<'_>, c: MatRef<'_>) -> Result<f64, Exceeded> {
+        assert_eq!(
+            (b.rows(), c.rows(), c.cols()),
+            (self.sums.len(), self.y.len(), b.cols()),
+            "shapes of a product"
+        );
+        let mut worst: f64 = 0.0;
+        for j in 0..c.cols() {
+            let sum = compensated(simd, &self.sums, b.col(j));
+            let found = (compensated(simd, &self.y, c.col(j)) - sum).abs();
+            let size = magnitudes(simd, &self.sizes, b.col(j));
+            let off = if found == 0.0 { 0.0 } else { found / size };
+            within(j, off, self.bound())?;
+            worst = worst.max(off);
+        }
+        Ok(worst)
+    }
+}
+
+/// The check of P·A = L·U, block column by block column. All of it is state: it goes on from a
+/// copy as it would have without.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LuCheck {
+    /// yᵀPᵀL, one element a finished column.
+    pub sums: Vec<f64>,
+    /// Sum of the squares of what was found, …
+    pub found: f64,
+    /// … of what was allowed, …
+    pub allowed: f64,
+    /// … and of the elements of A.
+    pub squares: f64,
+}
+
+impl LuCheck {
+    /// Of nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            sums: Vec::new(),
+            found: 0.0,
+            allowed: 0.0,
+            squares: 0.0,
+        }
+    }
+
+    /// Checks the block column that is finished next: `a` as A has it, `finished` as its factors
+    /// with U on and above the diagonal, `row_of[i]` the row of A that is now row i. A's order n
+    /// is the number of rows.
+    ///
+    /// Rounding allows `|yᵀΔⱼ| ≤ γₙ·eᵀ|L||Uⱼ|` (Higham, theorem 9.3), and with partial pivoting
+    /// no element of L is above 1.
+    ///
+    /// # Errors
+    /// Where a column is over that bound.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    pub fn add(
+        &mut self,
+        simd: Simd,
+        a: MatRef<'_>,
+        finished: MatRef<'_>,
+        row_of: &[usize],
+    ) -> Result<(), Exceeded> {
+        let (n, from) = (a.rows(), self.sums.len());
+        assert_eq!(
+            (a.rows(), a.cols(), row_of.len()),
+            (finished.rows(), finished.cols(), n),
+            "shapes of a check"
+        );
+        let y = signs(n);
+        let exchanged: Vec<f64> = row_of.iter().map(|row| y[*row]).collect();
+        for j in 0..a.cols() {
+            let (column, at) = (finished.col(j), from + j);
+            let below = compensated(simd, &exchanged[at + 1..], &column[at + 1..]);
+            self.sums.push(exchanged[at] + below);
+        }
+        let sizes: Vec<f64> = (0..from + a.cols()).map(|i| (n - i) as f64).collect();
+        for j in 0..a.cols() {
+            let u = &finished.col(j)[..=from + j];
+            let column = a.col(j);
+            let found = compensated(simd, &y, column) - compensated(simd, &self.sums, u);
+            let bound = gamma(n + 8) * magnitudes(simd, &sizes, u);
+            within(from + j, found.abs(), bound)?;
+            self.found = found.mul_add(found, self.found);
+            self.allowed = bound.mul_add(bound, self.allowed);
+            self.squares += compensated(simd, column, column);
+        }
+        Ok(())
+    }
+
+    /// An estimate of ‖PA − LU‖/‖A‖ in Frobenius norms, and the most that rounding allows it.
+    #[must_use]
+    pub fn residual(&self) -> (f64, f64) {
+        let norm = self.squares.sqrt().max(f64::MIN_POSITIVE);
+        (self.found.sqrt() / norm, self.allowed.sqrt() / norm)
+    }
+}
+
+impl Default for LuCheck {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The check of A = Q·R and of QᵀQ = I, block column by block column. All of it is state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QrCheck {
+    /// Qᵀy by the reflectors so far; one element a row of A.
+    pub turned: Vec<f64>,
+    /// Columns of A so far.
+    pub columns: usize,
+    /// Sum of the squares of what was found, …
+    pub found: f64,
+    /// … and of the elements of A.
+    pub squares: f64,
+    /// Sum over the blocks of `‖HHᵀy − y‖/‖y‖`, H being the block's reflectors: an estimate of
+    /// how far Q is from orthogonal.
+    pub orthogonality: f64,
+}
+
+impl QrCheck {
+    /// Of nothing yet, for `rows` rows.
+    #[must_use]
+    pub fn new(rows: usize) -> Self {
+        Self {
+            turned: signs(rows),
+            columns: 0,
+            found: 0.0,
+            squares: 0.0,
+            orthogonality: 0.0,
+        }
+    }
+
+    /// The bound of all that is found: `30·m·u` for m rows, the threshold of LAPACK's own tests
+    /// (Anderson et al., "LAPACK Users' Guide"). The bound that theory proves is larger still.
+    #[must_use]
+    pub fn bound(&self) -> f64 {
+        30.0 * self.turned.len() as f64 * UNIT
+    }
+
+    /// Checks the block column that is finished next: `a` as A has it, `finished` with R on and
+    /// above the diagonal, and its reflectors.
+    ///
+    /// # Errors
+    /// Where a column's `|yᵀΔⱼ|/‖aⱼ‖`, or the deviation from orthogonality, is over the bound.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    pub fn add(
+        &mut self,
+        engine: &mut Engine,
+        a: MatRef<'_>,
+        finished: MatRef<'_>,
+        reflectors: &Reflectors,
+    ) -> Result<(), Exceeded> {
+        let (rows, from, bound) = (a.rows(), self.columns, self.bound());
+        assert_eq!(
+            (rows, a.cols(), self.turned.len()),
+            (finished.rows(), finished.cols(), rows),
+            "shapes of a check"
+        );
+        let (v, t) = (reflectors.v.view(), reflectors.t.view());
+        let part = rows - from;
+        let y = signs(part);
+        let mut there_and_back = Mat::from_columns(part, 1, y.clone());
+        qr::apply(engine, v, t, there_and_back.view_mut());
+        qr::apply(engine, v, t.t(), there_and_back.view_mut());
+        let simd = engine.simd();
+        let back = there_and_back.data().iter().zip(&y);
+        let off: Vec<f64> = back.map(|(b, y)| b - y).collect();
+        self.orthogonality += (compensated(simd, &off, &off) / part as f64).sqrt();
+        within(from, self.orthogonality, bound)?;
+        qr::apply(
+            engine,
+            v,
+            t,
+            MatMut::from_columns(part, 1, &mut self.turned[from..]),
+        );
+        let y = signs(rows);
+        for j in 0..a.cols() {
+            let r = &finished.col(j)[..=from + j];
+            let column = a.col(j);
+            let found = compensated(simd, &y, column) - compensated(simd, &self.turned, r);
+            let size = compensated(simd, column, column);
+            within(from + j, found.abs(), bound * size.sqrt())?;
+            self.found = found.mul_add(found, self.found);
+            self.squares += size;
+        }
+        self.columns += a.cols();
+        Ok(())
+    }
+
+    /// An estimate of ‖A − QR‖/‖A‖ in Frobenius norms.
+    #[must_use]
+    pub fn residual(&self) -> f64 {
+        self.found.sqrt() / self.squares.sqrt().max(f64::MIN_POSITIVE)
+    }
+}

@@ -1,0 +1,370 @@
+//! A program in a container, by podman or docker: the command line, built as data, and what has
+//! to be known of the engine.
+//!
+//! The package's folder and the inputs are mounted to be read, the folders of the run to be
+//! written. The container has no network unless the manifest asks for it, no more rights than the
+//! user that runs it, and memory and processors of the grant.
+
+use std::io::{self, Read as _, Seek as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fiec_schemas::package::Grant;
+
+use crate::program::ProgramError;
+
+/// The folders of the run, inside.
+pub const RUN: &str = "/fiec/run";
+/// The package's folder, inside.
+pub const PACKAGE: &str = "/fiec/package";
+/// The folder of inputs, inside.
+pub const INPUTS: &str = "/fiec/inputs";
+/// How long an engine may take to say that it is there.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// How long it may take to load an image from a package.
+const LOAD_WITHIN: Duration = Duration::from_secs(600);
+/// Most that is kept of what it says.
+const WORDS_LIMIT: u64 = 64 * 1024;
+
+/// A container engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Runs containers as its own children.
+    Podman,
+    /// Asks a daemon to.
+    Docker,
+}
+
+/// An engine that answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Which.
+    pub kind: Kind,
+    /// Its command.
+    pub program: PathBuf,
+}
+
+/// What is to be run.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The container's name.
+    pub name: &'a str,
+    /// Its image.
+    pub image: &'a str,
+    /// The command of the manifest.
+    pub entry: &'a [String],
+    /// The package's folder.
+    pub package: &'a Path,
+    /// The folders of the run.
+    pub run: &'a Path,
+    /// The folder of inputs.
+    pub inputs: &'a Path,
+    /// Whether it may use the network.
+    pub network: bool,
+    /// What it may use.
+    pub grant: &'a Grant,
+    /// Its environment, beside the image's own.
+    pub environment: &'a [(String, String)],
+    /// Whose files it writes: user and group.
+    pub user: (u32, u32),
+}
+
+fn mount(from: &Path, to: &str, read_only: bool) -> Result<String, ProgramError> {
+    // A mount is a line of comma-separated values.
+    match from
+        .to_str()
+        .filter(|path| !path.contains([',', '"', '\n']))
+    {
+        Some(path) if read_only => Ok(format!("type=bind,src={path},dst={to},readonly")),
+        Some(path) => Ok(format!("type=bind,src={path},dst={to}")),
+        None => Err(ProgramError::Permanent(format!(
+            "{} cannot be mounted into a container: its path must be UTF-8 without commas, \
+             quotes and line breaks",
+            from.display()
+        ))),
+    }
+}
+
+impl Engine {
+    /// The first engine of this machine that answers: podman, then docker.
+    ///
+    /// # Errors
+    /// Why there is none, for each.
+    pub fn find() -> Result<Self, String> {
+        let mut reasons = Vec::new();
+        for (kind, name) in [(Kind::Podman, "podman"), (Kind::Docker, "docker")] {
+            let engine = Self {
+                kind,
+                program: PathBuf::from(name),
+            };
+            match engine.ask(&["info".to_owned()], ANSWER_WITHIN) {
+                Ok(_) => return Ok(engine),
+                Err(reason) => reasons.push(format!("{name}: {reason}")),
+            }
+        }
+        Err(format!(
+            "no container engine answers on this machine ({})",
+            reasons.join("; ")
+        ))
+    }
+
+    /// Runs a short command of the engine; what it says, or why it failed.
+    fn ask(&self, arguments: &[String], within: Duration) -> Result<String, String> {
+        let files = (tempfile::tempfile(), tempfile::tempfile());
+        let (Ok(mut out), Ok(mut err)) = files else {
+            return Err("no temporary files can be made".to_owned());
+        };
+        let run = || -> io::Result<Option<std::process::ExitStatus>> {
+            let mut child = Command::new(&self.program)
+                .args(arguments)
+                .stdin(Stdio::null())
+                .stdout(out.try_clone()?)
+                .stderr(err.try_clone()?)
+                .spawn()?;
+            let until = Instant::now() + within;
+            loop {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(Some(status));
+                }
+                if Instant::now() >= until {
+                    child.kill()?;
+                    child.wait()?;
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let status = match run() {
+            Ok(Some(status)) => status,
+            Ok(None) => return Err(format!("no answer within {} s", within.as_secs())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err("not installed".to_owned());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let words = |file: &mut std::fs::File| {
+            let mut bytes = Vec::new();
+            let read = file
+                .rewind()
+                .and_then(|()| file.take(WORDS_LIMIT).read_to_end(&mut bytes));
+            match read {
+                Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+                Err(error) => error.to_string(),
+            }
+        };
+        if status.success() {
+            return Ok(words(&mut out));
+        }
+        let said = words(&mut err);
+        let last = said.lines().rfind(|line| !line.trim().is_empty());
+        Err(last.unwrap_or("it failed without a word").trim().to_owned())
+    }
+
+    /// The image of a manifest: a reference as it is, or an archive of the package after it was
+    /// loaded.
+    ///
+    /// # Errors
+    /// When the archive cannot be loaded.
+    pub fn image(&self, package: &Path, image: &str) -> Result<String, ProgramError> {
+        if !image.ends_with(".tar") {
+            return Ok(image.to_owned());
+        }
+        let archive = package.join(image);
+        let call = ["load", "--input", &archive.to_string_lossy()].map(str::to_owned);
+        let said = self.ask(&call, LOAD_WITHIN).map_err(|error| {
+            ProgramError::Transient(format!("cannot load image {}: {error}", archive.display()))
+        })?;
+        loaded(&said).ok_or_else(|| {
+            ProgramError::Permanent(format!("{} holds no image: {said}", archive.display()))
+        })
+    }
+
+    /// Arguments of the engine that run a container to its end.
+    ///
+    /// # Errors
+    /// When a folder cannot be mounted.
+    pub fn run(&self, call: &Call<'_>) -> Result<Vec<String>, ProgramError> {
+        let (first, rest) = call
+            .entry
+            .split_first()
+            .ok_or_else(|| ProgramError::Permanent("entry: must name a command".to_owned()))?;
+        let mut all: Vec<String> = Vec::new();
+        let mut add = |words: &[&str]| all.extend(words.iter().map(|word| (*word).to_owned()));
+        add(&["run", "--rm", "--name", call.name]);
+        if !call.network {
+            add(&["--network", "none"]);
+        }
+        add(&["--cap-drop", "all", "--security-opt", "no-new-privileges"]);
+        add(&["--user", &format!("{}:{}", call.user.0, call.user.1)]);
+        if self.kind == Kind::Podman && call.user.0 != 0 {
+            // Without it the user's own files belong to nobody inside.
+            add(&["--userns", "keep-id"]);
+        }
+        if let Some(bytes) = call.grant.memory_bytes {
+            add(&["--memory", &bytes.to_string()]);
+        }
+        if !call.grant.cpus.is_empty() {
+            let cpus: Vec<String> = call.grant.cpus.iter().map(u32::to_string).collect();
+            add(&["--cpuset-cpus", &cpus.join(",")]);
+        } else if let Some(threads) = call.grant.threads {
+            add(&["--cpus", &threads.to_string()]);
+        }
+        if let Some(device) = &call.grant.device {
+            match self.kind {
+                Kind::Podman => add(&["--device", &format!("nvidia.com/gpu={}", device.uuid)]),
+                Kind::Docker => add(&["--gpus", &format!("device={}", device.uuid)]),
+            }
+        }
+        for (from, to, read_only) in [
+            (call.package, PACKAGE, true),
+            (call.inputs, INPUTS, true),
+            (call.run, RUN, false),
+        ] {
+            add(&["--mount", &mount(from, to, read_only)?]);
+        }
+        for (name, value) in call.environment {
+            add(&["--env", &format!("{name}={value}")]);
+        }
+        let entry = match first.contains('/') {
+            true => format!("{PACKAGE}/{}", first.trim_start_matches("./")),
+            false => first.clone(),
+        };
+        add(&["--workdir", PACKAGE, "--entrypoint", &entry, call.image]);
+        all.extend(rest.iter().cloned());
+        Ok(all)
+    }
+
+    /// A command that ends a container which no signal reaches any more.
+    pub fn end(&self, name: &str) -> Vec<String> {
+        let program = self.program.to_string_lossy().into_owned();
+        ["rm", "--force", name]
+            .iter()
+            .fold(vec![program], |mut all, word| {
+                all.push((*word).to_owned());
+                all
+            })
+    }
+}
+
+/// The image that an engine says it has loaded.
+fn loaded(said: &str) -> Option<String> {
+    said.lines()
+        .filter_map(|line| line.trim().strip_prefix("Loaded image"))
+        .filter_map(|rest| rest.split_once(':'))
+        .map(|(_, name)| name.trim().to_owned())
+        .rfind(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::package::DeviceGrant;
+
+    fn call<'a>(
+        grant: &'a Grant,
+        environment: &'a [(String, String)],
+        entry: &'a [String],
+    ) -> Call<'a> {
+        Call {
+            name: "fiec-a1",
+            image: "registry.example/sum:1",
+            entry,
+            package: Path::new("/cache/sum"),
+            run: Path::new("/tmp/fiec-a1/run"),
+            inputs: Path::new("/data"),
+            network: false,
+            grant,
+            environment,
+            user: (1000, 100),
+        }
+    }
+
+    #[test]
+    fn the_command_line_holds_mounts_bounds_and_the_entry_in_place_of_the_images_own() {
+        let engine = |kind, name: &str| Engine {
+            kind,
+            program: PathBuf::from(name),
+        };
+        let grant = Grant {
+            memory_bytes: Some(1 << 30),
+            cpus: vec![2, 3],
+            threads: Some(2),
+            device: Some(DeviceGrant {
+                uuid: "GPU-1".to_owned(),
+                memory_bytes: None,
+            }),
+            ..Grant::default()
+        };
+        let environment = [("FIEC_BOUNDARY".to_owned(), "3".to_owned())];
+        let entry = ["./run.sh".to_owned(), "--fast".to_owned()];
+        let podman = engine(Kind::Podman, "podman")
+            .run(&call(&grant, &environment, &entry))
+            .unwrap();
+        let expected = "run --rm --name fiec-a1 --network none --cap-drop all \
+             --security-opt no-new-privileges --user 1000:100 --userns keep-id \
+             --memory 1073741824 --cpuset-cpus 2,3 --device nvidia.com/gpu=GPU-1 \
+             --mount type=bind,src=/cache/sum,dst=/fiec/package,readonly \
+             --mount type=bind,src=/data,dst=/fiec/inputs,readonly \
+             --mount type=bind,src=/tmp/fiec-a1/run,dst=/fiec/run \
+             --env FIEC_BOUNDARY=3 --workdir /fiec/package \
+             --entrypoint /fiec/package/run.sh registry.example/sum:1 --fast";
+        assert_eq!(podman.join(" "), expected);
+        let docker = engine(Kind::Docker, "docker")
+            .run(&call(&grant, &environment, &entry))
+            .unwrap();
+        let expected = expected
+            .replace(" --userns keep-id", "")
+            .replace("--device nvidia.com/gpu=GPU-1", "--gpus device=GPU-1");
+        assert_eq!(docker.join(" "), expected);
+        let grant = Grant {
+            threads: Some(4),
+            ..Grant::default()
+        };
+        let plain = Call {
+            network: true,
+            ..call(&grant, &[], &entry)
+        };
+        let text = engine(Kind::Docker, "docker")
+            .run(&plain)
+            .unwrap()
+            .join(" ");
+        assert!(
+            text.contains("--cpus 4") && !text.contains("--network"),
+            "{text}"
+        );
+        assert_eq!(
+            engine(Kind::Podman, "podman").end("fiec-a1"),
+            ["podman", "rm", "--force", "fiec-a1"]
+        );
+    }
+
+    #[test]
+    fn a_folder_that_a_mount_cannot_say_is_refused() {
+        let (grant, entry) = (Grant::default(), ["x".to_owned()]);
+        let evil = Call {
+            inputs: Path::new("/data,readonly=false"),
+            ..call(&grant, &[], &entry)
+        };
+        let engine = Engine {
+            kind: Kind::Docker,
+            program: PathBuf::from("docker"),
+        };
+        assert!(engine.run(&evil).unwrap_err().is_permanent());
+    }
+
+    #[test]
+    fn the_name_of_a_loaded_image_is_read_from_what_engines_say() {
+        for (said, expected) in [
+            ("Loaded image: sum:1\n", Some("sum:1")),
+            (
+                "Getting image\nLoaded image: localhost/sum:1",
+                Some("localhost/sum:1"),
+            ),
+            ("Loaded image ID: sha256:ab12\n", Some("sha256:ab12")),
+            ("nothing", None),
+        ] {
+            assert_eq!(loaded(said).as_deref(), expected, "{said}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Programs of packages: processes of their own that keep their state in a folder
+//! ([`Protocol::StateDir`]) or speak JSON lines ([`Protocol::JsonLines`]), natively or in a
+//! container. To the run time each is an [`Instance`] like a built-in.
+//!
+//! Nothing that such a program does takes this process along: what it says is bounded and
+//! checked, what it prints passes by, what it starts is ended with it, and a program that neither
+//! ends nor reaches a boundary is ended at its own limit.
+
+pub mod container;
+mod guard;
+mod json_lines;
+mod lines;
+mod outputs;
+pub mod pack;
+mod patience;
+mod process;
+mod state_dir;
+mod work;
+
+use fiec_schemas::package::Protocol;
+use serde_json::Value;
+
+pub use crate::frames::Package;
+use crate::program::{Inputs, ProgramError};
+use crate::programs::Instance;
+pub use guard::own_orphans;
+
+/// Largest σ in bytes of a package that declares no `limits.state_bytes`.
+pub const STATE_LIMIT: u64 = 4 << 30;
+/// Largest result in bytes, as JSON; larger ones are outputs.
+pub const RESULT_LIMIT: u64 = 256 * 1024;
+
+/// Names the folder that is σ.
+pub const STATE_DIR_ENV: &str = "FIEC_STATE_DIR";
+/// Names the Unix socket.
+pub const SOCKET_PATH_ENV: &str = "FIEC_SOCKET";
+/// Names the JSON file of parameters.
+pub const PARAMS_ENV: &str = "FIEC_PARAMS";
+/// Names the folder of inputs.
+pub const INPUTS_ENV: &str = "FIEC_INPUTS";
+/// Names the folder of the objects that parameters name by `{"object": "<digest>"}`, each under
+/// its digest.
+pub const OBJECTS_ENV: &str = "FIEC_OBJECTS";
+/// Names the folder in which finished files are outputs.
+pub const OUTPUTS_ENV: &str = "FIEC_OUTPUTS";
+/// Names the file that a result is written to.
+pub const RESULT_ENV: &str = "FIEC_RESULT";
+/// The index of the boundary to go on from.
+pub const BOUNDARY_ENV: &str = "FIEC_BOUNDARY";
+/// The grant as JSON.
+pub const GRANT_ENV: &str = "FIEC_GRANT";
+/// The execution.
+pub const EXECUTION_ENV: &str = "FIEC_EXECUTION";
+
+/// Starts a program of a package. Its process begins with the first capsule.
+///
+/// # Errors
+/// When the package's folder is no such package, an object of the parameters cannot be had, or it
+/// needs a container engine that is not here.
+pub fn start(
+    package: &Package,
+    params: &Value,
+    inputs: &mut Inputs,
+) -> Result<Box<dyn Instance>, ProgramError> {
+    let Package {
+        folder,
+        manifest,
+        program,
+    } = package;
+    manifest.check().map_err(|error| {
+        ProgramError::Permanent(format!("the manifest of {program} is not valid: {error}"))
+    })?;
+    if !folder.is_dir() {
+        return Err(ProgramError::Transient(format!(
+            "the folder of {program}, {}, is not there",
+            folder.display()
+        )));
+    }
+    match manifest.protocol {
+        Protocol::StateDir => Ok(Box::new(state_dir::StateDir::start(
+            package, params, inputs,
+        )?)),
+        Protocol::JsonLines => Ok(Box::new(json_lines::JsonLines::start(
+            package, params, inputs,
+        )?)),
+        Protocol::Frames => Err(ProgramError::Permanent(format!(
+            "{program} speaks frames itself: its agent starts its entry in place of this process"
+        ))),
+    }
+}
+
+/// Checks σ's size against what the package declares.
+fn check_state(package: &Package, bytes: u64) -> Result<(), ProgramError> {
+    let declared = package.manifest.limits.state_bytes;
+    if bytes <= declared.unwrap_or(STATE_LIMIT) {
+        return Ok(());
+    }
+    Err(ProgramError::Permanent(match declared {
+        Some(limit) => format!(
+            "{}: σ has {bytes} bytes, over its limits.state_bytes of {limit}",
+            package.program
+        ),
+        None => format!(
+            "{}: σ has {bytes} bytes, over the {STATE_LIMIT} that a package without \
+             limits.state_bytes may have",
+            package.program
+        ),
+    }))
+}

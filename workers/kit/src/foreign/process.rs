@@ -1,0 +1,145 @@
+//! One process of a foreign program with all that it starts.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use super::guard;
+use crate::program::ProgramError;
+
+/// A running process, the leader of its group.
+pub struct Process {
+    child: Child,
+    fd: OwnedFd,
+    group: Pid,
+    /// A command that ends what no signal reaches, e.g. a container.
+    ender: Option<Vec<String>>,
+    ended: bool,
+}
+
+impl Process {
+    /// Starts it; `entry` is its name for messages.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    #[allow(unsafe_code)]
+    pub fn spawn(
+        mut command: Command,
+        entry: &str,
+        ender: Option<Vec<String>>,
+    ) -> Result<Self, ProgramError> {
+        let parent = rustix::process::getpid();
+        command.stdin(Stdio::null()).process_group(0);
+        // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // The parent may have died before the call above.
+                if rustix::process::getppid() != Some(parent) {
+                    return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|error| {
+            let text = format!("cannot run {entry:?}, the entry of its manifest: {error}");
+            match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+                    ProgramError::Permanent(text)
+                }
+                _ => ProgramError::Transient(text),
+            }
+        })?;
+        let group = Pid::from_child(&child);
+        let fd = pidfd_open(group, PidfdFlags::empty()).map_err(ProgramError::transient)?;
+        Ok(Self {
+            child,
+            fd,
+            group,
+            ender,
+            ended: false,
+        })
+    }
+
+    /// Readable once the process has ended.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The group's id.
+    pub fn group(&self) -> i32 {
+        self.group.as_raw_pid()
+    }
+
+    /// Its standard error, if it was piped.
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.stderr.take()
+    }
+
+    /// A line for a shell that ends it from outside.
+    pub fn will(&self) -> String {
+        let mut will = format!("kill -s KILL -- -{}", self.group());
+        if let Some(ender) = &self.ender {
+            let words: Vec<String> = ender.iter().map(|word| guard::quoted(word)).collect();
+            will = format!("{will}; {}", words.join(" "));
+        }
+        will
+    }
+
+    /// Asks the group to end.
+    pub fn term(&self) {
+        // Fails only where nothing is left to be asked.
+        let _ = kill_process_group(self.group, Signal::TERM);
+    }
+
+    /// Ends the group at once.
+    pub fn kill(&self) {
+        if let Some([program, arguments @ ..]) = self.ender.as_deref() {
+            let ended = Command::new(program)
+                .args(arguments)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+            if let Err(error) = ended {
+                eprintln!("fiec: cannot run {program} to end a container: {error}");
+            }
+        }
+        let _ = kill_process_group(self.group, Signal::KILL);
+    }
+
+    /// Ends what is left of the group and says how the process ended. To be called once
+    /// [`Process::fd`] is readable, or after [`Process::kill`].
+    pub fn end(&mut self) -> io::Result<ExitStatus> {
+        // It is not reaped yet, so its id, and its group's, cannot be anybody else's.
+        if !self.ended {
+            let _ = kill_process_group(self.group, Signal::KILL);
+        }
+        self.ended = true;
+        let status = self.child.wait();
+        guard::end_orphans();
+        status
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.kill();
+            // Fails only where it was reaped already.
+            let _ = self.end();
+        }
+    }
+}
+
+/// An exit status in words.
+pub fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown exit".to_owned(),
+    }
+}

@@ -1,0 +1,348 @@
+//! What the dense programs share: their matrices, their threads, finished blocks that are kept,
+//! and σ as little-endian fields.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use fiec_kernels::dense::Mat;
+use fiec_kernels::engine::Engine;
+use fiec_kernels::rhs::load_case;
+use fiec_kernels::sparse::Csr;
+use fiec_kernels::{matrix_market, npy};
+use fiec_schemas::Digest;
+use fiec_schemas::package::Grant;
+use fiec_schemas::programs::{DenseSource, ELEMENTS_LIMIT};
+
+use crate::program::{Capsule, Inputs, ProgramError};
+
+/// Finished blocks that are kept where no grant says how much memory there is.
+const KEPT_BYTES: u64 = 4 << 30;
+
+/// A matrix, or the rule by which its columns are made.
+pub(super) enum Source {
+    Held(Arc<Mat>),
+    Made { rows: usize, cols: usize, seed: u64 },
+}
+
+impl Source {
+    /// The matrix that parameter `field` names.
+    pub fn open(
+        field: &str,
+        source: &DenseSource,
+        inputs: &mut Inputs,
+    ) -> Result<Self, ProgramError> {
+        match source {
+            DenseSource::File(name) => {
+                let path = inputs.path(name);
+                let key = format!("dense file {}", path.display());
+                let held = inputs.get(&key, Some(path.clone()), || from_file(&path));
+                Ok(Self::Held(held?))
+            }
+            DenseSource::Object(digest) => {
+                let held = inputs.get_object("dense", *digest, |bytes| {
+                    from_bytes(&format!("object {digest}"), &bytes)
+                });
+                Ok(Self::Held(held?))
+            }
+            DenseSource::Random(random) => {
+                let (rows, cols) = random.shape().ok_or_else(|| {
+                    ProgramError::Permanent(format!(
+                        "params.{field}.random: must have n, or rows and cols"
+                    ))
+                })?;
+                Ok(Self::Made {
+                    rows: usize::try_from(rows).map_err(ProgramError::permanent)?,
+                    cols: usize::try_from(cols).map_err(ProgramError::permanent)?,
+                    seed: random.seed,
+                })
+            }
+        }
+    }
+
+    /// All of it in memory, kept with the inputs.
+    pub fn whole(self, inputs: &mut Inputs) -> Result<Arc<Mat>, ProgramError> {
+        match self {
+            Self::Held(a) => Ok(a),
+            Self::Made { rows, cols, seed } => {
+                let key = format!("dense random {rows} x {cols}, seed {seed}");
+                inputs.get(&key, None, || Ok(self.columns(0, cols)))
+            }
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Held(a) => a.rows(),
+            Self::Made { rows, .. } => *rows,
+        }
+    }
+
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Held(a) => a.cols(),
+            Self::Made { cols, .. } => *cols,
+        }
+    }
+
+    /// A copy of columns `from..from+count`.
+    pub fn columns(&self, from: usize, count: usize) -> Mat {
+        match self {
+            Self::Held(a) => {
+                let rows = a.rows();
+                let data = &a.data()[from * rows..(from + count) * rows];
+                Mat::from_columns(rows, count, data.to_vec())
+            }
+            Self::Made { rows, seed, .. } => {
+                let mut data = Vec::with_capacity(rows * count);
+                for j in from..from + count {
+                    data.extend_from_slice(&load_case(j as u64, *seed, *rows));
+                }
+                Mat::from_columns(*rows, count, data)
+            }
+        }
+    }
+}
+
+fn named(name: &str, rule: impl std::fmt::Display) -> ProgramError {
+    ProgramError::Permanent(format!("{name}: {rule}"))
+}
+
+fn from_file(path: &Path) -> Result<Mat, ProgramError> {
+    let name = path.display().to_string();
+    let regular = std::fs::metadata(path).map(|meta| meta.is_file());
+    match regular {
+        Ok(true) => {}
+        Ok(false) => return Err(named(&name, npy::NpyRule::NotAFile)),
+        Err(error) => return Err(named(&name, npy::NpyRule::Io(error))),
+    }
+    let bytes = std::fs::read(path).map_err(|error| named(&name, npy::NpyRule::Io(error)))?;
+    from_bytes(&name, &bytes)
+}
+
+/// A `.npy` file by its first bytes, else a Matrix Market file.
+fn from_bytes(name: &str, bytes: &[u8]) -> Result<Mat, ProgramError> {
+    if npy::is_npy(bytes) {
+        return npy::parse(bytes).map_err(|rule| named(name, rule));
+    }
+    if !bytes.starts_with(b"%%MatrixMarket") {
+        return Err(named(
+            name,
+            "is neither a .npy file (\\x93NUMPY) nor a Matrix Market file (%%MatrixMarket)",
+        ));
+    }
+    let sparse = matrix_market::parse_bytes(name, bytes).map_err(ProgramError::permanent)?;
+    if sparse.rows() == 0 || sparse.cols() == 0 {
+        return Err(named(name, "a matrix has at least one row and one column"));
+    }
+    let elements = sparse.rows() as u64 * sparse.cols() as u64;
+    if elements > ELEMENTS_LIMIT {
+        return Err(named(
+            name,
+            format!(
+                "{} x {} has {elements} elements; a dense matrix has at most {ELEMENTS_LIMIT}",
+                sparse.rows(),
+                sparse.cols()
+            ),
+        ));
+    }
+    Ok(filled(&sparse))
+}
+
+fn filled(sparse: &Csr) -> Mat {
+    let mut a = Mat::zeros(sparse.rows(), sparse.cols());
+    let mut view = a.view_mut();
+    for row in 0..sparse.rows() {
+        let (cols, values) = sparse.row(row);
+        for (col, value) in cols.iter().zip(values) {
+            view.col_mut(*col as usize)[row] = *value;
+        }
+    }
+    a
+}
+
+/// Threads: as many as the parameters and the grant allow.
+pub(super) struct Threads {
+    wanted: u32,
+    pub engine: Engine,
+}
+
+impl Threads {
+    pub fn new(wanted: u32) -> Result<Self, ProgramError> {
+        let engine = Engine::new(wanted as usize).map_err(ProgramError::transient)?;
+        Ok(Self { wanted, engine })
+    }
+
+    pub fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        let threads = self.wanted.min(grant.threads.unwrap_or(u32::MAX)).max(1) as usize;
+        if threads != self.engine.threads() {
+            self.engine = Engine::new(threads).map_err(ProgramError::transient)?;
+        }
+        Ok(())
+    }
+}
+
+/// Finished blocks that this process holds, the first ones first: every capsule uses all of them
+/// in ascending order, so that dropping the least recently used would keep none.
+pub(super) struct Kept<T> {
+    limit: u64,
+    bytes: u64,
+    blocks: BTreeMap<usize, (Digest, u64, T)>,
+}
+
+impl<T> Kept<T> {
+    pub fn new() -> Self {
+        Self {
+            limit: KEPT_BYTES,
+            bytes: 0,
+            blocks: BTreeMap::new(),
+        }
+    }
+
+    /// A quarter of the memory that is granted: the matrix itself, what is being made and what
+    /// waits for its commit need theirs.
+    pub fn configure(&mut self, grant: &Grant) {
+        self.limit = grant.memory_bytes.map_or(KEPT_BYTES, |bytes| bytes / 4);
+        while self.bytes > self.limit {
+            let Some((_, (_, bytes, _))) = self.blocks.pop_last() else {
+                break;
+            };
+            self.bytes -= bytes;
+        }
+    }
+
+    /// Takes block `index` out, if it is the one with this digest and `good` says so.
+    pub fn take(&mut self, index: usize, digest: Digest, good: impl Fn(&T) -> bool) -> Option<T> {
+        let (found, bytes, block) = self.blocks.remove(&index)?;
+        self.bytes -= bytes;
+        (found == digest && good(&block)).then_some(block)
+    }
+
+    /// Keeps a block of so many bytes if there is room for it.
+    pub fn put(&mut self, index: usize, digest: Digest, bytes: u64, block: T) {
+        if let Some((_, bytes, _)) = self.blocks.remove(&index) {
+            self.bytes -= bytes;
+        }
+        if self.bytes + bytes <= self.limit {
+            self.bytes += bytes;
+            self.blocks.insert(index, (digest, bytes, block));
+        }
+    }
+}
+
+/// A finished block column of a program, by its digest, as the matrix that its file holds.
+pub(super) fn fetch_block(
+    cx: &mut Capsule,
+    name: &str,
+    digest: Digest,
+    rows: usize,
+    cols: usize,
+) -> Result<Mat, ProgramError> {
+    let bytes = cx.fetch(digest, npy::matrix_bytes(rows, cols) as u64)?;
+    let block = npy::parse(&bytes).map_err(|rule| named(&format!("{name} ({digest})"), rule))?;
+    if (block.rows(), block.cols()) != (rows, cols) {
+        return Err(ProgramError::Permanent(format!(
+            "{name} ({digest}) is {} x {}, but must be {rows} x {cols}",
+            block.rows(),
+            block.cols()
+        )));
+    }
+    Ok(block)
+}
+
+/// Fields of σ, written one after the other.
+pub(super) struct Fields<'a>(pub &'a mut Vec<u8>);
+
+impl Fields<'_> {
+    pub fn words(&mut self, words: &[u64]) {
+        self.0.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+    }
+
+    pub fn numbers(&mut self, numbers: &[f64]) {
+        self.0.extend(numbers.iter().flat_map(|v| v.to_le_bytes()));
+    }
+
+    pub fn digests(&mut self, digests: &[Digest]) {
+        digests.iter().for_each(|d| self.0.extend_from_slice(&d.0));
+    }
+}
+
+/// Fields of σ, read one after the other.
+pub(super) struct Read<'a> {
+    rest: &'a [u8],
+    program: &'static str,
+}
+
+impl<'a> Read<'a> {
+    pub fn new(
+        bytes: &'a [u8],
+        magic: &[u8; 8],
+        program: &'static str,
+    ) -> Result<Self, ProgramError> {
+        let rest = bytes;
+        let mut read = Self { rest, program };
+        if read.bytes(8)? == magic {
+            Ok(read)
+        } else {
+            Err(read.wrong())
+        }
+    }
+
+    pub fn wrong(&self) -> ProgramError {
+        ProgramError::Permanent(format!("not a state of {}", self.program))
+    }
+
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8], ProgramError> {
+        let Some((taken, rest)) = self.rest.split_at_checked(count) else {
+            return Err(self.wrong());
+        };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn chunks<const N: usize>(&mut self, count: usize) -> Result<&'a [[u8; N]], ProgramError> {
+        // Nothing is allocated on the word of the bytes: so many must be there.
+        let bytes = count.checked_mul(N).ok_or_else(|| self.wrong())?;
+        Ok(self.bytes(bytes)?.as_chunks().0)
+    }
+
+    pub fn words<const N: usize>(&mut self) -> Result<[u64; N], ProgramError> {
+        let found = self.chunks::<8>(N)?;
+        Ok(std::array::from_fn(|i| u64::from_le_bytes(found[i])))
+    }
+
+    /// A word that counts something in memory.
+    pub fn count(&mut self) -> Result<usize, ProgramError> {
+        let [word] = self.words()?;
+        usize::try_from(word).map_err(|_| self.wrong())
+    }
+
+    pub fn numbers(&mut self, count: usize) -> Result<Vec<f64>, ProgramError> {
+        let found = self.chunks(count)?.iter();
+        Ok(found.map(|b| f64::from_le_bytes(*b)).collect())
+    }
+
+    pub fn shorts(&mut self, count: usize) -> Result<Vec<u32>, ProgramError> {
+        let found = self.chunks(count)?.iter();
+        Ok(found.map(|b| u32::from_le_bytes(*b)).collect())
+    }
+
+    pub fn digests(&mut self, count: usize) -> Result<Vec<Digest>, ProgramError> {
+        let found = self.chunks(count)?.iter();
+        Ok(found.map(|b| Digest(*b)).collect())
+    }
+
+    pub fn end(self) -> Result<(), ProgramError> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(self.wrong())
+        }
+    }
+}
+
+/// A digest over digests, in order.
+pub(super) fn chained(digests: &[Digest]) -> Digest {
+    let bytes: Vec<u8> = digests.iter().flat_map(|d| d.0).collect();
+    Digest::of(&bytes)
+}

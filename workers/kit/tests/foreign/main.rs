@@ -1,0 +1,9 @@
+//! Programs of packages, as small shell and Python programs, under the run time of a child.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod container;
+mod faults;
+mod harness;
+mod json_lines;
+mod state_dir;
