@@ -1,0 +1,78 @@
+"""``python program.py --check``: is the state complete, and are the bits the same?
+
+Runs the program whole and cut, every part in a fresh process, and compares results and outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_BOUNDARY = 85
+
+
+def _run(script: str, params: Path, folder: Path, cut: int | None) -> tuple[dict[str, str], int]:
+    """Runs to the end; gives digests by name, and the number of processes."""
+    command = [sys.executable, script, "--params", str(params), "--folder", str(folder), "--quiet"]
+    if cut is not None:
+        command += ["--stop-after", str(cut)]
+    processes = 0
+    while True:
+        processes += 1
+        status = subprocess.run(command, check=False).returncode
+        if status == 0:
+            break
+        if status != _BOUNDARY:
+            raise SystemExit(f"check: the program ended with exit status {status}")
+    (home,) = [path.parent for path in folder.glob("*/*/result.json")]
+    whole = json.loads((home / "result.json").read_text())
+    found = {
+        "result": json.dumps(whole["result"], sort_keys=True),
+        "capsules": str(whole["capsules"]),
+    }
+    outputs = home / "outputs"
+    for path in sorted(p for p in outputs.rglob("*") if p.is_file()):
+        name = path.relative_to(outputs).as_posix()
+        found[f"output {name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found, processes
+
+
+def _differences(a: dict[str, str], b: dict[str, str]) -> list[str]:
+    return [
+        f"  {name}: {a.get(name, 'none')} | {b.get(name, 'none')}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    ]
+
+
+def check(script: str, params: dict[str, Any], every: int) -> int:
+    """Prints the verdict; 0 if all is equal."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        file = root / "params.json"
+        file.write_text(json.dumps(params))
+        whole, _ = _run(script, file, root / "whole", None)
+        cut, processes = _run(script, file, root / "cut", every)
+        differences = _differences(whole, cut)
+        if not differences:
+            print(
+                f"check: equal bits. {whole['capsules']} capsules, whole in 1 process and cut "
+                f"into {processes}; compared: {', '.join(sorted(whole))}"
+            )
+            return 0
+        again, _ = _run(script, file, root / "again", None)
+        if _differences(whole, again):
+            print("check: two whole runs differ: the program is not deterministic (whole | again)")
+            print("\n".join(_differences(whole, again)))
+        else:
+            print(
+                "check: a cut run differs from a whole one: something that a later capsule needs "
+                "is not in the state (whole | cut)"
+            )
+            print("\n".join(differences))
+        return 1

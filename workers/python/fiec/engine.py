@@ -1,0 +1,298 @@
+"""What happens at a boundary: orders, commits, progress. The same rules as the Rust kit's child.
+
+The computing thread reads its orders itself, by looking at the link at a boundary, at most every
+:data:`LOOK_INTERVAL`. Between two looks a boundary costs one reading of the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from .errors import AgentGone, Cancelled, FrameError, Stop, Yielded
+from .frames import Link, Message, now
+from .schedule import COMMIT_WHEN_ACKNOWLEDGED, NO, Schedule
+from .writer import Writer
+
+LOOK_INTERVAL = 100e-6
+PROGRESS_INTERVAL = 0.2
+NOTE_LIMIT = 200
+# A run that ends sooner says only at its end when it began.
+BRIEF = 1e-3
+
+Order = tuple[Message, bytes]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The order ``run``, checked."""
+
+    execution: str
+    epoch: int
+    program: str
+    params: Any
+    commit: Any = "auto"
+    boundary: int | None = None
+    lease: float = 60.0
+    interval: float = 0.0
+    grant: Message = field(default_factory=dict)
+    # Local runs only: commit this boundary and stop there.
+    stop_at: float = math.inf
+
+    @classmethod
+    def parse(cls, head: Message) -> Start:
+        """Reads the order's head."""
+        try:
+            boundary = head.get("boundary")
+            return cls(
+                execution=str(head["execution"]),
+                epoch=int(head["epoch"]),
+                program=str(head["program"]),
+                params=head["params"],
+                commit=head["commit"],
+                boundary=None if boundary is None else int(boundary),
+                lease=max(int(head["lease_ms"]), 1) / 1000,
+                interval=int(head.get("interval_ms") or 0) / 1000,
+                grant=dict(head.get("grant") or {}),
+            )
+        except KeyError as error:
+            raise FrameError(f"an order to run has no field {error}") from error
+        except (TypeError, ValueError) as error:
+            raise FrameError(f"an order to run cannot be read: {error}") from error
+
+
+class Boundaries:
+    """What a run needs of whoever takes it from boundary to boundary."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.of: int | None = None
+        self.note: str | None = None
+        self.outputs: dict[str, bytes] = {}
+        self.stop: str | None = None
+        self.cancel = False
+        self.ended: Stop | None = None
+
+    def check(self) -> None:
+        """Raises again what has ended the run, where a program has caught it."""
+        if self.ended is not None:
+            raise self.ended
+
+    def capsules(self) -> int:
+        """Capsules in all, once the program has returned: what it did last is one, too."""
+        return self.index + 1
+
+    def position(self, head: Message) -> Message:
+        """The head, with what people are told of where it stands."""
+        if self.of is not None:
+            head["of"] = self.of
+        if self.note is not None:
+            head["note"] = self.note
+        return head
+
+    def edge(self) -> None:
+        """A boundary is reached: σ is complete."""
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """Takes the orders that have arrived."""
+        raise NotImplementedError
+
+    def fetch(self, digest: str, size: int) -> Order:
+        """Asks for data by digest and waits for it; other orders are taken meanwhile."""
+        raise NotImplementedError
+
+
+class Engine(Boundaries):
+    """Takes one execution from boundary to boundary over frames."""
+
+    def __init__(
+        self,
+        link: Link,
+        writer: Writer,
+        start: Start,
+        kept: deque[Order],
+        encode: Callable[[], list[bytes]],
+        reconfigure: Callable[[Message], None],
+    ) -> None:
+        self._link = link
+        self._writer = writer
+        self._start = start
+        self._kept = kept
+        self._encode = encode
+        self._reconfigure = reconfigure
+        self._clock = time.perf_counter
+        begun = self._clock()
+        self.began = begun
+        self.began_at = now()
+        super().__init__(start.boundary or 0)
+        self._schedule = Schedule(start.commit, start.interval, begun, self.index)
+        self._sent: deque[tuple[int, float]] = deque()
+        self._mark = self._told = begun
+        # A boundary does nothing before this time, and before this index.
+        self._at_time = 0.0
+        self._gate = 0.0
+        # A stop that waits for a certain boundary.
+        self._stop_at, self._cause = start.stop_at, "it was asked to stop here"
+        self._set_gate()
+        self._grant: Message | None = None
+        self._data: deque[Order] = deque()
+
+    def _set_gate(self) -> None:
+        self._gate = min(self._schedule.gate(), self._stop_at)
+
+    def edge(self) -> None:
+        self.index += 1
+        if self.index >= self._gate or self._clock() >= self._at_time:
+            self._boundary()
+
+    def _boundary(self) -> None:
+        self.check()
+        at = self._clock()
+        self._at_time = at + LOOK_INTERVAL
+        self.look()
+        if self._sent and at - self._sent[0][1] > self._start.lease:
+            self._park()
+        due = self._schedule.boundary(self.index, at)
+        if self.index >= self._stop_at and self.stop is None:
+            self.stop = self._cause
+        if due != NO or self.stop is not None or self.cancel:
+            computed_at = now()
+            if due == COMMIT_WHEN_ACKNOWLEDGED:
+                while self._schedule.is_full() and self.stop is None and not self.cancel:
+                    self._wait()
+            if self.cancel:
+                self._end(Cancelled(), {"is": "cancelled"})
+            reason = "commit" if self.stop is None else "yield"
+            self._commit(at, computed_at, reason)
+            if self.stop is not None:
+                self._end(Yielded(self.stop))
+            self._told = at
+        elif at - self._told >= PROGRESS_INTERVAL and not self._writer.is_busy():
+            self._told = at
+            self._writer.report(self.position({"is": "progress", "index": self.index}))
+        if self._grant is not None:
+            grant, self._grant = self._grant, None
+            self._reconfigure(grant)
+
+    def _end(self, stop: Stop, report: Message | None = None) -> NoReturn:
+        self.ended = stop
+        if report is not None:
+            self._writer.report(report)
+        raise stop
+
+    def take_outputs(self) -> tuple[list[Message], list[bytes]]:
+        """The outputs made since the last report, described, and their bytes."""
+        made, self.outputs = self.outputs, {}
+        return [{"name": n, "bytes": len(b)} for n, b in made.items()], list(made.values())
+
+    def _commit(self, at: float, computed_at: str, reason: str) -> None:
+        self._writer.settle()
+        before = self._clock()
+        pieces = self._encode()
+        sent = self._clock()
+        size = sum(map(len, pieces))
+        head = {
+            "is": "boundary",
+            "index": self.index,
+            "bytes": size,
+            "computed_at": computed_at,
+            "compute_us": max(0, int((at - self._mark) * 1e6)),
+            "reason": reason,
+        }
+        outputs, bodies = self.take_outputs()
+        if outputs:
+            head["outputs"] = outputs
+            pieces += bodies
+        whole = sum(map(len, pieces))
+        self._writer.boundary(self.position(head), pieces, whole)
+        self._schedule.sent(self.index, sent, sent - before, size)
+        self._sent.append((self.index, sent))
+        self._mark = self._clock()
+        self._set_gate()
+        if reason == "yield":
+            self._writer.settle()
+
+    def look(self) -> None:
+        while self._link.has_order(0):
+            self._take_order()
+
+    def _wait(self) -> None:
+        self._link.has_order(3600.0)
+        self.look()
+
+    def _park(self) -> None:
+        """No commit was possible for a lease: waits until one is, or for an order to stop."""
+        print(
+            f"fiec: boundary not acknowledged within {self._start.lease * 1000:.0f} ms; "
+            f"{self._start.execution} waits at a boundary",
+            file=sys.stderr,
+            flush=True,
+        )
+        while self._sent and not self.cancel and self.stop is None:
+            self._wait()
+
+    def _take_order(self) -> None:
+        got = self._link.read()
+        if got is None:
+            raise AgentGone("the socket was closed")
+        head, body = got
+        match head:
+            case {"is": "yield"}:
+                cause = str(head.get("cause") or "FIEC asked for it")
+                at = head.get("at")
+                if isinstance(at, int) and at > self.index:
+                    self._stop_at, self._cause = at, cause
+                    self._set_gate()
+                else:
+                    self.stop = cause
+            case {"is": "cancel"}:
+                self.cancel = True
+            case {"is": "committed", "index": int(index)}:
+                while self._sent and self._sent[0][0] <= index:
+                    _, at = self._sent.popleft()
+                    self._schedule.acknowledged(self._clock() - at)
+            case {"is": "stretch", "interval_ms": int(ms)}:
+                self._schedule.stretch(ms / 1000)
+            case {"is": "reconfigure", "grant": dict(grant)}:
+                self._grant = grant
+            case {"is": "data"}:
+                self._data.append((head, body))
+            case {"is": "prepare" | "run"}:
+                # For later: a preparation while something runs.
+                self._kept.append((head, body))
+            case _:
+                raise FrameError(f"order {head['is']!r} is not known, or lacks a field")
+        if self.stop is not None or self.cancel or self._grant is not None:
+            # The next boundary acts on it at once.
+            self._at_time = 0.0
+
+    def fetch(self, digest: str, size: int) -> Order:
+        self._writer.report({"is": "fetch", "digest": digest, "bytes": size})
+        while True:
+            while self._data:
+                head, body = self._data.popleft()
+                if head.get("digest") == digest:
+                    return head, body
+            self._take_order()
+
+    def complete(self, result: Any) -> None:
+        """The program has returned."""
+        outputs, bodies = self.take_outputs()
+        head: Message = {"is": "completed", "capsules": self.capsules()}
+        if result is not None:
+            head["result"] = result
+        head["computing_since"] = self.began_at
+        head["computed_until"] = now()
+        if outputs:
+            head["outputs"] = outputs
+        self._writer.report(head, bodies)
+
+    def is_brief(self) -> bool:
+        """Whether it has run for less than a millisecond."""
+        return self._clock() - self.began < BRIEF

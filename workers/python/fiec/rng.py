@@ -1,0 +1,49 @@
+"""The random state that a process has once: that of ``random``, ``numpy.random`` and PyTorch."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+
+class GlobalRandom:
+    """Seeds the generators that libraries use without being told, and carries them in the state.
+
+    ``run.state(model=model, rng=fiec.GlobalRandom(seed=0))``. Import the libraries before this is
+    made. Generators of one's own (``random.Random``, ``numpy.random.Generator``) are better: they
+    are put into the state directly.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each library that is loaded."""
+        state: dict[str, Any] = {"random": random.getstate()}
+        if "numpy" in sys.modules:
+            state["numpy"] = sys.modules["numpy"].random.get_state(legacy=False)
+        if "torch" in sys.modules:
+            torch = sys.modules["torch"]
+            state["torch"] = torch.get_rng_state()
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+        missing = [m for m in ("numpy", "torch") if m in state and m not in sys.modules]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must be imported first")
+        random.setstate(state["random"])
+        if "numpy" in state:
+            sys.modules["numpy"].random.set_state(state["numpy"])
+        if "torch" in state:
+            torch = sys.modules["torch"]
+            torch.set_rng_state(state["torch"])
+            if "cuda" in state and torch.cuda.is_available():
+                torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,329 @@
+"""A run as a program sees it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from . import restore, sigma
+from .engine import NOTE_LIMIT, Boundaries
+from .errors import Failed, StateError
+from .frames import DATA_DIR_ENV, INPUTS_ENV, Message
+
+T = TypeVar("T")
+_NAME_LIMIT = 255
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class State:
+    """The named parts of a state as attributes: ``state.w``, ``state.epoch``."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the state has no part {name!r}; it has {', '.join(vars(self))}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self)[name] = value
+
+    def __repr__(self) -> str:
+        return f"State({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A granted device."""
+
+    uuid: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the program may use where it runs. It changes the speed, never the bits."""
+
+    substrate: str | None = None
+    """The place on the node, e.g. ``cpu0``."""
+    threads: int | None = None
+    """Threads that may compute at once; ``None``: the program's own choice."""
+    cpus: tuple[int, ...] = ()
+    """The processors it may run on; empty: any."""
+    memory_bytes: int | None = None
+    """Memory in bytes; ``None``: not limited."""
+    device: Device | None = None
+    """A device, if one was granted."""
+
+    @classmethod
+    def parse(cls, head: Mapping[str, Any]) -> Grant:
+        """Reads a grant as messages carry it; what is not known is left out."""
+        device = head.get("device")
+        return cls(
+            substrate=head.get("substrate"),
+            threads=head.get("threads"),
+            cpus=tuple(head.get("cpus") or ()),
+            memory_bytes=head.get("memory_bytes"),
+            device=Device(device["uuid"], device.get("memory_bytes")) if device else None,
+        )
+
+
+def inputs(path: str | os.PathLike[str] = "") -> Path:
+    """The path of an input: relative ones are looked up in the node's folder of inputs."""
+    folder = os.environ.get(DATA_DIR_ENV) or os.environ.get(INPUTS_ENV) or "."
+    found = Path(folder) / path
+    if not found.exists():
+        raise Failed(f"input {os.fspath(path)!r} does not exist here; looked for {found}")
+    return found
+
+
+class Run:
+    """One attempt at an execution: from its last commit, or from its beginning."""
+
+    def __init__(
+        self, *, execution: str, epoch: int, program: str, params: Any, grant: Grant, local: bool
+    ) -> None:
+        self.execution = execution
+        """The execution's id, a UUID."""
+        self.epoch = epoch
+        """How many bindings it has had, this one included."""
+        self.program = program
+        """``name@version``."""
+        self.params: dict[str, Any] = params if isinstance(params, dict) else {"": params}
+        """The parameters of the submission."""
+        self.grant = grant
+        """What may be used here; changes at a boundary, see :meth:`on_reconfigure`."""
+        self.local = local
+        """True where there is no worker."""
+        self._engine: Boundaries
+        self._sigma: bytes | None = None
+        self._state: Any = None
+        self._has_state = False
+        self._callbacks: list[Callable[[Grant], object]] = []
+
+    # --- state ---------------------------------------------------------------------------------
+
+    @overload
+    def state(self, value: T, /) -> T: ...
+
+    @overload
+    def state(self, /, **fields: Any) -> State: ...
+
+    def state(self, value: Any = None, /, **fields: Any) -> Any:
+        """Declares the state: everything that a later capsule needs. Called once.
+
+        ``run.state(epoch=0, w=w, rng=rng)`` gives an object with these attributes;
+        ``run.state(value)`` takes a dataclass instance, a dict, or an object with ``state_dict``,
+        and gives it back. In a run that resumes, the values of the last commit are put in place of
+        the initial ones: arrays, modules, generators and containers are loaded in place, so that
+        other names for them stay good.
+        """
+        self._engine.check()
+        if self._has_state:
+            raise StateError("run.state() is called once in a run; put all parts into one call")
+        if (value is None) == (not fields):
+            raise StateError("run.state() takes one value, or parts by name")
+        self._has_state = True
+        if not fields:
+            if self._sigma is not None:
+                found = restore.decode(self._sigma, value)
+                if found is not value:
+                    raise StateError(
+                        f"it cannot be put into this {type(value).__name__}; hand over a "
+                        "dataclass instance that is not frozen, a dict, a list, or parts by name"
+                    )
+            self._state, self._sigma = value, None
+            return value
+        state = State(**fields)
+        if self._sigma is not None:
+            found = restore.decode(self._sigma, dict(fields))
+            if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
+                raise StateError("it has no named parts; the program has changed")
+            missing = fields.keys() - found.keys()
+            if missing:
+                raise StateError(
+                    f"boundary {self.index} has no part {', '.join(sorted(missing))}; it has "
+                    f"{', '.join(found)}. A program that has changed needs a new version"
+                )
+            vars(state).update(found)
+        self._state, self._sigma = vars(state), None
+        return state
+
+    def _encode(self) -> list[bytes]:
+        return sigma.encode(self._state if self._has_state else {})
+
+    @property
+    def resumed(self) -> bool:
+        """True where a commit is resumed, at boundary :attr:`index` as it was at the start."""
+        return self._resumed
+
+    _resumed = False
+
+    # --- boundaries ----------------------------------------------------------------------------
+
+    @property
+    def index(self) -> int:
+        """Capsules completed: the number of the last boundary."""
+        return self._engine.index
+
+    def _ready(self) -> Boundaries:
+        engine = self._engine
+        engine.check()
+        if self._sigma is not None and not self._has_state:
+            if restore.decode(self._sigma) != {}:
+                raise StateError("there is one to resume; call run.state() before the first step")
+            self._sigma, self._has_state, self._state = None, True, {}
+        return engine
+
+    def steps(self, until: int | None = None) -> Iterator[int]:
+        """``for step in run.steps(1000):`` – each turn of the loop is a capsule, and its edge is a
+        boundary, the last one included: what follows the loop is a capsule of its own. Counts
+        from :attr:`index`, so a run that resumes goes on where it was; without ``until`` it goes
+        on until ``break`` or ``return``."""
+        engine = self._ready()
+        if until is not None:
+            engine.of = until
+        while until is None or engine.index < until:
+            yield engine.index
+            engine.edge()
+        engine.check()
+
+    def each(self, items: Iterable[T]) -> Iterator[T]:
+        """``for batch in run.each(state.batches):`` – like :meth:`steps`, over something whose
+        position is part of the state: :class:`fiec.Batches`, :class:`fiec.Stream`."""
+        engine = self._ready()
+        for item in items:
+            yield item
+            engine.edge()
+        engine.check()
+
+    def boundary(self) -> None:
+        """A boundary in a loop of another shape. All that a later capsule needs must be in the
+        state, the place in the program included."""
+        engine = self._ready()
+        engine.edge()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a stop at the next boundary is wanted. Never let results depend on it."""
+        engine = self._engine
+        engine.look()
+        return engine.stop is not None or engine.cancel or engine.ended is not None
+
+    # --- what others see -----------------------------------------------------------------------
+
+    def progress(self, note: object = None, *, of: int | None = None) -> None:
+        """A short word on where it stands, and the boundaries in all where that is known. Shown a
+        few times a second at most; costs nothing in between."""
+        engine = self._engine
+        if note is not None:
+            engine.note = str(note)[:NOTE_LIMIT]
+        if of is not None:
+            engine.of = of
+
+    def output(self, name: str, data: Any) -> None:
+        """Declares an output: bytes, text, or a numpy array (written as ``.npy``). It becomes
+        visible with the next commit; a later one of the same name takes its place."""
+        self._engine.check()
+        parts = name.split("/")
+        if (
+            not 0 < len(name.encode()) <= _NAME_LIMIT
+            or {"", ".", ".."} & set(parts)
+            or "\0" in name
+        ):
+            raise Failed(
+                f"output {name!r}: a name has 1 to {_NAME_LIMIT} bytes and no empty part, "
+                "'.' or '..' between slashes"
+            )
+        self._engine.outputs[name] = _bytes(name, data)
+
+    # --- what it is given ----------------------------------------------------------------------
+
+    def on_reconfigure(self, callback: Callable[[Grant], T]) -> Callable[[Grant], T]:
+        """Calls ``callback(grant)`` at the boundary from which on another grant holds. Also a
+        decorator."""
+        self._callbacks.append(callback)
+        return callback
+
+    def _reconfigure(self, head: Message) -> None:
+        self.grant = Grant.parse(head)
+        for callback in self._callbacks:
+            callback(self.grant)
+
+    def inputs(self, path: str | os.PathLike[str] = "") -> Path:
+        """The path of an input: relative ones are looked up in the node's folder of inputs."""
+        return inputs(path)
+
+    def fetch(self, digest: str, bytes: int = 0) -> bytes:
+        """An object by its digest (BLAKE3-256, hex): verified, from the node's cache or the object
+        store. ``bytes`` is its size where it is known."""
+        self._engine.check()
+        if not _DIGEST.fullmatch(digest):
+            raise Failed(f"digest {digest!r} must be 64 lower-case hexadecimal digits")
+        head, body = self._engine.fetch(digest, bytes)
+        if head.get("error"):
+            permanent = bool(head.get("permanent"))
+            raise Failed(f"object {digest} cannot be had: {head['error']}", permanent=permanent)
+        if bytes and len(body) != bytes:
+            raise Failed(f"object {digest} has {len(body)} bytes, not {bytes}")
+        return body
+
+    def load(self, reference: str | Mapping[str, Any]) -> bytes:
+        """The bytes that a parameter names: a path of an input, ``{"file": path}``, or
+        ``{"object": digest}``."""
+        if isinstance(reference, str):
+            reference = {"file": reference}
+        match reference:
+            case {"file": str(path)}:
+                return self.inputs(path).read_bytes()
+            case {"object": str(digest)}:
+                return self.fetch(digest, int(reference.get("bytes") or 0))
+            case _:
+                raise Failed(f'{reference!r} must be a path, {{"file": …}} or {{"object": …}}')
+
+
+def _bytes(name: str, data: Any) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    np = sys.modules.get("numpy")
+    if np is not None and isinstance(data, np.ndarray):
+        out = io.BytesIO()
+        np.save(out, data, allow_pickle=False)
+        return out.getvalue()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise Failed(f"output {name!r} is a {type(data).__name__}; give bytes, text or a numpy array")
+
+
+_NOT_FINITE = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+
+
+def plain(value: Any, place: str = "result") -> Any:
+    """A result as JSON has it: numpy and PyTorch values become numbers and lists, and what is no
+    number the texts ``NaN``, ``Infinity``, ``-Infinity``."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if value != value:
+            return "NaN"
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, f"{place}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, f"{place}[{n}]") for n, v in enumerate(value)]
+    if callable(getattr(value, "tolist", None)):
+        return plain(value.tolist(), place)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise Failed(f"{place} is a {type(value).__name__}, which JSON cannot say; use run.output()")
+
+
+def dumps(value: Any) -> str:
+    """One canonical JSON text: sorted keys."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
