@@ -14,6 +14,7 @@ use crate::ids::{
 };
 use crate::subjects::EVENT_HEADER_LIMIT;
 use crate::submission::{Contract, Submission};
+use crate::tagged::tagged;
 
 /// Longest canonical submission in bytes that a ledger message carries itself; a longer one lies
 /// in `FIEC_DATA` by its digest.
@@ -84,105 +85,106 @@ impl LedgerMessage {
     }
 }
 
-/// Something that happened to an execution.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Event {
-    /// It exists.
-    Submitted,
-    /// It is tied to a node under a new epoch.
-    Bound {
-        /// The new epoch: one more than before.
-        epoch: Epoch,
-        /// The node.
-        node: NodeId,
-        /// Which life of the node's agent.
-        instance: InstanceId,
-        /// Which place on it.
-        substrate: String,
-        /// Why.
-        cause: Cause,
-        /// Whom the choice was made from; absent when a decision lies in another message.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        decision: Option<Decision>,
-    },
-    /// Its node computes.
-    Started {
-        /// Under which epoch.
-        epoch: Epoch,
-        /// When its first capsule of this binding began.
-        computing_since: Timestamp,
-    },
-    /// A boundary became durable.
-    Boundary(BoundaryEvent),
-    /// The node gave it up at its last committed boundary.
-    Yielded {
-        /// Why.
-        cause: Cause,
-        /// When the last capsule on this node ended.
-        computed_until: Timestamp,
-    },
-    /// The node did not take it.
-    Refused {
-        /// Why.
-        reason: String,
-        /// Slots that it could offer.
-        offer: u32,
-    },
-    /// It waits until somebody resumes it.
-    Paused {
-        /// Who asked.
-        who: String,
-    },
-    /// It may be bound again.
-    Resumed {
-        /// Who asked.
-        who: String,
-    },
-    /// Somebody asked for something that the holder of the binding will do.
-    Requested {
-        /// Who asked.
-        who: String,
-        /// What: `cancel`, `pause`, `yield`.
-        what: String,
-    },
-    /// The program ended without completing; it is tried again from the last commit.
-    Crashed {
-        /// Crashes so far.
-        attempt: u32,
-        /// Exit status or signal, in words.
-        exit: String,
-        /// The end of what it wrote to stderr.
-        stderr: String,
-        /// How long the next attempt waits.
-        backoff_ms: u64,
-    },
-    /// It is done.
-    Completed {
-        /// The program's own words on the result; small.
-        #[serde(default, skip_serializing_if = "Value::is_null")]
-        result: Value,
-        /// When its last capsule ended.
-        computed_until: Timestamp,
-        /// Capsules in all.
-        capsules: BoundaryIndex,
-        /// Outputs made since the last commit.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        outputs: Vec<Output>,
-    },
-    /// It cannot complete.
-    Failed {
-        /// Why, for a person.
-        reason: String,
-        /// The end of what the program wrote to stderr.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
-        stderr: String,
-    },
-    /// Somebody ended it.
-    Cancelled {
-        /// Who.
-        who: String,
-    },
+tagged! { "type", "Event",
+    /// Something that happened to an execution.
+    #[derive(Debug, Clone, PartialEq, JsonSchema)]
+    pub enum Event {
+        /// It exists.
+        Submitted,
+        /// It is tied to a node under a new epoch.
+        Bound {
+            /// The new epoch: one more than before.
+            epoch: Epoch,
+            /// The node.
+            node: NodeId,
+            /// Which life of the node's agent.
+            instance: InstanceId,
+            /// Which place on it.
+            substrate: String,
+            /// Why.
+            cause: Cause,
+            /// Whom the choice was made from; absent when a decision lies in another message.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            decision: Option<Decision>,
+        },
+        /// Its node computes.
+        Started {
+            /// Under which epoch.
+            epoch: Epoch,
+            /// When its first capsule of this binding began.
+            computing_since: Timestamp,
+        },
+        /// A boundary became durable.
+        Boundary(BoundaryEvent),
+        /// The node gave it up at its last committed boundary.
+        Yielded {
+            /// Why.
+            cause: Cause,
+            /// When the last capsule on this node ended.
+            computed_until: Timestamp,
+        },
+        /// The node did not take it.
+        Refused {
+            /// Why.
+            reason: String,
+            /// Slots that it could offer.
+            offer: u32,
+        },
+        /// It waits until somebody resumes it.
+        Paused {
+            /// Who asked.
+            who: String,
+        },
+        /// It may be bound again.
+        Resumed {
+            /// Who asked.
+            who: String,
+        },
+        /// Somebody asked for something that the holder of the binding will do.
+        Requested {
+            /// Who asked.
+            who: String,
+            /// What: `cancel`, `pause`, `yield`.
+            what: String,
+        },
+        /// The program ended without completing; it is tried again from the last commit.
+        Crashed {
+            /// Crashes so far.
+            attempt: u32,
+            /// Exit status or signal, in words.
+            exit: String,
+            /// The end of what it wrote to stderr.
+            stderr: String,
+            /// How long the next attempt waits.
+            backoff_ms: u64,
+        },
+        /// It is done.
+        Completed {
+            /// The program's own words on the result; small.
+            #[serde(default, skip_serializing_if = "Value::is_null")]
+            result: Value,
+            /// When its last capsule ended.
+            computed_until: Timestamp,
+            /// Capsules in all.
+            capsules: BoundaryIndex,
+            /// Outputs made since the last commit.
+            #[serde(default, skip_serializing_if = "Vec::is_empty")]
+            outputs: Vec<Output>,
+        },
+        /// It cannot complete.
+        Failed {
+            /// Why, for a person.
+            reason: String,
+            /// The end of what the program wrote to stderr.
+            #[serde(default, skip_serializing_if = "String::is_empty")]
+            stderr: String,
+        },
+        /// Somebody ended it.
+        Cancelled {
+            /// Who.
+            who: String,
+        },
+    }
 }
 
 /// A committed boundary.
@@ -220,41 +222,42 @@ pub struct Output {
     pub bytes: u64,
 }
 
-/// Why an execution was bound or yielded.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Cause {
-    /// Its first binding.
-    Initial,
-    /// A signal pressed beyond its threshold for longer than its dwell.
-    Pressure {
-        /// What was seen.
-        evidence: Box<Evidence>,
-    },
-    /// Somebody asked for it.
-    Operator {
-        /// Who.
-        who: String,
-    },
-    /// Its node is leaving.
-    Drain {
-        /// Who asked: an operator, or `sigterm`.
-        who: String,
-    },
-    /// Its node fell silent.
-    Lost {
-        /// For how long, in milliseconds, when that was decided.
-        silent_ms: u64,
-    },
-    /// Its node did not take it, or not in time.
-    NotTaken {
-        /// Why.
-        reason: String,
-    },
-    /// It was resumed after a pause.
-    Resumed,
-    /// It waited in a node's queue while another had room.
-    Balance,
+tagged! { "kind", "Cause",
+    /// Why an execution was bound or yielded.
+    #[derive(Debug, Clone, PartialEq, JsonSchema)]
+    pub enum Cause {
+        /// Its first binding.
+        Initial,
+        /// A signal pressed beyond its threshold for longer than its dwell.
+        Pressure {
+            /// What was seen.
+            evidence: Box<Evidence>,
+        },
+        /// Somebody asked for it.
+        Operator {
+            /// Who.
+            who: String,
+        },
+        /// Its node is leaving.
+        Drain {
+            /// Who asked: an operator, or `sigterm`.
+            who: String,
+        },
+        /// Its node fell silent.
+        Lost {
+            /// For how long, in milliseconds, when that was decided.
+            silent_ms: u64,
+        },
+        /// Its node did not take it, or not in time.
+        NotTaken {
+            /// Why.
+            reason: String,
+        },
+        /// It was resumed after a pause.
+        Resumed,
+        /// It waited in a node's queue while another had room.
+        Balance,
+    }
 }
 
 impl Cause {
@@ -396,27 +399,28 @@ fn is_bitwise(contract: &Contract) -> bool {
     *contract == Contract::Bitwise
 }
 
-/// Where an execution stands.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "is", rename_all = "snake_case")]
-pub enum Phase {
-    /// Waits to be bound.
-    Pending,
-    /// Tied to a node that has not started it yet.
-    Bound(Binding),
-    /// Computing there.
-    Started(Binding),
-    /// Waits for `resume`.
-    Paused {
-        /// Who paused it.
-        who: String,
-    },
-    /// Done.
-    Completed,
-    /// Given up.
-    Failed,
-    /// Ended by somebody.
-    Cancelled,
+tagged! { "is", "Phase",
+    /// Where an execution stands.
+    #[derive(Debug, Clone, PartialEq, JsonSchema)]
+    pub enum Phase {
+        /// Waits to be bound.
+        Pending,
+        /// Tied to a node that has not started it yet.
+        Bound(Binding),
+        /// Computing there.
+        Started(Binding),
+        /// Waits for `resume`.
+        Paused {
+            /// Who paused it.
+            who: String,
+        },
+        /// Done.
+        Completed,
+        /// Given up.
+        Failed,
+        /// Ended by somebody.
+        Cancelled,
+    }
 }
 
 impl Phase {

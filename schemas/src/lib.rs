@@ -12,6 +12,7 @@ pub mod programs;
 mod strict;
 pub mod subjects;
 pub mod submission;
+mod tagged;
 pub mod time;
 
 pub use event::{

@@ -19,16 +19,17 @@ use crate::time::PgTime;
 use crate::write::{Prepared, Writer, Written};
 
 /// Most messages of a batch. Half as many cost a third of the throughput on two busy cores.
-pub(crate) const BATCH_MESSAGES: usize = 10_000;
+pub(crate) const BATCH_MESSAGES: usize = 6_000;
 /// Most bytes of headers of a batch.
-const BATCH_BYTES: usize = 16 << 20;
+const BATCH_BYTES: usize = 12 << 20;
 /// How long a batch waits for more.
 const BATCH_WAIT: Duration = Duration::from_millis(20);
-/// It goes on waiting, so many times, while this many come in each of these spans. An execution
-/// whose whole life falls into one batch costs one row; one that is seen twice costs its row again,
-/// in every index.
-const BUSY_WAITS: u32 = 12;
-const BUSY_MESSAGES: usize = 100;
+/// Where that brought a flood, it goes on for as many such spans as bring a share of one. An
+/// execution whose whole life falls into one batch costs one row; one that is seen twice costs its
+/// row again, in every index. When the flood ends, so does the batch.
+const BUSY_SPAN: Duration = Duration::from_millis(5);
+const BUSY_SPANS: u32 = 46;
+const BUSY_MESSAGES: usize = 25;
 /// Live executions remembered between batches; others are looked up.
 const KNOWN_LIMIT: usize = 300_000;
 
@@ -156,7 +157,7 @@ where
         let mut bytes = 0;
         let full = tokio::time::sleep(Duration::MAX);
         tokio::pin!(full);
-        let (mut last, mut waits, mut seen) = (false, 0, 0);
+        let (mut last, mut spans, mut seen) = (false, 0, 0);
         while batch.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
             tokio::select! {
                 biased;
@@ -177,12 +178,13 @@ where
                     None => { last = true; break; }
                 },
                 () = &mut full, if !batch.is_empty() => {
-                    if waits == BUSY_WAITS || batch.len() - seen < BUSY_MESSAGES {
+                    let few = if spans == 0 { 4 * BUSY_MESSAGES } else { BUSY_MESSAGES };
+                    if spans == BUSY_SPANS || batch.len() - seen < few {
                         break;
                     }
-                    waits += 1;
+                    spans += 1;
                     seen = batch.len();
-                    full.as_mut().reset(tokio::time::Instant::now() + BATCH_WAIT);
+                    full.as_mut().reset(tokio::time::Instant::now() + BUSY_SPAN);
                 }
             }
         }

@@ -154,6 +154,10 @@ fn open(
 }
 
 impl Subject {
+    fn speaks_frames(&self) -> bool {
+        (self.package.as_ref()).is_some_and(|p| p.manifest.protocol == Protocol::Frames)
+    }
+
     /// A built-in program, or the package at a path; a single file needs a protocol.
     ///
     /// # Errors
@@ -281,7 +285,10 @@ pub fn run(
             .map(|every| (begin / every + 1) * every);
         let state = from.take();
         let state = state.as_ref().map(|(index, state)| (*index, &state[..]));
-        session.run(state, yield_every.filter(|_| !cut), until)?;
+        // A program that speaks frames may hear of the yield only after it has passed that
+        // boundary; its commit there is as good a place to cut.
+        let commit_every = yield_every.filter(|_| !cut || subject.speaks_frames());
+        session.run(state, commit_every, until)?;
         loop {
             match session.hear()? {
                 Event::Progress { index, of, note } => {
@@ -298,11 +305,14 @@ pub fn run(
                     record.made(&outputs);
                     record.boundaries.insert(index, Digest::of(&state));
                     progress(&format!("boundary {index}, process {}", record.processes));
-                    if yielded {
-                        if index <= begin {
-                            bail!("it yielded at boundary {index}, from which it had begun");
+                    if yielded && index <= begin {
+                        bail!("it yielded at boundary {index}, from which it had begun");
+                    }
+                    if yielded || until.is_some_and(|until| index >= until) {
+                        match yielded {
+                            true => session.end(),
+                            false => session.kill(),
                         }
-                        session.end();
                         from = Some((index, state));
                         continue 'processes;
                     }

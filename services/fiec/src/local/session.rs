@@ -255,8 +255,6 @@ impl<'a> Session<'a> {
             grant: Grant::default(),
         };
         let state = from.map_or(&[][..], |(_, state)| state);
-        let speaks_frames = (self.subject.package.as_ref())
-            .is_some_and(|package| package.manifest.protocol == Protocol::Frames);
         let stop = stop_at.map(|at| {
             Order::Yield(frames::Yield {
                 cause: Some("fiec run --local cuts here".to_owned()),
@@ -271,7 +269,7 @@ impl<'a> Session<'a> {
             }
             frames::write(&self.socket, &Order::Run(Box::new(run)), &[state])?;
             // Others may take an order for a run that they do not have yet for nothing.
-            if let (Some(stop), true) = (&stop, speaks_frames) {
+            if let (Some(stop), true) = (&stop, self.subject.speaks_frames()) {
                 frames::write(&self.socket, stop, &[])?;
             }
             Ok(())
