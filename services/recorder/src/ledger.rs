@@ -27,9 +27,9 @@ const BATCH_WAIT: Duration = Duration::from_millis(20);
 /// Where that brought a flood, it goes on for as many such spans as bring a share of one. An
 /// execution whose whole life falls into one batch costs one row; one that is seen twice costs its
 /// row again, in every index. When the flood ends, so does the batch.
-const BUSY_SPAN: Duration = Duration::from_millis(5);
-const BUSY_SPANS: u32 = 46;
-const BUSY_MESSAGES: usize = 25;
+const BUSY_SPAN: Duration = Duration::from_millis(15);
+const BUSY_SPANS: u32 = 15;
+const BUSY_MESSAGES: usize = 40;
 /// Live executions remembered between batches; others are looked up.
 const KNOWN_LIMIT: usize = 300_000;
 
@@ -178,8 +178,7 @@ where
                     None => { last = true; break; }
                 },
                 () = &mut full, if !batch.is_empty() => {
-                    let few = if spans == 0 { 4 * BUSY_MESSAGES } else { BUSY_MESSAGES };
-                    if spans == BUSY_SPANS || batch.len() - seen < few {
+                    if spans == BUSY_SPANS || batch.len() - seen < BUSY_MESSAGES {
                         break;
                     }
                     spans += 1;
