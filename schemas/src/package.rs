@@ -96,7 +96,14 @@ impl Manifest {
     pub fn parse(text: &[u8]) -> Result<Self, FieldError> {
         let mut reader = serde_json::Deserializer::from_slice(text);
         let manifest: Self = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            FieldError::new(error.path().to_string(), error.inner().to_string())
+            // What a missing field or broken JSON has for a path is no name of a field.
+            let path = error.path().to_string();
+            let field = if matches!(path.as_str(), "." | "?") {
+                String::new()
+            } else {
+                path
+            };
+            FieldError::new(field, error.inner().to_string())
         })?;
         manifest.check()?;
         Ok(manifest)
@@ -119,7 +126,10 @@ impl Manifest {
         if program.contains('/') && (program.starts_with('/') || climbs(program)) {
             return Err(FieldError::new(
                 "entry",
-                format!("{program:?} must stay inside the package's folder"),
+                format!(
+                    "{program:?} must stay inside the package's folder; a command without / is \
+                     looked up in the node's PATH"
+                ),
             ));
         }
         if self.limits.boundary_ms == Some(0) || self.limits.state_bytes == Some(0) {

@@ -21,7 +21,7 @@ pub const LINES_LIMIT: usize = 10_000;
 
 /// A field of a submission and the rule that it breaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
-#[error("{field}: {reason}")]
+#[error("{field}{}{reason}", if .field.is_empty() { "" } else { ": " })]
 pub struct FieldError {
     /// Path of the field, e.g. `viability.memory.low`; empty where the line is no JSON at all.
     pub field: String,

@@ -99,6 +99,7 @@ pub fn main() -> ExitCode {
         return fiec_kit::child_main();
     }
     log_to_stderr(&cli.global, is_service(&cli.command));
+    end_quietly_with_the_reader();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -135,6 +136,19 @@ fn is_service(command: &Command) -> bool {
         command,
         Command::Worker(_) | Command::Policy(_) | Command::Recorder(_)
     )
+}
+
+/// `fiec history | head`: a reader that has gone is no mistake of ours, and no reason for a trace.
+/// What this process has started is still ended and removed as it unwinds.
+fn end_quietly_with_the_reader() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let text = info.payload().downcast_ref::<String>();
+        let gone = |t: &String| t.starts_with("failed printing to") && t.contains("Broken pipe");
+        if !text.is_some_and(gone) {
+            before(info);
+        }
+    }));
 }
 
 fn log_to_stderr(global: &Global, service: bool) {

@@ -147,7 +147,10 @@ pub fn pack_file(file: &Path, single: Single) -> Result<Packed, BadPackage> {
 }
 
 fn in_manifest(path: &Path, error: &FieldError) -> BadPackage {
-    BadPackage::new(path, format!("field {}: {}", error.field, error.reason))
+    match error.field.as_str() {
+        "" => BadPackage::new(path, &error.reason),
+        field => BadPackage::new(path, format!("field {field}: {}", error.reason)),
+    }
 }
 
 fn collect(

@@ -1,6 +1,6 @@
 //! Bytes on their way to and from the object store of data, with a bar for those that take long.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Seek as _};
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use fiec_broker::{Broker, BrokerError, store};
 use fiec_schemas::Digest;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWriteExt as _, ReadBuf};
 
 /// Bytes from which on a bar is shown.
 const BAR_FROM: u64 = 16 << 20;
@@ -64,6 +64,22 @@ pub async fn upload(
     let stored = store::put_data_from(broker, digest, &mut reader).await;
     reader.bar.finish_and_clear();
     stored
+}
+
+/// Writes an object to standard output, once it is here in full and checked.
+///
+/// # Errors
+/// When it is not there or damaged, there is no room for it in the temporary folder, or nobody
+/// reads standard output.
+pub async fn print(broker: &Broker, digest: Digest) -> anyhow::Result<()> {
+    let mut whole = tempfile::tempfile().context("cannot make a temporary file")?;
+    let mut writer = tokio::fs::File::from_std(whole.try_clone()?);
+    store::get_data_to(broker, digest, u64::MAX, &mut writer, |_| {}).await?;
+    writer.flush().await?;
+    whole.rewind()?;
+    std::io::copy(&mut whole, &mut std::io::stdout().lock())
+        .context("cannot write to standard output")?;
+    Ok(())
 }
 
 /// Fetches an object into a file, which appears in full and checked, or not at all. Returns how

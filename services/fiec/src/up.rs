@@ -103,7 +103,9 @@ Other `fiec` commands on this machine find it by themselves. With the usual tool
   export NATS_URL={nats}
   nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.lab < examples/batch.jsonl
   nats micro info fiec
-  psql {database} -c 'SELECT * FROM execution_summary'
+
+  export FIEC_DATABASE_URL={database}
+  psql \"$FIEC_DATABASE_URL\" -c 'SELECT * FROM execution_summary'
 
 Ctrl-C ends everything.",
         nats = file.nats,

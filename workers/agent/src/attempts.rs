@@ -158,10 +158,12 @@ impl Runner {
         };
         if self.unheard {
             // Died idle in the pool, or at its very start: one more try before it counts.
-            self.unheard = false;
             drop(child);
             let last = self.last.clone();
-            return self.launch(last).await;
+            self.launch(last).await;
+            // Its successor has not been heard either, and is not spared.
+            self.unheard = false;
+            return;
         }
         let logs = child.logs.clone();
         let mut exit = child.autopsy().await;

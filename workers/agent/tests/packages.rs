@@ -16,7 +16,7 @@ use fiec_agent::packages::{Packages, Program};
 use fiec_broker::{registry, store};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::{Manifest, ProgramRecord};
-use fiec_schemas::{Digest, ExecutionId, Timestamp, subjects};
+use fiec_schemas::{Digest, Event, ExecutionId, Timestamp, subjects};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -51,13 +51,17 @@ fn tar(files: &[(&str, Option<&str>)]) -> Vec<u8> {
 impl World {
     /// Registers an artifact as it is, whatever is in it.
     async fn register(&self, program: &str, artifact: &[u8]) -> Digest {
+        self.register_as(program, manifest(), artifact).await
+    }
+
+    async fn register_as(&self, program: &str, manifest: Manifest, artifact: &[u8]) -> Digest {
         let digest = Digest::of(artifact);
         store::put_data(&self.broker, digest, artifact)
             .await
             .unwrap();
         let record = ProgramRecord {
             program: program.to_owned(),
-            manifest: manifest(),
+            manifest,
             artifact: digest,
             bytes: artifact.len() as u64,
             pushed_at: Timestamp::now(),
@@ -226,4 +230,37 @@ async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objec
         cache.join("programs").exists(),
         "it is kept for the next life"
     );
+}
+
+#[tokio::test]
+async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_budget_ends_it() {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    let starts = world.folder.path().join("starts");
+    let script = format!(
+        "#!/bin/sh\necho start >> {}\necho no module fiec >&2\nexit 1\n",
+        starts.display()
+    );
+    let text = r#"{"entry":["./run.sh"],"protocol":"frames"}"#;
+    let artifact = tar(&[("fiec.json", Some(text)), ("run.sh", Some(&script))]);
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    world.register_as("x@1", manifest, &artifact).await;
+    let line = json!({"program": "x@1", "retries": 1});
+    let id = world.submit(&line.to_string(), &agent).await;
+    let last = world.wait_phase(id, "failed").await;
+    assert_eq!(last.state.totals.crashes, 2);
+    let Some(Event::Failed { reason, stderr }) = last.events.last() else {
+        panic!("{last:?}")
+    };
+    assert!(
+        reason.contains("crashed 2 times") && reason.contains("exit status 1"),
+        "{reason}"
+    );
+    assert!(stderr.contains("no module fiec"), "{stderr}");
+    // A process may die of what it did before, so the first of an attempt is spared.
+    let starts = std::fs::read_to_string(&starts).unwrap().lines().count();
+    assert!((2..=4).contains(&starts), "{starts} starts");
+    agent.leave().await;
 }

@@ -142,6 +142,8 @@ struct Running<'a> {
     sent: VecDeque<(BoundaryIndex, Duration)>,
     orders: Orders,
     lease: Duration,
+    /// When it was last seen that there is no order: what is taken up later came after that.
+    empty_at: Duration,
     /// End of the last report's capsule.
     mark: Duration,
     run: &'a Run,
@@ -238,6 +240,7 @@ impl Child {
                 ..Orders::default()
             },
             lease: Duration::from_millis(u64::from(run.lease_ms.max(1))),
+            empty_at: began,
             mark: began,
             run,
         };
@@ -379,11 +382,15 @@ impl Child {
         while self.port.has_order(Duration::ZERO)? {
             self.take_order(running)?;
         }
+        running.empty_at = self.now();
         Ok(())
     }
 
     fn wait(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        self.port.has_order(Duration::from_secs(3600))?;
+        if !self.port.has_order(Duration::ZERO)? {
+            self.port.has_order(Duration::from_secs(3600))?;
+            running.empty_at = self.now();
+        }
         self.look(running)
     }
 
@@ -423,8 +430,10 @@ impl Child {
                     && sent <= index
                 {
                     running.sent.pop_front();
-                    let now = self.now();
-                    running.schedule.acknowledged(now.saturating_sub(at));
+                    // Not until now: it may have lain there for most of a long capsule, which is
+                    // no time that the commit took.
+                    let latency = running.empty_at.saturating_sub(at);
+                    running.schedule.acknowledged(latency);
                 }
             }
             Order::Stretch { interval_ms } => {

@@ -91,7 +91,7 @@ impl Schedule {
         self.cost = encoding;
     }
 
-    /// A commit was acknowledged, `latency` after it was sent.
+    /// A commit was acknowledged, as far as is known no sooner than `latency` after it was sent.
     pub fn acknowledged(&mut self, latency: Duration) {
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.cost += latency;

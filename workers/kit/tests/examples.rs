@@ -25,9 +25,9 @@ fn batch(name: &str) -> Vec<Submission> {
 
 #[test]
 fn every_batch_is_accepted_and_names_each_execution_once() {
-    for name in ["batch.jsonl", "gemm.jsonl", "lu.jsonl"] {
+    for name in ["batch.jsonl", "gemm.jsonl", "long.jsonl", "lu.jsonl"] {
         let mut ids: Vec<_> = batch(name).iter().map(|s| s.id.clone().unwrap()).collect();
-        assert!(ids.len() > 2, "{name}");
+        assert!(!ids.is_empty(), "{name}");
         let count = ids.len();
         ids.sort();
         ids.dedup();

@@ -327,3 +327,23 @@ fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
         );
     }
 }
+
+#[test]
+fn long_capsules_do_not_make_auto_commits_rarer() {
+    // Its acknowledgement waits for the end of a capsule: that is not what the commit took.
+    let child = Child::start();
+    let params = json!({ "capsules": 1_000, "work_us": 100_000 });
+    child.run(SYNTHETIC, &params, None, CommitPolicy::Auto);
+    let mut indices = Vec::new();
+    while indices.len() < 2 {
+        match child.next() {
+            Next::Boundary(report, _) => indices.push(report.index),
+            Next::End(report, _) => panic!("{report:?}"),
+        }
+    }
+    let apart = indices[1] - indices[0];
+    assert!(
+        apart < 50,
+        "{apart} capsules of 100 ms lie between two commits"
+    );
+}

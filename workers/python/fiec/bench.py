@@ -149,7 +149,7 @@ def measure(seconds: float = 0.5) -> list[dict[str, Any]]:
         ("no commit, orders looked for each time", 0.0),
     ):
         found = statistics.median(_boundaries(link, count, look) for _ in range(_REPEATS)) / 1e3
-        _figure(out, case, "boundary", "µs", found - bare, None)
+        _figure(out, case, "boundary_us", "µs", found - bare, None)
     for size, name in ((32 << 10, "32 KiB"), (24 << 20, "24 MiB")):
         sink, sink_pid = _beside(_sink, size)
         n, took = _copies(sink, size, seconds)
@@ -157,7 +157,7 @@ def measure(seconds: float = 0.5) -> list[dict[str, Any]]:
         os.waitpid(sink_pid, 0)
         floor = n / took
         n, took = _commits(link, size, seconds)
-        _figure(out, f"{name} at every boundary", "commits per second", "1/s", n / took, floor)
+        _figure(out, f"{name} at every boundary", "commits_per_s", "1/s", n / took, floor)
     ours.close()
     os.waitpid(pid, 0)
     state = {"data": os.urandom(32 << 10), "step": 7, "history": [n / 7 for n in range(100)]}
@@ -171,8 +171,8 @@ def measure(seconds: float = 0.5) -> list[dict[str, Any]]:
         restore.decode(whole)
     decoded = time.perf_counter()
     case = "σ of 32 KiB and 100 numbers"
-    _figure(out, case, "encode", "µs", (encoded - began) / rounds * 1e6, None)
-    _figure(out, case, "decode", "µs", (decoded - encoded) / rounds * 1e6, None)
+    _figure(out, case, "encode_us", "µs", (encoded - began) / rounds * 1e6, None)
+    _figure(out, case, "decode_us", "µs", (decoded - encoded) / rounds * 1e6, None)
     return out
 
 

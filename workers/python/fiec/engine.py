@@ -128,6 +128,8 @@ class Engine(Boundaries):
         self._reconfigure = reconfigure
         self._clock = time.perf_counter
         begun = self._clock()
+        # When it was last seen that there is no order.
+        self._empty_at = begun
         self.began = begun
         self.began_at = now()
         super().__init__(start.boundary or 0)
@@ -221,9 +223,12 @@ class Engine(Boundaries):
     def look(self) -> None:
         while self._link.has_order(0):
             self._take_order()
+        self._empty_at = self._clock()
 
     def _wait(self) -> None:
-        self._link.has_order(3600.0)
+        if not self._link.has_order(0):
+            self._link.has_order(3600.0)
+            self._empty_at = self._clock()
         self.look()
 
     def _park(self) -> None:
@@ -256,7 +261,9 @@ class Engine(Boundaries):
             case {"is": "committed", "index": int(index)}:
                 while self._sent and self._sent[0][0] <= index:
                     _, at = self._sent.popleft()
-                    self._schedule.acknowledged(self._clock() - at)
+                    # Not until now: it may have lain there for most of a long capsule, which is
+                    # no time that the commit took.
+                    self._schedule.acknowledged(max(0.0, self._empty_at - at))
             case {"is": "stretch", "interval_ms": int(ms)}:
                 self._schedule.stretch(ms / 1000)
             case {"is": "reconfigure", "grant": dict(grant)}:

@@ -79,7 +79,7 @@ class Schedule:
         self._next = now + self._interval()
 
     def acknowledged(self, latency: float) -> None:
-        """A commit was acknowledged, ``latency`` seconds after it was sent."""
+        """A commit was acknowledged, no sooner than ``latency`` seconds after it was sent."""
         self.unacknowledged = max(0, self.unacknowledged - 1)
         self._cost += latency
         self._next = self._last + self._interval()

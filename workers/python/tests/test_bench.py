@@ -24,10 +24,10 @@ class Bench(unittest.TestCase):
                 check=True,
             )
             figures = [json.loads(line) for line in done.stdout.splitlines()]
-            boundaries = [f["value"] for f in figures if f["metric"] == "boundary"]
+            boundaries = [f["value"] for f in figures if f["metric"] == "boundary_us"]
             self.assertEqual(len(boundaries), 2)
             self.assertTrue(all(f["unit"] in ("µs", "1/s") for f in figures))
-            commits = [f for f in figures if f["metric"] == "commits per second"]
+            commits = [f for f in figures if f["metric"] == "commits_per_s"]
             self.assertTrue(all(f["value"] > 0 and f["floor"] > 0 for f in commits))
             best = min(best, max(boundaries))
             if best < BOUNDARY_LIMIT_US:

@@ -171,6 +171,13 @@ class Commits(unittest.TestCase):
                 self.assertGreaterEqual(report.head["compute_us"], 900_000)
                 child.ack(report)
 
+    def test_long_capsules_do_not_make_auto_commits_rarer(self) -> None:
+        # Its acknowledgement waits for the end of a capsule: that is not what the commit took.
+        with Child("sums.py") as child:
+            child.run({"steps": 10**6, "sleep": 0.1})
+            child.ack(child.until("boundary"))
+            self.assertLess(child.until("boundary").head["compute_us"], 5_000_000)
+
     def test_a_large_state_is_what_it_was_at_its_boundary_though_the_program_went_on(self) -> None:
         params = {"steps": 40, "pad": 3_000_000}
         with Child("sums.py") as child:

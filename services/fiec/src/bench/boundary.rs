@@ -1,5 +1,6 @@
 //! `bench boundary`: what boundaries cost a real solve. CG through FIEC with the default commit
-//! policy against the bare loop of the same program in the same binary, in pairs.
+//! policy against the bare loop of the same program in the same binary, in pairs; and what a
+//! boundary that is not committed costs a loop in Python.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::figures::median;
 use super::follow::Follow;
+use super::python::Kit;
 use super::{Lab, cluster, submit};
 
 /// How long one solve takes at least, in seconds: shorter ones drown in the machine's noise.
@@ -20,7 +22,8 @@ const PAIRS: usize = 5;
 /// After so long a matrix gets no further pair beyond the third, so that the bench ends in time.
 const LIMIT: Duration = Duration::from_secs(38);
 
-/// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98.
+/// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98; and
+/// `boundary_us` of the Python kit, reach < 20.
 ///
 /// # Errors
 /// When something could not be started or measured.
@@ -92,6 +95,32 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         );
     }
     cluster.stop().await;
+    python(lab).await
+}
+
+/// Microseconds that a boundary without a commit adds to a turn of a loop in Python.
+async fn python(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    let kit = match Kit::find().await {
+        Ok(kit) => kit,
+        Err(why) => {
+            lab.left_out("bench boundary: the cases of the Python kit", &why);
+            return Ok(());
+        }
+    };
+    lab.steps_message("the Python kit's own bench");
+    const METRIC: &str = "boundary_us";
+    let figures = kit.bench().await.context("python3 -m fiec.bench")?;
+    let boundaries: Vec<_> = figures.iter().filter(|f| f.metric == METRIC).collect();
+    anyhow::ensure!(
+        !boundaries.is_empty(),
+        "python3 -m fiec.bench gave no {METRIC}: {figures:?}"
+    );
+    for figure in boundaries {
+        let case = format!("python: {}", figure.case);
+        let (unit, floor) = (&figure.unit, figure.floor);
+        lab.figures
+            .add("boundary", &case, METRIC, unit, figure.value, floor);
+    }
     Ok(())
 }
 

@@ -1,11 +1,11 @@
 //! Figures: JSON lines for scripts as they come, one table for people at the end.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ui;
 
 /// One figure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Figure {
     /// The bench.
     pub bench: String,

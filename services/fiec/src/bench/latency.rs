@@ -3,12 +3,18 @@
 
 use std::time::{Duration, Instant};
 
+use fiec_broker::Broker;
 use fiec_schemas::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::figures::quantile;
+use super::figures::{Figures, quantile};
 use super::follow::Follow;
 use super::{Lab, cluster, submit};
+
+/// Submissions at the beginning whose starts do not count: they warm children and caches.
+const UNMEASURED: usize = 20;
+/// What each start is measured with.
+const SYNTHETIC: &str = fiec_schemas::programs::SYNTHETIC;
 
 /// Runs the bench: `start_p50_ms` and `start_p99_ms`, reach ≤ 1 and ≤ 5.
 ///
@@ -18,39 +24,84 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let cluster = cluster(lab, 2, &[], true).await?;
     let mut follow = Follow::open(&cluster.broker).await?;
     let count = lab.samples(500);
-    let mut starts = Vec::with_capacity(count);
-    let mut floors = Vec::with_capacity(count);
-    for number in 0..count + 20 {
-        if number % 25 == 0 {
-            lab.steps_message(&format!("latency: {number} of {count}"));
-        }
-        tokio::time::sleep(Duration::from_millis(11)).await;
-        let floor = floor(&cluster.broker).await?;
-        tokio::time::sleep(Duration::from_millis(11)).await;
-        let published = Timestamp::now();
-        let submission = json!({"program": "synthetic@1", "params": {"capsules": 1}});
-        let execution = submit(&cluster.broker, &format!("start-{number}"), submission).await?;
-        let span = follow
-            .to_completion(execution, Duration::from_secs(10))
-            .await?;
-        // The first twenty warm the children up.
-        if number >= 20 {
-            starts.push((span.since.micros() - published.micros()) as f64 / 1e3);
-            floors.push(floor);
-        }
-    }
-    for (metric, share) in [("start_p50_ms", 0.5), ("start_p99_ms", 0.99)] {
-        let floor = quantile(&mut floors, share);
-        let value = quantile(&mut starts, share);
-        lab.figures
-            .add("latency", "idle", metric, "ms", value, Some(floor));
-    }
+    let of = Of {
+        case: "latency",
+        program: SYNTHETIC,
+        params: json!({"capsules": 1}),
+        unmeasured: UNMEASURED,
+    };
+    let starts = starts(lab, &cluster.broker, &mut follow, &of, count).await?;
+    starts.add_to(lab.figures, "latency", "idle");
     cluster.stop().await;
     Ok(())
 }
 
+/// What is started.
+pub(super) struct Of {
+    /// Names it in progress and in ids.
+    pub case: &'static str,
+    /// The program.
+    pub program: &'static str,
+    /// Its parameters; it shall end with its first capsule, which shall do nothing.
+    pub params: Value,
+    /// Submissions at the beginning that do not count.
+    pub unmeasured: usize,
+}
+
+/// Milliseconds from publish to the begin of the first capsule, with the floor of each.
+pub(super) struct Starts {
+    starts: Vec<f64>,
+    floors: Vec<f64>,
+}
+
+impl Starts {
+    /// Adds `start_p50_ms` and `start_p99_ms`.
+    pub fn add_to(mut self, figures: &mut Figures, bench: &str, case: &str) {
+        for (metric, share) in [("start_p50_ms", 0.5), ("start_p99_ms", 0.99)] {
+            let floor = quantile(&mut self.floors, share);
+            let value = quantile(&mut self.starts, share);
+            figures.add(bench, case, metric, "ms", value, Some(floor));
+        }
+    }
+}
+
+/// Starts so many executions, each when the one before has ended and nothing else is going on.
+pub(super) async fn starts(
+    lab: &Lab<'_>,
+    broker: &Broker,
+    follow: &mut Follow,
+    of: &Of,
+    count: usize,
+) -> anyhow::Result<Starts> {
+    let case = of.case;
+    let mut starts = Vec::with_capacity(count);
+    let mut floors = Vec::with_capacity(count);
+    for number in 0..count + of.unmeasured {
+        if number % 25 == 0 {
+            lab.steps_message(&format!("{case}: {number} of {count}"));
+        }
+        tokio::time::sleep(Duration::from_millis(11)).await;
+        let floor = floor(broker).await?;
+        tokio::time::sleep(Duration::from_millis(11)).await;
+        let id = format!("{}-{number}", case.replace(' ', "-"));
+        let submission = json!({"program": of.program, "params": of.params});
+        let published = Timestamp::now();
+        let execution = submit(broker, &id, submission).await?;
+        let span = follow
+            .to_completion(execution, Duration::from_secs(10))
+            .await?;
+        if number >= of.unmeasured {
+            // Its only capsule does nothing, and when it has ended is always by the program's own
+            // clock; when it began is the agent's word where a child is slow to say so.
+            starts.push((span.until.micros() - published.micros()) as f64 / 1e3);
+            floors.push(floor);
+        }
+    }
+    Ok(Starts { starts, floors })
+}
+
 /// Milliseconds of one acknowledged publish to a stream.
-async fn floor(broker: &fiec_broker::Broker) -> anyhow::Result<f64> {
+async fn floor(broker: &Broker) -> anyhow::Result<f64> {
     let began = Instant::now();
     broker
         .js

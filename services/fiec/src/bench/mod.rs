@@ -10,6 +10,8 @@ pub mod history;
 pub mod idle;
 pub mod kernels;
 pub mod latency;
+pub mod launch;
+pub mod python;
 pub mod rebind;
 pub mod recover;
 pub mod throughput;
@@ -36,6 +38,8 @@ pub enum Bench {
     Rebind,
     /// Publish of a submission to the start of its first capsule, on an idle system
     Latency,
+    /// The same for Rust and Python programs, with a warm child and with a new one each time
+    Launch,
     /// No-op executions, history complete in PostgreSQL
     Throughput,
     /// A fresh policy service takes over 100,000 live executions
@@ -83,6 +87,11 @@ impl Lab<'_> {
         fiec_dev_servers::Progress::step(self.steps, message);
     }
 
+    /// Says what is left out and why; also where figures go to a script.
+    pub fn left_out(&self, what: &str, why: &str) {
+        eprintln!("left out: {what}: {why}");
+    }
+
     /// So many samples, or a tenth of them.
     pub fn samples(&self, full: usize) -> usize {
         if self.quick { (full / 10).max(1) } else { full }
@@ -101,6 +110,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         Bench::Chain,
         Bench::Rebind,
         Bench::Latency,
+        Bench::Launch,
         Bench::Throughput,
         Bench::Recover,
         Bench::History,
@@ -121,6 +131,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Chain => chain::run(&mut lab).await,
             Bench::Rebind => rebind::run(&mut lab).await,
             Bench::Latency => latency::run(&mut lab).await,
+            Bench::Launch => launch::run(&mut lab).await,
             Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,
             Bench::Recover => recover::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,

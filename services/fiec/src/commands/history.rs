@@ -51,11 +51,21 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
 pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
     let Some(id) = args.id else {
+        // A script gets every column, a person those that fit a page.
+        let columns = match global.json {
+            true => "*",
+            false => {
+                "coalesce(client_id, execution::text) AS id, program, phase, node, boundary, \
+                 boundaries_in_all AS of, submitted_at::timestamp(0), \
+                 date_trunc('milliseconds', age) AS age, rebindings AS moves, crashes, \
+                 left(failure, 80) AS failure"
+            }
+        };
         let rows = sql::query(
             &pool,
             format!(
-                "SELECT * FROM execution_summary WHERE tenant = '{}' \
-                 ORDER BY submitted_at DESC LIMIT 20",
+                "SELECT {columns} FROM execution_summary AS e WHERE tenant = '{}' \
+                 ORDER BY e.submitted_at DESC LIMIT 20",
                 args.tenant.tenant
             ),
         )

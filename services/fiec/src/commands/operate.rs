@@ -50,12 +50,18 @@ pub async fn run(
         return Ok(Outcome::Failed);
     }
     if !global.json {
-        print_reply(verb, &reply);
+        let ended = match &reply.state {
+            Some(state) if verb == "status" && state.phase.is_terminal() => {
+                super::watch::ending(&broker, state).await
+            }
+            _ => None,
+        };
+        print_reply(verb, &reply, ended);
     }
     Ok(Outcome::Done)
 }
 
-fn print_reply(verb: &str, reply: &ApiReply) {
+fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
     if !reply.message.is_empty() {
         println!("{}", reply.message);
     }
@@ -65,7 +71,7 @@ fn print_reply(verb: &str, reply: &ApiReply) {
     if verb == "status"
         && let Some(state) = &reply.state
     {
-        print_state(state, reply);
+        print_state(state, reply, ended);
     }
 }
 
@@ -87,7 +93,8 @@ fn print_why(why: &Why) {
     }
 }
 
-fn print_state(state: &ExecutionState, reply: &ApiReply) {
+/// `ended`: how it ended, if it did.
+fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) {
     let mut rows: Vec<(&str, String)> = vec![
         ("execution", state.execution.to_string()),
         ("phase", state.phase.as_str().to_owned()),
@@ -114,7 +121,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply) {
     }
     if let Some(p) = &reply.progress {
         let of = p.of.map_or(String::new(), |of| format!(" of {of}"));
-        rows.push(("reached", format!("boundary {}{of}", p.boundary)));
+        // Word of where it stands may be older than the last commit.
+        let reached = p.boundary.max(state.boundary_index());
+        rows.push(("reached", format!("boundary {reached}{of}")));
         if let Some(note) = &p.note {
             rows.push(("says", note.clone()));
         }
@@ -129,6 +138,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply) {
             state.totals.crashes
         ),
     ));
+    rows.extend(ended.map(|words| ("ended", words)));
     for (name, value) in rows {
         println!("{name:<10} {value}");
     }

@@ -22,7 +22,7 @@ pub struct OutputArgs {
     pub id: String,
     /// The output to fetch [default: list all]
     pub name: Option<String>,
-    /// Where to write it [default: a file of its name here]
+    /// Where to write it; `-` is standard output [default: a file of its name here]
     #[arg(long, short, requires = "name")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -204,6 +204,10 @@ async fn get(
         eprintln!("there is no output {name:?}; there are: {there}");
         return Ok(Outcome::Failed);
     };
+    if into.is_some_and(|into| into.as_os_str() == "-") {
+        transfer::print(broker, output.digest).await?;
+        return Ok(Outcome::Done);
+    }
     // A program's name for it is no path on this machine: only its last part counts.
     let default = Path::new(name).file_name().map(PathBuf::from);
     let Some(into) = into.map(Path::to_owned).or(default) else {

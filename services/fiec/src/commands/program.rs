@@ -100,6 +100,9 @@ fn pack(args: PushArgs) -> Result<Packed, String> {
         }
         return pack_folder(path).map_err(words);
     }
+    if let Err(error) = path.metadata() {
+        return Err(format!("{}: {error}", path.display()));
+    }
     let Some(protocol) = args.protocol else {
         return Err(format!(
             "{}: a single file needs --protocol state_dir, json_lines or frames",

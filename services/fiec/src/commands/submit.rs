@@ -43,6 +43,16 @@ struct Taken {
     existing: bool,
 }
 
+impl Taken {
+    /// The name that its owner gave it, or its line.
+    fn name(&self) -> String {
+        match &self.client_id {
+            Some(id) => id.to_string(),
+            None => format!("line {}", self.line),
+        }
+    }
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -89,8 +99,7 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         return Ok(Outcome::BadInput);
     }
     if args.wait && !taken.is_empty() {
-        let ids = taken.iter().map(|t| t.id).collect();
-        outcome = outcome.worse(wait_all(&broker, &args.tenant.tenant, ids, global.json).await?);
+        outcome = outcome.worse(wait_all(&broker, &args.tenant.tenant, taken, global.json).await?);
     }
     Ok(outcome)
 }
@@ -191,19 +200,18 @@ pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
 async fn wait_all(
     broker: &Broker,
     tenant: &Tenant,
-    ids: Vec<ExecutionId>,
+    taken: Vec<Taken>,
     quiet: bool,
 ) -> anyhow::Result<Outcome> {
-    let total = ids.len() as u64;
     let bar = if quiet || !std::io::stderr().is_terminal() {
         ProgressBar::hidden()
     } else {
-        ProgressBar::new(total)
+        ProgressBar::new(taken.len() as u64)
     };
     if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {msg} {elapsed}") {
         bar.set_style(style);
     }
-    let mut live: BTreeMap<ExecutionId, ()> = ids.into_iter().map(|id| (id, ())).collect();
+    let mut live: BTreeMap<ExecutionId, Taken> = taken.into_iter().map(|t| (t.id, t)).collect();
     let mut worst = Outcome::Done;
     let mut pause = Duration::from_millis(20);
     while !live.is_empty() {
@@ -221,14 +229,14 @@ async fn wait_all(
                 });
             }
             if let Some(outcome) = outcome_of(&state.phase) {
-                live.remove(&id);
+                let taken = live.remove(&id);
                 bar.inc(1);
                 worst = worst.worse(outcome);
-                if outcome != Outcome::Done {
-                    bar.println(format!("{id} {}", state.phase.as_str()));
-                    if !quiet {
-                        eprintln!("{id} {}: see `fiec status {id}`", state.phase.as_str());
-                    }
+                if outcome != Outcome::Done && !quiet {
+                    let words = super::watch::ending(broker, &state).await;
+                    let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());
+                    let name = taken.map_or_else(String::new, |taken| taken.name());
+                    bar.suspend(|| eprintln!("{name} {words}; see `fiec history {id}`"));
                 }
             }
         }

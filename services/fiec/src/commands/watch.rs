@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fiec_broker::feed::{self, Start};
+use fiec_broker::{Broker, Ledger};
 use fiec_schemas::{Cause, Event, ExecutionState, LedgerMessage, Phase};
 use futures_util::StreamExt as _;
 
@@ -39,10 +40,16 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         if let Some(state) = reply.state {
             wanted = Some(state.execution);
+            let outcome = super::submit::outcome_of(&state.phase);
             if !global.json {
-                println!("{} {}", state.at, stand(&state));
+                let last = match outcome {
+                    Some(_) => ending(&broker, &state).await,
+                    None => None,
+                };
+                let words = last.unwrap_or_else(|| stand(&state));
+                println!("{} {} {words}", state.at, state.execution);
             }
-            if let Some(outcome) = super::submit::outcome_of(&state.phase) {
+            if let Some(outcome) = outcome {
                 return Ok(outcome);
             }
         }
@@ -86,15 +93,24 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
 fn stand(state: &ExecutionState) -> String {
     match &state.phase {
         Phase::Bound(b) | Phase::Started(b) => format!(
-            "{} {} on {}, epoch {}, boundary {}",
-            state.execution,
+            "{} on {}, epoch {}, boundary {}",
             state.phase.as_str(),
             b.node,
             state.epoch,
             state.boundary_index()
         ),
-        phase => format!("{} {}", state.execution, phase.as_str()),
+        phase => phase.as_str().to_owned(),
     }
+}
+
+/// How an execution has ended, with its result or the reason: its ledger's last event. None where
+/// it cannot be read; its phase says the most important then.
+pub async fn ending(broker: &Broker, state: &ExecutionState) -> Option<String> {
+    let last = Ledger::new(broker)
+        .last(&state.tenant, state.execution)
+        .await;
+    let message = last.ok()??.message;
+    in_words(&message).pop()
 }
 
 /// The events of a message, each in one line for people.

@@ -349,7 +349,7 @@ impl Policy {
         let e = self
             .cluster
             .execution(id)
-            .ok_or("it is not live: it has ended, or it never was")?;
+            .ok_or("it is not live: it has ended, or it never was; `fiec history` tells")?;
         if e.busy {
             return Err("it is being bound at this moment; try again".to_owned());
         }

@@ -8,10 +8,12 @@
 use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use fiec_schemas::package::Grant;
 
+use super::trial;
 use crate::program::ProgramError;
 
 /// The folders of the run, inside.
@@ -43,6 +45,8 @@ pub struct Engine {
     pub kind: Kind,
     /// Its command.
     pub program: PathBuf,
+    /// Flags of `run` without which no container starts on this machine; none on most.
+    pub flags: Vec<String>,
 }
 
 /// What is to be run.
@@ -87,19 +91,39 @@ fn mount(from: &Path, to: &str, read_only: bool) -> Result<String, ProgramError>
 }
 
 impl Engine {
-    /// The first engine of this machine that answers: podman, then docker.
+    /// The first engine of this machine that answers and, for podman, starts a container: podman,
+    /// then docker. Once found, it stays the one of this process.
     ///
     /// # Errors
     /// Why there is none, for each.
     pub fn find() -> Result<Self, String> {
+        static FOUND: OnceLock<Engine> = OnceLock::new();
+        if let Some(engine) = FOUND.get() {
+            return Ok(engine.clone());
+        }
+        let engine = Self::look()?;
+        Ok(FOUND.get_or_init(|| engine).clone())
+    }
+
+    fn look() -> Result<Self, String> {
+        let user = (
+            rustix::process::getuid().as_raw(),
+            rustix::process::getgid().as_raw(),
+        );
         let mut reasons = Vec::new();
         for (kind, name) in [(Kind::Podman, "podman"), (Kind::Docker, "docker")] {
             let engine = Self {
                 kind,
                 program: PathBuf::from(name),
+                flags: Vec::new(),
             };
-            match engine.ask(&["info".to_owned()], ANSWER_WITHIN) {
-                Ok(_) => return Ok(engine),
+            let answered = engine.ask(&["info".to_owned()], ANSWER_WITHIN);
+            let flags = answered.and_then(|_| match kind {
+                Kind::Podman => trial::flags(&engine, user),
+                Kind::Docker => Ok(Vec::new()),
+            });
+            match flags {
+                Ok(flags) => return Ok(Self { flags, ..engine }),
                 Err(reason) => reasons.push(format!("{name}: {reason}")),
             }
         }
@@ -110,7 +134,7 @@ impl Engine {
     }
 
     /// Runs a short command of the engine; what it says, or why it failed.
-    fn ask(&self, arguments: &[String], within: Duration) -> Result<String, String> {
+    pub(super) fn ask(&self, arguments: &[String], within: Duration) -> Result<String, String> {
         let files = (tempfile::tempfile(), tempfile::tempfile());
         let (Ok(mut out), Ok(mut err)) = files else {
             return Err("no temporary files can be made".to_owned());
@@ -192,15 +216,12 @@ impl Engine {
         let mut all: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| all.extend(words.iter().map(|word| (*word).to_owned()));
         add(&["run", "--rm", "--name", call.name]);
+        add(&self.flags.iter().map(String::as_str).collect::<Vec<_>>());
         if !call.network {
             add(&["--network", "none"]);
         }
-        add(&["--cap-drop", "all", "--security-opt", "no-new-privileges"]);
-        add(&["--user", &format!("{}:{}", call.user.0, call.user.1)]);
-        if self.kind == Kind::Podman && call.user.0 != 0 {
-            // Without it the user's own files belong to nobody inside.
-            add(&["--userns", "keep-id"]);
-        }
+        let walls = self.walls(call.user);
+        add(&walls.iter().map(String::as_str).collect::<Vec<_>>());
         if let Some(bytes) = call.grant.memory_bytes {
             add(&["--memory", &bytes.to_string()]);
         }
@@ -233,6 +254,19 @@ impl Engine {
         add(&["--workdir", PACKAGE, "--entrypoint", &entry, call.image]);
         all.extend(rest.iter().cloned());
         Ok(all)
+    }
+
+    /// What every container is denied, and as whom it runs.
+    pub(super) fn walls(&self, user: (u32, u32)) -> Vec<String> {
+        let mut all = ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
+            .map(str::to_owned)
+            .to_vec();
+        all.extend(["--user".to_owned(), format!("{}:{}", user.0, user.1)]);
+        if self.kind == Kind::Podman && user.0 != 0 {
+            // Without it the user's own files belong to nobody inside.
+            all.extend(["--userns", "keep-id"].map(str::to_owned));
+        }
+        all
     }
 
     /// A command that ends a container which no signal reaches any more.
@@ -285,6 +319,7 @@ mod tests {
         let engine = |kind, name: &str| Engine {
             kind,
             program: PathBuf::from(name),
+            flags: Vec::new(),
         };
         let grant = Grant {
             memory_bytes: Some(1 << 30),
@@ -310,6 +345,14 @@ mod tests {
              --env FIEC_BOUNDARY=3 --workdir /fiec/package \
              --entrypoint /fiec/package/run.sh registry.example/sum:1 --fast";
         assert_eq!(podman.join(" "), expected);
+        let bounded = Engine {
+            flags: vec!["--ulimit".to_owned(), "nofile=1024:1024".to_owned()],
+            ..engine(Kind::Podman, "podman")
+        };
+        let text = bounded.run(&call(&grant, &environment, &entry)).unwrap();
+        let expected_bounded =
+            expected.replace("fiec-a1 --net", "fiec-a1 --ulimit nofile=1024:1024 --net");
+        assert_eq!(text.join(" "), expected_bounded);
         let docker = engine(Kind::Docker, "docker")
             .run(&call(&grant, &environment, &entry))
             .unwrap();
@@ -349,6 +392,7 @@ mod tests {
         let engine = Engine {
             kind: Kind::Docker,
             program: PathBuf::from("docker"),
+            flags: Vec::new(),
         };
         assert!(engine.run(&evil).unwrap_err().is_permanent());
     }

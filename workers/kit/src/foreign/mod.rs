@@ -15,6 +15,7 @@ pub mod pack;
 mod patience;
 mod process;
 mod state_dir;
+mod trial;
 mod work;
 
 use fiec_schemas::package::Protocol;

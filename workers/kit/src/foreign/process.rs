@@ -45,7 +45,13 @@ impl Process {
             });
         }
         let child = command.spawn().map_err(|error| {
-            let text = format!("cannot run {entry:?}, the entry of its manifest: {error}");
+            let mut text = format!("cannot run {entry:?}, the entry of its manifest: {error}");
+            if error.kind() == io::ErrorKind::NotFound {
+                text.push_str(match entry.contains('/') {
+                    true => "; it is not there, or the interpreter in its first line is not",
+                    false => "; it is looked up in the PATH of the node",
+                });
+            }
             match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
                     ProgramError::Permanent(text)

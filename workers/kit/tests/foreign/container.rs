@@ -55,20 +55,18 @@ fn make_image(engine: &Engine, folder: &Path) -> Result<(), String> {
         .unwrap();
     assert!(packed.success());
     asked(engine, &["import", archive.to_str().unwrap(), IMAGE])?;
-    asked(
-        engine,
-        &[
-            "run",
-            "--rm",
-            "--network",
-            "none",
-            "--entrypoint",
-            "sh",
-            IMAGE,
-            "-c",
-            ":",
-        ],
-    )?;
+    let flags: Vec<&str> = engine.flags.iter().map(String::as_str).collect();
+    let plain = [
+        "--rm",
+        "--network",
+        "none",
+        "--entrypoint",
+        "sh",
+        IMAGE,
+        "-c",
+        ":",
+    ];
+    asked(engine, &[&["run"], &flags[..], &plain].concat())?;
     Ok(())
 }
 
@@ -87,6 +85,13 @@ n=0
 [ "$n" = "$FIEC_BOUNDARY" ] || exit 65
 n=$((n + 1)); echo $n > "$FIEC_STATE_DIR/n"
 (echo x > /fiec/package/x) 2> /dev/null && exit 65
+# Whatever flags this machine needs: no rights, and no network but its own.
+caps=none
+while read -r key value; do [ "$key" = CapEff: ] && caps=$value; done < /proc/self/status
+[ "$caps" = 0000000000000000 ] || { echo "rights: $caps" >&2; exit 65; }
+while read -r name rest; do
+    case $name in lo:*) ;; *:*) echo "network: $name" >&2; exit 65 ;; esac
+done < /proc/net/dev
 [ $n -lt 3 ] && exit 85
 echo $n > "$FIEC_RESULT"; cat "$FIEC_INPUTS/in.txt" > "$FIEC_OUTPUTS/out"
 "#;
