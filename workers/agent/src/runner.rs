@@ -280,6 +280,13 @@ impl Runner {
     }
 
     pub(crate) async fn order(&mut self, order: Order) {
+        if matches!(order, Order::Yield(_) | Order::Cancel)
+            && let Some(child) = &mut self.child
+        {
+            // It may have ended by now, and the child be at one that it was given ahead: that one
+            // is not meant, and is computed by another child.
+            ahead::withdraw(child);
+        }
         if let Some(child) = &mut self.child
             && let Err(error) = child.order(&order, &[]).await
         {
@@ -454,7 +461,10 @@ impl Runner {
                 self.crashed(reason, stderr);
             }
             Report::Cancelled => {
-                let who = self.cancelling.clone().unwrap_or_default();
+                let Some(who) = self.cancelling.clone() else {
+                    // Nobody asked for it.
+                    return Box::pin(self.lost(None)).await;
+                };
                 self.stage(Message::of(vec![Event::Cancelled { who }]))
                     .await;
                 self.ended = true;

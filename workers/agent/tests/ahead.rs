@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use common::{Running, World, poll};
 use fiec_schemas::ExecutionId;
+use fiec_schemas::messages::ControlRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SHORT: &str = r#"{"program":"synthetic@1","params":{"capsules":0}}"#;
@@ -119,5 +120,29 @@ async fn a_child_that_dies_takes_none_of_those_with_it_that_it_had_ahead() {
     })
     .await;
     assert!(back > 0, "nothing was ahead when the child died");
+    node.agent.leave().await;
+}
+
+#[tokio::test]
+async fn a_cancel_ends_the_one_that_is_meant_and_none_that_was_given_ahead() {
+    let world = World::start().await;
+    let node = node(&world, 1).await;
+    let slow = r#"{"program":"synthetic@1","params":{"capsules":100000,"work_us":2000}}"#;
+    for _ in 0..3 {
+        let mut lines = vec![SHORT; 40];
+        lines[15] = slow;
+        let mut ids = node.flood(&world, &lines).await;
+        let slow = ids.remove(15);
+        world.wait_phase(slow, "started").await;
+        let who = "test".to_owned();
+        let cancel = ControlRequest::Cancel {
+            execution: slow,
+            who,
+        };
+        let reply = world.control(&node.agent.node, &cancel).await.unwrap();
+        assert_eq!(reply.error, None);
+        ends(&world, &[slow], "cancelled").await;
+        ends(&world, &ids, "completed").await;
+    }
     node.agent.leave().await;
 }

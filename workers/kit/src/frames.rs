@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The agent sends one `run` and waits for its one end (`completed`, `failed`, `cancelled`, or a
-//! `boundary` whose reason is `yield`) before the next; orders that arrive when nothing runs mean
-//! nothing.
+//! `boundary` whose reason is `yield`) before the next. Only the built-in programs' own child may be
+//! sent the next ones ahead, while its runs are short: it computes them one after the other, and
+//! other orders mean the present one. Orders that arrive when nothing runs mean nothing.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::path::PathBuf;
