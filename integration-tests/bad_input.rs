@@ -295,7 +295,17 @@ async fn a_bad_matrix_fails_its_execution_with_file_and_line_and_is_not_retried(
     lines.push(submission("gone", &gone).to_string());
     let batch = lab.file("matrices.jsonl", lines.join("\n"));
     let name = batch.display().to_string();
-    lab.fiec(&["submit", "--wait", &name]).await.expect(1);
+    let waited = lab.fiec(&["submit", "--wait", &name]).await.expect(1);
+    for (name, .., rule) in BAD_MATRICES {
+        let words = waited.stderr.lines().find(|l| l.starts_with(name));
+        let words = words.unwrap_or_else(|| panic!("{name}: {waited:?}"));
+        assert!(
+            words.contains("failed: ") && words.contains(rule),
+            "{words}"
+        );
+        let status = lab.fiec(&["status", name]).await.expect(0);
+        assert!(status.stdout.contains(rule), "{status:?}");
+    }
 
     for (name, _, line, rule) in BAD_MATRICES
         .into_iter()

@@ -538,3 +538,20 @@ fn the_library_runs_a_file_with_a_protocol_and_compares_records() {
     cut.boundaries.insert(4, fiec_schemas::Digest::of(b"other"));
     assert!(whole.differences(&cut)[0].starts_with("σ at boundary 4"));
 }
+
+#[test]
+fn a_reader_that_has_gone_is_no_reason_for_a_trace() {
+    let params = r#"{"capsules": 3}"#;
+    let mut child = Command::new(FIEC)
+        .args(["run", "--local", "synthetic@1", "-p", params])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(errors.contains("undisturbed"), "{errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
+}

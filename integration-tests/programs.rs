@@ -232,6 +232,11 @@ async fn a_pushed_shell_program_is_moved_in_the_middle_and_its_output_is_fetched
         .await
         .expect(0);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
+    let printed = lab.fiec(&["output", "sum", "table", "-o", "-"]).await;
+    assert_eq!(
+        printed.expect(0).stdout,
+        std::fs::read_to_string(&path).unwrap()
+    );
     let unknown = lab.fiec(&["output", "sum", "tables"]).await.expect(1);
     assert!(unknown.stderr.contains("table"), "{unknown:?}");
     lab.fiec(&["output", "nobody"]).await.expect(1);
@@ -406,7 +411,8 @@ async fn a_version_never_changes_and_what_cannot_be_a_package_is_told() {
     for (program, path, words) in [
         ("cg@7", &*path, "built-in"),
         ("squares", &*path, "name@version"),
-        ("x@1", "/nowhere", "--protocol"),
+        ("x@1", "/bin/sh", "--protocol"),
+        ("x@1", "/nowhere", "/nowhere: No such file"),
     ] {
         let refused = lab
             .fiec(&["program", "push", program, path])
