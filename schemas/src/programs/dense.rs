@@ -97,6 +97,7 @@ pub struct LuParams {
     pub matrix: DenseSource,
     /// Columns of a block column, 1 to 4096. The bits depend on it.
     #[serde(default = "default_lu_block")]
+    #[schemars(range(min = 1, max = 4096))]
     pub block: u32,
     /// Threads at most; changes the speed, never the bits.
     #[serde(default = "default_threads")]
@@ -112,6 +113,7 @@ pub struct QrParams {
     pub matrix: DenseSource,
     /// Columns of a block column, 1 to 4096. The bits depend on it.
     #[serde(default = "default_qr_block")]
+    #[schemars(range(min = 1, max = 4096))]
     pub block: u32,
     /// Threads at most; changes the speed, never the bits.
     #[serde(default = "default_threads")]
