@@ -62,10 +62,8 @@ async fn executions_complete_with_the_same_bits_after_a_broker_was_killed_and_re
     lab.none_ended().unwrap();
 }
 
-#[tokio::test]
-async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
-    let mut lab = Lab::start(workers(2)).await;
-    let params = json!({"capsules": 1_600, "work_us": 5_000, "state_bytes": 1_024});
+/// Two executions that compute, each with a commit every half second.
+async fn two_computing(lab: &Lab, params: &Value) -> Vec<ExecutionId> {
     let mut ids = Vec::new();
     for name in ["a", "b"] {
         let body = json!({"id": name, "program": "synthetic@1", "params": params,
@@ -74,6 +72,14 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
         lab.journal.computing(id, 1).await;
         ids.push(id);
     }
+    ids
+}
+
+#[tokio::test]
+async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
+    let mut lab = Lab::start(workers(2)).await;
+    let params = json!({"capsules": 1_600, "work_us": 5_000, "state_bytes": 1_024});
+    let ids = two_computing(&lab, &params).await;
 
     lab.servers.nats.kill().await;
     // The length of the outage is what this test is about.
@@ -102,14 +108,7 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
 async fn a_broker_that_hangs_longer_than_the_liveness_time_is_no_loss_of_nodes() {
     let mut lab = Lab::start(workers(2)).await;
     let params = json!({"capsules": 3_000, "work_us": 5_000, "state_bytes": 1_024});
-    let mut ids = Vec::new();
-    for name in ["a", "b"] {
-        let body = json!({"id": name, "program": "synthetic@1", "params": params,
-            "commit": {"every_ms": 500}});
-        let id = lab.publish_json(&body).await;
-        lab.journal.computing(id, 1).await;
-        ids.push(id);
-    }
+    let ids = two_computing(&lab, &params).await;
 
     // The connections stay, and nothing comes through them.
     let pid = rustix::process::Pid::from_raw(lab.servers.nats.pid().try_into().unwrap()).unwrap();
