@@ -11,6 +11,7 @@ pub mod idle;
 pub mod kernels;
 pub mod latency;
 pub mod launch;
+mod library;
 pub mod python;
 pub mod rebind;
 pub mod recover;
