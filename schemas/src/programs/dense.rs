@@ -56,6 +56,24 @@ impl RandomDense {
     }
 }
 
+/// Who decides the order of operations, and with it the bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Arithmetic {
+    /// FIEC: the same bits on every processor and device.
+    #[default]
+    Chain512,
+    /// The vendor of the granted device (cuBLAS, cuSOLVER): within error bounds only, so not under
+    /// the bitwise contract. Without a device it is computed as `chain512`.
+    Vendor,
+}
+
+impl Arithmetic {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Tiles `from` to below `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -86,6 +104,9 @@ pub struct GemmParams {
     /// Threads at most; changes the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
+    /// Who decides the order of operations.
+    #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
+    pub arithmetic: Arithmetic,
 }
 
 /// Parameters of `lu@1`: P·A = L·U with partial pivoting, left-looking. A capsule is one block
@@ -102,6 +123,9 @@ pub struct LuParams {
     /// Threads at most; changes the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
+    /// Who decides the order of operations.
+    #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
+    pub arithmetic: Arithmetic,
 }
 
 /// Parameters of `qr@1`: A = Q·R by Householder reflectors in compact WY form, left-looking. A
@@ -118,6 +142,9 @@ pub struct QrParams {
     /// Threads at most; changes the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
+    /// Who decides the order of operations.
+    #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
+    pub arithmetic: Arithmetic,
 }
 
 fn default_tile() -> u32 {
@@ -128,6 +155,12 @@ fn default_lu_block() -> u32 {
 }
 fn default_qr_block() -> u32 {
     128
+}
+
+/// Whether parameters of a dense program that were checked ask for bits that no contract of
+/// equality can promise.
+pub(super) fn is_vendor(params: &Value) -> bool {
+    params.get("arithmetic").and_then(Value::as_str) == Some("vendor")
 }
 
 fn within(field: &str, value: u32, limit: u32) -> Result<(), FieldError> {
@@ -241,8 +274,27 @@ impl QrParams {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{GEMM, LU, QR, check};
+    use super::super::{GEMM, LU, QR, check, check_contract};
+    use crate::submission::Contract;
     use serde_json::json;
+
+    #[test]
+    fn vendor_arithmetic_is_refused_under_the_bitwise_contract_by_its_field() {
+        let params = json!({"matrix": {"random": {"n": 8}}, "arithmetic": "vendor"});
+        assert_eq!(check(LU, &params), Ok(()));
+        let refused = check_contract(LU, &params, Contract::Bitwise).unwrap_err();
+        assert_eq!(refused.field, "params.arithmetic");
+        assert!(refused.to_string().contains("bounded"), "{refused}");
+        assert_eq!(
+            check_contract(LU, &params, Contract::Bounded),
+            Ok(())
+        );
+        let plain = json!({"matrix": {"random": {"n": 8}}, "arithmetic": "chain512"});
+        assert_eq!(check_contract(LU, &plain, Contract::Bitwise), Ok(()));
+        let unknown = json!({"matrix": {"random": {"n": 8}}, "arithmetic": "fast"});
+        let error = check(LU, &unknown).unwrap_err();
+        assert_eq!(error.field, "params.arithmetic");
+    }
 
     #[test]
     fn every_bad_parameter_names_its_field_and_rule() {

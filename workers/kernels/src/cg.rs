@@ -20,7 +20,7 @@ use crate::sparse::Csr;
 pub use crate::state::{HEADER_BYTES, StateError};
 
 /// 2⁻⁴⁰⁰, the square of the relative residual below which nothing changes any more.
-const EXHAUSTED: f64 = f64::from_bits((1023 - 400) << 52);
+pub const EXHAUSTED: f64 = f64::from_bits((1023 - 400) << 52);
 
 /// Why a solve cannot start or go on. Rows count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -127,6 +127,23 @@ impl CgProblem {
     #[must_use]
     pub fn n(&self) -> usize {
         self.b.len()
+    }
+
+    /// `b·b`, in the order of [`crate::reduce`].
+    #[must_use]
+    pub fn squared_norm(&self) -> f64 {
+        self.bb
+    }
+
+    /// The inverse of the diagonal: one number that all rows share, or one a row.
+    ///
+    /// # Errors
+    /// One a row.
+    pub fn inverse_diagonal(&self) -> Result<f64, &[f64]> {
+        match &self.inverse {
+            InverseDiagonal::Constant(d) => Ok(*d),
+            InverseDiagonal::PerRow(d) => Err(d),
+        }
     }
 
     fn inverse_at(&self, row: usize) -> f64 {

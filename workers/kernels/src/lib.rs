@@ -14,8 +14,10 @@
 //! The crate knows nothing of programs, capsules or messages. NaN payloads are not promised;
 //! non-finite input is refused where it enters.
 
+pub mod canary;
 pub mod cg;
 pub mod dense;
+pub mod device;
 pub mod engine;
 pub mod matrix_market;
 pub mod npy;

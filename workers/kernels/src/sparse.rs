@@ -192,6 +192,12 @@ impl Csr {
         self.cols
     }
 
+    /// Row pointers (`rows + 1`), columns and values, as they are stored.
+    #[must_use]
+    pub fn raw(&self) -> (&[u32], &[u32], &[f64]) {
+        (&self.row_ptr, &self.col_idx, &self.values)
+    }
+
     /// Number of stored entries.
     #[must_use]
     pub fn entries(&self) -> usize {

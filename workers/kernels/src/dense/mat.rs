@@ -156,12 +156,14 @@ impl<'a> MatRef<'a> {
     }
 
     /// Elements from one row to the next, and from one column to the next.
-    pub(crate) fn strides(&self) -> (usize, usize) {
+    #[must_use]
+    pub fn strides(&self) -> (usize, usize) {
         (self.row_stride, self.col_stride)
     }
 
     /// Where element (0, 0) lies.
-    pub(crate) fn as_ptr(&self) -> *const f64 {
+    #[must_use]
+    pub fn as_ptr(&self) -> *const f64 {
         self.ptr
     }
 
@@ -276,12 +278,13 @@ impl<'a> MatMut<'a> {
     }
 
     /// Elements from one column to the next.
-    pub(crate) fn stride(&self) -> usize {
+    #[must_use]
+    pub fn stride(&self) -> usize {
         self.stride
     }
 
     /// Where element (0, 0) lies.
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut f64 {
+    pub fn as_mut_ptr(&mut self) -> *mut f64 {
         self.ptr
     }
 

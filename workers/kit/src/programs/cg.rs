@@ -1,6 +1,9 @@
 //! `cg@1`: Jacobi-preconditioned conjugate gradients, one load case after the other. A capsule is
 //! a declared number of iterations, or fewer at the end of a load case.
 //!
+//! On a device, matrix and vectors stay there from one boundary to the next; x, r and p are read
+//! back only when the state is encoded or the execution goes elsewhere.
+//!
 //! σ: magic `FIECCGP1`, load case `u64`, iterations of the cases before `u64`, their worst
 //! relative residual, true residual and backward error (`f64` each), chain of their solutions'
 //! digests (32 bytes), then the kernel's state (x, r, p and scalars). Little endian.
@@ -8,6 +11,7 @@
 use std::sync::Arc;
 
 use fiec_kernels::cg::{self, CgProblem, CgState, CgWork};
+use fiec_kernels::device::{CgLimits, CgStop, Device};
 use fiec_kernels::engine::Engine;
 use fiec_kernels::sparse::Csr;
 use fiec_kernels::{digest, matrix_market, npy, poisson, rhs};
@@ -16,6 +20,7 @@ use fiec_schemas::package::Grant;
 use fiec_schemas::programs::{CgParams, MatrixSource};
 use serde_json::{Value, json};
 
+use super::place::{Place, failed};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECCGP1";
@@ -28,6 +33,9 @@ pub struct Cg {
     threads: u32,
     /// The current load case, made when it is first needed.
     case: Option<(u64, CgProblem, CgWork)>,
+    place: Place,
+    /// The load case whose vectors are on the device; the state's own are old then.
+    resident: Option<u64>,
 }
 
 /// σ.
@@ -51,6 +59,11 @@ impl State for CgProgramState {
             out.extend_from_slice(&value.to_le_bytes());
         }
         out.extend_from_slice(&self.chain);
+    }
+
+    fn size_hint(&self) -> usize {
+        // x, r and p.
+        3 * size_of::<f64>() * self.solver.x.len()
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, ProgramError> {
@@ -116,6 +129,73 @@ impl Cg {
         }
     }
 
+    fn not_enough(&self, state: &CgProgramState, relative: f64) -> ProgramError {
+        ProgramError::Permanent(format!(
+            "load case {} has relative residual {relative:.3e} after {max} iterations \
+             (max_iterations); tolerance is {tolerance:.3e}",
+            state.case,
+            max = self.params.max_iterations,
+            tolerance = self.params.tolerance
+        ))
+    }
+
+    /// Iterates on the device. Returns the relative residual.
+    fn iterate_on(
+        &mut self,
+        device: &mut dyn Device,
+        state: &mut CgProgramState,
+    ) -> Result<f64, ProgramError> {
+        let limits = CgLimits {
+            steps: self.params.iterations_per_capsule,
+            tolerance: self.params.tolerance,
+            most: self.params.max_iterations,
+        };
+        let case = state.case;
+        let resident = self.resident == Some(case);
+        let (problem, _) = self.case(case)?;
+        if !resident {
+            device.cg_begin(problem, &state.solver).map_err(failed)?;
+        }
+        let (scalars, stop) = device.cg_advance(limits).map_err(failed)?;
+        (state.solver.rz, state.solver.rr) = (scalars.rz, scalars.rr);
+        state.solver.iteration = scalars.iteration;
+        let relative = state.solver.relative_residual(problem);
+        self.resident = Some(case);
+        match stop {
+            CgStop::Steps => {}
+            CgStop::Converged => {
+                device.cg_read(&mut state.solver).map_err(failed)?;
+                device.cg_end();
+                self.resident = None;
+            }
+            CgStop::Most => return Err(self.not_enough(state, relative)),
+            CgStop::Broken(error) => return Err(ProgramError::permanent(error)),
+        }
+        Ok(relative)
+    }
+
+    /// Iterates on the host. Returns the relative residual.
+    fn iterate(&mut self, state: &mut CgProgramState) -> Result<f64, ProgramError> {
+        let (steps, tolerance, most) = (
+            self.params.iterations_per_capsule,
+            self.params.tolerance,
+            self.params.max_iterations,
+        );
+        let (problem, work) = self.case(state.case)?;
+        let mut relative = state.solver.relative_residual(problem);
+        for _ in 0..steps {
+            if relative <= tolerance {
+                break;
+            }
+            if state.solver.iteration >= most {
+                return Err(self.not_enough(state, relative));
+            }
+            cg::step(problem, &mut state.solver, work).map_err(ProgramError::permanent)?;
+            relative = state.solver.relative_residual(problem);
+        }
+        Ok(relative)
+    }
+
     fn finish_case(
         &mut self,
         state: &mut CgProgramState,
@@ -148,6 +228,8 @@ impl Program for Cg {
             params,
             matrix,
             case: None,
+            place: Place::new(inputs),
+            resident: None,
         };
         program.case(0)?;
         Ok(program)
@@ -172,12 +254,10 @@ impl Program for Cg {
     ) -> Result<Step, ProgramError> {
         let CgParams {
             tolerance,
-            max_iterations,
-            iterations_per_capsule,
             load_cases,
             ..
         } = self.params;
-        let (problem, work) = self.case(state.case)?;
+        let (problem, _) = self.case(state.case)?;
         if state.solver.x.len() != problem.n() {
             return Err(ProgramError::Permanent(format!(
                 "the state has {} unknowns, the matrix {}",
@@ -185,21 +265,14 @@ impl Program for Cg {
                 problem.n()
             )));
         }
-        let mut relative = state.solver.relative_residual(problem);
-        for _ in 0..iterations_per_capsule {
-            if relative <= tolerance {
-                break;
+        let relative = match self.place.take() {
+            Some(mut device) => {
+                let relative = self.iterate_on(device.as_mut(), state)?;
+                self.place.put(device);
+                relative
             }
-            if state.solver.iteration >= max_iterations {
-                return Err(ProgramError::Permanent(format!(
-                    "load case {} has relative residual {relative:.3e} after {max_iterations} \
-                     iterations (max_iterations); tolerance is {tolerance:.3e}",
-                    state.case
-                )));
-            }
-            cg::step(problem, &mut state.solver, work).map_err(ProgramError::permanent)?;
-            relative = state.solver.relative_residual(problem);
-        }
+            None => self.iterate(state)?,
+        };
         if relative > tolerance {
             return Ok(Step::Boundary);
         }
@@ -240,7 +313,26 @@ impl Program for Cg {
         }
     }
 
+    fn read_back(&mut self, state: &mut CgProgramState) -> Result<(), ProgramError> {
+        if self.resident == Some(state.case)
+            && let Some(mut device) = self.place.take()
+        {
+            device.cg_read(&mut state.solver).map_err(failed)?;
+            self.place.put(device);
+        }
+        Ok(())
+    }
+
+    fn let_go(&mut self, warm: bool) {
+        self.resident = None;
+        self.place.let_go(warm);
+    }
+
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        if self.place.changes(grant) {
+            self.resident = None;
+            self.place.go(grant)?;
+        }
         let threads = self.params.threads.min(grant.threads.unwrap_or(u32::MAX));
         if threads.max(1) != self.threads {
             self.threads = threads.max(1);

@@ -1,5 +1,9 @@
 //! `gemm@1`: C = A·B. A capsule is one tile of C, which becomes the output `c-<i>-<j>`.
 //!
+//! On a device, the rows of A and columns of B that a tile needs stay there for the tiles that
+//! follow, as far as its memory goes; where not even those of one tile fit, they pass through it in
+//! pieces, in the same order.
+//!
 //! Tiles are numbered row by row, and know nothing of each other: those of a range are the same
 //! bits as in a run of all, so a batch may share them out. Each is checked when it is made
 //! ([`fiec_kernels::dense::check::ProductCheck`]).
@@ -8,10 +12,13 @@
 //! (`f64`), and the digest of each tile done (32 bytes); little endian. So a grid of 32 × 32
 //! tiles, as of n = 16,384, ends with 32 KiB.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_kernels::dense::check::ProductCheck;
-use fiec_kernels::dense::{Into, Mat, gemm};
+use fiec_kernels::dense::gemm::DEPTH;
+use fiec_kernels::dense::{Into, Mat, MatRef, gemm};
+use fiec_kernels::device::{self, Buffer, Device, DeviceError, Part};
 use fiec_kernels::npy;
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
@@ -19,6 +26,7 @@ use fiec_schemas::programs::{GemmParams, TileRange};
 use serde_json::{Value, json};
 
 use super::dense::{Fields, Read, Source, Threads, chained};
+use super::place::{Place, arithmetic, failed, reserve, too_small};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECGEM1";
@@ -30,6 +38,11 @@ pub struct Gemm {
     tile: usize,
     range: TileRange,
     threads: Threads,
+    place: Place,
+    arithmetic: device::Arithmetic,
+    /// Rows of A and columns of B on the device, by tile row and tile column.
+    rows: BTreeMap<usize, Buffer>,
+    columns: BTreeMap<usize, Buffer>,
     /// The tile row of the last tile, and the check for its rows of A.
     check: Option<(usize, ProductCheck)>,
 }
@@ -95,12 +108,158 @@ impl Gemm {
             None => self.check.insert((i, ProductCheck::new(simd, a))),
         };
         let mut c = Mat::zeros(height, width);
-        gemm(&mut self.threads.engine, a, b, Into::Replace, c.view_mut());
+        if let Some(mut device) = self.place.take() {
+            let device_mut = device.as_mut();
+            let (rows, columns) = (&mut self.rows, &mut self.columns);
+            let kind = self.arithmetic;
+            on_device(device_mut, kind, (i, rows, a), (j, columns, b), &mut c)?;
+            self.place.put(device);
+        } else {
+            gemm(&mut self.threads.engine, a, b, Into::Replace, c.view_mut());
+        }
         let found = check.check(simd, b, c.view()).map_err(|error| {
             ProgramError::Permanent(format!("tile c-{i}-{j} is not A·B: {error}"))
         })?;
         Ok((c, found))
     }
+}
+
+fn upload(device: &mut dyn Device, from: MatRef<'_>) -> Result<Buffer, DeviceError> {
+    let buffer = device.allocate(from.rows() * from.cols())?;
+    device.write(from, buffer.matrix(from.rows(), from.cols()))?;
+    Ok(buffer)
+}
+
+/// What is held under `index`, or now is.
+fn held(
+    device: &mut dyn Device,
+    all: &mut BTreeMap<usize, Buffer>,
+    index: usize,
+    from: MatRef<'_>,
+) -> Result<Part, ProgramError> {
+    let (rows, cols) = (from.rows(), from.cols());
+    if let Some(buffer) = all.get(&index) {
+        return Ok(buffer.matrix(rows, cols));
+    }
+    let buffer = upload(device, from).map_err(failed)?;
+    let part = buffer.matrix(rows, cols);
+    all.insert(index, buffer);
+    Ok(part)
+}
+
+/// A part of A or B that a tile needs, where it may be found on the device, and what else is there.
+type Needed<'a, 'b> = (usize, &'a mut BTreeMap<usize, Buffer>, MatRef<'b>);
+
+/// Computes a tile on the device.
+fn on_device(
+    device: &mut dyn Device,
+    kind: device::Arithmetic,
+    (i, rows, a): Needed<'_, '_>,
+    (j, columns, b): Needed<'_, '_>,
+    c: &mut Mat,
+) -> Result<(), ProgramError> {
+    let (m, n, k) = (c.rows(), c.cols(), a.cols());
+    loop {
+        let missing = |held: bool, elements: usize| if held { 0 } else { elements };
+        let wanted = m * n
+            + missing(rows.contains_key(&i), m * k)
+            + missing(columns.contains_key(&j), k * n);
+        if 8 * wanted as u64 + reserve(kind, 0) <= device.usage().available() {
+            break;
+        }
+        // Rows of A are used for one row of tiles, columns of B again in the next: the first ones
+        // stay, since dropping the least recently used would keep none.
+        let other_row = rows.keys().copied().find(|row| *row != i);
+        let other_column = columns.keys().copied().rfind(|column| *column != j);
+        let evicted = match (other_row, other_column) {
+            (Some(row), _) => rows.remove(&row),
+            (None, Some(column)) => columns.remove(&column),
+            (None, None) => break,
+        };
+        evicted.into_iter().for_each(|old| device.release(old));
+    }
+    let wanted = [
+        (rows.contains_key(&i), m * k),
+        (columns.contains_key(&j), k * n),
+    ];
+    let elements: usize = wanted.iter().filter(|(held, _)| !held).map(|w| w.1).sum();
+    if 8 * (elements + m * n) as u64 + reserve(kind, 0) > device.usage().available() {
+        for old in rows.remove(&i).into_iter().chain(columns.remove(&j)) {
+            device.release(old);
+        }
+        return in_pieces(device, kind, a, b, c);
+    }
+    let left = held(device, rows, i, a)?;
+    let right = held(device, columns, j, b)?;
+    let to = device.allocate(m * n).map_err(failed)?;
+    let part = to.matrix(m, n);
+    device
+        .gemm(kind, left, right, Into::Replace, part)
+        .and_then(|()| device.read(part, c.view_mut()))
+        .map_err(failed)?;
+    device.release(to);
+    Ok(())
+}
+
+/// The same with what fits at once: parts of the tile, and of the inner dimension by whole chains.
+fn in_pieces(
+    device: &mut dyn Device,
+    kind: device::Arithmetic,
+    a: MatRef<'_>,
+    b: MatRef<'_>,
+    c: &mut Mat,
+) -> Result<(), ProgramError> {
+    const LEAST: usize = 16;
+    let (m, n, k) = (c.rows(), c.cols(), a.cols());
+    let (mut high, mut wide) = (m, n);
+    let depth = loop {
+        let free = device.usage().available().saturating_sub(reserve(kind, 0)) / 8;
+        let left = usize::try_from(free).unwrap_or(usize::MAX);
+        let depth = left.saturating_sub(high * wide) / (high + wide);
+        if depth >= k {
+            break k;
+        }
+        if depth >= DEPTH {
+            break depth / DEPTH * DEPTH;
+        }
+        if high.max(wide) <= LEAST {
+            let least = high * wide + (high + wide) * DEPTH.min(k);
+            return Err(too_small(device, "a piece of a tile", least));
+        }
+        if high >= wide {
+            high = high.div_ceil(2);
+        } else {
+            wide = wide.div_ceil(2);
+        }
+    };
+    for col in (0..n).step_by(wide) {
+        let width = wide.min(n - col);
+        let (_, right) = c.view_mut().split_cols(col);
+        let (mut columns, _) = right.split_cols(width);
+        for row in (0..m).step_by(high) {
+            let height = high.min(m - row);
+            let to = device.allocate(height * width).map_err(failed)?;
+            let part = to.matrix(height, width);
+            for from in (0..k).step_by(depth) {
+                let deep = depth.min(k - from);
+                let left = upload(device, a.part(row, height, from, deep)).map_err(failed)?;
+                let right = upload(device, b.part(from, deep, col, width)).map_err(failed)?;
+                let into = if from == 0 { Into::Replace } else { Into::Add };
+                let factors = (left.matrix(height, deep), right.matrix(deep, width));
+                device
+                    .gemm(kind, factors.0, factors.1, into, part)
+                    .and_then(|()| device.finish())
+                    .map_err(failed)?;
+                device.release(left);
+                device.release(right);
+            }
+            let (_, below) = columns.reborrow().split_rows(row);
+            let (own, _) = below.split_rows(height);
+            device.read(part, own).map_err(failed)?;
+            device.release(to);
+        }
+    }
+    Ok(())
 }
 
 impl Program for Gemm {
@@ -132,6 +291,10 @@ impl Program for Gemm {
             tile,
             range,
             threads: Threads::new(params.threads)?,
+            place: Place::new(inputs),
+            arithmetic: arithmetic(params.arithmetic),
+            rows: BTreeMap::new(),
+            columns: BTreeMap::new(),
             check: None,
         })
     }
@@ -184,6 +347,17 @@ impl Program for Gemm {
     }
 
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        if self.place.changes(grant) {
+            self.let_go(false);
+            self.place.go(grant)?;
+        }
         self.threads.configure(grant)
+    }
+
+    fn let_go(&mut self, warm: bool) {
+        // They go with their device.
+        self.rows.clear();
+        self.columns.clear();
+        self.place.let_go(warm);
     }
 }

@@ -14,6 +14,10 @@
 //!     F[[i, p], :done] = F[[p, i], :done]
 //! ```
 //!
+//! On a device, finished block columns stay there as far as its memory goes, and the updates are
+//! made there; the panel is factored on the host, or by cuSOLVER with vendor arithmetic. A block
+//! column leaves the device once, to become an output.
+//!
 //! A block column that this process does not hold is fetched by its digest. Each is checked when
 //! it is made ([`fiec_kernels::dense::check::LuCheck`]).
 //!
@@ -24,6 +28,8 @@
 
 use fiec_kernels::dense::check::LuCheck;
 use fiec_kernels::dense::{Mat, lu};
+use fiec_kernels::device::dense::update;
+use fiec_kernels::device::{self, Buffer, Device};
 use fiec_kernels::npy;
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
@@ -31,6 +37,7 @@ use fiec_schemas::programs::LuParams;
 use serde_json::{Value, json};
 
 use super::dense::{Fields, Kept, Read, Source, Threads, chained, fetch_block};
+use super::place::{Place, Resident, arithmetic, failed, reserve, too_small};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECLU_1";
@@ -41,7 +48,19 @@ pub struct Lu {
     block: usize,
     threads: Threads,
     kept: Kept<Finished>,
+    place: Place,
+    arithmetic: device::Arithmetic,
+    resident: Resident<OnDevice>,
 }
+
+/// A finished block column on the device: as [`Finished`].
+struct OnDevice {
+    l: Buffer,
+    exchanged: usize,
+}
+
+/// Least columns of a strip that is updated at once.
+const STRIP: usize = 8;
 
 /// A finished block column from its diagonal block on, and how many rows have been exchanged.
 struct Finished {
@@ -144,6 +163,170 @@ impl Lu {
     }
 }
 
+impl Lu {
+    /// How many columns are updated at once on the device. Blocks there are given up for them, the
+    /// last ones first, as all are used in ascending order.
+    fn strip(
+        &mut self,
+        device: &mut dyn Device,
+        width: usize,
+        blocks: usize,
+    ) -> Result<usize, ProgramError> {
+        let n = self.n();
+        let free = |device: &mut dyn Device| device.usage().available();
+        let mut strip = width;
+        loop {
+            let passing = match self.resident.misses(blocks) {
+                true => n * self.block.min(n),
+                false => 0,
+            };
+            let wanted = n * strip + passing;
+            if 8 * wanted as u64 + reserve(self.arithmetic, n) <= free(device) {
+                return Ok(strip);
+            }
+            if let Some((index, (digest, block))) = self.resident.blocks.pop_last() {
+                self.keep_resident(device, index, digest, block)?;
+            } else if strip > STRIP {
+                strip = strip.div_ceil(2);
+            } else {
+                return Err(too_small(device, "an update of a block column", wanted));
+            }
+        }
+    }
+
+    /// A block of the device goes to the host, if that has room for it.
+    fn keep_resident(
+        &mut self,
+        device: &mut dyn Device,
+        index: usize,
+        digest: Digest,
+        block: OnDevice,
+    ) -> Result<(), ProgramError> {
+        let rows = self.n() - index * self.block;
+        let mut l = Mat::zeros(rows, self.block);
+        device
+            .read(block.l.matrix(rows, self.block), l.view_mut())
+            .map_err(failed)?;
+        device.release(block.l);
+        self.keep(index, digest, l, block.exchanged);
+        Ok(())
+    }
+
+    /// Updates a block column by all finished ones. Where the vendor factors its panel, too, the
+    /// pivots are returned, counted from its first row.
+    fn update_on(
+        &mut self,
+        device: &mut dyn Device,
+        x: &mut Mat,
+        state: &LuState,
+        cx: &mut Capsule,
+    ) -> Result<Option<Vec<usize>>, ProgramError> {
+        let (n, width, done) = (x.rows(), x.cols(), state.pivots.len());
+        let (kind, blocks) = (self.arithmetic, state.columns.len());
+        for block in self.resident.strangers(&state.columns) {
+            device.release(block.l);
+        }
+        let strip = self.strip(device, width, blocks)?;
+        let exchange = |device: &mut dyn Device, index: usize, block: &mut OnDevice| {
+            let (from, width) = (index * self.block, self.block);
+            let whole = block.l.matrix(n - from, width);
+            let (_, below) = whole.split_rows(block.exchanged - from);
+            let pivots = state.exchanges(block.exchanged, done);
+            block.exchanged = done;
+            device.exchange(below, &pivots)
+        };
+        for (index, (_, block)) in &mut self.resident.blocks {
+            exchange(device, *index, block).map_err(failed)?;
+        }
+        let mut pivots = None;
+        for col in (0..width).step_by(strip) {
+            let count = strip.min(width - col);
+            let buffer = device.allocate(n * count).map_err(failed)?;
+            let whole = buffer.matrix(n, count);
+            device
+                .write(x.view().part(0, n, col, count), whole)
+                .map_err(failed)?;
+            for i in 0..blocks {
+                let from = i * self.block;
+                let (_, rows) = whole.split_rows(from);
+                if let Some((_, block)) = self.resident.blocks.get(&i) {
+                    let l = block.l.matrix(n - from, self.block);
+                    update(device, kind, l, rows).map_err(failed)?;
+                    continue;
+                }
+                let l = self.finished(i, state, cx)?;
+                let passing = device.allocate(l.rows() * l.cols()).map_err(failed)?;
+                let part = passing.matrix(l.rows(), l.cols());
+                device
+                    .write(l.view(), part)
+                    .and_then(|()| update(device, kind, part, rows))
+                    .and_then(|()| device.finish())
+                    .map_err(failed)?;
+                let digest = state.columns[i];
+                if self.has_room(device) {
+                    let block = OnDevice {
+                        l: passing,
+                        exchanged: done,
+                    };
+                    self.resident.blocks.insert(i, (digest, block));
+                } else {
+                    device.release(passing);
+                    self.keep(i, digest, l, done);
+                }
+            }
+            if kind == device::Arithmetic::Vendor && count == width {
+                let (_, panel) = whole.split_rows(done);
+                match device.vendor_lu(panel) {
+                    Ok(Ok(found)) => pivots = Some(found),
+                    Ok(Err(error)) => return Err(ProgramError::permanent(error.shifted(done))),
+                    // The host can do that.
+                    Err(error) if error.is_memory() => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            let (_, right) = x.view_mut().split_cols(col);
+            let (to, _) = right.split_cols(count);
+            device.read(whole, to).map_err(failed)?;
+            device.release(buffer);
+        }
+        Ok(pivots)
+    }
+
+    /// Whether the device has room for another block beside what the next update needs.
+    fn has_room(&self, device: &dyn Device) -> bool {
+        let column = 8 * (self.n() * self.block.min(self.n())) as u64;
+        device.usage().available() >= 2 * column + reserve(self.arithmetic, self.n())
+    }
+
+    /// Keeps a block column that was finished just now, on the device if there is room.
+    fn keep_finished(
+        &mut self,
+        k: usize,
+        digest: Digest,
+        l: Mat,
+        exchanged: usize,
+    ) -> Result<(), ProgramError> {
+        if let Some(mut device) = self.place.take() {
+            if self.has_room(device.as_ref()) {
+                let buffer = device.allocate(l.rows() * l.cols()).map_err(failed)?;
+                device
+                    .write(l.view(), buffer.matrix(l.rows(), l.cols()))
+                    .map_err(failed)?;
+                let block = OnDevice {
+                    l: buffer,
+                    exchanged,
+                };
+                self.resident.blocks.insert(k, (digest, block));
+                self.place.put(device);
+                return Ok(());
+            }
+            self.place.put(device);
+        }
+        self.keep(k, digest, l, exchanged);
+        Ok(())
+    }
+}
+
 impl Program for Lu {
     type State = LuState;
 
@@ -162,6 +345,9 @@ impl Program for Lu {
             block: params.block as usize,
             threads: Threads::new(params.threads)?,
             kept: Kept::new(),
+            place: Place::new(inputs),
+            arithmetic: arithmetic(params.arithmetic),
+            resident: Resident::new(),
         })
     }
 
@@ -187,16 +373,28 @@ impl Program for Lu {
         let a = self.a.columns(from, width);
         let mut x = a.clone();
         lu::exchange(x.view_mut(), &state.exchanges(0, from));
-        for i in 0..k {
-            let l = self.finished(i, state, cx)?;
-            let (_, rows) = x.view_mut().split_rows(i * self.block);
-            lu::update(&mut self.threads.engine, l.view(), rows);
-            self.keep(i, state.columns[i], l, from);
+        let mut factored = None;
+        if let Some(mut device) = self.place.take() {
+            factored = self.update_on(device.as_mut(), &mut x, state, cx)?;
+            self.place.put(device);
+        } else {
+            for i in 0..k {
+                let l = self.finished(i, state, cx)?;
+                let (_, rows) = x.view_mut().split_rows(i * self.block);
+                lu::update(&mut self.threads.engine, l.view(), rows);
+                self.keep(i, state.columns[i], l, from);
+            }
         }
-        let mut pivots = vec![0; width];
-        let (_, own) = x.view_mut().split_rows(from);
-        lu::panel(&mut self.threads.engine, own, &mut pivots)
-            .map_err(|error| ProgramError::permanent(error.shifted(from)))?;
+        let pivots = match factored {
+            Some(pivots) => pivots,
+            None => {
+                let mut pivots = vec![0; width];
+                let (_, own) = x.view_mut().split_rows(from);
+                lu::panel(&mut self.threads.engine, own, &mut pivots)
+                    .map_err(|error| ProgramError::permanent(error.shifted(from)))?;
+                pivots
+            }
+        };
         let absolute = pivots.iter().map(|p| u32::try_from(p + from));
         let absolute: Result<Vec<u32>, _> = absolute.collect();
         state
@@ -217,7 +415,7 @@ impl Program for Lu {
         state.columns.push(digest);
         if from + width < n {
             let l = x.view().part(from, n - from, 0, width).to_mat();
-            self.keep(k, digest, l, from + width);
+            self.keep_finished(k, digest, l, from + width)?;
             return Ok(Step::Boundary);
         }
         let pivots: Vec<usize> = state.pivots.iter().map(|p| *p as usize).collect();
@@ -243,6 +441,22 @@ impl Program for Lu {
 
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.kept.configure(grant);
+        if self.place.changes(grant) {
+            // What is on the device is not lost with it.
+            if let Some(mut device) = self.place.take() {
+                while let Some((index, (digest, block))) = self.resident.blocks.pop_first() {
+                    self.keep_resident(device.as_mut(), index, digest, block)?;
+                }
+                self.place.put(device);
+            }
+            self.place.go(grant)?;
+        }
         self.threads.configure(grant)
+    }
+
+    fn let_go(&mut self, warm: bool) {
+        // They go with their device.
+        self.resident = Resident::new();
+        self.place.let_go(warm);
     }
 }

@@ -7,6 +7,10 @@
 //! not stored (as LAPACK's geqrf leaves them); its last w rows are T, upper triangular, with
 //! `I − V·T·Vᵀ` the product of the block's reflectors and Q the product of the blocks in order.
 //!
+//! On a device, the reflectors stay there as far as its memory goes, and are applied there; the
+//! panel is factored on the host, or by cuSOLVER with vendor arithmetic. A block column leaves the
+//! device once, to become an output.
+//!
 //! A block column that this process does not hold is fetched by its digest. Each is checked when
 //! it is made ([`fiec_kernels::dense::check::QrCheck`]).
 //!
@@ -16,7 +20,9 @@
 
 use fiec_kernels::dense::check::QrCheck;
 use fiec_kernels::dense::qr::Reflectors;
-use fiec_kernels::dense::{Mat, qr};
+use fiec_kernels::dense::{Into, Mat, qr};
+use fiec_kernels::device::dense::{apply, triangle};
+use fiec_kernels::device::{self, Buffer, Device, DeviceError, Part};
 use fiec_kernels::npy;
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
@@ -24,6 +30,7 @@ use fiec_schemas::programs::QrParams;
 use serde_json::{Value, json};
 
 use super::dense::{Fields, Kept, Read, Source, Threads, chained, fetch_block};
+use super::place::{Place, Resident, arithmetic, failed, reserve, too_small};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECQR_1";
@@ -34,6 +41,31 @@ pub struct Qr {
     block: usize,
     threads: Threads,
     kept: Kept<Reflectors>,
+    place: Place,
+    arithmetic: device::Arithmetic,
+    resident: Resident<OnDevice>,
+}
+
+/// Reflectors on the device.
+struct OnDevice {
+    v: Buffer,
+    t: Buffer,
+}
+
+/// Least columns of a strip to which reflectors are applied at once.
+const STRIP: usize = 8;
+
+fn upload(device: &mut dyn Device, made: &Reflectors) -> Result<OnDevice, DeviceError> {
+    let v = device.allocate(made.v.data().len())?;
+    let t = device.allocate(made.t.data().len())?;
+    device.write(made.v.view(), v.matrix(made.v.rows(), made.v.cols()))?;
+    device.write(made.t.view(), t.matrix(made.t.rows(), made.t.cols()))?;
+    Ok(OnDevice { v, t })
+}
+
+fn release(device: &mut dyn Device, held: OnDevice) {
+    device.release(held.v);
+    device.release(held.t);
 }
 
 /// σ.
@@ -90,13 +122,19 @@ impl State for QrState {
 fn reflectors(whole: &Mat, rows: usize, from: usize) -> Reflectors {
     let (view, width) = (whole.view(), whole.cols());
     Reflectors {
-        v: Mat::from_fn(rows - from, width, |i, j| match i.cmp(&j) {
-            std::cmp::Ordering::Less => 0.0,
-            std::cmp::Ordering::Equal => 1.0,
-            std::cmp::Ordering::Greater => view.at(from + i, j),
-        }),
+        v: lower(whole, rows, from),
         t: view.part(rows, width, 0, width).to_mat(),
     }
+}
+
+/// V, as it lies below the diagonal that begins at row `from`.
+fn lower(whole: &Mat, rows: usize, from: usize) -> Mat {
+    let view = whole.view();
+    Mat::from_fn(rows - from, whole.cols(), |i, j| match i.cmp(&j) {
+        std::cmp::Ordering::Less => 0.0,
+        std::cmp::Ordering::Equal => 1.0,
+        std::cmp::Ordering::Greater => view.at(from + i, j),
+    })
 }
 
 /// A finished block column and its T in one file.
@@ -131,6 +169,180 @@ impl Qr {
     }
 }
 
+impl Qr {
+    /// How many columns reflectors are applied to at once on the device. Blocks there are given up
+    /// for them, the last ones first, as all are used in ascending order.
+    fn strip(
+        &mut self,
+        device: &mut dyn Device,
+        width: usize,
+        blocks: usize,
+    ) -> Result<usize, ProgramError> {
+        let (rows, block) = (self.a.rows(), self.block.min(self.a.cols()));
+        let mut strip = width;
+        loop {
+            let passing = match self.resident.misses(blocks) {
+                true => (rows + block) * block,
+                false => 0,
+            };
+            let wanted = (rows + 2 * block) * strip + passing;
+            let free = device.usage().available();
+            if 8 * wanted as u64 + reserve(self.arithmetic, 0) <= free {
+                return Ok(strip);
+            }
+            if let Some((index, (digest, held))) = self.resident.blocks.pop_last() {
+                self.keep_resident(device, index, digest, held)?;
+            } else if strip > STRIP {
+                strip = strip.div_ceil(2);
+            } else {
+                return Err(too_small(device, "an update of a block column", wanted));
+            }
+        }
+    }
+
+    /// Reflectors of the device go to the host, if that has room for them.
+    fn keep_resident(
+        &mut self,
+        device: &mut dyn Device,
+        index: usize,
+        digest: Digest,
+        held: OnDevice,
+    ) -> Result<(), ProgramError> {
+        let (rows, width) = (self.a.rows() - index * self.block, self.block);
+        let mut made = Reflectors {
+            v: Mat::zeros(rows, width),
+            t: Mat::zeros(width, width),
+        };
+        device
+            .read(held.v.matrix(rows, width), made.v.view_mut())
+            .and_then(|()| device.read(held.t.matrix(width, width), made.t.view_mut()))
+            .map_err(failed)?;
+        release(device, held);
+        self.keep(index, digest, made);
+        Ok(())
+    }
+
+    /// Applies all finished reflectors to a block column. Where the vendor factors its panel, too,
+    /// its reflectors are returned.
+    fn apply_on(
+        &mut self,
+        device: &mut dyn Device,
+        x: &mut Mat,
+        state: &QrState,
+        cx: &mut Capsule,
+    ) -> Result<Option<Reflectors>, ProgramError> {
+        let (rows, width, from) = (x.rows(), x.cols(), state.check.columns);
+        let (kind, blocks, block) = (self.arithmetic, state.columns.len(), self.block);
+        for held in self.resident.strangers(&state.columns) {
+            release(device, held);
+        }
+        let strip = self.strip(device, width, blocks)?;
+        let mut factored = None;
+        for col in (0..width).step_by(strip) {
+            let count = strip.min(width - col);
+            let buffer = device.allocate(rows * count).map_err(failed)?;
+            let whole = buffer.matrix(rows, count);
+            device
+                .write(x.view().part(0, rows, col, count), whole)
+                .map_err(failed)?;
+            let scratch = device
+                .allocate(2 * self.block.min(rows) * count)
+                .map_err(failed)?;
+            for i in 0..blocks {
+                let (_, below) = whole.split_rows(i * self.block);
+                let parts = |held: &OnDevice| -> (Part, Part) {
+                    let v = held.v.matrix(rows - i * block, block);
+                    (v, held.t.matrix(block, block))
+                };
+                if let Some((_, held)) = self.resident.blocks.get(&i) {
+                    apply(device, kind, parts(held), below, &scratch).map_err(failed)?;
+                    continue;
+                }
+                let made = self.finished(i, state, cx)?;
+                let held = upload(device, &made).map_err(failed)?;
+                apply(device, kind, parts(&held), below, &scratch)
+                    .and_then(|()| device.finish())
+                    .map_err(failed)?;
+                let digest = state.columns[i];
+                if self.has_room(device) {
+                    self.resident.blocks.insert(i, (digest, held));
+                } else {
+                    release(device, held);
+                    self.keep(i, digest, made);
+                }
+            }
+            device.release(scratch);
+            if kind == device::Arithmetic::Vendor && count == width {
+                let (_, panel) = whole.split_rows(from);
+                match vendor_panel(device, panel) {
+                    Ok(made) => factored = Some(made),
+                    // The host can do that, as long as the panel is what it was.
+                    Err((error, false)) if error.is_memory() => {}
+                    Err((error, _)) => return Err(failed(error)),
+                }
+            }
+            let (_, right) = x.view_mut().split_cols(col);
+            let (to, _) = right.split_cols(count);
+            device.read(whole, to).map_err(failed)?;
+            device.release(buffer);
+        }
+        Ok(factored)
+    }
+
+    /// Whether the device has room for another block beside what the next update needs.
+    fn has_room(&self, device: &dyn Device) -> bool {
+        let block = self.block.min(self.a.cols());
+        let column = 8 * ((self.a.rows() + 2 * block) * block) as u64;
+        device.usage().available() >= 2 * column + reserve(self.arithmetic, 0)
+    }
+
+    /// Keeps the reflectors that were made just now, on the device if there is room.
+    fn keep_finished(
+        &mut self,
+        k: usize,
+        digest: Digest,
+        made: Reflectors,
+    ) -> Result<(), ProgramError> {
+        if let Some(mut device) = self.place.take() {
+            if self.has_room(device.as_ref()) {
+                let held = upload(device.as_mut(), &made).map_err(failed)?;
+                self.resident.blocks.insert(k, (digest, held));
+                self.place.put(device);
+                return Ok(());
+            }
+            self.place.put(device);
+        }
+        self.keep(k, digest, made);
+        Ok(())
+    }
+}
+
+/// A panel's reflectors by the vendor's library; with an error, whether the panel was changed.
+fn vendor_panel(device: &mut dyn Device, panel: Part) -> Result<Reflectors, (DeviceError, bool)> {
+    let (rows, width) = (panel.rows(), panel.cols());
+    let tau = device.vendor_qr(panel).map_err(|error| (error, false))?;
+    let mut whole = Mat::zeros(rows, width);
+    let after = |error| (error, true);
+    device.read(panel, whole.view_mut()).map_err(after)?;
+    let v = lower(&whole, rows, 0);
+    let mut cross = Mat::zeros(width, width);
+    let held = device.allocate(rows * width).map_err(after)?;
+    let square = device.allocate(width * width).map_err(after)?;
+    let (on, product) = (held.matrix(rows, width), square.matrix(width, width));
+    device
+        .write(v.view(), on)
+        .and_then(|()| {
+            let kind = device::Arithmetic::Vendor;
+            device.gemm(kind, on.t(), on, Into::Replace, product)
+        })
+        .and_then(|()| device.read(product, cross.view_mut()))
+        .map_err(after)?;
+    device.release(held);
+    device.release(square);
+    let t = triangle(&tau, &cross);
+    Ok(Reflectors { v, t })
+}
+
 impl Program for Qr {
     type State = QrState;
 
@@ -149,6 +361,9 @@ impl Program for Qr {
             block: params.block as usize,
             threads: Threads::new(params.threads)?,
             kept: Kept::new(),
+            place: Place::new(inputs),
+            arithmetic: arithmetic(params.arithmetic),
+            resident: Resident::new(),
         })
     }
 
@@ -173,15 +388,26 @@ impl Program for Qr {
         let (k, width) = (state.columns.len(), self.block.min(cols - from));
         let a = self.a.columns(from, width);
         let mut x = a.clone();
-        for i in 0..k {
-            let made = self.finished(i, state, cx)?;
-            let (_, part) = x.view_mut().split_rows(i * self.block);
-            qr::apply(&mut self.threads.engine, made.v.view(), made.t.view(), part);
-            self.keep(i, state.columns[i], made);
+        let mut factored = None;
+        if let Some(mut device) = self.place.take() {
+            factored = self.apply_on(device.as_mut(), &mut x, state, cx)?;
+            self.place.put(device);
+        } else {
+            for i in 0..k {
+                let made = self.finished(i, state, cx)?;
+                let (_, part) = x.view_mut().split_rows(i * self.block);
+                qr::apply(&mut self.threads.engine, made.v.view(), made.t.view(), part);
+                self.keep(i, state.columns[i], made);
+            }
         }
-        let (_, own) = x.view_mut().split_rows(from);
-        let made = qr::panel(&mut self.threads.engine, own)
-            .map_err(|error| ProgramError::permanent(error.shifted(from)))?;
+        let made = match factored {
+            Some(made) => made,
+            None => {
+                let (_, own) = x.view_mut().split_rows(from);
+                qr::panel(&mut self.threads.engine, own)
+                    .map_err(|error| ProgramError::permanent(error.shifted(from)))?
+            }
+        };
         state
             .check
             .add(&mut self.threads.engine, a.view(), x.view(), &made)
@@ -191,7 +417,7 @@ impl Program for Qr {
         let digest = cx.output_digested(format!("qr-{k}"), file(&x, &made.t));
         state.columns.push(digest);
         if from + width < cols {
-            self.keep(k, digest, made);
+            self.keep_finished(k, digest, made)?;
             return Ok(Step::Boundary);
         }
         Ok(Step::Complete {
@@ -216,6 +442,22 @@ impl Program for Qr {
 
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.kept.configure(grant);
+        if self.place.changes(grant) {
+            // What is on the device is not lost with it.
+            if let Some(mut device) = self.place.take() {
+                while let Some((index, (digest, held))) = self.resident.blocks.pop_first() {
+                    self.keep_resident(device.as_mut(), index, digest, held)?;
+                }
+                self.place.put(device);
+            }
+            self.place.go(grant)?;
+        }
         self.threads.configure(grant)
+    }
+
+    fn let_go(&mut self, warm: bool) {
+        // They go with their device.
+        self.resident = Resident::new();
+        self.place.let_go(warm);
     }
 }

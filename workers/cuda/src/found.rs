@@ -1,0 +1,200 @@
+//! What the driver shows, or why it shows nothing.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use fiec_kernels::device::DeviceError;
+use serde::Serialize;
+
+/// A device that the driver shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// Its number, from 0.
+    pub ordinal: i32,
+    /// `GPU-…`, as NVML and `nvidia-smi -L` name it.
+    pub uuid: String,
+    /// Its name.
+    pub name: String,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Highest clock of the multiprocessors in kHz; 0 where the driver does not say.
+    pub clock_khz: u32,
+    /// CUDA version of the driver, e.g. 13000.
+    pub driver: i32,
+}
+
+/// Every device that the driver shows.
+///
+/// # Errors
+/// Why there is none: no driver, a driver that is too old, no device, or what it said.
+pub fn list() -> Result<Vec<Found>, DeviceError> {
+    let count = count()?;
+    let mut all = Vec::new();
+    for ordinal in 0..count {
+        all.push(guarded("asking a device for its properties", || {
+            one(ordinal)
+        })?);
+    }
+    if all.is_empty() {
+        return Err(DeviceError::Absent(
+            "NVIDIA's driver is there, but shows no device (is CUDA_VISIBLE_DEVICES set to \
+             nothing?)"
+                .to_owned(),
+        ));
+    }
+    Ok(all)
+}
+
+#[allow(unsafe_code)]
+fn count() -> Result<i32, DeviceError> {
+    // SAFETY: tries to load the library by name; its initializers are the driver's own.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DeviceError::Absent(
+            "NVIDIA's driver is not installed here (libcuda.so cannot be loaded)".to_owned(),
+        ));
+    }
+    match guarded("cuInit", result::init) {
+        Ok(()) => {}
+        Err(DeviceError::Driver { why, .. }) => {
+            return Err(DeviceError::Absent(format!(
+                "NVIDIA's driver is there, but does not start: {why}"
+            )));
+        }
+        Err(other) => return Err(other),
+    }
+    guarded("cuDeviceGetCount", result::device::get_count)
+}
+
+#[allow(unsafe_code)]
+fn one(ordinal: i32) -> Result<Found, DriverError> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    let device = result::device::get(ordinal)?;
+    // SAFETY: `device` was given by the driver just now.
+    let ask = |which| unsafe { result::device::get_attribute(device, which) };
+    let positive = |value: i32| u32::try_from(value).unwrap_or(0);
+    let mut driver = 0;
+    // SAFETY: writes one int to where it is told.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result()?;
+    let uuid = result::device::get_uuid(device)?;
+    Ok(Found {
+        ordinal,
+        uuid: spelled(&uuid.bytes.map(|byte| byte as u8)),
+        name: result::device::get_name(device)?,
+        // SAFETY: as above.
+        memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
+        capability: (
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: positive(ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
+        // Newer drivers may not say.
+        clock_khz: ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).map_or(0, positive),
+        driver,
+    })
+}
+
+/// `GPU-8-4-4-4-12` of 16 bytes.
+fn spelled(bytes: &[u8; 16]) -> String {
+    let mut text = String::from("GPU");
+    for (i, byte) in bytes.iter().enumerate() {
+        if matches!(i, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// Whether two names of a device mean the same: `MIG-…` and `GPU-…` differ in the first word only,
+/// depending on who is asked.
+pub(crate) fn same(a: &str, b: &str) -> bool {
+    let bare = |text: &str| {
+        let text = text.to_ascii_lowercase();
+        let rest = text
+            .strip_prefix("gpu-")
+            .or_else(|| text.strip_prefix("mig-"));
+        rest.map_or_else(|| text.clone(), str::to_owned)
+    };
+    bare(a) == bare(b)
+}
+
+/// What a driver's error means, in its words.
+pub(crate) fn failed(call: &'static str, error: DriverError) -> DeviceError {
+    DeviceError::Driver {
+        call,
+        why: format!("{error:?}"),
+    }
+}
+
+/// A call of the driver; one that it does not have is an error, too (cudarc panics then).
+pub(crate) fn guarded<T>(
+    call: &'static str,
+    f: impl FnOnce() -> Result<T, DriverError>,
+) -> Result<T, DeviceError> {
+    match caught(f) {
+        Ok(done) => done.map_err(|error| failed(call, error)),
+        Err(why) => Err(DeviceError::Driver { call, why }),
+    }
+}
+
+thread_local! {
+    /// Whether a panic of this thread is expected, and told in other words.
+    static EXPECTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps what is expected from standard error.
+fn quieten() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !EXPECTED.get() {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// What `f` gives, or the words of its panic: cudarc panics where a library or a symbol is missing.
+pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    quieten();
+    let before = EXPECTED.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(f));
+    EXPECTED.set(before);
+    done.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!(
+            "the installed driver or library is too old: {}",
+            text.unwrap_or("a function is missing")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_spelled_as_nvidia_smi_does_and_found_under_both_of_its_names() {
+        let bytes: [u8; 16] = std::array::from_fn(|i| i as u8 * 17);
+        let text = spelled(&bytes);
+        assert_eq!(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert!(same(&text, "MIG-00112233-4455-6677-8899-AABBCCDDEEFF"));
+        assert!(!same(&text, "GPU-10112233-4455-6677-8899-aabbccddeeff"));
+    }
+
+    #[test]
+    fn a_missing_function_is_an_error_in_words() {
+        let missing = || -> Result<(), DriverError> { panic!("cuNothing: undefined symbol") };
+        let error = guarded("cuNothing", missing).unwrap_err();
+        assert!(error.to_string().contains("undefined symbol"), "{error}");
+    }
+}
