@@ -236,7 +236,7 @@ impl Ledger {
     }
 
     /// Sends a message without waiting for its acknowledgement. `body` is σ when the events
-    /// commit a boundary (empty for a σ in the object store), otherwise empty; a σ that must be
+    /// commit a boundary (the list of its chunks where it is large), otherwise empty; what must be
     /// carried again is fetched here unless `body` already holds it.
     ///
     /// # Errors
@@ -258,6 +258,9 @@ impl Ledger {
     async fn carried(&self, draft: &Draft) -> Result<Bytes, AppendError> {
         match self.last_of(&draft.subject).await? {
             Some(last) if last.seq == draft.expected => match &last.message.state.boundary {
+                Some(before) if store::is_large(before) => {
+                    Ok(self.by_sequence(before.seq.unwrap_or(0)).await?.body)
+                }
                 Some(before) => Ok(self.state(draft.state.execution, before).await?),
                 None => Err(AppendError::Conflict),
             },

@@ -1,36 +1,18 @@
-//! σ and data by digest: in a ledger message's body, or in an object store.
+//! σ where its commit says: in a ledger message's body, or in chunks that the body lists. Data by
+//! digest, in an object store.
 
 use async_nats::jetstream::object_store::{ObjectMetadata, ObjectStore};
 use bytes::Bytes;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::chunks::{self, Manifest};
 use crate::ledger::Ledger;
 use crate::{Broker, BrokerError};
 
-/// A large σ belongs to its execution: two with equal bytes have one each, so that either can be
-/// dropped when its ledger has gone beyond it.
+/// The name of a σ that was stored whole: a verified one, or a large one of an earlier version.
 fn state_name(execution: ExecutionId, digest: Digest) -> String {
     format!("{execution}.{digest}")
-}
-
-/// Stores a σ that is too large for a ledger message. Storing it twice is harmless.
-///
-/// # Errors
-/// When the broker refuses it.
-pub async fn put_state(
-    broker: &Broker,
-    execution: ExecutionId,
-    digest: Digest,
-    state: &[u8],
-) -> Result<(), BrokerError> {
-    put(
-        broker.states().await?,
-        "state",
-        state_name(execution, digest),
-        state,
-    )
-    .await
 }
 
 /// Stores an input or an output.
@@ -39,6 +21,22 @@ pub async fn put_state(
 /// When the broker refuses it.
 pub async fn put_data(broker: &Broker, digest: Digest, data: &[u8]) -> Result<(), BrokerError> {
     put(broker.data().await?, "data", digest.to_string(), data).await
+}
+
+/// True where σ lies in chunks, and the message's body lists them.
+pub fn is_large(place: &StatePlace) -> bool {
+    place.bytes > subjects::INLINE_STATE_LIMIT as u64 && place.seq.is_some()
+}
+
+/// The chunks of a large σ, from the message that commits it.
+///
+/// # Errors
+/// When the message is not there any more, or cannot be read.
+pub async fn manifest(broker: &Broker, place: &StatePlace) -> Result<Manifest, BrokerError> {
+    let entry = Ledger::new(broker)
+        .by_sequence(place.seq.unwrap_or(0))
+        .await?;
+    Manifest::decode(&entry.body)
 }
 
 /// Fetches σ from wherever its place says, and checks its digest.
@@ -54,7 +52,14 @@ pub async fn get_state(
     let bytes = match place.seq {
         Some(seq) => {
             let entry = Ledger::new(broker).by_sequence(seq).await?;
-            entry.body
+            if is_large(place) {
+                let manifest = Manifest::decode(&entry.body)?;
+                Box::pin(chunks::assemble(broker, &manifest, |_| None))
+                    .await?
+                    .state
+            } else {
+                entry.body
+            }
         }
         None => {
             let name = state_name(execution, place.digest);
@@ -213,7 +218,41 @@ pub async fn get_data_to(
     Ok(copied)
 }
 
-/// Removes a σ that no ledger names any more.
+/// Removes the large σ of an execution that has ended.
+///
+/// # Errors
+/// When the broker refuses.
+pub async fn drop_last(
+    broker: &Broker,
+    execution: ExecutionId,
+    place: &StatePlace,
+) -> Result<(), BrokerError> {
+    if is_large(place) {
+        let manifest = manifest(broker, place).await?;
+        return chunks::drop_chunks(broker, &manifest.beyond(None)).await;
+    }
+    if place.seq.is_none() {
+        return drop_state(broker, execution, place.digest).await;
+    }
+    Ok(())
+}
+
+/// Stores a σ whole, beside the ledger: one that was verified, so that its execution can go back to
+/// it whatever its ledger still holds. Storing it twice is harmless.
+///
+/// # Errors
+/// When the broker refuses it.
+pub async fn keep_state(
+    broker: &Broker,
+    execution: ExecutionId,
+    digest: Digest,
+    state: &[u8],
+) -> Result<(), BrokerError> {
+    let name = state_name(execution, digest);
+    put(broker.states().await?, "state", name, state).await
+}
+
+/// Removes a σ that was stored whole and no ledger names any more.
 ///
 /// # Errors
 /// When the broker refuses; one that is not there is no error.
@@ -233,7 +272,11 @@ pub async fn drop_state(
         .map_err(BrokerError::operation(format!("delete state {name}")))
 }
 
-fn verify(what: &str, expected: Digest, bytes: Bytes) -> Result<Bytes, BrokerError> {
+/// The bytes, if they have this digest; `what` they are is for the error.
+///
+/// # Errors
+/// When they are damaged.
+pub fn verify(what: &str, expected: Digest, bytes: Bytes) -> Result<Bytes, BrokerError> {
     let found = Digest::of(&bytes);
     if found == expected {
         Ok(bytes)

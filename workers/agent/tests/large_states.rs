@@ -1,5 +1,5 @@
-//! σ too large for a ledger message: the object store holds the last one while its execution
-//! lives, and nothing of one that has ended.
+//! σ too large for a ledger message: its chunks are stored once, moved once, kept while the last
+//! commit needs them, and dropped when it does not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,10 +8,12 @@ mod common;
 use std::time::Duration;
 
 use common::{Running, World, bound, poll, result};
+use fiec_broker::chunks::Manifest;
+use fiec_broker::store;
 use fiec_kit::run_local;
-use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, ExecutionId, subjects};
-use futures_util::TryStreamExt as _;
+use fiec_schemas::messages::{ControlRequest, Destination};
+use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
+use futures_util::StreamExt as _;
 use serde_json::json;
 
 const LARGE: u64 = 1_000_000;
@@ -25,19 +27,27 @@ fn line(capsules: u64, every: u64) -> String {
         .to_string()
 }
 
-/// The names of all that the bucket of large states holds.
-async fn stored(world: &World) -> Vec<String> {
-    let bucket = subjects::STATE_BUCKET;
-    let store = world.broker.js.get_object_store(bucket).await.unwrap();
-    let list = store.list().await.unwrap();
-    let all: Vec<_> = list.try_collect().await.unwrap();
-    all.into_iter().map(|object| object.name).collect()
+/// Chunks that are stored of an execution.
+async fn stored(world: &World, id: ExecutionId) -> usize {
+    let js = &world.broker.js;
+    let stream = js.get_stream(subjects::CHUNK_STREAM).await.unwrap();
+    let mut all = stream
+        .info_with_subjects(subjects::chunk(&world.tenant, id))
+        .await
+        .unwrap();
+    let mut count = 0;
+    while let Some(subject) = all.next().await {
+        count += subject.unwrap().1;
+    }
+    count
 }
 
-async fn stored_of(world: &World, id: ExecutionId) -> Vec<String> {
-    let mut names = stored(world).await;
-    names.retain(|name| name.starts_with(&id.to_string()));
-    names
+/// Chunks that a commit needs.
+async fn needed(world: &World, place: &StatePlace) -> usize {
+    let manifest = store::manifest(&world.broker, place).await.unwrap();
+    let mut sequences = manifest.beyond(None);
+    sequences.dedup();
+    sequences.len()
 }
 
 async fn agent(world: &World, name: &str, superseded_after: Duration) -> Running {
@@ -56,8 +66,35 @@ async fn pause(world: &World, id: ExecutionId, agent: &Running) {
     world.wait_phase(id, "paused").await;
 }
 
+async fn move_to(world: &World, id: ExecutionId, from: &Running, to: Destination) {
+    let state = world.last(id).await.message.state;
+    let request = ControlRequest::Prepare {
+        execution: id,
+        tenant: world.tenant.clone(),
+        program: "synthetic@1".to_owned(),
+        state_bytes: 0,
+    };
+    world.control(&to.node, &request).await.unwrap();
+    let request = ControlRequest::Yield {
+        execution: id,
+        epoch: state.epoch,
+        cause: Cause::Operator {
+            who: "ann".to_owned(),
+        },
+        to: Some(to),
+        decision: None,
+    };
+    let reply = world.control(&from.node, &request).await.unwrap();
+    assert_eq!(reply.error, None);
+    let next = state.epoch + 1;
+    let here = |m: &fiec_schemas::LedgerMessage| {
+        m.state.epoch == next && m.state.phase.as_str() == "started"
+    };
+    world.wait(id, "the move", here).await;
+}
+
 #[tokio::test]
-async fn a_superseded_large_state_is_dropped_and_the_last_one_is_kept_while_it_lives() {
+async fn superseded_chunks_are_dropped_and_the_last_ones_are_kept_while_it_lives() {
     let world = World::start().await;
     let soon = Duration::from_millis(100);
     let (a, b) = (
@@ -65,39 +102,31 @@ async fn a_superseded_large_state_is_dropped_and_the_last_one_is_kept_while_it_l
         agent(&world, "b", soon).await,
     );
     let id = world.submit(&line(400, 5), &a).await;
-    let first = world
-        .wait(id, "a commit", |m| m.state.boundary.is_some())
-        .await;
-    let first = format!("{id}.{}", first.state.boundary.unwrap().digest);
-    poll("the first state to be dropped, under way", async || {
-        let gone = !stored(&world).await.contains(&first);
-        let live = world.last(id).await.message.state.phase.as_str() == "started";
-        assert!(live || gone, "it ended with its first state still stored");
-        (gone && live).then_some(())
-    })
-    .await;
-    let place = world.last(id).await.message.state.boundary.unwrap();
-    assert_eq!((place.seq, place.bytes), (None, LARGE), "states are large");
-
     // Paused, it lives on, and needs its last state.
+    world
+        .wait(id, "some commits", |m| m.state.totals.commits >= 8)
+        .await;
     pause(&world, id, &a).await;
     let paused = world.last(id).await;
     let place = paused.message.state.boundary.clone().unwrap();
-    let last = format!("{id}.{}", place.digest);
-    poll("only the last state to be left", async || {
-        (stored_of(&world, id).await == [last.clone()]).then_some(())
+    assert_eq!(place.bytes, LARGE);
+    assert!(store::is_large(&place), "{place:?}");
+    let last = needed(&world, &place).await;
+    assert!(last > 50, "{last} chunks");
+    poll("only the last chunks to be left", async || {
+        (stored(&world, id).await == last).then_some(())
     })
     .await;
-    // Another one lives and dies here meanwhile: all of its states are dropped, long after the
-    // last state of the paused one could have been.
+    // Another one lives and dies here meanwhile: all of its chunks are dropped, long after the
+    // last ones of the paused one could have been.
     let other = world.submit(&line(30, 5), &a).await;
     let done = world.wait_phase(other, "completed").await;
     assert_eq!(done.state.totals.commits, 5);
-    poll("the other one's states to be dropped", async || {
-        stored_of(&world, other).await.is_empty().then_some(())
+    poll("the other one's chunks to be dropped", async || {
+        (stored(&world, other).await == 0).then_some(())
     })
     .await;
-    assert_eq!(stored(&world).await, [last]);
+    assert_eq!(stored(&world, id).await, last);
     let state = world.ledger.state(id, &place).await.unwrap();
     assert_eq!(state.len() as u64, LARGE);
 
@@ -114,7 +143,7 @@ async fn a_superseded_large_state_is_dropped_and_the_last_one_is_kept_while_it_l
     assert_eq!(result(&ended), whole.result);
     assert!(ended.state.totals.commits > 10, "{:?}", ended.state.totals);
     poll("nothing to be left", async || {
-        stored(&world).await.is_empty().then_some(())
+        (stored(&world, id).await == 0).then_some(())
     })
     .await;
     a.leave().await;
@@ -128,9 +157,8 @@ async fn a_worker_that_leaves_drops_what_was_superseded_and_keeps_what_is_needed
     let late = Duration::from_secs(3_600);
     let a = agent(&world, "a", late).await;
     let ended = world.submit(&line(20, 5), &a).await;
-    let done = world.wait_phase(ended, "completed").await;
-    let commits = usize::try_from(done.state.totals.commits).unwrap();
-    assert_eq!(stored_of(&world, ended).await.len(), commits);
+    world.wait_phase(ended, "completed").await;
+    assert!(stored(&world, ended).await > 50);
     let id = world.submit(&line(100_000, 5), &a).await;
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 3)
@@ -139,7 +167,237 @@ async fn a_worker_that_leaves_drops_what_was_superseded_and_keeps_what_is_needed
     let last = world.last(id).await.message;
     let yielded = |e: &Event| matches!(e, Event::Yielded { .. });
     assert!(last.events.iter().any(yielded), "{:?}", last.events);
+    assert_eq!(stored(&world, ended).await, 0);
     let place = last.state.boundary.unwrap();
-    assert_eq!(stored(&world).await, [format!("{id}.{}", place.digest)]);
+    assert_eq!(stored(&world, id).await, needed(&world, &place).await);
     world.ledger.state(id, &place).await.unwrap();
+}
+
+/// One per cent of 8 MB between two commits, since a capsule changes 64 bytes.
+const MANY: u64 = 8_000_000;
+const EVERY: u64 = MANY / 100 / 64;
+
+#[tokio::test]
+async fn a_commit_of_a_state_in_which_one_per_cent_changed_stores_at_most_five() {
+    let world = World::start().await;
+    let a = agent(&world, "a", Duration::from_secs(15)).await;
+    let params = json!({ "capsules": EVERY * 12 + 1, "state_bytes": MANY });
+    let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": EVERY } });
+    let id = world.submit(&line.to_string(), &a).await;
+    let done = world.wait_phase(id, "completed").await;
+    assert_eq!(done.state.totals.commits, 12);
+    let mut commits = 0;
+    for seq in 1..=world.last(id).await.seq {
+        let entry = world.ledger.by_sequence(seq).await.unwrap();
+        let committed = |e: &Event| matches!(e, Event::Boundary(_));
+        if !entry.message.events.iter().any(committed) {
+            continue;
+        }
+        let manifest = Manifest::decode(&entry.body).unwrap();
+        assert_eq!(manifest.bytes(), MANY);
+        let moved = manifest.stored + entry.body.len() as u64;
+        if commits == 0 {
+            assert!(moved > MANY, "the first commit stores all of it");
+        } else {
+            assert!(moved * 20 <= MANY, "commit {commits} moved {moved} bytes");
+        }
+        commits += 1;
+    }
+    assert_eq!(commits, 12);
+    a.leave().await;
+}
+
+#[tokio::test]
+async fn a_handover_and_the_way_back_move_only_what_changed() {
+    let world = World::start().await;
+    let late = Duration::from_secs(15);
+    let (a, b) = (
+        agent(&world, "a", late).await,
+        agent(&world, "b", late).await,
+    );
+    let mut sent = world
+        .broker
+        .client
+        .subscribe("fiec.handover.*")
+        .await
+        .unwrap();
+    let params = json!({ "capsules": 3_000, "work_us": 500, "state_bytes": MANY });
+    let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 400 } });
+    let id = world.submit(&line.to_string(), &a).await;
+    world
+        .wait(id, "a commit", |m| m.state.boundary.is_some())
+        .await;
+    move_to(&world, id, &a, b.destination()).await;
+    move_to(&world, id, &b, a.destination()).await;
+    move_to(&world, id, &a, b.destination()).await;
+    let done = world.wait_phase(id, "completed").await;
+    assert_eq!(done.state.totals.rebindings, 3);
+    let whole = run_local("synthetic@1", &params).unwrap();
+    assert_eq!(result(&done), whole.result);
+    let mut bytes = 0;
+    let mut parts = 0;
+    while let Ok(Some(message)) =
+        tokio::time::timeout(Duration::from_millis(100), sent.next()).await
+    {
+        parts += 1;
+        bytes += message.payload.len() as u64;
+    }
+    assert!(
+        parts >= 6,
+        "{parts} messages: three deltas, three confirmations"
+    );
+    assert!(bytes * 20 <= 3 * MANY, "{bytes} bytes for three moves");
+    a.leave().await;
+    b.leave().await;
+}
+
+#[tokio::test]
+async fn what_a_fenced_worker_still_drops_is_never_what_its_successor_needs() {
+    let world = World::start().await;
+    let soon = Duration::from_millis(20);
+    let (a, b) = (
+        agent(&world, "a", soon).await,
+        agent(&world, "b", soon).await,
+    );
+    let id = world.submit(&line(300, 2), &a).await;
+    world
+        .wait(id, "some commits", |m| m.state.totals.commits >= 5)
+        .await;
+    // Declared lost while it computes and commits: whoever appends first wins.
+    let tip = loop {
+        let last = world.last(id).await;
+        let events = vec![bound(2, &b.destination(), Cause::Lost { silent_ms: 5_000 })];
+        let draft = fiec_broker::Draft::new(
+            &last.into(),
+            events,
+            "policy/test",
+            fiec_schemas::Timestamp::now(),
+        )
+        .unwrap();
+        if let Ok(tip) = world.ledger.append(draft, bytes::Bytes::new()).await {
+            break tip;
+        }
+    };
+    // As long as it takes the fenced one to drop all that it meant to.
+    let place = tip.state.boundary.clone().unwrap();
+    let mut least = usize::MAX;
+    poll("the fenced one to have dropped its last", async || {
+        let now = stored(&world, id).await;
+        let settled = now == least;
+        least = least.min(now);
+        tokio::time::sleep(soon * 10).await;
+        settled.then_some(())
+    })
+    .await;
+    world.ledger.state(id, &place).await.unwrap();
+    world.dispatch(&[tip], &b.node).await;
+    let done = world.wait_phase(id, "completed").await;
+    let whole = run_local("synthetic@1", &steps(300)).unwrap();
+    assert_eq!(result(&done), whole.result);
+    a.leave().await;
+    b.leave().await;
+}
+
+#[tokio::test]
+async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touches() {
+    let world = World::start().await;
+    let a = agent(&world, "a", Duration::from_secs(15)).await;
+    let b = agent(&world, "b", Duration::from_secs(15)).await;
+    // 32 pages of 64 KiB outside of σ; 1,000 capsules touch the first of them.
+    let params = json!({
+        "capsules": 1_000, "work_us": 1_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
+    });
+    let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 100 } });
+    let id = world.submit(&line.to_string(), &a).await;
+    world
+        .wait(id, "a commit", |m| m.state.boundary.is_some())
+        .await;
+    let mut sent = world
+        .broker
+        .client
+        .subscribe("fiec.handover.*")
+        .await
+        .unwrap();
+    move_to(&world, id, &a, b.destination()).await;
+    let first = tokio::time::timeout(common::PATIENCE, sent.next())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(first.payload.len() < 16_384, "{}", first.payload.len());
+    let done = world.wait_phase(id, "completed").await;
+    assert_eq!(done.state.totals.crashes, 0);
+    let whole = run_local("synthetic@1", &params).unwrap();
+    assert_eq!(result(&done), whole.result);
+    let cached = world.folder.path().join("b").join("cache").join("data");
+    let pages = std::fs::read_dir(cached).map_or(0, Iterator::count);
+    assert!(pages <= 12, "{pages} pages came to b or were made there");
+    a.leave().await;
+    b.leave().await;
+}
+
+/// Bytes that one upload may have under way when something more urgent comes, and what the broker
+/// may have been sent before that.
+const UNDER_WAY: u64 = 6 << 20;
+
+#[tokio::test]
+async fn the_state_of_a_rebinding_goes_before_that_of_a_routine_commit() {
+    let world = World::start().await;
+    let mut options = world.options("a");
+    options.slots = 2;
+    let a = world.agent_with(options).await;
+    let b = world.agent("b").await;
+    let large = |bytes: u64, every: u64| {
+        let params = json!({ "capsules": 1_000_000, "work_us": 20_000, "state_bytes": bytes });
+        json!({ "program": "synthetic@1", "params": params, "commit": { "every": every } })
+            .to_string()
+    };
+    let moves = world.submit(&large(8_000_000, 1_000_000), &a).await;
+    world.wait_phase(moves, "started").await;
+    let mut seen = world.broker.client.subscribe("fiec.>").await.unwrap();
+    // Its first commit stores all of it, as its first boundary is reached.
+    let routine = world.submit(&large(64_000_000, 1), &a).await;
+    let its = subjects::chunk(&world.tenant, routine);
+    let mut ledger = subjects::ledger(&world.tenant, moves);
+    let (mut before, mut during, mut after) = (0, 0, 0);
+    let (mut ordered, mut handed, mut done) = (false, false, false);
+    let end = tokio::time::Instant::now() + common::PATIENCE;
+    while after == 0 {
+        let message = tokio::time::timeout_at(end, seen.next())
+            .await
+            .expect("the routine commit goes on after the move")
+            .unwrap();
+        let subject = message.subject.as_str();
+        if subject == its {
+            let bytes = message.payload.len() as u64;
+            match (handed, done) {
+                (false, _) => before += bytes,
+                (true, false) => during += bytes,
+                (true, true) => after += bytes,
+            }
+            if !ordered {
+                ordered = true;
+                let request = ControlRequest::Yield {
+                    execution: moves,
+                    epoch: 1,
+                    cause: Cause::Operator {
+                        who: "ann".to_owned(),
+                    },
+                    to: Some(b.destination()),
+                    decision: None,
+                };
+                let body = serde_json::to_vec(&request).unwrap();
+                let to = subjects::control(&a.node);
+                world.broker.client.publish(to, body.into()).await.unwrap();
+            }
+        } else if subject == subjects::handover(&b.node) {
+            handed = true;
+        } else if handed && subject == ledger {
+            done = true;
+            ledger.clear();
+        }
+    }
+    assert!(before > 0, "the routine commit was under way");
+    assert!(during <= UNDER_WAY, "{during} bytes went in between");
+    a.leave().await;
+    b.leave().await;
 }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fiec_kernels::device::{Devices, NoDevices};
 use fiec_schemas::package::Grant;
 use fiec_schemas::{BoundaryIndex, Timestamp};
 
@@ -18,6 +19,7 @@ use crate::commit::{Due, Schedule};
 use crate::frames::{
     BoundaryReport, DATA_DIR_ENV, FrameError, Order, Package, Reason, Report, Run, SOCKET_ENV,
 };
+use crate::flips::Flips;
 use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step};
 use crate::programs::{self, Instance};
@@ -29,9 +31,15 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// A run that ends sooner says only at its end when it began.
 const BRIEF: Duration = Duration::from_millis(1);
 
-/// The entry of a child process. Exits with 0 when the agent has closed the socket.
-#[allow(unsafe_code)]
+/// The entry of a child process that has no devices. Exits with 0 when the agent has closed the
+/// socket.
 pub fn child_main() -> ExitCode {
+    child_main_with(Arc::new(NoDevices("this program was built without them")))
+}
+
+/// The entry of a child process whose programs may be granted these devices.
+#[allow(unsafe_code)]
+pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     let fd: Option<RawFd> = match std::env::var(SOCKET_ENV) {
         Ok(text) => text.parse().ok(),
         Err(_) => Some(3),
@@ -50,7 +58,7 @@ pub fn child_main() -> ExitCode {
     }
     foreign::own_orphans();
     let folder = std::env::var_os(DATA_DIR_ENV).unwrap_or_default();
-    match serve(socket, Inputs::in_folder(folder)) {
+    match serve(socket, Inputs::in_folder(folder).with_devices(devices)) {
         Ok(()) => ExitCode::SUCCESS,
         // The agent is gone: nobody is left to be told.
         Err(FrameError::Io(_)) => ExitCode::from(3),
@@ -75,6 +83,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
         kept: None,
         orders: VecDeque::new(),
         brief: false,
+        flips: Flips::from_env(),
         ahead: None,
         clock: Instant::now(),
     };
@@ -121,6 +130,8 @@ struct Child {
     kept: Option<Kept>,
     orders: VecDeque<(Order, Vec<u8>)>,
     brief: bool,
+    /// Corruption on purpose, in tests.
+    flips: Option<Flips>,
     /// A `yield` at a certain boundary of the next run.
     ahead: Option<frames::Yield>,
     clock: Instant,
@@ -230,7 +241,8 @@ impl Child {
                 run.commit,
                 Duration::from_millis(run.interval_ms.into()),
                 began,
-            ),
+            )
+            .expecting(kept.instance.size_hint()),
             sent: VecDeque::new(),
             orders: Orders {
                 later: self
@@ -247,7 +259,12 @@ impl Child {
         let (mut looked, mut told) = (Duration::ZERO, began);
         loop {
             match kept.instance.capsule(&mut cx) {
-                Ok(Step::Boundary) => cx.advance(),
+                Ok(Step::Boundary) => {
+                    cx.advance();
+                    if let Some(flips) = &mut self.flips {
+                        flips.boundary(kept.instance.as_mut(), &mut cx)?;
+                    }
+                }
                 Err(error) => return self.given_up(&mut running, error.into()),
                 Ok(Step::Complete { result }) => {
                     cx.advance();
@@ -260,6 +277,7 @@ impl Child {
                         computing_since: since,
                         computed_until,
                         outputs: describe(&outputs),
+                        emits: std::mem::take(&mut cx.emits),
                     };
                     self.kept = Some(kept);
                     return Ok(self.writer.report(&report, &outputs)?);
@@ -288,7 +306,10 @@ impl Child {
             {
                 self.park(&mut running)?;
             }
-            let due = running.schedule.boundary(now);
+            let mut due = running.schedule.boundary(now);
+            if due == Due::No && cx.has_emitted_much() {
+                due = Due::CommitWhenAcknowledged;
+            }
             if due != Due::No || running.orders.stop.is_some() || running.orders.cancel {
                 let computed_at = Timestamp::now();
                 if due == Due::CommitWhenAcknowledged {
@@ -367,6 +388,7 @@ impl Child {
             of: progress.of,
             note: progress.note,
             outputs: Vec::new(),
+            emits: std::mem::take(&mut cx.emits),
             reason,
         };
         self.writer

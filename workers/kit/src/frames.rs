@@ -158,6 +158,24 @@ pub struct Made {
     pub bytes: u64,
 }
 
+/// Messages that one capsule may emit.
+pub const EMITS_LIMIT: usize = 128;
+/// Bytes that they may have in all. Twice as much of both waits for a commit at most.
+pub const EMIT_BYTES_LIMIT: usize = 256 * 1024;
+
+/// A message to the outside, published once after the commit that carries it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Emit {
+    /// The last part of its subject: letters, digits, `_` and `-`, 1 to 64.
+    pub name: String,
+    /// The boundary that its capsule led to.
+    pub boundary: BoundaryIndex,
+    /// Which one of that capsule, from 0.
+    pub index: u32,
+    /// Its bytes in base64.
+    pub data: String,
+}
+
 /// A boundary with its σ as the body, and behind it the bytes of the outputs in order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BoundaryReport {
@@ -181,6 +199,9 @@ pub struct BoundaryReport {
     /// Outputs made since the report before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Made>,
+    /// Messages emitted since the report before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub emits: Vec<Emit>,
     /// Why.
     pub reason: Reason,
 }
@@ -230,6 +251,9 @@ pub enum Report {
         /// Outputs made since the last report of a boundary.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         outputs: Vec<Made>,
+        /// Messages emitted since then.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        emits: Vec<Emit>,
     },
     /// Data is needed, and nothing goes on before it is there. Answered by `data`; orders may
     /// come before that.

@@ -7,14 +7,17 @@
 
 pub mod child;
 pub mod commit;
+pub mod flips;
 pub mod foreign;
 pub mod frames;
 pub mod local;
+pub mod pages;
 pub mod port;
 pub mod program;
 pub mod programs;
 mod writer;
 
-pub use child::child_main;
+pub use child::{child_main, child_main_with};
 pub use local::{LocalOutcome, run_local};
+pub use pages::Pages;
 pub use program::{Capsule, Fetch, Inputs, Program, ProgramError, Progress, State, Step};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fiec_schemas::{BoundaryIndex, Digest};
 use serde_json::Value;
 
+use crate::frames::Emit;
 use crate::program::{Capsule, Inputs, OutputData, ProgramError, Step};
 use crate::programs;
 
@@ -24,6 +25,8 @@ pub struct LocalOutcome {
     pub seconds: f64,
     /// Outputs.
     pub outputs: Vec<OutputData>,
+    /// What it emitted.
+    pub emits: Vec<Emit>,
 }
 
 /// Runs a program to its end. Relative paths are looked up in the current folder.
@@ -73,6 +76,7 @@ pub fn run_cut(
                     computed,
                     seconds: computed.as_secs_f64(),
                     outputs: cx.outputs,
+                    emits: cx.emits,
                 });
             }
         }

@@ -5,10 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use fiec_kernels::device::{Devices, NoDevices};
 use fiec_schemas::package::Grant;
 use fiec_schemas::{BoundaryIndex, Digest, ExecutionId};
 use serde_json::Value;
 
+use crate::frames::{EMIT_BYTES_LIMIT, EMITS_LIMIT, Emit};
 use crate::port::Wishes;
 
 /// Inputs that a process keeps parsed; the least recently used one goes.
@@ -45,8 +49,23 @@ impl ProgramError {
 
 /// σ: all that is needed to go on anywhere, with its bytes.
 pub trait State: Sized + Send {
+    /// Called at a boundary that is committed, before [`State::encode`]: for what leaves the state
+    /// with the commit, as [`crate::Pages`] do. Must not change the bytes of the state.
+    ///
+    /// # Errors
+    /// When that cannot be done.
+    fn settle(&mut self, _cx: &mut Capsule) -> Result<(), ProgramError> {
+        Ok(())
+    }
+
     /// Appends the bytes; equal states give equal bytes, on every machine.
     fn encode(&self, out: &mut Vec<u8>);
+
+    /// About how many bytes [`State::encode`] appends, if they are many: the first commit of a large
+    /// state by the default policy waits as long as the later ones will, instead of finding out.
+    fn size_hint(&self) -> usize {
+        0
+    }
 
     /// The state that the bytes are.
     ///
@@ -114,6 +133,20 @@ pub trait Program: Sized + Send {
     fn configure(&mut self, _grant: &Grant) -> Result<(), ProgramError> {
         Ok(())
     }
+
+    /// Completes a state of which a part is kept elsewhere between boundaries, as in the memory of
+    /// a device: called before the state is encoded, and before the grant changes.
+    ///
+    /// # Errors
+    /// When it cannot be read back.
+    fn read_back(&mut self, _state: &mut Self::State) -> Result<(), ProgramError> {
+        Ok(())
+    }
+
+    /// The run is over: lets go what it or its grant had outside of this process, such as a device.
+    /// Another run is configured anew. `warm`: it ended by itself, so that another one of the kind
+    /// may follow here, and what takes long to make may be kept for it.
+    fn let_go(&mut self, _warm: bool) {}
 }
 
 /// Bytes by their digest: outputs that earlier capsules made, and objects that were pushed.
@@ -149,6 +182,8 @@ impl OutputData {
 pub struct Capsule {
     index: BoundaryIndex,
     pub(crate) outputs: Vec<OutputData>,
+    pub(crate) emits: Vec<Emit>,
+    emitted_bytes: usize,
     fetch: Option<Box<dyn Fetch + Send>>,
     /// Which execution it belongs to, where there is one.
     pub(crate) execution: Option<ExecutionId>,
@@ -204,6 +239,11 @@ impl Capsule {
         digest
     }
 
+    /// The same, for bytes whose digest is known.
+    pub(crate) fn output_known(&mut self, name: String, bytes: Vec<u8>, digest: Digest) {
+        self.declare(name, bytes, Some(digest));
+    }
+
     fn declare(&mut self, name: String, bytes: Vec<u8>, digest: Option<Digest>) {
         self.outputs.retain(|o| o.name != name);
         self.outputs.push(OutputData {
@@ -211,6 +251,54 @@ impl Capsule {
             bytes,
             digest,
         });
+    }
+
+    /// Sends a message to the outside: it is published on
+    /// `fiec.outbox.<tenant>.<execution>.<name>`, once, after the commit of this capsule's
+    /// boundary, and never without it. `name` has 1 to 64 letters, digits, `_` or `-`.
+    ///
+    /// # Errors
+    /// Permanent where the name breaks that rule, or the capsule emits more than
+    /// [`EMITS_LIMIT`] messages or [`EMIT_BYTES_LIMIT`] bytes.
+    pub fn emit(&mut self, name: &str, bytes: &[u8]) -> Result<(), ProgramError> {
+        let boundary = self.index + 1;
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
+            return Err(ProgramError::Permanent(format!(
+                "emit: the name {name:?} must have 1 to 64 letters, digits, '_' or '-'"
+            )));
+        }
+        let own = self
+            .emits
+            .iter()
+            .rev()
+            .take_while(|e| e.boundary == boundary);
+        let count = own.count();
+        if count == 0 {
+            self.emitted_bytes = 0;
+        }
+        self.emitted_bytes += bytes.len();
+        if count >= EMITS_LIMIT || self.emitted_bytes > EMIT_BYTES_LIMIT {
+            return Err(ProgramError::Permanent(format!(
+                "emit: the capsule before boundary {boundary} emits more than {EMITS_LIMIT} \
+                 messages or {EMIT_BYTES_LIMIT} bytes; make shorter capsules, or outputs, and emit \
+                 their names"
+            )));
+        }
+        self.emits.push(Emit {
+            name: name.to_owned(),
+            boundary,
+            index: count as u32,
+            data: STANDARD.encode(bytes),
+        });
+        Ok(())
+    }
+
+    /// Whether so much was emitted that a commit is due, so that the next capsule has room.
+    pub(crate) fn has_emitted_much(&self) -> bool {
+        !self.emits.is_empty()
+            && (self.emits.len() >= EMITS_LIMIT
+                || self.emits.iter().map(|e| e.data.len()).sum::<usize>() >= EMIT_BYTES_LIMIT)
     }
 
     /// The bytes of an output of an earlier capsule, or of an object that was pushed, by digest.
@@ -252,6 +340,7 @@ pub struct Inputs {
     folder: PathBuf,
     cached: Vec<Cached>,
     fetch: Option<Box<dyn Fetch + Send>>,
+    devices: Option<Arc<dyn Devices>>,
 }
 
 impl Inputs {
@@ -268,6 +357,19 @@ impl Inputs {
     pub fn with_fetch(mut self, fetch: Box<dyn Fetch + Send>) -> Self {
         self.fetch = Some(fetch);
         self
+    }
+
+    /// Devices that a grant names are opened by `devices`.
+    #[must_use]
+    pub fn with_devices(mut self, devices: Arc<dyn Devices>) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// Where devices come from.
+    pub fn devices(&self) -> Arc<dyn Devices> {
+        let none = || -> Arc<dyn Devices> { Arc::new(NoDevices("this program has none to open")) };
+        self.devices.clone().unwrap_or_else(none)
     }
 
     /// The bytes of an object that a parameter names.

@@ -347,3 +347,50 @@ fn long_capsules_do_not_make_auto_commits_rarer() {
         "{apart} capsules of 100 ms lie between two commits"
     );
 }
+
+#[test]
+fn a_resumed_program_begins_before_its_cold_pages_have_come_and_fetches_those_it_touches() {
+    // 64 pages, of which a capsule changes 64 bytes of one: 16 capsules a page.
+    let params = json!({ "capsules": 40, "state_bytes": 65_536 + 24, "page_bytes": 1024 });
+    let whole = run_local(SYNTHETIC, &params).unwrap();
+    let first = Child::start();
+    first.run(SYNTHETIC, &params, None, every(10));
+    let Next::Boundary(report, body) = first.next() else {
+        panic!("it ended before a commit");
+    };
+    let (state, mut rest) = body.split_at(report.bytes as usize);
+    assert!(state.len() < 64 * 32 + 100, "σ has {} bytes", state.len());
+    let mut stored = std::collections::HashMap::new();
+    for output in &report.outputs {
+        let (bytes, behind) = rest.split_at(output.bytes as usize);
+        stored.insert(output.digest.unwrap(), bytes.to_vec());
+        rest = behind;
+    }
+    assert_eq!(stored.len(), 64, "the first commit stores every page");
+
+    let second = Child::start();
+    let from = Some((report.index, state));
+    second.run(SYNTHETIC, &params, from, every(1_000));
+    // Its first capsule has begun, and nothing has been asked for, let alone come.
+    assert!(matches!(second.hear().0, Report::Began { .. }));
+    let mut fetched = Vec::new();
+    let result = loop {
+        match second.hear().0 {
+            Report::Fetch { digest, bytes } => {
+                assert_eq!(bytes, 1024);
+                fetched.push(digest);
+                let order = Order::Data {
+                    digest,
+                    error: None,
+                    permanent: false,
+                };
+                second.send(&order, &stored[&digest]);
+            }
+            Report::Completed { result, .. } => break result,
+            Report::Failed { reason, .. } => panic!("{reason}"),
+            _ => {}
+        }
+    };
+    assert_eq!(result, whole.result);
+    assert_eq!(fetched.len(), 3, "pages 0, 1 and 2 of 64: {fetched:?}");
+}

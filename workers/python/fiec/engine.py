@@ -6,6 +6,7 @@ The computing thread reads its orders itself, by looking at the link at a bounda
 
 from __future__ import annotations
 
+import base64
 import math
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from .errors import AgentGone, Cancelled, FrameError, Stop, Yielded
+from .errors import AgentGone, Cancelled, Failed, FrameError, Stop, Yielded
 from .frames import Link, Message, now
 from .schedule import COMMIT_WHEN_ACKNOWLEDGED, NO, Schedule
 from .writer import Writer
@@ -22,6 +23,9 @@ from .writer import Writer
 LOOK_INTERVAL = 100e-6
 PROGRESS_INTERVAL = 0.2
 NOTE_LIMIT = 200
+# Messages that one capsule may emit, and their bytes.
+EMITS_LIMIT = 128
+EMIT_BYTES_LIMIT = 256 * 1024
 # A run that ends sooner says only at its end when it began.
 BRIEF = 1e-3
 
@@ -74,6 +78,8 @@ class Boundaries:
         self.of: int | None = None
         self.note: str | None = None
         self.outputs: dict[str, bytes] = {}
+        self.emits: list[Message] = []
+        self._emitted = (0, 0, 0)
         self.stop: str | None = None
         self.cancel = False
         self.ended: Stop | None = None
@@ -82,6 +88,27 @@ class Boundaries:
         """Raises again what has ended the run, where a program has caught it."""
         if self.ended is not None:
             raise self.ended
+
+    def emit(self, name: str, data: bytes) -> None:
+        """A message that is published after the commit of the next boundary."""
+        boundary, count, size = self._emitted
+        if boundary != self.index + 1:
+            boundary, count, size = self.index + 1, 0, 0
+        size += len(data)
+        if count >= EMITS_LIMIT or size > EMIT_BYTES_LIMIT:
+            raise Failed(
+                f"emit: the capsule before boundary {boundary} emits more than {EMITS_LIMIT} "
+                f"messages or {EMIT_BYTES_LIMIT} bytes; make shorter capsules, or outputs, and "
+                "emit their names"
+            )
+        text = base64.b64encode(data).decode()
+        self.emits.append({"name": name, "boundary": boundary, "index": count, "data": text})
+        self._emitted = (boundary, count + 1, size)
+
+    def take_emits(self) -> list[Message]:
+        """The messages emitted since the last report."""
+        made, self.emits = self.emits, []
+        return made
 
     def capsules(self) -> int:
         """Capsules in all, once the program has returned: what it did last is one, too."""
@@ -144,6 +171,16 @@ class Engine(Boundaries):
         self._set_gate()
         self._grant: Message | None = None
         self._data: deque[Order] = deque()
+        # So much was emitted that a commit is due.
+        self._much = False
+
+    def emit(self, name: str, data: bytes) -> None:
+        super().emit(name, data)
+        if not self._much:
+            size = sum(len(emit["data"]) for emit in self.emits)
+            self._much = len(self.emits) >= EMITS_LIMIT or size >= EMIT_BYTES_LIMIT
+            if self._much:
+                self._at_time = 0.0
 
     def _set_gate(self) -> None:
         self._gate = min(self._schedule.gate(), self._stop_at)
@@ -161,6 +198,8 @@ class Engine(Boundaries):
         if self._sent and at - self._sent[0][1] > self._start.lease:
             self._park()
         due = self._schedule.boundary(self.index, at)
+        if due == NO and self._much:
+            due = COMMIT_WHEN_ACKNOWLEDGED
         if self.index >= self._stop_at and self.stop is None:
             self.stop = self._cause
         if due != NO or self.stop is not None or self.cancel:
@@ -211,6 +250,9 @@ class Engine(Boundaries):
         if outputs:
             head["outputs"] = outputs
             pieces += bodies
+        if self.emits:
+            head["emits"] = self.take_emits()
+            self._much = False
         whole = sum(map(len, pieces))
         self._writer.boundary(self.position(head), pieces, whole)
         self._schedule.sent(self.index, sent, sent - before, size)
@@ -298,6 +340,8 @@ class Engine(Boundaries):
         head["computed_until"] = now()
         if outputs:
             head["outputs"] = outputs
+        if self.emits:
+            head["emits"] = self.take_emits()
         self._writer.report(head, bodies)
 
     def is_brief(self) -> bool:

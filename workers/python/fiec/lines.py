@@ -78,7 +78,10 @@ class Lines(Boundaries):
     def edge(self) -> None:
         self.index += 1
         self.check()
-        self._talk.say(self.position({"is": "boundary"}))
+        head: Message = {"is": "boundary"}
+        if self.emits:
+            head["emit"] = self.lines_emits()
+        self._talk.say(self.position(head))
         while True:
             match self._talk.hear():
                 case {"is": "go"}:
@@ -101,6 +104,10 @@ class Lines(Boundaries):
 
     def look(self) -> None:
         """Nothing can come between two boundaries."""
+
+    def lines_emits(self) -> list[Message]:
+        """What was emitted since the last time, as a line has it."""
+        return [{"name": emit["name"], "data": emit["data"]} for emit in self.take_emits()]
 
     def put_outputs(self) -> list[str]:
         """Writes the outputs made since the last time; gives their names."""
@@ -140,7 +147,10 @@ def serve(main: worker.Main, prepare: worker.Prepare | None, path: str) -> int:
     end = worker.attempt(whole, run, local=False)
     if end.ending == "completed":
         outputs = lines.put_outputs()
-        talk.say({"is": "completed", "result": end.result, "outputs": outputs})
+        last: Message = {"is": "completed", "result": end.result, "outputs": outputs}
+        if lines.emits:
+            last["emit"] = lines.lines_emits()
+        talk.say(last)
     elif end.reason is not None:
         talk.say({"is": "failed", "reason": end.reason, "permanent": end.permanent})
     return 0

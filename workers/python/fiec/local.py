@@ -155,7 +155,7 @@ class LocalLink:
             head, body = self._jobs.get()
             try:
                 state, outputs = split(head, body)
-                self._store.commit(head["index"], state, outputs)
+                self._store.commit(head["index"], state, outputs, head.get("emits"))
                 self.committed = head["index"]
                 self.order({"is": "committed", "index": head["index"]})
             except BaseException as error:
@@ -177,6 +177,7 @@ class LocalLink:
                 self._jobs.join()
                 self._check()
                 _, outputs = split(head, body)
+                self._store.emit(head.get("emits") or [])
                 self._store.complete(head.get("result"), head["capsules"], outputs)
             case "failed":
                 self._terminal.clear()

@@ -19,6 +19,7 @@ from .frames import DATA_DIR_ENV, INPUTS_ENV, Message
 
 T = TypeVar("T")
 _NAME_LIMIT = 255
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -242,6 +243,22 @@ class Run:
                 "'.' or '..' between slashes"
             )
         self._engine.outputs[name] = _bytes(name, data)
+
+    def emit(self, name: str, data: Any) -> None:
+        """Sends a message to the outside: bytes, text, or anything that JSON can say. It is
+        published on ``fiec.outbox.<tenant>.<execution>.<name>``, once, after the commit of the
+        next boundary, and never without it. ``name`` has 1 to 64 letters, digits, ``_`` or
+        ``-``. A capsule may emit 128 messages of 256 KiB in all."""
+        self._engine.check()
+        if not _NAME.fullmatch(name):
+            raise Failed(
+                f"emit: the name {name!r} must have 1 to 64 letters, digits, '_' or '-'"
+            )
+        if isinstance(data, str):
+            data = data.encode()
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            data = dumps(plain(data, f"message {name!r}")).encode()
+        self._engine.emit(name, bytes(data))
 
     # --- what it is given ----------------------------------------------------------------------
 

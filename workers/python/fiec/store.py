@@ -6,12 +6,14 @@
         params.json   what it was started with
         state         the last commit: a line of JSON, then σ
         outputs/      what was visible with that commit
+        outbox.jsonl  what was emitted with the commits so far
         result.json   what it returned, once it has
         lock          held by the process that computes
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -83,7 +85,7 @@ class Store:
 
     def forget(self) -> None:
         """Removes state, outputs and result."""
-        for name in ("state", "state.new", "result.json"):
+        for name in ("state", "state.new", "result.json", "outbox.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.outputs, ignore_errors=True)
         shutil.rmtree(self.folder / "staged", ignore_errors=True)
@@ -105,6 +107,7 @@ class Store:
             raise Failed(f"{self.folder / 'state'} is damaged; --fresh begins anew")
         self.state = state
         self._publish()
+        self.emit(head.get("emits") or [])
         return True
 
     def _stage(self, outputs: dict[str, bytes]) -> dict[str, str]:
@@ -129,8 +132,14 @@ class Store:
                 os.replace(new, path)
         shutil.rmtree(self.folder / "staged", ignore_errors=True)
 
-    def commit(self, boundary: int, state: list[bytes], outputs: dict[str, bytes]) -> None:
-        """Makes a boundary durable, and its outputs visible."""
+    def commit(
+        self,
+        boundary: int,
+        state: list[bytes],
+        outputs: dict[str, bytes],
+        emits: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Makes a boundary durable, and its outputs and messages visible."""
         made = self._stage(outputs)
         digest = hashlib.sha256()
         for piece in state:
@@ -141,10 +150,35 @@ class Store:
             "boundary": boundary,
             "sha256": digest.hexdigest(),
             "outputs": made,
+            "emits": emits or [],
         }
         write(self.folder / "state", dumps(head).encode() + b"\n", *state)
         self._made = made
         self._publish()
+        self.emit(emits or [])
+
+    def emit(self, emits: list[dict[str, Any]]) -> None:
+        """Adds what was emitted to a file, once: in place of a broker."""
+        if not emits:
+            return
+        path = self.folder / "outbox.jsonl"
+        last = (0, -1)
+        if path.exists():
+            for line in path.read_text().splitlines():
+                # A crash may have cut the last line; it is written again.
+                with contextlib.suppress(ValueError, KeyError):
+                    found = json.loads(line)
+                    last = max(last, (found["boundary"], found["index"]))
+        with open(path, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            for emit in emits:
+                if (emit["boundary"], emit["index"]) > last:
+                    file.write(dumps(emit).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def complete(self, result: Any, capsules: int, outputs: dict[str, bytes]) -> None:
         """Makes the result durable; the state is not needed any more."""

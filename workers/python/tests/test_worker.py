@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import subprocess
@@ -288,6 +290,31 @@ class Moves(unittest.TestCase):
             child.order({"is": "reconfigure", "grant": {"threads": 5}})
             result = child.finish()[-1].head["result"]
             self.assertEqual((result["grants"], result["threads"]), ([5], 5))
+
+    def test_what_is_emitted_travels_with_the_next_commit_and_with_the_end(self) -> None:
+        with Child("sums.py") as child:
+            child.run({"steps": 5, "emit": 2}, commit={"every": 2})
+            ends = [r for r in child.finish() if r.kind in ("boundary", "completed")]
+            places = [
+                [(e["name"], e["boundary"], e["index"]) for e in r.head.get("emits", [])]
+                for r in ends
+            ]
+            both = [[("total", n, 0), ("more", n, 1)] for n in range(1, 6)]
+            self.assertEqual(places, [both[0] + both[1], both[2] + both[3], both[4]])
+            text = base64.b64decode(ends[0].head["emits"][0]["data"])
+            self.assertEqual(json.loads(text)["step"], 0)
+
+    def test_so_many_messages_are_committed_sooner_and_too_many_are_refused(self) -> None:
+        with Child("sums.py") as child:
+            child.run({"steps": 10, "emit": 100}, commit={"every": 1000})
+            counts = [len(r.head.get("emits", [])) for r in child.finish()]
+            self.assertEqual(sum(counts), 1000)
+            self.assertLessEqual(max(counts), 256)
+        with Child("sums.py") as child:
+            child.run({"steps": 10, "emit": 129})
+            last = child.finish()[-1]
+            self.assertEqual((last.kind, last.head["permanent"]), ("failed", True))
+            self.assertIn("more than 128 messages", last.head["reason"])
 
     def test_a_program_that_catches_the_stop_has_yielded_all_the_same(self) -> None:
         with Child("sums.py") as child:

@@ -10,7 +10,7 @@ use fiec_schemas::package::Grant;
 use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 
-use super::lines::{Lines, Said, Told, from_text, line_limit, shorten, to_text};
+use super::lines::{self, Lines, Said, Told, from_text, line_limit, shorten, to_text};
 use super::patience::{GRACE, Patience};
 use super::process::{Process, in_words};
 use super::state_dir::wait;
@@ -235,6 +235,7 @@ impl JsonLines {
                 note,
                 state,
                 outputs,
+                emit,
             } => {
                 let note = note.map(|note| note.chars().take(200).collect());
                 self.progress = Progress { of, note };
@@ -242,13 +243,19 @@ impl JsonLines {
                     self.take_state(&state)?;
                 }
                 self.work.outputs.take_named(&self.package, &outputs)?;
+                lines::emit(&self.package.program, &emit, cx)?;
                 Ok(Step::Boundary)
             }
-            Said::Completed { result, outputs } => {
+            Said::Completed {
+                result,
+                outputs,
+                emit,
+            } => {
                 let text = result.to_string();
                 check_result(&self.package, text.len() as u64)?;
                 self.work.outputs.take_named(&self.package, &outputs)?;
                 self.work.outputs.declare(cx)?;
+                lines::emit(&self.package.program, &emit, cx)?;
                 self.let_go(GRACE);
                 Ok(Step::Complete { result })
             }

@@ -11,7 +11,7 @@ use fiec_schemas::{BoundaryIndex, ExecutionId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::program::ProgramError;
+use crate::program::{Capsule, ProgramError};
 
 /// Room in a line beside σ.
 const ROOM: u64 = 1 << 20;
@@ -20,6 +20,39 @@ const STATE_DEFAULT: u64 = 64 << 20;
 /// σ that a line may carry at most.
 const STATE_MOST: u64 = 1 << 30;
 const CHUNK: usize = 64 * 1024;
+
+/// A message to the outside in a program's line.
+#[derive(Debug, PartialEq, Deserialize)]
+pub struct Emitted {
+    name: String,
+    /// As text.
+    #[serde(default)]
+    text: Option<String>,
+    /// Or in base64.
+    #[serde(default)]
+    data: Option<String>,
+}
+
+/// Emits what a line says.
+pub fn emit(program: &str, said: &[Emitted], cx: &mut Capsule) -> Result<(), ProgramError> {
+    for Emitted { name, text, data } in said {
+        match (text, data) {
+            (Some(text), None) => cx.emit(name, text.as_bytes())?,
+            (None, Some(data)) => {
+                let bytes = from_text(data).map_err(|why| {
+                    ProgramError::Permanent(format!("{program} emitted {name:?}, but {why}"))
+                })?;
+                cx.emit(name, &bytes)?;
+            }
+            _ => {
+                return Err(ProgramError::Permanent(format!(
+                    "{program} emitted {name:?} with both or neither of \"text\" and \"data\""
+                )));
+            }
+        }
+    }
+    Ok(())
+}
 
 /// A program's line.
 #[derive(Debug, PartialEq, Deserialize)]
@@ -39,6 +72,9 @@ pub enum Said {
         /// Outputs that are complete now.
         #[serde(default)]
         outputs: Vec<String>,
+        /// Messages to the outside.
+        #[serde(default)]
+        emit: Vec<Emitted>,
     },
     /// The answer to `state`.
     State {
@@ -56,6 +92,9 @@ pub enum Said {
         /// Outputs that are complete now.
         #[serde(default)]
         outputs: Vec<String>,
+        /// Messages to the outside.
+        #[serde(default)]
+        emit: Vec<Emitted>,
     },
     /// It cannot go on.
     Failed {

@@ -44,6 +44,8 @@ pub const INPUTS_ENV: &str = "FIEC_INPUTS";
 pub const OBJECTS_ENV: &str = "FIEC_OBJECTS";
 /// Names the folder in which finished files are outputs.
 pub const OUTPUTS_ENV: &str = "FIEC_OUTPUTS";
+/// Names the folder in which finished files are messages to the outside.
+pub const OUTBOX_ENV: &str = "FIEC_OUTBOX";
 /// Names the file that a result is written to.
 pub const RESULT_ENV: &str = "FIEC_RESULT";
 /// The index of the boundary to go on from.

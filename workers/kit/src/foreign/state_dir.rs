@@ -165,6 +165,7 @@ impl Instance for StateDir {
             }));
         }
         self.work.outputs.take_all(&self.package)?;
+        self.work.emit_all(cx)?;
         if code == Some(0) {
             self.work.outputs.declare(cx)?;
             let result = self.work.result(&self.package)?;

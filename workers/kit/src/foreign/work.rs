@@ -3,6 +3,7 @@
 //! ```text
 //! <temporary folder>/run/state       σ (state_dir)
 //!                    run/outputs     finished files are outputs
+//!                    run/outbox      finished files are messages to the outside (state_dir)
 //!                    run/objects     objects that parameters name, by digest
 //!                    run/params.json
 //!                    run/result.json
@@ -11,7 +12,7 @@
 //! ```
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,9 +25,10 @@ use super::guard::{Guard, quoted};
 use super::outputs::Outputs;
 use super::process::Process;
 use super::{
-    BOUNDARY_ENV, EXECUTION_ENV, GRANT_ENV, INPUTS_ENV, OBJECTS_ENV, OUTPUTS_ENV, PARAMS_ENV,
-    Package, RESULT_ENV, RESULT_LIMIT, SOCKET_PATH_ENV, STATE_DIR_ENV, pack,
+    BOUNDARY_ENV, EXECUTION_ENV, GRANT_ENV, INPUTS_ENV, OBJECTS_ENV, OUTBOX_ENV, OUTPUTS_ENV,
+    PARAMS_ENV, Package, RESULT_ENV, RESULT_LIMIT, SOCKET_PATH_ENV, STATE_DIR_ENV, pack,
 };
+use crate::frames::EMIT_BYTES_LIMIT;
 use crate::program::{Capsule, Inputs, ProgramError};
 
 /// A path that a Unix socket may have.
@@ -124,6 +126,7 @@ impl Work {
             work.run(),
             work.state(),
             work.run().join("outputs"),
+            work.outbox(),
             work.run().join("objects"),
         ] {
             fs::create_dir(&folder).map_err(cannot("make", &folder))?;
@@ -150,6 +153,35 @@ impl Work {
     /// The folder of σ.
     pub fn state(&self) -> PathBuf {
         self.run().join("state")
+    }
+
+    fn outbox(&self) -> PathBuf {
+        self.run().join("outbox")
+    }
+
+    /// Emits what lies in the outbox, in the order of the names: the part of a name before its
+    /// first dot is the message's.
+    ///
+    /// # Errors
+    /// When a file is no regular one or cannot be read, or [`Capsule::emit`] refuses it.
+    pub fn emit_all(&self, cx: &mut Capsule) -> Result<(), ProgramError> {
+        let folder = self.outbox();
+        for file in pack::scan(&folder, "message")? {
+            let path = folder.join(&file.name);
+            let text = file.name.to_string_lossy();
+            let name = text.split('.').next().unwrap_or_default();
+            let mut bytes = Vec::new();
+            fs::File::open(&path)
+                // One more than is allowed, so that the refusal says so.
+                .and_then(|file| {
+                    file.take(EMIT_BYTES_LIMIT as u64 + 1)
+                        .read_to_end(&mut bytes)
+                })
+                .map_err(cannot("read", &path))?;
+            cx.emit(name, &bytes)?;
+            fs::remove_file(&path).map_err(cannot("remove", &path))?;
+        }
+        Ok(())
     }
 
     /// The file that asks a program to stop.
@@ -183,7 +215,7 @@ impl Work {
     /// When something cannot be removed.
     pub fn clear(&mut self) -> Result<(), ProgramError> {
         self.outputs.clear();
-        for name in ["taken", "run/state", "run/outputs"] {
+        for name in ["taken", "run/state", "run/outputs", "run/outbox"] {
             let folder = self.dir.path().join(name);
             empty(&folder).map_err(cannot("empty", &folder))?;
         }
@@ -245,6 +277,7 @@ impl Work {
             (INPUTS_ENV, text(self.seen_inputs())),
             (OBJECTS_ENV, text(self.seen("objects"))),
             (OUTPUTS_ENV, text(self.seen("outputs"))),
+            (OUTBOX_ENV, text(self.seen("outbox"))),
             (RESULT_ENV, text(self.seen("result.json"))),
             (BOUNDARY_ENV, cx.index().to_string()),
             (GRANT_ENV, grant),

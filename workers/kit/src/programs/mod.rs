@@ -1,14 +1,16 @@
 //! The built-in programs, and programs whose type is not known where they run.
 
+pub mod canary;
 pub mod cg;
 mod dense;
 pub mod gemm;
 pub mod lu;
+mod place;
 pub mod qr;
 pub mod synthetic;
 
 use fiec_schemas::package::Grant;
-use fiec_schemas::programs::{BUILT_IN, CG, GEMM, LU, QR, SYNTHETIC};
+use fiec_schemas::programs::{BUILT_IN, CANARY, CG, GEMM, LU, QR, SYNTHETIC};
 use serde_json::Value;
 
 use crate::foreign::{self, Package};
@@ -31,6 +33,10 @@ pub trait Instance: Send {
     /// # Errors
     /// When a program outside this process does not give it.
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError>;
+    /// About how many bytes σ has, where that is known and much.
+    fn size_hint(&self) -> usize {
+        0
+    }
     /// Where it stands.
     fn progress(&self) -> Progress;
     /// What it may use here: before the first capsule, and at a boundary where that has changed.
@@ -59,17 +65,27 @@ impl<P: Program> Instance for With<P> {
     }
 
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError> {
-        match &mut self.state {
-            Some(state) => self.program.capsule(state, cx),
-            None => Err(ProgramError::Transient("no state was taken up".to_owned())),
+        let Some(state) = &mut self.state else {
+            return Err(ProgramError::Transient("no state was taken up".to_owned()));
+        };
+        let step = self.program.capsule(state, cx)?;
+        if matches!(step, Step::Complete { .. }) {
+            self.program.let_go(true);
         }
+        Ok(step)
     }
 
-    fn encode(&mut self, out: &mut Vec<u8>, _: &mut Capsule) -> Result<(), ProgramError> {
-        if let Some(state) = &self.state {
+    fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError> {
+        if let Some(state) = &mut self.state {
+            self.program.read_back(state)?;
+            state.settle(cx)?;
             state.encode(out);
         }
         Ok(())
+    }
+
+    fn size_hint(&self) -> usize {
+        self.state.as_ref().map_or(0, State::size_hint)
     }
 
     fn progress(&self) -> Progress {
@@ -80,7 +96,14 @@ impl<P: Program> Instance for With<P> {
     }
 
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        if let Some(state) = &mut self.state {
+            self.program.read_back(state)?;
+        }
         self.program.configure(grant)
+    }
+
+    fn stop(&mut self, _: &str) {
+        self.program.let_go(false);
     }
 }
 
@@ -108,6 +131,7 @@ pub fn start(
         return foreign::start(package, params, inputs);
     }
     match name {
+        CANARY => with::<canary::Canary>(params, inputs),
         CG => with::<cg::Cg>(params, inputs),
         GEMM => with::<gemm::Gemm>(params, inputs),
         LU => with::<lu::Lu>(params, inputs),

@@ -1,7 +1,9 @@
 //! `synthetic@1`: declared work with a declared state, for tests and benches.
 //!
 //! σ: magic `FIECSYN1`, index `u64`, chain `u64` (little endian), then bytes up to the declared
-//! size, of which 64 change with every capsule. The result's digest is over all of σ.
+//! size, of which 64 change with every capsule. The result's digest is over all of σ. With
+//! `page_bytes` the magic is FIECSYN2, and in place of the bytes stand the digests of their pages
+//! (see [`crate::Pages`]): one page is touched in each capsule.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +11,15 @@ use fiec_schemas::Digest;
 use fiec_schemas::programs::SyntheticParams;
 use serde_json::{Value, json};
 
+use crate::pages::Pages;
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECSYN1";
+const MAGIC_PAGED: &[u8; 8] = b"FIECSYN2";
 const HEADER: usize = 24;
 const CHANGED: usize = 64;
+/// What the outputs of its pages begin with.
+const PAGES: &str = "filling";
 
 /// The program.
 pub struct Synthetic {
@@ -24,6 +30,8 @@ pub struct Synthetic {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticState {
     bytes: Vec<u8>,
+    /// What follows the header, where it is in pages.
+    pages: Option<Pages>,
 }
 
 fn mix(mut z: u64) -> u64 {
@@ -43,7 +51,7 @@ impl SyntheticState {
         self.word(8)
     }
 
-    fn advance(&mut self) {
+    fn advance(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
         let index = self.index() + 1;
         let chain = mix(self
             .word(16)
@@ -51,27 +59,68 @@ impl SyntheticState {
             .wrapping_add(0x9E37_79B9_7F4A_7C15));
         self.bytes[8..16].copy_from_slice(&index.to_le_bytes());
         self.bytes[16..24].copy_from_slice(&chain.to_le_bytes());
-        let filling = &mut self.bytes[HEADER..];
-        if !filling.is_empty() {
-            let blocks = filling.len().div_ceil(CHANGED);
-            let at = (index as usize % blocks) * CHANGED;
-            let end = filling.len().min(at + CHANGED);
-            for (byte, new) in filling[at..end]
-                .iter_mut()
-                .zip(chain.to_le_bytes().iter().cycle())
-            {
-                *byte ^= new;
-            }
+        let length = match &self.pages {
+            Some(pages) => pages.len(),
+            None => self.bytes.len() - HEADER,
+        };
+        if length == 0 {
+            return Ok(());
         }
+        let blocks = length.div_ceil(CHANGED);
+        let at = (index as usize % blocks) * CHANGED;
+        let changed = match &mut self.pages {
+            // A page has whole blocks.
+            Some(pages) => {
+                let (page, offset) = (at / pages.page_bytes(), at % pages.page_bytes());
+                let page = pages.page_mut(page, cx)?;
+                let end = page.len().min(offset + CHANGED);
+                &mut page[offset..end]
+            }
+            None => {
+                let filling = &mut self.bytes[HEADER..];
+                let end = filling.len().min(at + CHANGED);
+                &mut filling[at..end]
+            }
+        };
+        for (byte, new) in changed.iter_mut().zip(chain.to_le_bytes().iter().cycle()) {
+            *byte ^= new;
+        }
+        Ok(())
+    }
+
+    fn digest(&self) -> Digest {
+        if self.pages.is_none() {
+            return Digest::of(&self.bytes);
+        }
+        let mut out = Vec::new();
+        self.encode(&mut out);
+        Digest::of(&out)
     }
 }
 
 impl State for SyntheticState {
+    fn settle(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
+        if let Some(pages) = &mut self.pages {
+            pages.settle(cx);
+        }
+        Ok(())
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.bytes);
+        if let Some(pages) = &self.pages {
+            pages.encode(out);
+        }
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, ProgramError> {
+        if bytes.len() > HEADER && &bytes[..8] == MAGIC_PAGED {
+            let (header, mut rest) = bytes.split_at(HEADER);
+            return Ok(Self {
+                bytes: header.to_vec(),
+                pages: Some(Pages::decode(PAGES, &mut rest)?),
+            });
+        }
         if bytes.len() < HEADER || &bytes[..8] != MAGIC {
             return Err(ProgramError::Permanent(
                 "not a state of synthetic@1".to_owned(),
@@ -79,6 +128,7 @@ impl State for SyntheticState {
         }
         Ok(Self {
             bytes: bytes.to_vec(),
+            pages: None,
         })
     }
 }
@@ -117,13 +167,20 @@ impl Program for Synthetic {
             let word = mix(block as u64 + 1).to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
-        Ok(SyntheticState { bytes })
+        let page_bytes = usize::try_from(self.params.page_bytes).unwrap_or(usize::MAX);
+        let pages = (page_bytes > 0).then(|| {
+            let pages = Pages::new(PAGES, &bytes[HEADER..], page_bytes);
+            bytes.truncate(HEADER);
+            bytes[..8].copy_from_slice(MAGIC_PAGED);
+            pages
+        });
+        Ok(SyntheticState { bytes, pages })
     }
 
     fn capsule(
         &mut self,
         state: &mut SyntheticState,
-        _: &mut Capsule,
+        cx: &mut Capsule,
     ) -> Result<Step, ProgramError> {
         let index = state.index();
         self.crash_if_due(index);
@@ -134,7 +191,11 @@ impl Program for Synthetic {
                     std::hint::spin_loop();
                 }
             }
-            state.advance();
+            state.advance(cx)?;
+            let every = self.params.emit_every;
+            if every > 0 && state.index().is_multiple_of(every) {
+                cx.emit("tick", state.index().to_string().as_bytes())?;
+            }
             if self.params.print {
                 println!("boundary {}", state.index());
             }
@@ -143,7 +204,7 @@ impl Program for Synthetic {
             return Ok(Step::Boundary);
         }
         Ok(Step::Complete {
-            result: json!({ "digest": Digest::of(&state.bytes), "capsules": state.index() }),
+            result: json!({ "digest": state.digest(), "capsules": state.index() }),
         })
     }
 

@@ -4,13 +4,197 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use fiec_kit::foreign::Package;
 use fiec_kit::foreign::container::Engine;
 use fiec_kit::frames::{Order, Report};
+use fiec_schemas::package::Manifest;
 use serde_json::json;
 
-use crate::harness::{Child, Next, package, until};
+use crate::harness::{Child, Next, json_lines, package, until};
 
 const IMAGE: &str = "localhost/fiec-test-shell:1";
+const PYTHON_IMAGE: &str = "localhost/fiec-test-python:1";
+
+/// The example, which makes its image by a script of its own.
+#[test]
+fn the_example_in_a_container_completes_and_goes_on_in_another_one_to_the_same_end() {
+    let engine = match Engine::find() {
+        Ok(engine) => engine,
+        Err(reason) => return skipped(&reason),
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/container");
+    let folder = folder.canonicalize().unwrap();
+    let made = Command::new(folder.join("image.sh"))
+        .arg(&engine.program)
+        .output()
+        .unwrap();
+    if !made.status.success() {
+        let words = String::from_utf8_lossy(&made.stderr).into_owned();
+        return skipped(&format!(
+            "{:?} cannot import an image: {words}",
+            engine.kind
+        ));
+    }
+    let manifest = std::fs::read(folder.join("fiec.json")).unwrap();
+    let package = Package {
+        manifest: Manifest::parse(&manifest).unwrap(),
+        program: "collatz@1".to_owned(),
+        folder,
+    };
+    let params = json!({ "upto": 600, "step": 250 });
+    let whole = Child::outcome(&package, &params, None);
+    if let Some((Report::Failed { reason, .. }, _)) = &whole.end
+        && engine.flags.is_empty()
+        && asked(
+            &engine,
+            &[
+                "run",
+                "--rm",
+                "localhost/fiec-example-shell:1",
+                "sh",
+                "-c",
+                ":",
+            ],
+        )
+        .is_err()
+    {
+        return skipped(&format!(
+            "{:?} runs no container here: {reason}",
+            engine.kind
+        ));
+    }
+    let length = |mut n: u64| {
+        let mut steps = 1;
+        while n != 1 {
+            n = if n % 2 == 0 { n / 2 } else { 3 * n + 1 };
+            steps += 1;
+        }
+        steps
+    };
+    let (start, longest) = (1..=600u64)
+        .map(|n| (n, length(n)))
+        .rev()
+        .max_by_key(|(_, length)| *length)
+        .unwrap();
+    let expected = json!({ "upto": 600, "start": start, "length": longest });
+    assert_eq!(whole.result(), (&expected, 3));
+    assert_eq!(whole.boundaries[0].0.emits[0].name, "record");
+    let rest = Child::outcome(&package, &params, Some((1, whole.state(0))));
+    assert_eq!(rest.result(), whole.result());
+    assert_eq!(rest.end.unwrap().1, whole.end.unwrap().1, "the output");
+}
+
+/// The system's Python: one in somebody's home folder is out of a container's search path.
+fn python() -> &'static str {
+    match Path::new("/usr/bin/python3").exists() {
+        true => "/usr/bin/python3",
+        false => "python3",
+    }
+}
+
+/// Python as this machine has it: the interpreter, its libraries and its modules.
+fn python_image(engine: &Engine, folder: &Path) -> Result<(), String> {
+    let asked_python = |code: &str| {
+        let output = Command::new(python()).args(["-c", code]).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let python = asked_python("import os, sys; print(os.path.realpath(sys.executable))");
+    let modules = asked_python("import sysconfig; print(sysconfig.get_path('stdlib'))");
+    let native = asked_python(
+        "import _socket, _json, glob, os; print(*glob.glob(os.path.dirname(_json.__file__) + '/*.so') if hasattr(_json, '__file__') else [])",
+    );
+    let mut files: Vec<PathBuf> = std::iter::once(python.as_str())
+        .chain(native.split_whitespace())
+        .flat_map(with_libraries)
+        .collect();
+    files.retain(|file| !file.starts_with(&modules));
+    files.push(PathBuf::from(&modules));
+    files.sort();
+    files.dedup();
+    let archive = folder.join("python.tar");
+    let mut tar = Command::new("tar");
+    tar.args(["-chf", archive.to_str().unwrap(), "--hard-dereference"]);
+    for left_out in [
+        "site-packages",
+        "dist-packages",
+        "test",
+        "idlelib",
+        "config-*",
+        "__pycache__",
+    ] {
+        tar.arg(format!("--exclude={left_out}"));
+    }
+    tar.args(["-C", "/"]);
+    tar.args(files.iter().map(|file| file.strip_prefix("/").unwrap()));
+    let packed = tar.output().unwrap();
+    assert!(
+        packed.status.success(),
+        "{}",
+        String::from_utf8_lossy(&packed.stderr)
+    );
+    asked(engine, &["import", archive.to_str().unwrap(), PYTHON_IMAGE]).map(drop)
+}
+
+#[test]
+fn a_container_speaks_json_lines_and_is_resumed_in_another_one() {
+    let engine = match Engine::find() {
+        Ok(engine) => engine,
+        Err(reason) => return skipped(&reason),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(reason) = python_image(&engine, folder.path()) {
+        return skipped(&format!(
+            "{:?} cannot import an image: {reason}",
+            engine.kind
+        ));
+    }
+    let script = r#"
+run = hear()
+n = unpack(run["state"]) if run["state"] else 0
+assert n == (run["boundary"] or 0)
+assert run["inputs"] == "/fiec/inputs" and open("/fiec/inputs/in.txt").read() == "input"
+while n < 4:
+    n += 1
+    with open(run["outputs"] + "/out-%d" % n, "w") as out:
+        out.write(str(n))
+    say(**{"is": "boundary", "of": 4, "emit": [{"name": "n", "text": str(n)}]})
+    while (told := hear())["is"] != "go":
+        if told["is"] == "stop":
+            sys.exit(0)
+        say(**{"is": "state", "state": pack(n), "outputs": ["out-%d" % n]})
+say(**{"is": "completed", "result": {"n": n}})
+"#;
+    let python = Command::new(python())
+        .args([
+            "-c",
+            "import os, sys; print(os.path.realpath(sys.executable), end='')",
+        ])
+        .output()
+        .unwrap();
+    let python = String::from_utf8(python.stdout).unwrap();
+    // An entry without a slash is looked up in the image's PATH.
+    let name = Path::new(&python).file_name().unwrap().to_str().unwrap();
+    let made = json_lines(
+        script,
+        json!({ "entry": [name, "run.py"], "image": PYTHON_IMAGE, "outputs": ["out-*"] }),
+    );
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("in.txt"), "input").unwrap();
+    let child = Child::start_in(data.path());
+    child.run(&made.package, &json!({}), None);
+    let whole = child.all();
+    assert_eq!(whole.result(), (&json!({ "n": 4 }), 5));
+    assert_eq!(whole.boundaries.len(), 4);
+    let (report, body) = &whole.boundaries[2];
+    assert_eq!(report.emits[0].name, "n");
+    assert_eq!(report.outputs[0].name, "out-3");
+    assert_eq!(&body[report.bytes as usize..], b"3");
+    child.run(&made.package, &json!({}), Some((2, whole.state(1))));
+    let rest = child.all();
+    assert_eq!(rest.result(), whole.result());
+    assert_eq!(rest.boundaries.len(), 2);
+}
 
 fn skipped(reason: &str) {
     // Past the capture of a test's output: nobody shall take a skip for a pass.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod container;
+mod emits;
 mod faults;
 mod harness;
 mod json_lines;

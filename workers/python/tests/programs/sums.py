@@ -78,6 +78,10 @@ def main(run: fiec.Run) -> object:
         while time.perf_counter() < end:
             pass
         run.progress(f"total {state.part.total:.3f}")
+        if params.get("emit"):
+            run.emit("total", {"step": step, "total": state.part.total.hex()})
+            for _ in range(params["emit"] - 1):
+                run.emit("more", b"x")
         every = params.get("output")
         if every and step % every == 0:
             run.output("last.txt", f"{step} {state.part.total!r}\n")
