@@ -1,19 +1,58 @@
 //! H(t) of this node: a slow heartbeat, and at once when something changes.
+//!
+//! Memory is what moves fast. Where the kernel tells of crossings ([`fiec_probes::trigger`]), its
+//! word wakes this task; where it does not, memory is looked at as often as it could be filled.
+//! The other signals are looked at twice a second. A vector leaves
+//!
+//! * at the heartbeat, whatever it says;
+//! * when a value has changed by more than its signal's declared step since the last vector, at
+//!   most every [`CHANGE_GAP`];
+//! * when a value stands at another side of a threshold in force than in the last vector, at most
+//!   every [`CROSSING_GAP`]: no node sends more than a hundred vectors a second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fiec_probes::{Sampler, changed};
 use fiec_schemas::messages::RecorderCheckpoint;
-use fiec_schemas::{HardwareVector, Reading, Sequence, Signal, Threshold, Timestamp, subjects};
+use fiec_schemas::{
+    HardwareVector, Reading, Sequence, Signal, Threshold, Thresholds, Timestamp, subjects,
+};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::shared::Shared;
 
-/// Memory is looked at so often.
-const FAST: Duration = Duration::from_millis(50);
-/// What counts as a change.
-const STEP: f64 = 0.02;
+/// The least time between vectors that tell of changes.
+const CHANGE_GAP: Duration = Duration::from_millis(50);
+/// The least time between vectors that tell of crossings.
+const CROSSING_GAP: Duration = Duration::from_millis(10);
+/// Timers are this exact.
+const TICK: Duration = Duration::from_millis(1);
+/// All signals are looked at so often.
+const ALL_SIGNALS: Duration = Duration::from_millis(500);
+
+/// What makes a vector worth sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    /// Nothing.
+    None,
+    /// A value has changed by more than its step.
+    Change,
+    /// A value stands at another side of a threshold.
+    Crossing,
+}
+
+impl News {
+    /// How long after the last vector it may leave.
+    fn gap(self) -> Option<Duration> {
+        match self {
+            News::None => None,
+            News::Change => Some(CHANGE_GAP),
+            News::Crossing => Some(CROSSING_GAP),
+        }
+    }
+}
 
 /// Whether a value stands at a threshold's other side than before.
 fn crossed(before: f64, now: f64, threshold: &Threshold) -> bool {
@@ -22,91 +61,174 @@ fn crossed(before: f64, now: f64, threshold: &Threshold) -> bool {
         .any(|limit| (before >= *limit) != (now >= *limit))
 }
 
-/// Publishes until `stop`, and once more at the end.
-pub async fn publish(shared: Arc<Shared>, mut sampler: Sampler, stop: CancellationToken) {
-    let mut tick = tokio::time::interval(FAST);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut count, mut last) = (0, None::<Instant>);
-    let mut published: Vec<Reading> = Vec::new();
-    let memory = |readings: &[Reading]| {
-        readings
+/// What these readings have to tell beyond those that were published. `memory`: every threshold
+/// of M in force, the node's and those of executions that bring their own.
+fn news(
+    published: &[Reading],
+    current: &[Reading],
+    node: &Thresholds,
+    memory: &[Threshold],
+) -> News {
+    let value_of = |c: &Reading| {
+        published
             .iter()
-            .find(|r| r.signal == Signal::Memory && r.device.is_none())
-            .and_then(|r| r.value)
+            .find(|p| p.signal == c.signal && p.device == c.device)
+            .and_then(|p| p.value)
     };
-    let latency = sampler.latency();
+    for reading in current.iter().filter(|r| !r.is_part()) {
+        let (Some(before), Some(now)) = (value_of(reading), reading.value) else {
+            continue;
+        };
+        let own = node.get(&reading.signal).into_iter();
+        let brought = memory.iter().filter(|_| reading.signal == Signal::Memory);
+        if own.chain(brought).any(|t| crossed(before, now, t)) {
+            return News::Crossing;
+        }
+    }
+    if changed(published, current) {
+        News::Change
+    } else {
+        News::None
+    }
+}
+
+/// Memory alone against what was published, as [`news`] would say.
+fn memory_news(published: &[Reading], now: &Reading, memory: &[Threshold]) -> News {
+    let before = published
+        .iter()
+        .find(|r| r.signal == Signal::Memory && r.device.is_none())
+        .and_then(|r| r.value);
+    match (before, now.value) {
+        (Some(before), Some(now)) if memory.iter().any(|t| crossed(before, now, t)) => {
+            News::Crossing
+        }
+        (Some(before), Some(now)) if (now - before).abs() > Signal::Memory.step() => News::Change,
+        _ => News::None,
+    }
+}
+
+/// Publishes until `stop`, and once more at the end. `woken` is notified by the probes' threads.
+pub async fn publish(
+    shared: Arc<Shared>,
+    mut sampler: Sampler,
+    woken: Arc<Notify>,
+    stop: CancellationToken,
+) {
+    let heartbeat = shared.options.heartbeat;
+    let mut published: Vec<Reading> = Vec::new();
+    let mut count = 0;
+    let mut sent: Option<Instant> = None;
+    // When the next vector leaves, whatever it says.
+    let mut beat = Instant::now();
+    let mut looked_at_all: Option<Instant> = None;
+    let mut pause = Duration::ZERO;
     loop {
-        let leaving = tokio::select! {
-            () = stop.cancelled() => true,
-            () = shared.news.notified() => false,
-            _ = tick.tick() => {
-                let heartbeat = last.is_none_or(|at| at.elapsed() >= shared.options.heartbeat);
-                let now = sampler.fast(Timestamp::now()).and_then(|r| r.value);
-                let news = match (memory(&published), now) {
-                    (Some(before), Some(now)) => {
-                        (now - before).abs() > STEP
-                            || shared.options.thresholds.get(&Signal::Memory).is_some_and(|t| crossed(before, now, t))
-                    }
-                    _ => false,
-                };
-                if !heartbeat && !news {
-                    continue;
-                }
+        let mut asked = false;
+        let mut leaving = false;
+        let mut event = false;
+        tokio::select! {
+            () = stop.cancelled() => leaving = true,
+            () = shared.news.notified() => asked = true,
+            () = woken.notified() => {
+                event = true;
+                shared.metrics.pressure_events.inc();
+            }
+            () = tokio::time::sleep(pause) => {}
+        }
+        let memory = shared.memory_thresholds();
+        let since_sent = sent.map(|at| at.elapsed());
+        let on_beat = Instant::now() + TICK / 2 >= beat;
+        let due = asked || leaving || on_beat;
+        let all = due || event || looked_at_all.is_none_or(|at| at.elapsed() >= ALL_SIGNALS);
+        let now = Timestamp::now();
+        let mut readings = None;
+        let mut told = match sampler.fast(now) {
+            Some(fast) if !all => memory_news(&published, &fast, &memory),
+            _ => News::None,
+        };
+        if all || told > News::None {
+            let sample = sampler.sample(now);
+            told = told.max(news(
+                &published,
+                &sample,
+                &shared.options.thresholds,
+                &memory,
+            ));
+            looked_at_all = Some(Instant::now());
+            let stall = shared.options.thresholds.get(&Signal::MemoryStall);
+            sampler.arm(&memory, stall.copied());
+            readings = Some(sample);
+        }
+        pause = sampler.next_look(&memory);
+        let may_leave = match (told.gap(), since_sent) {
+            _ if due => true,
+            (None, _) => false,
+            (Some(gap), Some(since)) if since < gap => {
+                // It leaves as soon as it may.
+                pause = pause.min(gap - since);
                 false
             }
+            (Some(_), _) => true,
         };
-        let now = Timestamp::now();
-        let readings = sampler.sample(now);
-        if changed(&published, &readings, STEP) {
-            tracing::trace!("hardware vector changed");
-        }
-        if let Some(value) = memory(&readings) {
-            shared.metrics.memory_permille.set((value * 1_000.0) as i64);
-        }
-        shared.metrics.running.set(shared.running().into());
-        shared.metrics.queued.set(shared.queued() as i64);
+        let (true, Some(readings)) = (may_leave, readings) else {
+            let to_beat = beat.saturating_duration_since(Instant::now());
+            pause = pause.min(to_beat).max(TICK);
+            continue;
+        };
         count += 1;
-        let vector = HardwareVector {
-            v: 1,
-            node: shared.node().clone(),
-            instance: shared.instance,
-            count,
-            at: now,
-            readings,
-            draining: shared.is_draining() || leaving,
-            slots: shared.options.slots,
-            running_count: shared.running(),
-            queued_count: u32::try_from(shared.queued()).unwrap_or(u32::MAX),
-            running: shared.progress(),
+        send(&shared, count, now, &readings, leaving).await;
+        published = readings;
+        let at = Instant::now();
+        sent = Some(at);
+        // On the beat, unless another vector came between or it could not be kept.
+        beat = match beat + heartbeat {
+            next if on_beat && next > at => next,
+            _ => at + heartbeat,
         };
-        let sent = match serde_json::to_vec(&vector) {
-            Ok(body) => {
-                shared
-                    .broker
-                    .client
-                    .publish(subjects::telemetry(shared.node()), body.into())
-                    .await
-            }
-            Err(_) => return,
-        };
-        if let Err(error) = sent {
-            tracing::debug!(%error, "cannot publish telemetry");
-        }
-        published = vector.readings;
-        if last.is_none_or(|at| at.elapsed() >= shared.options.heartbeat) {
-            let (client, latency) = (shared.broker.client.clone(), latency.clone());
-            tokio::spawn(async move {
-                let start = Instant::now();
-                if client.flush().await.is_ok() {
-                    latency.record(start.elapsed().as_secs_f64() * 1e6);
-                }
-            });
-        }
-        last = Some(Instant::now());
+        pause = pause.min(beat.saturating_duration_since(at)).max(TICK);
         if leaving {
             return;
         }
     }
+}
+
+/// Sends a vector of these readings, and tells `/metrics` the same.
+async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading], leaving: bool) {
+    let vector = HardwareVector {
+        v: 1,
+        node: shared.node().clone(),
+        instance: shared.instance,
+        count,
+        at: now,
+        readings: readings.to_vec(),
+        draining: shared.is_draining() || leaving,
+        slots: shared.options.slots,
+        running_count: shared.running(),
+        queued_count: u32::try_from(shared.queued()).unwrap_or(u32::MAX),
+        running: shared.progress(),
+    };
+    let body = match serde_json::to_vec(&vector) {
+        Ok(body) => body,
+        Err(error) => {
+            tracing::error!(%error, "a hardware vector cannot be written");
+            return;
+        }
+    };
+    let bytes = body.len() as u64;
+    let client = &shared.broker.client;
+    match client
+        .publish(subjects::telemetry(shared.node()), body.into())
+        .await
+    {
+        Ok(()) => {
+            shared.metrics.vectors.inc();
+            shared.metrics.vector_bytes.inc_by(bytes);
+        }
+        Err(error) => tracing::debug!(%error, "cannot publish telemetry"),
+    }
+    shared.metrics.running.set(shared.running().into());
+    shared.metrics.queued.set(shared.queued() as i64);
+    shared.metrics.hardware.set(vector.readings);
 }
 
 /// How many messages the recorder is behind: as it said, or as the sequence that this node has seen
@@ -128,15 +250,60 @@ pub fn stretch_for(lag: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    const T: Threshold = Threshold {
+        high: 0.9,
+        low: 0.7,
+        dwell_ms: 0,
+    };
 
     #[test]
     fn a_crossing_counts_in_both_directions_and_at_both_limits() {
-        let t = Threshold {
-            high: 0.9,
-            low: 0.7,
-            dwell_ms: 0,
+        assert!(crossed(0.89, 0.9, &T) && crossed(0.9, 0.89, &T) && crossed(0.7, 0.69, &T));
+        assert!(!crossed(0.75, 0.89, &T));
+    }
+
+    fn reading(signal: Signal, device: Option<&str>, value: f64) -> Reading {
+        Reading {
+            signal,
+            device: device.map(str::to_owned),
+            value: Some(value),
+            raw: Some(value),
+            limit: None,
+            unit: "ratio".into(),
+            source: "test".into(),
+            at: Timestamp::from_micros(1),
+            missing: None,
+            envelope: None,
+        }
+    }
+
+    #[test]
+    fn a_crossing_is_told_before_a_change_and_a_small_change_not_at_all() {
+        let node = BTreeMap::from([(Signal::Memory, T), (Signal::Thermal, T)]);
+        let m = |v| [reading(Signal::Memory, None, v)];
+        let told = |was: &[Reading], is: &[Reading]| news(was, is, &node, &[T]);
+        assert_eq!(told(&m(0.5), &m(0.51)), News::None);
+        assert_eq!(told(&m(0.5), &m(0.53)), News::Change);
+        assert_eq!(told(&m(0.899), &m(0.901)), News::Crossing);
+        assert_eq!(memory_news(&m(0.5), &m(0.51)[0], &[T]), News::None);
+        assert_eq!(memory_news(&m(0.5), &m(0.53)[0], &[T]), News::Change);
+        assert_eq!(memory_news(&m(0.899), &m(0.901)[0], &[T]), News::Crossing);
+        // A threshold that an execution has brought counts as well, for memory alone.
+        let brought = Threshold {
+            high: 0.505,
+            low: 0.1,
+            ..T
         };
-        assert!(crossed(0.89, 0.9, &t) && crossed(0.9, 0.89, &t) && crossed(0.7, 0.69, &t));
-        assert!(!crossed(0.75, 0.89, &t));
+        assert_eq!(
+            news(&m(0.5), &m(0.51), &node, &[T, brought]),
+            News::Crossing
+        );
+        let t = |v| [reading(Signal::Thermal, Some("GPU-1"), v)];
+        assert_eq!(news(&t(0.5), &t(0.51), &node, &[brought]), News::None);
+        assert_eq!(told(&t(0.899), &t(0.901)), News::Crossing);
+        let part = |v| [reading(Signal::Memory, Some("numa:1"), v)];
+        assert_eq!(told(&part(0.1), &part(0.99)), News::None);
     }
 }

@@ -170,12 +170,9 @@ fn resolve(root: &str, point: &Path, path: &str) -> PathBuf {
     let inside = below
         .components()
         .all(|c| matches!(c, std::path::Component::Normal(_)));
-    let dir = if inside {
-        point.join(below)
-    } else {
-        point.to_owned()
-    };
-    if inside && dir.is_dir() {
+    let dir = point.join(below);
+    // Joined with nothing, the mount point would end in a slash.
+    if inside && below != Path::new("") && dir.is_dir() {
         dir
     } else {
         point.to_owned()
@@ -436,7 +433,8 @@ mod tests {
             resolve("/docker/1", dir.path(), "/docker/1/in"),
             dir.path().join("in")
         );
-        assert_eq!(resolve("/docker/1", dir.path(), "/docker/1"), dir.path());
+        let top = resolve("/docker/1", dir.path(), "/docker/1");
+        assert_eq!(top.as_os_str(), dir.path().as_os_str());
         // Seen from a container without a namespace of its own, or from outside the namespace.
         assert_eq!(resolve("/", dir.path(), "/docker/1"), dir.path());
         assert_eq!(resolve("/", dir.path(), "/../in"), dir.path());

@@ -1,10 +1,14 @@
 //! The machine facts of a node's descriptor.
 
-use fiec_schemas::hardware::{NodeDescriptor, Substrate};
+use std::collections::BTreeMap;
+
+use fiec_schemas::hardware::{NodeDescriptor, NodeProfile, Substrate};
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-use crate::devices::cuda_devices;
+use crate::devices::{cuda_devices, cuda_version};
 use crate::memory::MemoryLimit;
+use crate::profile::{self, ProfileOptions};
+use crate::simulated;
 
 /// What a machine says of itself; the rest of a descriptor is the agent's.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,28 +25,44 @@ pub struct MachineFacts {
     pub memory_limit_source: String,
     /// The host, then its devices.
     pub substrates: Vec<Substrate>,
+    /// What else is known and was measured.
+    pub profile: NodeProfile,
 }
 
 impl MachineFacts {
-    /// Looks at this machine. May load the CUDA driver, which can take a second.
+    /// Looks at this machine. May load the CUDA driver, which can take a second, and measures
+    /// what was not measured before, within [`profile::MEMORY_WITHIN`] and
+    /// [`profile::COPIES_WITHIN`]. `devices` is a file of simulated devices in place of CUDA's.
     ///
     /// # Errors
-    /// The host's memory cannot be read.
-    pub fn gather(limit: &MemoryLimit) -> std::io::Result<Self> {
+    /// The host's memory, or the file of devices, cannot be read.
+    pub fn gather(
+        limit: &MemoryLimit,
+        options: &ProfileOptions,
+        devices: Option<&std::path::Path>,
+    ) -> std::io::Result<Self> {
         let memory_limit_bytes = limit.bytes()?;
         let host = Substrate {
             id: "host".into(),
             kind: "cpu".into(),
             name: cpu_name(),
             memory_bytes: Some(memory_limit_bytes),
+            device: None,
         };
+        let devices = match devices {
+            Some(file) => simulated::substrates(file)?,
+            None => cuda_devices(),
+        };
+        let mut substrates: Vec<_> = std::iter::once(host).chain(devices).collect();
+        let profile = profile::gather(options, memory_limit_bytes, libraries(), &mut substrates);
         Ok(Self {
             host: System::host_name().unwrap_or_else(|_| "unknown".into()),
             cpus: cpus(),
             isa: isa(),
             memory_limit_bytes,
             memory_limit_source: limit.source(),
-            substrates: std::iter::once(host).chain(cuda_devices()).collect(),
+            substrates,
+            profile,
         })
     }
 
@@ -54,16 +74,34 @@ impl MachineFacts {
         descriptor.memory_limit_bytes = self.memory_limit_bytes;
         descriptor.memory_limit_source = self.memory_limit_source;
         descriptor.substrates = self.substrates;
+        descriptor.profile = self.profile;
     }
 }
 
 /// Gathers the facts and puts them into a descriptor.
 ///
 /// # Errors
-/// The host's memory cannot be read.
-pub fn describe(descriptor: &mut NodeDescriptor, limit: &MemoryLimit) -> std::io::Result<()> {
-    MachineFacts::gather(limit)?.describe(descriptor);
+/// The host's memory, or the file of devices, cannot be read.
+pub fn describe(
+    descriptor: &mut NodeDescriptor,
+    limit: &MemoryLimit,
+    options: &ProfileOptions,
+    devices: Option<&std::path::Path>,
+) -> std::io::Result<()> {
+    MachineFacts::gather(limit, options, devices)?.describe(descriptor);
     Ok(())
+}
+
+/// Versions of what devices stand on.
+fn libraries() -> BTreeMap<String, String> {
+    let driver = std::fs::read_to_string("/sys/module/nvidia/version").ok();
+    [
+        ("nvidia_driver", driver.map(|text| text.trim().to_owned())),
+        ("cuda_driver", cuda_version()),
+    ]
+    .into_iter()
+    .filter_map(|(name, version)| Some((name.to_owned(), version?)))
+    .collect()
 }
 
 /// Logical processors that this process may use.
@@ -122,7 +160,8 @@ mod tests {
 
     #[test]
     fn a_machine_describes_itself() {
-        let facts = MachineFacts::gather(&MemoryLimit::Host).unwrap();
+        let facts =
+            MachineFacts::gather(&MemoryLimit::Host, &ProfileOptions::default(), None).unwrap();
         println!("{facts:?}");
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         assert_eq!(facts.host, name.trim());

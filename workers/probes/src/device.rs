@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::ids::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use crate::Probe;
 use crate::nvml::NvmlSource;
 use crate::reading::Make;
+use crate::watch::Wake;
 
 /// Devices are asked at most twice a second.
 pub const POLL: Duration = Duration::from_millis(500);
@@ -25,16 +27,18 @@ pub const IDLE_CELSIUS: f64 = 30.0;
 pub type Fact<T> = Result<T, String>;
 
 /// What a device says of itself at one moment. Nothing in it is normalized.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
     /// GPU UUID.
     pub uuid: String,
-    /// (used and reserved, total) in bytes.
-    pub memory: Fact<(u64, u64)>,
+    /// Memory.
+    pub memory: Fact<DeviceMemory>,
     /// (draw, enforced limit) in mW.
     pub power: Fact<(u32, u32)>,
     /// Power brake or software power cap is holding the clocks down.
     pub power_capped: bool,
+    /// Energy since the driver was loaded, in mJ.
+    pub energy_mj: Fact<u64>,
     /// (now, slowdown) in °C.
     pub thermal: Fact<(u32, u32)>,
     /// Software or hardware thermal slowdown is holding the clocks down.
@@ -49,8 +53,19 @@ pub struct DeviceFacts {
     pub fault: Fact<Option<String>>,
 }
 
+/// Memory of a device in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// Allocated by programs.
+    pub used: u64,
+    /// Held by the driver and firmware.
+    pub reserved: u64,
+    /// All there is.
+    pub total: u64,
+}
+
 /// A PCIe link. Generations step down at rest to save power, which is no degradation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pcie {
     /// Generation now, and at best.
     pub generation: (u32, u32),
@@ -65,9 +80,11 @@ pub trait DeviceSource: Send {
     /// The facts of every device now. Called from one thread only.
     fn poll(&mut self) -> Vec<DeviceFacts>;
 
-    /// Waits until the next poll is due, or less if something has happened.
-    fn wait(&mut self, at_most: Duration) {
+    /// Waits until the next poll is due, or less if something has happened. True when a device has
+    /// failed: that is told at once.
+    fn wait(&mut self, at_most: Duration) -> bool {
         std::thread::sleep(at_most);
+        false
     }
 }
 
@@ -83,8 +100,8 @@ pub fn readings(facts: &DeviceFacts, at: Timestamp, out: &mut Vec<Reading>) {
 
     let memory = make(Signal::Memory, "bytes", "nvmlDeviceGetMemoryInfo");
     out.push(match &facts.memory {
-        Ok((used, total)) => {
-            let (used, total) = (*used as f64, *total as f64);
+        Ok(m) => {
+            let (used, total) = ((m.used + m.reserved) as f64, m.total as f64);
             memory.value(used / total, used, Some(total))
         }
         Err(why) => memory.missing(why),
@@ -165,11 +182,35 @@ pub struct DeviceProbe {
     shared: Option<Arc<Shared>>,
 }
 
+/// What the devices of a [`DeviceProbe`] said last; cheap to clone, and nothing once it is gone.
+#[derive(Clone, Default)]
+pub struct DeviceHandle(std::sync::Weak<Shared>);
+
+impl DeviceHandle {
+    /// The facts, if there are devices and they are not stale.
+    pub fn latest(&self) -> Vec<DeviceFacts> {
+        let Some(shared) = self.0.upgrade() else {
+            return Vec::new();
+        };
+        let latest = shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        match latest.as_ref() {
+            Some((polled, facts)) if polled.elapsed() <= STALE => facts.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceHandle({} devices)", self.latest().len())
+    }
+}
+
 impl DeviceProbe {
     /// Of NVIDIA's driver. Without one there are no device readings, and a line in the log.
-    pub fn nvml() -> Self {
+    pub fn nvml(wake: Wake) -> Self {
         match NvmlSource::start() {
-            Ok(source) => Self::of(source),
+            Ok(source) => Self::of(source, wake),
             Err(why) => {
                 tracing::info!("no NVIDIA devices are measured: {why}");
                 Self { shared: None }
@@ -177,8 +218,14 @@ impl DeviceProbe {
         }
     }
 
-    /// Of any source. Polls once before it returns, so that the first reading has values.
-    pub fn of(mut source: impl DeviceSource + 'static) -> Self {
+    /// Where the facts can be had as they are.
+    pub fn handle(&self) -> DeviceHandle {
+        DeviceHandle(self.shared.as_ref().map(Arc::downgrade).unwrap_or_default())
+    }
+
+    /// Of any source. Polls once before it returns, so that the first reading has values. `wake`
+    /// is called when a device has failed.
+    pub fn of(mut source: impl DeviceSource + 'static, wake: Wake) -> Self {
         let shared = Arc::new(Shared::default());
         store(&shared, source.poll());
         let theirs = Arc::clone(&shared);
@@ -187,10 +234,16 @@ impl DeviceProbe {
             .spawn(move || {
                 while !theirs.stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    source.wait(POLL);
-                    // Whatever woke it early, devices are not asked more often than declared.
-                    std::thread::sleep(POLL.saturating_sub(began.elapsed()));
+                    let failed = source.wait(POLL);
+                    // Whatever woke it early, devices are not asked more often than declared;
+                    // but one that has failed is told of at once.
+                    if !failed {
+                        std::thread::sleep(POLL.saturating_sub(began.elapsed()));
+                    }
                     store(&theirs, source.poll());
+                    if failed {
+                        wake.call();
+                    }
                 }
             });
         if let Err(e) = polling {
@@ -255,12 +308,21 @@ mod tests {
     use super::*;
     use crate::conformance;
 
+    fn memory(used: u64, total: u64) -> Fact<DeviceMemory> {
+        Ok(DeviceMemory {
+            used,
+            reserved: 0,
+            total,
+        })
+    }
+
     fn healthy() -> DeviceFacts {
         DeviceFacts {
             uuid: "GPU-1".into(),
-            memory: Ok((25, 100)),
+            memory: memory(25, 100),
             power: Ok((350_000, 700_000)),
             power_capped: false,
+            energy_mj: Ok(1_000),
             thermal: Ok((60, 90)),
             thermally_slowed: false,
             utilization: Ok((80, 20)),
@@ -380,7 +442,7 @@ mod tests {
     fn a_total_of_zero_is_missing_not_a_number() {
         let r = of(
             &DeviceFacts {
-                memory: Ok((0, 0)),
+                memory: memory(0, 0),
                 ..healthy()
             },
             Signal::Memory,
@@ -397,12 +459,14 @@ mod tests {
                 ..healthy()
             }]
         }
-        fn wait(&mut self, _: Duration) {}
+        fn wait(&mut self, _: Duration) -> bool {
+            false
+        }
     }
 
     #[test]
     fn readings_are_there_at_once_and_cached_between_polls() {
-        let mut probe = DeviceProbe::of(Scripted(0));
+        let mut probe = DeviceProbe::of(Scripted(0), Wake::default());
         let began = Instant::now();
         let mut raws = std::collections::BTreeSet::new();
         let mut out = Vec::new();
@@ -423,6 +487,45 @@ mod tests {
             "{raws:?}"
         );
         conformance::check_all(&out).unwrap();
+    }
+
+    /// A device that fails when it is told to.
+    struct Failing(std::sync::mpsc::Receiver<()>, bool);
+    impl DeviceSource for Failing {
+        fn poll(&mut self) -> Vec<DeviceFacts> {
+            let fault = self.1.then(|| "Xid 79".to_owned());
+            vec![DeviceFacts {
+                fault: Ok(fault),
+                ..healthy()
+            }]
+        }
+        fn wait(&mut self, at_most: Duration) -> bool {
+            self.1 |= self.0.recv_timeout(at_most).is_ok();
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_device_that_fails_is_told_of_at_once() {
+        let (fail, fails) = std::sync::mpsc::channel();
+        let (told, wakes) = std::sync::mpsc::sync_channel(1);
+        let wake = Wake::new(move || {
+            let _ = told.try_send(());
+        });
+        let mut probe = DeviceProbe::of(Failing(fails, false), wake);
+        let mut errors = || {
+            let mut out = Vec::new();
+            probe.read(Timestamp::from_micros(10_000_000), &mut out);
+            out.into_iter()
+                .find(|r| r.signal == Signal::Errors)
+                .unwrap()
+        };
+        assert_eq!(errors().value, Some(0.0));
+        fail.send(()).unwrap();
+        wakes.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(errors().value, Some(1.0));
+        assert!(errors().source.contains("Xid 79"));
+        assert_eq!(probe.handle().latest().len(), 1);
     }
 
     #[test]

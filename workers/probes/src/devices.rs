@@ -1,7 +1,8 @@
 //! Which devices can execute: CUDA's view, which honours `CUDA_VISIBLE_DEVICES` and MIG.
 
 use cudarc::driver::{result, sys};
-use fiec_schemas::hardware::Substrate;
+use fiec_schemas::Contract;
+use fiec_schemas::hardware::{ComputeCapability, DeviceProfile, Substrate};
 
 /// Devices that CUDA can run on here; none without a driver, or with one that does not work
 /// (said in the log). Loads the driver, which may take a second: for joining, not for telemetry.
@@ -38,19 +39,65 @@ fn enumerate() -> Result<Vec<Substrate>, String> {
 fn substrate(ordinal: i32) -> Result<Substrate, result::DriverError> {
     let device = result::device::get(ordinal)?;
     let name = result::device::get_name(device)?;
-    let uuid = result::device::get_uuid(device)?
-        .bytes
-        .map(|b| b.cast_unsigned());
     // SAFETY: `device` was returned by `get` above.
     #[allow(unsafe_code)]
     let total = unsafe { result::device::total_mem(device) }?;
     let mig = name.contains(" MIG ");
     Ok(Substrate {
-        id: format_uuid(if mig { "MIG" } else { "GPU" }, uuid),
+        id: id_of(device)?,
         kind: if mig { "mig" } else { "gpu" }.into(),
         name,
         memory_bytes: Some(total as u64),
+        device: Some(profile(device)),
     })
+}
+
+/// The device's UUID.
+pub(crate) fn id_of(device: sys::CUdevice) -> Result<String, result::DriverError> {
+    let mig = result::device::get_name(device)?.contains(" MIG ");
+    let uuid = result::device::get_uuid(device)?.bytes;
+    let uuid = uuid.map(|b| b.cast_unsigned());
+    Ok(format_uuid(if mig { "MIG" } else { "GPU" }, uuid))
+}
+
+/// What the driver tells of a device; what it does not tell is left out.
+fn profile(device: sys::CUdevice) -> DeviceProfile {
+    use sys::CUdevice_attribute as A;
+    let get = |attribute: A| {
+        // SAFETY: the device comes from the driver, and the attribute is one of its own.
+        #[allow(unsafe_code)]
+        let value = unsafe { result::device::get_attribute(device, attribute) };
+        value.ok().and_then(|n| u32::try_from(n).ok())
+    };
+    let part = |attribute| get(attribute).and_then(|n| u16::try_from(n).ok());
+    let capability = part(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        .zip(part(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    let bus = get(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
+        .zip(get(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID))
+        .zip(get(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID));
+    DeviceProfile {
+        compute_capability: capability.map(|(major, minor)| ComputeCapability { major, minor }),
+        multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        bus: bus.map(|((domain, bus), device)| format!("{domain:04x}:{bus:02x}:{device:02x}.0")),
+        // Every device that CUDA still runs on fuses multiply and add with one rounding.
+        contracts: vec![Contract::Bitwise, Contract::Bounded, Contract::Statistical],
+        ..DeviceProfile::default()
+    }
+}
+
+/// The version of CUDA that the driver speaks, as `12.4`; none without a driver that works.
+pub fn cuda_version() -> Option<String> {
+    let version = std::panic::catch_unwind(|| {
+        let mut version = 0;
+        // SAFETY: asked only where the library is there; it writes one number.
+        #[allow(unsafe_code)]
+        let told = unsafe {
+            sys::is_culib_present() && sys::cuDriverGetVersion(&raw mut version).result().is_ok()
+        };
+        told.then_some(version)
+    });
+    let version = version.ok().flatten().filter(|v| *v > 0)?;
+    Some(format!("{}.{}", version / 1_000, version % 1_000 / 10))
 }
 
 /// As `nvidia-smi -L` and NVML write it.

@@ -1,6 +1,9 @@
-//! L: round trips to the broker (or another node), measured by whoever has the connection.
+//! L: round trips to the broker and to other nodes, measured by whoever has the connection.
+//!
+//! The node's own reading is of the round trips to the broker. Those to other nodes, as handovers
+//! show them, are parts `peer:<node>` with the same formula, each with a base of its own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fiec_schemas::hardware::{Reading, Signal};
@@ -11,6 +14,10 @@ use crate::reading::Make;
 
 /// Samples kept at most, both those not yet read and those in the window.
 const MOST: usize = 256;
+/// Other nodes that are told of; those heard longest ago give way.
+const PEERS: usize = 16;
+/// How much longer a round trip to another node counts: handovers are seldom.
+const PEER_WINDOWS: i64 = 20;
 
 /// How round trips become L.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,18 +45,68 @@ impl Default for LatencyConfig {
 
 /// Where round trips are reported; cheap to clone and to call from anywhere.
 #[derive(Debug, Clone, Default)]
-pub struct LatencyRecorder(Arc<Mutex<VecDeque<f64>>>);
+pub struct LatencyRecorder(Arc<Mutex<VecDeque<Sample>>>);
+
+/// Microseconds to another node, or to the broker.
+#[derive(Debug)]
+struct Sample {
+    peer: Option<String>,
+    us: f64,
+}
 
 impl LatencyRecorder {
-    /// Reports one round trip in microseconds.
+    /// Reports one round trip to the broker in microseconds.
     pub fn record(&self, us: f64) {
+        self.push(None, us);
+    }
+
+    /// Reports one round trip to another node in microseconds.
+    pub fn record_peer(&self, node: &str, us: f64) {
+        self.push(Some(node.to_owned()), us);
+    }
+
+    fn push(&self, peer: Option<String>, us: f64) {
         if us.is_finite() && us >= 0.0 {
             let mut pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if pending.len() == MOST {
                 pending.pop_front();
             }
-            pending.push_back(us);
+            pending.push_back(Sample { peer, us });
         }
+    }
+}
+
+/// Round trips over one way.
+struct Way {
+    window: VecDeque<(Timestamp, f64)>,
+    lowest: f64,
+}
+
+impl Way {
+    fn new() -> Self {
+        Self {
+            window: VecDeque::new(),
+            lowest: f64::INFINITY,
+        }
+    }
+
+    fn add(&mut self, now: Timestamp, us: f64) {
+        self.lowest = self.lowest.min(us);
+        if self.window.len() == MOST {
+            self.window.pop_front();
+        }
+        self.window.push_back((now, us));
+    }
+
+    /// The 95th percentile of what is younger than `window_ms`, rounded down: of a few samples the
+    /// highest alone is no sign. None without samples.
+    fn p95(&mut self, now: Timestamp, window_ms: i64) -> Option<f64> {
+        let oldest = now.micros() - window_ms * 1000;
+        self.window.retain(|(at, _)| at.micros() >= oldest);
+        let mut sorted: Vec<f64> = self.window.iter().map(|(_, us)| *us).collect();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        sorted.get(last * 95 / 100).copied()
     }
 }
 
@@ -57,8 +114,8 @@ impl LatencyRecorder {
 pub struct LatencyProbe {
     config: LatencyConfig,
     recorder: LatencyRecorder,
-    window: VecDeque<(Timestamp, f64)>,
-    lowest: f64,
+    broker: Way,
+    peers: BTreeMap<String, Way>,
 }
 
 impl LatencyProbe {
@@ -67,8 +124,8 @@ impl LatencyProbe {
         Self {
             config,
             recorder: LatencyRecorder::default(),
-            window: VecDeque::new(),
-            lowest: f64::INFINITY,
+            broker: Way::new(),
+            peers: BTreeMap::new(),
         }
     }
 
@@ -90,38 +147,60 @@ impl Probe for LatencyProbe {
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
         // A sample is dated by the read that finds it: no clock is read here.
-        for us in self
+        let pending: Vec<_> = self
             .recorder
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
-        {
-            self.lowest = self.lowest.min(us);
-            if self.window.len() == MOST {
-                self.window.pop_front();
-            }
-            self.window.push_back((now, us));
+            .collect();
+        for Sample { peer, us } in pending {
+            let way = match peer {
+                None => &mut self.broker,
+                Some(node) => self.peers.entry(node).or_insert_with(Way::new),
+            };
+            way.add(now, us);
         }
-        let oldest = now.micros() - i64::from(self.config.window_ms) * 1000;
-        self.window.retain(|(at, _)| at.micros() >= oldest);
-        let make = Make {
+        while self.peers.len() > PEERS {
+            let last = |way: &Way| way.window.back().map(|(at, _)| *at);
+            let oldest = self.peers.iter().min_by_key(|(_, way)| last(way));
+            let Some(name) = oldest.map(|(name, _)| name.clone()) else {
+                break;
+            };
+            self.peers.remove(&name);
+        }
+        let window = i64::from(self.config.window_ms);
+        let reference = self.config.ref_us;
+        let held = |p95: f64, base: f64| 1.0 - (-(p95 - base).max(0.0) / reference).exp();
+        let here = Make {
             signal: Signal::Latency,
             device: None,
             unit: "us",
             source: &self.config.source,
             at: now,
         };
-        let mut sorted: Vec<f64> = self.window.iter().map(|(_, us)| *us).collect();
-        sorted.sort_by(f64::total_cmp);
-        let rank = (sorted.len() * 95).div_ceil(100);
-        let Some(&p95) = rank.checked_sub(1).and_then(|i| sorted.get(i)) else {
-            out.push(make.missing(format!("no round trip within {} ms", self.config.window_ms)));
-            return;
-        };
-        let base = self.config.base_us.unwrap_or(self.lowest);
-        let value = 1.0 - (-(p95 - base).max(0.0) / self.config.ref_us).exp();
-        out.push(make.value(value, p95, None));
+        out.push(match self.broker.p95(now, window) {
+            Some(p95) => {
+                let base = self.config.base_us.unwrap_or(self.broker.lowest);
+                here.value(held(p95, base), p95, None)
+            }
+            None => here.missing(format!("no round trip within {window} ms")),
+        });
+        for (node, way) in &mut self.peers {
+            // Where nothing was sent for a while there is nothing to measure.
+            let Some(p95) = way.p95(now, window * PEER_WINDOWS) else {
+                continue;
+            };
+            let place = format!("peer:{node}");
+            let there = Make {
+                signal: Signal::Latency,
+                device: Some(&place),
+                unit: "us",
+                source: "handover confirmations",
+                at: now,
+            };
+            out.push(there.value(held(p95, way.lowest), p95, None));
+        }
     }
 }
 
@@ -151,6 +230,43 @@ mod tests {
         let r = value(&mut probe, 0);
         assert_eq!(r.raw, Some(1100.0));
         assert!((r.value.unwrap() - (1.0 - (-1.0f64).exp())).abs() < 1e-12);
+    }
+
+    #[test]
+    fn one_slow_round_trip_among_few_is_no_sign() {
+        let mut probe = LatencyProbe::new(LatencyConfig::default());
+        probe.record(100_000.0);
+        probe.record(100.0);
+        assert_eq!(value(&mut probe, 0).value, Some(0.0));
+        probe.record(100_000.0);
+        assert!(value(&mut probe, 1).value.unwrap() > 0.95);
+    }
+
+    #[test]
+    fn other_nodes_are_parts_with_bases_of_their_own_and_bounded() {
+        let mut probe = LatencyProbe::new(LatencyConfig::default());
+        let recorder = probe.recorder();
+        recorder.record(100.0);
+        recorder.record_peer("n2", 300.0);
+        recorder.record_peer("n2", 10_300.0);
+        recorder.record_peer("n2", 10_300.0);
+        let mut out = Vec::new();
+        probe.read(at(0), &mut out);
+        crate::conformance::check_all(&out).unwrap();
+        assert_eq!((out[0].device.as_deref(), out[0].value), (None, Some(0.0)));
+        assert_eq!(out[1].device.as_deref(), Some("peer:n2"));
+        assert!(out[1].is_part());
+        assert!((out[1].value.unwrap() - (1.0 - (-1.0f64).exp())).abs() < 1e-12);
+        assert_eq!(out[1].raw, Some(10_300.0));
+        for n in 0..2 * PEERS {
+            recorder.record_peer(&format!("m{n}"), 1.0);
+        }
+        out.clear();
+        probe.read(at(1), &mut out);
+        assert_eq!(out.len(), 1 + PEERS);
+        out.clear();
+        probe.read(at(30_000 * PEER_WINDOWS + 2), &mut out);
+        assert_eq!(out.len(), 1, "{out:?}");
     }
 
     #[test]

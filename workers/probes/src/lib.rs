@@ -9,24 +9,36 @@
 //! no other along; devices are never averaged; times are handed in, never read.
 
 pub mod cgroup;
+pub mod confinement;
 pub mod conformance;
 pub mod contention;
 pub mod descriptor;
 pub mod device;
 pub mod devices;
+pub mod energy;
+pub mod envelope;
 pub mod fake;
 mod kernel_file;
 pub mod latency;
 pub mod memory;
+pub mod numa;
 mod nvml;
+pub mod power;
+pub mod profile;
 mod reading;
+pub mod recording;
 pub mod sampler;
+pub mod simulated;
 pub mod stall;
+pub mod thermal;
 mod tree;
+pub mod trigger;
+pub mod watch;
 
 pub use cgroup::{CgroupError, NodeCgroup};
 pub use memory::{MemoryLimit, MemoryProbe};
 pub use sampler::{Sampler, SamplerConfig, changed};
+pub use watch::Wake;
 
 use fiec_schemas::hardware::Reading;
 use fiec_schemas::ids::Timestamp;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::ids::Timestamp;
@@ -12,6 +13,7 @@ use crate::cgroup::{self, Version};
 use crate::kernel_file::{KernelFile, Once, field, invalid, meminfo};
 use crate::reading::Make;
 use crate::tree::ProcessTree;
+use crate::watch::{GroupLevel, at_rest, next_look};
 
 const MEMINFO: &str = "/proc/meminfo";
 /// `MemTotal`, `MemFree` and `MemAvailable` are its first lines.
@@ -104,6 +106,8 @@ fn enclosing(version: Version, dir: &Path) -> Vec<(PathBuf, Option<u64>)> {
 
 /// One cgroup's usage against its limit.
 struct Group {
+    version: Version,
+    dir: PathBuf,
     usage: KernelFile,
     stat: KernelFile,
     inactive_key: &'static str,
@@ -113,6 +117,8 @@ struct Group {
 impl Group {
     fn new(version: Version, dir: &Path, limit: u64) -> Self {
         Self {
+            version,
+            dir: dir.to_owned(),
             usage: KernelFile::new(dir.join(version.usage_file())),
             stat: KernelFile::new(dir.join("memory.stat")),
             inactive_key: match version {
@@ -131,10 +137,22 @@ impl Group {
         if usage as f64 / self.limit as f64 <= floor {
             return Ok(None);
         }
+        Ok(Some(usage.saturating_sub(self.inactive()?)))
+    }
+
+    fn inactive(&mut self) -> io::Result<u64> {
         let key = self.inactive_key;
-        let inactive = field(self.stat.read()?, key)
-            .ok_or_else(|| invalid(format!("no {key}in {}", self.stat.path().display())))?;
-        Ok(Some(usage.saturating_sub(inactive)))
+        field(self.stat.read()?, key)
+            .ok_or_else(|| invalid(format!("no {key}in {}", self.stat.path().display())))
+    }
+
+    fn tightest(&self, used: u64) -> Tightest {
+        Tightest {
+            used,
+            limit: self.limit,
+            source: self.usage.path().display().to_string(),
+            group: Some(self.dir.clone()),
+        }
     }
 }
 
@@ -157,14 +175,19 @@ enum Held {
 pub struct MemoryProbe {
     held: Held,
     limits_read: Option<Timestamp>,
+    /// The host, where a cgroup might be tighter, and the tightest, as seen last.
+    seen: Vec<Tightest>,
     once: Once,
 }
 
-/// The tightest of what was looked at.
+/// Memory in use at one of the places that were looked at.
+#[derive(Clone)]
 struct Tightest {
     used: u64,
     limit: u64,
     source: String,
+    /// The cgroup, if it is one.
+    group: Option<PathBuf>,
 }
 
 impl MemoryProbe {
@@ -188,7 +211,79 @@ impl MemoryProbe {
         Self {
             held,
             limits_read: None,
+            seen: Vec::new(),
             once: Once::default(),
+        }
+    }
+
+    /// The host's memory is read from this file in place of `/proc/meminfo`.
+    #[must_use]
+    pub fn with_meminfo(mut self, path: &Path) -> Self {
+        if let Held::Enclosing { host, .. } = &mut self.held {
+            *host = KernelFile::new(path);
+        }
+        self
+    }
+
+    /// The limited cgroups as they stand, for triggers; empty for a host or a budget.
+    pub fn levels(&mut self) -> Vec<GroupLevel> {
+        let Held::Enclosing { groups, .. } = &mut self.held else {
+            return Vec::new();
+        };
+        let level = |group: &mut Group| {
+            Some(GroupLevel {
+                version: group.version,
+                dir: group.dir.clone(),
+                limit: group.limit,
+                inactive: group.inactive().ok()?,
+            })
+        };
+        groups.iter_mut().filter_map(level).collect()
+    }
+
+    /// How soon to look again so that no threshold at these shares is crossed much before it is
+    /// seen, as far as no trigger covers it.
+    pub fn next_look(&self, shares: &[f64], covered: impl Fn(&Path) -> bool) -> Duration {
+        self.seen
+            .iter()
+            .filter(|place| !place.group.as_deref().is_some_and(&covered))
+            .map(|place| next_look(place.used, place.limit, shares))
+            .fold(at_rest(), Duration::min)
+    }
+
+    /// The whole host and each limited cgroup by itself, where there is a cgroup that may be
+    /// tighter than the host: parts that inform.
+    pub fn parts(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
+        let Held::Enclosing { host, groups, .. } = &mut self.held else {
+            return;
+        };
+        if groups.is_empty() {
+            return;
+        }
+        let mut push = |place: &str, source: String, level: io::Result<(u64, u64)>| {
+            let make = Make {
+                signal: Signal::Memory,
+                device: Some(place),
+                unit: "bytes",
+                source: &source,
+                at: now,
+            };
+            out.push(match level {
+                Ok((used, limit)) => {
+                    make.value(used as f64 / limit as f64, used as f64, Some(limit as f64))
+                }
+                Err(e) => make.missing(e.to_string()),
+            });
+        };
+        let source = host.path().display().to_string();
+        let level = host_usage(host).map(|t| (t.used, t.limit));
+        push("machine", source, level);
+        for group in groups {
+            let place = format!("cgroup:{}", group.dir.display());
+            // A floor below zero: read whatever it is.
+            let used = group.used_if_tighter(-1.0);
+            let level = used.map(|used| (used.unwrap_or(0), group.limit));
+            push(&place, group.usage.path().display().to_string(), level);
         }
     }
 
@@ -224,11 +319,16 @@ impl MemoryProbe {
                 bytes,
                 source,
             } => match tree.usage(now) {
-                Ok(used) => Ok(Tightest {
-                    used,
-                    limit: *bytes,
-                    source: source.clone(),
-                }),
+                Ok(used) => {
+                    let tightest = Tightest {
+                        used,
+                        limit: *bytes,
+                        source: source.clone(),
+                        group: None,
+                    };
+                    self.seen = vec![tightest.clone()];
+                    Ok(tightest)
+                }
                 Err(e) => Err((source.clone(), e)),
             },
             Held::Enclosing {
@@ -243,6 +343,7 @@ impl MemoryProbe {
                     self.limits_read = Some(now);
                 }
                 let mut tightest = host_usage(host).map_err(|e| (MEMINFO.to_owned(), e))?;
+                self.seen = vec![tightest.clone()];
                 if let Some((_, dir)) = cgroup
                     && groups.is_empty()
                     && !dir.exists()
@@ -254,16 +355,15 @@ impl MemoryProbe {
                     let floor = tightest.used as f64 / tightest.limit as f64;
                     match group.used_if_tighter(floor) {
                         Ok(Some(used)) if used as f64 / group.limit as f64 > floor => {
-                            tightest = Tightest {
-                                used,
-                                limit: group.limit,
-                                source: group.usage.path().display().to_string(),
-                            };
+                            tightest = group.tightest(used);
                         }
                         Ok(_) => {}
                         // Without one of them the maximum is not known; a lower one would lie.
                         Err(e) => return Err((group.usage.path().display().to_string(), e)),
                     }
+                }
+                if tightest.group.is_some() {
+                    self.seen.push(tightest.clone());
                 }
                 Ok(tightest)
             }
@@ -278,16 +378,19 @@ impl Probe for MemoryProbe {
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
         out.push(self.measure(now));
+        self.parts(now, out);
     }
 }
 
 fn host_usage(file: &mut KernelFile) -> io::Result<Tightest> {
     let text = file.read_up_to(MEMINFO_HEAD)?;
-    match (meminfo(text, "MemTotal:"), meminfo(text, "MemAvailable:")) {
+    let read = (meminfo(text, "MemTotal:"), meminfo(text, "MemAvailable:"));
+    match read {
         (Some(total), Some(available)) if total > 0 => Ok(Tightest {
             used: total.saturating_sub(available),
             limit: total,
-            source: MEMINFO.to_owned(),
+            source: file.path().display().to_string(),
+            group: None,
         }),
         _ => Err(invalid("no MemTotal or MemAvailable".into())),
     }

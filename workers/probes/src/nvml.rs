@@ -13,7 +13,7 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_REMAPPED_FAILURE;
 use nvml_wrapper::{Device, EventSet, Nvml};
 
-use crate::device::{DeviceFacts, DeviceSource, Fact, Pcie};
+use crate::device::{DeviceFacts, DeviceMemory, DeviceSource, Fact, Pcie};
 
 /// Xids after which a device needs a reset or a person: uncorrectable memory, internal
 /// micro-controller halt, row remapping failure, NVLink, fallen off the bus, uncontained ECC, GSP
@@ -85,24 +85,32 @@ impl DeviceSource for NvmlSource {
     }
 
     /// Sleeps on the driver's fault events where it has them.
-    fn wait(&mut self, at_most: Duration) {
+    fn wait(&mut self, at_most: Duration) -> bool {
         let Some(set) = &self.events else {
             std::thread::sleep(at_most);
-            return;
+            return false;
         };
         match set.wait(u32::try_from(at_most.as_millis()).unwrap_or(500)) {
             Ok(event) => {
-                let xid = match event.event_data {
-                    Some(XidError::Value(xid)) => xid,
-                    _ => return,
+                let ecc = event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR);
+                let fault = match event.event_data {
+                    Some(XidError::Value(xid)) if FATAL_XIDS.contains(&xid) => format!("Xid {xid}"),
+                    _ if ecc => "uncorrectable ECC error".to_owned(),
+                    _ => return false,
                 };
-                if let (true, Ok(uuid)) = (FATAL_XIDS.contains(&xid), event.device.uuid()) {
-                    tracing::warn!(probe = "device", device = %uuid, xid, "fatal Xid");
-                    self.memory.entry(uuid).or_default().fault = Some(format!("Xid {xid}"));
-                }
+                let Ok(uuid) = event.device.uuid() else {
+                    return false;
+                };
+                tracing::warn!(probe = "device", device = %uuid, fault, "a device has failed");
+                let known = &mut self.memory.entry(uuid).or_default().fault;
+                // One that is known to have failed may go on failing.
+                known.replace(fault).is_none()
             }
-            Err(NvmlError::Timeout) => {}
-            Err(_) => std::thread::sleep(at_most),
+            Err(NvmlError::Timeout) => false,
+            Err(_) => {
+                std::thread::sleep(at_most);
+                false
+            }
         }
     }
 }
@@ -112,9 +120,10 @@ fn register(nvml: &'static Nvml, uuids: &[String]) -> Option<EventSet<'static>> 
     let mut set = nvml.create_event_set().ok()?;
     for uuid in uuids {
         let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
-        set = device
-            .register_events(EventTypes::CRITICAL_XID_ERROR, set)
-            .ok()?;
+        // A device without ECC refuses to tell of it.
+        let supported = device.supported_event_types().ok()?;
+        let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
+        set = device.register_events(wanted & supported, set).ok()?;
     }
     Some(set)
 }
@@ -135,6 +144,7 @@ fn unreachable_device(uuid: &str, e: &NvmlError, remembered: &mut Memory) -> Dev
         memory: Err(why.clone()),
         power: Err(why.clone()),
         power_capped: false,
+        energy_mj: Err(why.clone()),
         thermal: Err(why.clone()),
         thermally_slowed: false,
         utilization: Err(why.clone()),
@@ -150,7 +160,11 @@ fn unreachable_device(uuid: &str, e: &NvmlError, remembered: &mut Memory) -> Dev
 fn facts(uuid: &str, device: &Device<'_>, remembered: &mut Memory) -> DeviceFacts {
     let memory = match device.memory_info() {
         Err(e @ NvmlError::GpuLost) => return unreachable_device(uuid, &e, remembered),
-        other => why(other.map(|m| (m.used + m.reserved, m.total))),
+        other => why(other.map(|m| DeviceMemory {
+            used: m.used,
+            reserved: m.reserved,
+            total: m.total,
+        })),
     };
     let reasons = device
         .current_throttle_reasons()
@@ -169,6 +183,7 @@ fn facts(uuid: &str, device: &Device<'_>, remembered: &mut Memory) -> DeviceFact
             .and_then(|d| Ok((d, device.enforced_power_limit()?)))),
         power_capped: reasons
             .intersects(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN | ThrottleReasons::SW_POWER_CAP),
+        energy_mj: why(device.total_energy_consumption()),
         thermal: why(device
             .temperature(TemperatureSensor::Gpu)
             .and_then(|now| Ok((now, slowdown(device)?)))),

@@ -46,6 +46,7 @@ impl Make<'_> {
             source: self.source.to_owned(),
             at: self.at,
             missing: None,
+            envelope: None,
         }
     }
 }

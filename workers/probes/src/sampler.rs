@@ -2,17 +2,24 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use fiec_schemas::hardware::Reading;
+use fiec_schemas::hardware::{Reading, Signal, Threshold};
 use fiec_schemas::ids::Timestamp;
 
 use crate::Probe;
 use crate::contention::ContentionProbe;
 use crate::descriptor::cpus;
-use crate::device::DeviceProbe;
+use crate::device::{DeviceHandle, DeviceProbe};
+use crate::envelope::Envelopes;
 use crate::latency::{LatencyConfig, LatencyProbe, LatencyRecorder};
 use crate::memory::{MemoryLimit, MemoryProbe};
+use crate::numa::NumaProbe;
+use crate::power::HostPowerProbe;
+use crate::simulated::FileSource;
 use crate::stall::StallProbe;
+use crate::thermal::HostThermalProbe;
+use crate::watch::{PressureWatch, Wake, at_rest};
 
 /// What a node measures, and against what.
 #[derive(Debug, Clone)]
@@ -25,6 +32,15 @@ pub struct SamplerConfig {
     pub latency: LatencyConfig,
     /// Whether NVIDIA devices are measured, where there is a driver.
     pub devices: bool,
+    /// A file of simulated devices in place of the machine's own.
+    pub device_file: Option<PathBuf>,
+    /// Where procfs is, as far as it tells of the host: `/proc`, or a recorded tree.
+    pub procfs: PathBuf,
+    /// Where sysfs is: `/sys`, or a recorded tree.
+    pub sysfs: PathBuf,
+    /// Called when a vector should be made at once: usage crosses a threshold, a stall begins, a
+    /// device fails.
+    pub wake: Wake,
 }
 
 impl Default for SamplerConfig {
@@ -34,6 +50,10 @@ impl Default for SamplerConfig {
             run_dir: None,
             latency: LatencyConfig::default(),
             devices: true,
+            device_file: None,
+            procfs: "/proc".into(),
+            sysfs: "/sys".into(),
+            wake: Wake::default(),
         }
     }
 }
@@ -44,6 +64,11 @@ pub struct Sampler {
     memory: Option<MemoryProbe>,
     others: Vec<Box<dyn Probe>>,
     latency: LatencyRecorder,
+    watch: Option<PressureWatch>,
+    devices: DeviceHandle,
+    envelopes: Envelopes,
+    /// What is offered of the memory limit, as its last reading said.
+    offered: f64,
 }
 
 impl Sampler {
@@ -51,19 +76,40 @@ impl Sampler {
     pub fn new(config: SamplerConfig) -> Self {
         let latency = LatencyProbe::new(config.latency);
         let recorder = latency.recorder();
-        let mut others: Vec<Box<dyn Probe>> = vec![
-            Box::new(StallProbe::host()),
-            Box::new(ContentionProbe::host(cpus())),
-            Box::new(latency),
-        ];
-        if config.devices {
-            others.push(Box::new(DeviceProbe::nvml()));
+        let pressure = |of: &str| config.procfs.join("pressure").join(of);
+        let mut stall = StallProbe::at(pressure("memory"));
+        if let MemoryLimit::CgroupV2(dir) = &config.memory {
+            stall = stall.and(dir.join("memory.pressure"));
         }
-        let memory = MemoryProbe::new(&config.memory, config.run_dir.as_deref());
+        let load = config.procfs.join("loadavg");
+        let mut others: Vec<Box<dyn Probe>> = vec![
+            Box::new(stall),
+            Box::new(ContentionProbe::at(pressure("cpu"), load, cpus())),
+            Box::new(latency),
+            Box::new(HostPowerProbe::at(&config.sysfs)),
+            Box::new(HostThermalProbe::at(&config.sysfs)),
+            Box::new(NumaProbe::at(&config.sysfs)),
+        ];
+        let mut devices = DeviceHandle::default();
+        if config.devices || config.device_file.is_some() {
+            let probe = match config.device_file {
+                Some(file) => DeviceProbe::of(FileSource::new(file), config.wake.clone()),
+                None => DeviceProbe::nvml(config.wake.clone()),
+            };
+            devices = probe.handle();
+            others.push(Box::new(probe));
+        }
+        let meminfo = config.procfs.join("meminfo");
+        let memory =
+            MemoryProbe::new(&config.memory, config.run_dir.as_deref()).with_meminfo(&meminfo);
         Self {
             memory: Some(memory),
             others,
             latency: recorder,
+            watch: Some(PressureWatch::start(config.wake)),
+            devices,
+            envelopes: Envelopes::default(),
+            offered: 1.0,
         }
     }
 
@@ -73,6 +119,10 @@ impl Sampler {
             memory: None,
             others: probes,
             latency: LatencyRecorder::default(),
+            watch: None,
+            devices: DeviceHandle::default(),
+            envelopes: Envelopes::default(),
+            offered: 1.0,
         }
     }
 
@@ -84,6 +134,37 @@ impl Sampler {
     /// Where round trips are reported.
     pub fn latency(&self) -> LatencyRecorder {
         self.latency.clone()
+    }
+
+    /// What this node may offer; set here, it holds from the next reading on.
+    pub fn envelopes(&self) -> Envelopes {
+        self.envelopes.clone()
+    }
+
+    /// What devices say of themselves, for those who want more than readings.
+    pub fn devices(&self) -> DeviceHandle {
+        self.devices.clone()
+    }
+
+    /// Sets the kernel's triggers at these thresholds of M (the node's, and those of executions
+    /// that bring their own), high and low, and at the node's threshold of M stall. Cheap where
+    /// nothing has changed; call it again now and then, since limits and file pages move.
+    pub fn arm(&mut self, memory: &[Threshold], stall: Option<Threshold>) {
+        if let (Some(watch), Some(probe)) = (&mut self.watch, &mut self.memory) {
+            let shares = shares(memory, self.offered);
+            watch.arm(&probe.levels(), &shares, stall.map(|t| t.high));
+        }
+    }
+
+    /// How soon to call [`Sampler::fast`] again, so that none of these thresholds is crossed much
+    /// before it is seen, as far as no trigger covers them: between 20 and 250 ms.
+    pub fn next_look(&self, memory: &[Threshold]) -> Duration {
+        match (&self.memory, &self.watch) {
+            (Some(probe), Some(watch)) => {
+                probe.next_look(&shares(memory, self.offered), |dir| watch.covers(dir))
+            }
+            _ => at_rest(),
+        }
     }
 
     /// Every component of H(t) now, missing ones included. A probe that panics is said in the log
@@ -102,32 +183,63 @@ impl Sampler {
             }
             result.is_ok()
         });
+        self.envelopes.hold(&mut out, now);
+        self.offered = offered(find(&out, Signal::Memory, None));
         out
     }
 
     /// Memory alone, for the check many times a second; none when it cannot be measured, which
     /// [`Sampler::sample`] reports with its reason.
     pub fn fast(&mut self, now: Timestamp) -> Option<Reading> {
-        self.memory
-            .as_mut()
-            .map(|m| m.measure(now))
-            .filter(|r| r.value.is_some())
+        let mut reading = self.memory.as_mut()?.measure(now);
+        self.envelopes.hold(std::slice::from_mut(&mut reading), now);
+        self.offered = offered(Some(&reading));
+        Some(reading).filter(|r| r.value.is_some())
     }
 }
 
-/// Whether anything changed by more than `step` since what was published last: a value, whether
-/// there is one, or which signals and places there are. Compare with the last *published*
-/// readings, so that a slow drift is seen as well.
-pub fn changed(previous: &[Reading], current: &[Reading], step: f64) -> bool {
-    previous.len() != current.len()
-        || current.iter().any(|c| {
-            let same = |p: &&Reading| p.signal == c.signal && p.device == c.device;
-            match previous.iter().find(same).map(|p| (p.value, c.value)) {
+/// The share of its limit that a reading's envelope offers; 1 without one.
+fn offered(reading: Option<&Reading>) -> f64 {
+    let share = reading.and_then(|r| Some(r.envelope.as_ref()?.cap / r.limit?));
+    share
+        .filter(|s| s.is_finite())
+        .map_or(1.0, |s| s.clamp(0.0, 1.0))
+}
+
+/// The shares of a limit at which something begins or ends, without doubles.
+fn shares(thresholds: &[Threshold], offered: f64) -> Vec<f64> {
+    let ends = thresholds.iter().flat_map(|t| [t.high, t.low]);
+    let mut shares: Vec<f64> = ends.map(|share| share * offered).collect();
+    shares.sort_by(f64::total_cmp);
+    shares.dedup();
+    shares
+}
+
+/// Whether anything changed since what was published last: a value by more than its signal's
+/// declared step ([`Signal::step`]), whether there is one, or which signals and places there are.
+/// Parts of the host do not count. Compare with the last *published* readings, so that a slow
+/// drift is seen as well.
+pub fn changed(previous: &[Reading], current: &[Reading]) -> bool {
+    let own = |readings: &[Reading]| readings.iter().filter(|r| !r.is_part()).count();
+    own(previous) != own(current)
+        || current.iter().filter(|c| !c.is_part()).any(|c| {
+            match find(previous, c.signal, c.device.as_deref()).map(|p| (p.value, c.value)) {
                 None | Some((Some(_), None) | (None, Some(_))) => true,
-                Some((Some(was), Some(is))) => (is - was).abs() > step,
+                Some((Some(was), Some(is))) => (is - was).abs() > c.signal.step(),
                 Some((None, None)) => false,
             }
         })
+}
+
+/// The reading of a signal at a place.
+pub(crate) fn find<'a>(
+    readings: &'a [Reading],
+    signal: Signal,
+    device: Option<&str>,
+) -> Option<&'a Reading> {
+    readings
+        .iter()
+        .find(|r| r.signal == signal && r.device.as_deref() == device)
 }
 
 #[cfg(test)]
@@ -155,18 +267,21 @@ mod tests {
     fn a_change_is_more_than_a_step_or_a_value_that_comes_or_goes() {
         let m = |v| reading(Signal::Memory, None, v);
         let d = |v| reading(Signal::Memory, Some("GPU-1"), v);
-        assert!(!changed(&[m(Some(0.50))], &[m(Some(0.52))], 0.02 + 1e-9));
-        assert!(changed(&[m(Some(0.50))], &[m(Some(0.53))], 0.02));
-        assert!(changed(&[m(Some(0.0))], &[m(None)], 0.02));
-        assert!(changed(&[m(None)], &[m(Some(0.0))], 0.02));
-        assert!(!changed(&[m(None)], &[m(None)], 0.02));
-        assert!(changed(&[], &[m(None)], 0.02));
-        assert!(changed(&[m(Some(0.5))], &[d(Some(0.5))], 0.02));
+        assert!(!changed(&[m(Some(0.50))], &[m(Some(0.519))]));
+        assert!(changed(&[m(Some(0.50))], &[m(Some(0.53))]));
+        assert!(changed(&[m(Some(0.0))], &[m(None)]));
+        assert!(changed(&[m(None)], &[m(Some(0.0))]));
+        assert!(!changed(&[m(None)], &[m(None)]));
+        assert!(changed(&[], &[m(None)]));
+        assert!(changed(&[m(Some(0.5))], &[d(Some(0.5))]));
         assert!(!changed(
             &[m(Some(0.5)), d(Some(0.1))],
             &[d(Some(0.1)), m(Some(0.5))],
-            0.02
         ));
+        let c = |v| reading(Signal::Contention, None, Some(v));
+        assert!(!changed(&[c(0.50)], &[c(0.58)]) && changed(&[c(0.50)], &[c(0.61)]));
+        let part = |v| reading(Signal::Memory, Some("numa:1"), Some(v));
+        assert!(!changed(&[m(None)], &[m(None), part(0.9)]));
     }
 
     struct Panics;

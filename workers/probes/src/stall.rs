@@ -14,9 +14,9 @@ pub const SOME_LIMIT_PERCENT: f64 = 20.0;
 /// `full` avg10 above which the node counts as fully stalled, in percent.
 pub const FULL_LIMIT_PERCENT: f64 = 5.0;
 
-/// min(1, `some` avg10 / 20 %); 1 when `full` avg10 is over 5 %.
+/// min(1, `some` avg10 / 20 %); 1 when `full` avg10 is over 5 %; the worst of several files.
 pub struct StallProbe {
-    file: KernelFile,
+    files: Vec<KernelFile>,
     once: Once,
 }
 
@@ -29,10 +29,30 @@ impl StallProbe {
     /// Of a file in that format, e.g. a cgroup's `memory.pressure`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self {
-            file: KernelFile::new(path),
+            files: vec![KernelFile::new(path)],
             once: Once::default(),
         }
     }
+
+    /// And of this file, where it can be read: the node's own cgroup beside the host.
+    #[must_use]
+    pub fn and(mut self, path: impl Into<PathBuf>) -> Self {
+        self.files.push(KernelFile::new(path));
+        self
+    }
+}
+
+/// (value, raw, limit) and which line, of a file in the kernel's format.
+fn stall_of(file: &mut KernelFile) -> std::io::Result<(f64, f64, f64, &'static str)> {
+    let text = file.read()?;
+    let some = avg10(text, "some").ok_or_else(|| invalid("no `some avg10`".into()))?;
+    let full = avg10(text, "full").unwrap_or(0.0);
+    Ok(if full > FULL_LIMIT_PERCENT {
+        (1.0, full, FULL_LIMIT_PERCENT, "full")
+    } else {
+        let value = (some / SOME_LIMIT_PERCENT).min(1.0);
+        (value, some, SOME_LIMIT_PERCENT, "some")
+    })
 }
 
 impl Probe for StallProbe {
@@ -41,7 +61,6 @@ impl Probe for StallProbe {
     }
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
-        let source = self.file.path().display().to_string();
         let make = |source| Make {
             signal: Signal::MemoryStall,
             device: None,
@@ -49,23 +68,27 @@ impl Probe for StallProbe {
             source,
             at: now,
         };
-        let parsed = self.file.read().and_then(|text| {
-            let some = avg10(text, "some").ok_or_else(|| invalid("no `some avg10`".into()))?;
-            Ok((some, avg10(text, "full").unwrap_or(0.0)))
-        });
-        out.push(match parsed {
-            Ok((_, full)) if full > FULL_LIMIT_PERCENT => {
-                make(&format!("{source} full")).value(1.0, full, Some(FULL_LIMIT_PERCENT))
+        let mut worst: Option<(f64, f64, f64, String)> = None;
+        let mut why = None;
+        for file in &mut self.files {
+            let found = stall_of(file);
+            let path = file.path().display();
+            match found {
+                Ok((value, raw, limit, line)) => {
+                    if worst.as_ref().is_none_or(|w| value > w.0) {
+                        worst = Some((value, raw, limit, format!("{path} {line}")));
+                    }
+                }
+                Err(e) => {
+                    self.once.warn("stall", &format!("{path}: {e}"));
+                    why.get_or_insert_with(|| (path.to_string(), e.to_string()));
+                }
             }
-            Ok((some, _)) => make(&format!("{source} some")).value(
-                some / SOME_LIMIT_PERCENT,
-                some,
-                Some(SOME_LIMIT_PERCENT),
-            ),
-            Err(e) => {
-                self.once.warn("stall", &format!("{source}: {e}"));
-                make(&source).missing(e.to_string())
-            }
+        }
+        out.push(match (worst, why) {
+            (Some((value, raw, limit, source)), _) => make(&source).value(value, raw, Some(limit)),
+            (None, Some((source, why))) => make(&source).missing(why),
+            (None, None) => make("pressure stall information").missing("no file to read"),
         });
     }
 }

@@ -2,12 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use fiec_probes::contention::ContentionProbe;
 use fiec_probes::device::DeviceProbe;
 use fiec_probes::fake::{TraceProbe, record};
 use fiec_probes::latency::{LatencyConfig, LatencyProbe};
+use fiec_probes::numa::NumaProbe;
+use fiec_probes::power::HostPowerProbe;
 use fiec_probes::stall::StallProbe;
-use fiec_probes::{MemoryLimit, MemoryProbe, Probe, Sampler, SamplerConfig, conformance};
+use fiec_probes::thermal::HostThermalProbe;
+use fiec_probes::{MemoryLimit, MemoryProbe, Probe, Sampler, SamplerConfig, Wake, conformance};
 use fiec_schemas::hardware::Signal;
 use fiec_schemas::ids::Timestamp;
 
@@ -61,7 +68,21 @@ fn probes() -> Vec<(&'static str, Box<dyn Probe>)> {
             "latency without samples",
             Box::new(LatencyProbe::new(LatencyConfig::default())),
         ),
-        ("devices", Box::new(DeviceProbe::nvml())),
+        ("power", Box::new(HostPowerProbe::at(Path::new("/sys")))),
+        (
+            "power of nothing",
+            Box::new(HostPowerProbe::at(Path::new("/nonexistent"))),
+        ),
+        (
+            "temperature",
+            Box::new(HostThermalProbe::at(Path::new("/sys"))),
+        ),
+        (
+            "temperature of nothing",
+            Box::new(HostThermalProbe::at(Path::new("/nonexistent"))),
+        ),
+        ("memory nodes", Box::new(NumaProbe::at(Path::new("/sys")))),
+        ("devices", Box::new(DeviceProbe::nvml(Wake::default()))),
         (
             "trace",
             Box::new(TraceProbe::from_json_lines(trace.as_slice()).unwrap()),
@@ -77,7 +98,8 @@ fn every_reading_of_every_probe_keeps_the_rules() {
             let mut out = Vec::new();
             probe.read(at(ms), &mut out);
             conformance::check_all(&out).unwrap_or_else(|e| panic!("{what}: {e}"));
-            assert!(what == "devices" || !out.is_empty(), "{what} says nothing");
+            let optional = ["devices", "memory nodes"].contains(&what);
+            assert!(optional || !out.is_empty(), "{what} says nothing");
             for reading in &out {
                 assert!(
                     reading.at <= at(ms) || what == "trace",
@@ -120,6 +142,8 @@ fn a_sample_has_every_host_signal_once_and_fast_agrees_on_memory() {
         Signal::MemoryStall,
         Signal::Contention,
         Signal::Latency,
+        Signal::Power,
+        Signal::Thermal,
     ] {
         let here = sample
             .iter()
@@ -132,4 +156,48 @@ fn a_sample_has_every_host_signal_once_and_fast_agrees_on_memory() {
         .unwrap();
     let fast = sampler.fast(at(0)).unwrap();
     assert!((memory.value.unwrap() - fast.value.unwrap()).abs() < 0.05);
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_probe_that_fails_is_reported_once_and_takes_no_other_along() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let failing: Vec<Box<dyn Probe>> = vec![
+        Box::new(StallProbe::at("/nonexistent")),
+        Box::new(ContentionProbe::at("/nonexistent", "/nonexistent", 1)),
+        Box::new(MemoryProbe::new(
+            &MemoryLimit::CgroupV1("/nonexistent".into()),
+            None,
+        )),
+    ];
+    let reports = failing.len();
+    tracing::subscriber::with_default(Warnings(Arc::clone(&warnings)), || {
+        let mut sampler = Sampler::of(failing);
+        sampler.push(Box::new(MemoryProbe::new(&MemoryLimit::Host, None)));
+        for second in 0..5 {
+            let sample = sampler.sample(at(second * 1_000));
+            let measured = sample.iter().filter(|r| r.value.is_some());
+            assert_eq!(measured.count(), 1, "{sample:?}");
+            assert_eq!(sample.len(), reports + 1);
+        }
+    });
+    assert_eq!(warnings.load(Ordering::Relaxed), reports);
 }

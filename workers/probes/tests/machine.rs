@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use fiec_probes::{MemoryLimit, MemoryProbe, NodeCgroup};
+use fiec_probes::{MemoryLimit, MemoryProbe, NodeCgroup, Sampler, SamplerConfig, Wake};
+use fiec_schemas::Threshold;
 use fiec_schemas::ids::Timestamp;
 
 const MIB: u64 = 1 << 20;
@@ -183,6 +184,58 @@ fn memory_that_a_child_allocates_in_the_nodes_cgroup_shows() {
     );
     drop(hog);
     std::fs::remove_dir(&path).unwrap();
+}
+
+#[test]
+fn a_threshold_that_is_crossed_wakes_both_ways_and_the_group_need_not_be_looked_at_often() {
+    let Some(group) = permitted("probe-test-trigger", 256 * MIB) else {
+        return;
+    };
+    let threshold = Threshold {
+        high: 0.5,
+        low: 0.3,
+        dwell_ms: 0,
+    };
+    let (told, wakes) = std::sync::mpsc::sync_channel(64);
+    let mut sampler = Sampler::new(SamplerConfig {
+        memory: group.limit(),
+        devices: false,
+        wake: Wake::new(move || {
+            let _ = told.try_send(());
+        }),
+        ..SamplerConfig::default()
+    });
+    sampler.sample(at(0));
+    sampler.arm(&[threshold], None);
+    if !matches!(group.limit(), MemoryLimit::CgroupV1(_)) {
+        let mut terminal = std::io::stderr().lock();
+        let _ = writeln!(
+            terminal,
+            "SKIPPED: only cgroup v1 tells of usage; here memory is polled every {:?}",
+            sampler.next_look(&[threshold])
+        );
+        return;
+    }
+    let mut hog = Part::play("hog");
+    group.join(hog.child.id()).unwrap();
+    let value = |sampler: &mut Sampler, ms| sampler.fast(at(ms)).unwrap().value.unwrap();
+    assert!(wakes.try_recv().is_err() && value(&mut sampler, 1) < 0.3);
+    let soon = std::time::Duration::from_secs(10);
+    hog.say("160");
+    // 60 MiB on the way up wake for `low`, 130 MiB for `high`.
+    for _ in 0..2 {
+        wakes.recv_timeout(soon).unwrap();
+    }
+    hog.hear("holding");
+    assert!(value(&mut sampler, 2) >= 0.5);
+    // 160 of 256 MiB is near enough to a threshold to look often, were it not for the trigger.
+    let host_alone = sampler.next_look(&[threshold]);
+    assert!(
+        host_alone >= std::time::Duration::from_millis(100),
+        "{host_alone:?}"
+    );
+    drop(hog);
+    wakes.recv_timeout(soon).unwrap();
 }
 
 #[test]

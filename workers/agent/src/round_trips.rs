@@ -1,0 +1,146 @@
+//! Round trips of real messages, for L: to the broker and back over the very connection that
+//! executions use, and to another node and back when an execution is handed over there.
+//!
+//! Flushing a connection only hands bytes to the kernel, so a few bytes are published to a subject
+//! that only this node listens to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::Subject;
+use fiec_broker::BrokerError;
+use fiec_probes::latency::LatencyRecorder;
+use fiec_schemas::NodeId;
+use futures_util::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::Shared;
+
+/// A round trip that takes longer counts as this long.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Questions to other nodes that may be open at once.
+const OPEN: usize = 64;
+
+/// Where answers come in, and what is waited for.
+#[derive(Debug)]
+pub struct RoundTrips {
+    inbox: String,
+    recorder: LatencyRecorder,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    asked: HashMap<u64, (Instant, NodeId)>,
+}
+
+impl RoundTrips {
+    /// Answers come to this subject and those below it.
+    pub fn new(inbox: String, recorder: LatencyRecorder) -> Self {
+        Self {
+            inbox,
+            recorder,
+            open: Mutex::default(),
+        }
+    }
+
+    /// Where another node is to answer at once; the time until it does is the round trip.
+    pub fn ask(&self, node: &NodeId) -> Subject {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.asked.retain(|_, (at, _)| at.elapsed() < LONGEST);
+        let number = open.next;
+        open.next += 1;
+        if open.asked.len() < OPEN {
+            open.asked.insert(number, (Instant::now(), node.clone()));
+        }
+        format!("{}.{number}", self.inbox).into()
+    }
+
+    /// Takes the answer to the question with this number.
+    fn answered(&self, number: u64) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((asked, node)) = open.asked.remove(&number) {
+            let us = asked.elapsed().as_secs_f64() * 1e6;
+            self.recorder.record_peer(node.as_str(), us);
+        }
+    }
+}
+
+/// Measures the way to the broker at every heartbeat, and takes answers of other nodes, until
+/// `stop`.
+///
+/// # Errors
+/// The subscription is refused.
+pub async fn measure(
+    shared: Arc<Shared>,
+    recorder: LatencyRecorder,
+    stop: CancellationToken,
+) -> Result<(), BrokerError> {
+    let client = &shared.broker.client;
+    let trips = &shared.round_trips;
+    let subject = format!("{}.*", trips.inbox);
+    let mut answers = client
+        .subscribe(subject)
+        .await
+        .map_err(BrokerError::operation("subscribe"))?;
+    let mut tick = tokio::time::interval(shared.options.heartbeat.max(Duration::from_millis(200)));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // When the way to the broker was last asked for; none once it has answered.
+    let mut asked: Option<Instant> = None;
+    let own = format!("{}.broker", trips.inbox);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = tick.tick() => match asked {
+                Some(at) if at.elapsed() < LONGEST => {}
+                late => {
+                    if late.is_some() {
+                        recorder.record(LONGEST.as_secs_f64() * 1e6);
+                    }
+                    asked = Some(Instant::now());
+                    if let Err(error) = client.publish(own.clone(), "".into()).await {
+                        tracing::debug!(%error, "cannot measure the way to the broker");
+                    }
+                }
+            },
+            answer = answers.next() => {
+                let Some(answer) = answer else { return Ok(()) };
+                match answer.subject.rsplit('.').next().unwrap_or_default() {
+                    "broker" => {
+                        if let Some(at) = asked.take() {
+                            recorder.record(at.elapsed().as_secs_f64() * 1e6);
+                        }
+                    }
+                    number => {
+                        if let Ok(number) = number.parse() {
+                            trips.answered(number);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_counts_once_and_open_questions_are_bounded() {
+        let trips = RoundTrips::new("_INBOX.x".into(), LatencyRecorder::default());
+        let node: NodeId = "n2".parse().unwrap();
+        assert_eq!(trips.ask(&node).as_str(), "_INBOX.x.0");
+        for _ in 0..2 * OPEN {
+            trips.ask(&node);
+        }
+        let count = || trips.open.lock().unwrap().asked.len();
+        assert_eq!(count(), OPEN);
+        trips.answered(0);
+        trips.answered(0);
+        trips.answered(1_000_000);
+        assert_eq!(count(), OPEN - 1);
+    }
+}

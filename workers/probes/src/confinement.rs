@@ -1,0 +1,143 @@
+//! Where a worker runs, and what it could put around the programs that it runs.
+//!
+//! A worker inside a container has given up what the same worker has on the host: other users to
+//! run programs as, containers of its own, control groups below its own. A submission or an
+//! operator may want to know, so a node says it in words.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::Access;
+
+use crate::cgroup;
+
+/// The worker runs inside a container.
+pub const CONTAINER: &str = "container";
+/// The worker runs on the host itself.
+pub const HOST: &str = "host";
+/// It may run programs as other users: it has `CAP_SETUID` and `CAP_SETGID`.
+pub const USERS: &str = "users";
+/// It may make control groups: the folder of its own memory group can be written.
+pub const CGROUPS: &str = "cgroups";
+/// It may start containers: it is in none, and `podman` or `docker` is in the PATH.
+pub const CONTAINERS: &str = "containers";
+
+/// What container runtimes leave in a container's root.
+const MARKS: [&str; 2] = ["run/.containerenv", ".dockerenv"];
+/// What they, or Kubernetes, put into the environment of its first process, which hands it on.
+const VARIABLES: [&str; 2] = ["container", "KUBERNETES_SERVICE_HOST"];
+/// How they name control groups (v1, or v2 without a namespace of its own).
+const GROUPS: [&str; 4] = ["libpod-", "kubepods", "docker-", "cri-containerd-"];
+/// Bits of `CapEff`, as in `capability.h`.
+const SETGID_AND_SETUID: u64 = 1 << 6 | 1 << 7;
+
+/// What says that this process runs inside a container; none on a host.
+pub fn inside_container() -> Option<String> {
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let variable = |name: &str| std::env::var(name).ok();
+    said_by(Path::new("/"), variable, &group)
+}
+
+fn said_by(root: &Path, variable: impl Fn(&str) -> Option<String>, group: &str) -> Option<String> {
+    let mark = MARKS.iter().find(|mark| root.join(mark).exists());
+    let mark = mark.map(|mark| format!("the file /{mark}"));
+    let named = || {
+        let set = |name: &&&str| variable(name).is_some_and(|value| !value.is_empty());
+        let name = VARIABLES.iter().find(set)?;
+        Some(format!("the variable {name}"))
+    };
+    let grouped = || {
+        let path = group.lines().find_map(|line| {
+            let path = line.splitn(3, ':').nth(2)?;
+            path.split('/')
+                .any(|part| GROUPS.iter().any(|name| part.starts_with(name)))
+                .then_some(path)
+        })?;
+        Some(format!("the control group {path}"))
+    };
+    mark.or_else(named).or_else(grouped)
+}
+
+/// Where this process runs ([`HOST`] or [`CONTAINER`]), then what it may put around programs, each
+/// one of this module's words: [`USERS`], [`CGROUPS`], [`CONTAINERS`].
+pub fn confinement() -> Vec<String> {
+    let contained = inside_container().is_some();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let group = cgroup::locate_own();
+    let words = [
+        (CONTAINER, contained),
+        (HOST, !contained),
+        (USERS, may_change_user(&status)),
+        (CGROUPS, group.is_ok_and(|own| is_writable(&own.dir))),
+        (CONTAINERS, !contained && has_engine()),
+    ];
+    let holds = words.into_iter().filter(|(_, holds)| *holds);
+    holds.map(|(word, _)| word.to_owned()).collect()
+}
+
+fn may_change_user(status: &str) -> bool {
+    let field = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let bits = field.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    bits.is_some_and(|bits| bits & SETGID_AND_SETUID == SETGID_AND_SETUID)
+}
+
+fn is_writable(folder: &Path) -> bool {
+    rustix::fs::access(folder, Access::WRITE_OK).is_ok()
+}
+
+fn has_engine() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| {
+        ["podman", "docker"]
+            .iter()
+            .any(|name| rustix::fs::access(folder.join(name), Access::EXEC_OK).is_ok())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none(_: &str) -> Option<String> {
+        None
+    }
+
+    #[test]
+    fn a_container_is_known_by_its_mark_its_variable_or_its_group() {
+        let root = tempfile::tempdir().unwrap();
+        let host = "4:memory:/user.slice\n0::/user.slice/session-1.scope\n";
+        assert_eq!(said_by(root.path(), none, host), None);
+        let kubernetes =
+            |name: &str| (name == "KUBERNETES_SERVICE_HOST").then(|| "10.0.0.1".into());
+        let said = said_by(root.path(), kubernetes, host).unwrap();
+        assert_eq!(said, "the variable KUBERNETES_SERVICE_HOST");
+        let group = "4:memory:/libpod_parent/libpod-ab12\n";
+        let said = said_by(root.path(), none, group).unwrap();
+        assert_eq!(said, "the control group /libpod_parent/libpod-ab12");
+        // The daemon's own group on a host.
+        let engine = "0::/system.slice/libpod_parent\n";
+        assert_eq!(said_by(root.path(), none, engine), None);
+        fs::write(root.path().join(".dockerenv"), "").unwrap();
+        let said = said_by(root.path(), none, host).unwrap();
+        assert_eq!(said, "the file /.dockerenv");
+    }
+
+    #[test]
+    fn other_users_take_both_capabilities() {
+        assert!(may_change_user("Name:\tx\nCapEff:\t00000000000000c0\n"));
+        assert!(!may_change_user("CapEff:\t0000000000000080\n"));
+        assert!(!may_change_user("CapEff:\t0000000000000000\n"));
+        assert!(!may_change_user(""));
+    }
+
+    #[test]
+    fn a_process_says_where_it_runs_first() {
+        let words = confinement();
+        let inside = inside_container().is_some();
+        assert_eq!(words[0], if inside { CONTAINER } else { HOST });
+        assert!(!inside || !words.iter().any(|word| word == CONTAINERS));
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let users = words.iter().any(|word| word == USERS);
+        assert_eq!(users, may_change_user(&status));
+    }
+}

@@ -1,0 +1,233 @@
+//! Which triggers are set, for the thresholds in force; and what they do not cover.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cgroup::Version;
+use crate::kernel_file::Once;
+use crate::stall::SOME_LIMIT_PERCENT;
+use crate::trigger::cgroup::{MemoryEvents, UsageThreshold};
+use crate::trigger::psi::StallTrigger;
+use crate::trigger::{EventSource, Trigger};
+
+/// Called when something has happened that a vector should tell at once.
+#[derive(Clone, Default)]
+pub struct Wake(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Wake {
+    /// Calls this, from threads of the probes; it must not block.
+    pub fn new(call: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    /// Calls it, if there is anything to call.
+    pub fn call(&self) {
+        if let Some(call) = &self.0 {
+            call();
+        }
+    }
+}
+
+impl std::fmt::Debug for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Wake" } else { "no Wake" })
+    }
+}
+
+/// A limited cgroup as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupLevel {
+    /// Its kind.
+    pub version: Version,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its limit in bytes.
+    pub limit: u64,
+    /// File pages in it that the kernel gives up first, which do not count as used.
+    pub inactive: u64,
+}
+
+/// The gross usage at which used memory reaches this share of the limit.
+fn gross_at(group: &GroupLevel, share: f64) -> u64 {
+    (group.limit as f64 * share) as u64 + group.inactive
+}
+
+/// Gross usage close to the limit is no sign: the kernel gives file pages up instead of letting
+/// it rise.
+const MOST: f64 = 0.98;
+/// A threshold is set anew when it is off by more than this share of the limit.
+const SLACK: f64 = 0.01;
+
+struct Armed {
+    dir: PathBuf,
+    limit: u64,
+    share: f64,
+    bytes: u64,
+}
+
+/// The triggers of a node's memory.
+pub(crate) struct PressureWatch {
+    source: Option<EventSource>,
+    armed: Vec<Armed>,
+    events: BTreeSet<PathBuf>,
+    stall: Option<f64>,
+    covered: BTreeSet<PathBuf>,
+    once: Once,
+}
+
+impl PressureWatch {
+    pub(crate) fn start(wake: Wake) -> Self {
+        let source = match EventSource::start(move || wake.call()) {
+            Ok(source) => Some(source),
+            Err(error) => {
+                tracing::warn!(%error, "no pressure events: memory is polled");
+                None
+            }
+        };
+        Self {
+            source,
+            armed: Vec::new(),
+            events: BTreeSet::new(),
+            stall: None,
+            covered: BTreeSet::new(),
+            once: Once::default(),
+        }
+    }
+
+    /// Sets triggers at these shares of each group's limit, and at this value of M stall; does
+    /// nothing while those that are set still fit.
+    pub(crate) fn arm(&mut self, groups: &[GroupLevel], shares: &[f64], stall: Option<f64>) {
+        let Some(source) = &self.source else { return };
+        let mut wanted = Vec::new();
+        let mut covered = BTreeSet::new();
+        let mut events = BTreeSet::new();
+        for group in groups {
+            if group.version == Version::V2 {
+                events.insert(group.dir.clone());
+                continue;
+            }
+            covered.insert(group.dir.clone());
+            for share in shares {
+                let bytes = gross_at(group, *share);
+                if bytes as f64 > group.limit as f64 * MOST {
+                    covered.remove(&group.dir);
+                    continue;
+                }
+                wanted.push(Armed {
+                    dir: group.dir.clone(),
+                    limit: group.limit,
+                    share: *share,
+                    bytes,
+                });
+            }
+        }
+        let fits = |old: &Armed, new: &Armed| {
+            old.dir == new.dir
+                && old.share == new.share
+                && old.limit == new.limit
+                && (old.bytes.abs_diff(new.bytes) as f64) <= new.limit as f64 * SLACK
+        };
+        let same = self.armed.len() == wanted.len()
+            && self.armed.iter().zip(&wanted).all(|(o, n)| fits(o, n));
+        if same && self.events == events && self.stall == stall {
+            self.covered = covered;
+            return;
+        }
+        let mut triggers: Vec<Box<dyn Trigger>> = Vec::new();
+        for one in &wanted {
+            match UsageThreshold::new(&one.dir, one.bytes) {
+                Ok(trigger) => triggers.push(Box::new(trigger)),
+                Err(e) => {
+                    covered.remove(&one.dir);
+                    let what = format!("no usage threshold in {}: {e}", one.dir.display());
+                    self.once.warn("trigger", &what);
+                }
+            }
+        }
+        for dir in &events {
+            match MemoryEvents::new(dir) {
+                Ok(trigger) => triggers.push(Box::new(trigger)),
+                Err(e) => tracing::debug!(dir = %dir.display(), "no memory events: {e}"),
+            }
+        }
+        if let Some(value) = stall {
+            let share = value * SOME_LIMIT_PERCENT / 100.0;
+            let of_groups = events.iter().map(|dir| dir.join("memory.pressure"));
+            let host = std::iter::once(PathBuf::from("/proc/pressure/memory"));
+            for path in host.chain(of_groups) {
+                match StallTrigger::some(&path, share) {
+                    Ok(trigger) => triggers.push(Box::new(trigger)),
+                    Err(e) => tracing::debug!(path = %path.display(), "no stall trigger: {e}"),
+                }
+            }
+        }
+        tracing::debug!(
+            triggers = ?triggers.iter().map(|t| t.describe()).collect::<Vec<_>>(),
+            "pressure events are set"
+        );
+        source.set(triggers);
+        self.armed = wanted;
+        self.events = events;
+        self.stall = stall;
+        self.covered = covered;
+    }
+
+    /// Whether every crossing in this group wakes somebody.
+    pub(crate) fn covers(&self, dir: &Path) -> bool {
+        self.covered.contains(dir)
+    }
+}
+
+/// No workload fills memory faster than this, in bytes a second: a few processors that fault
+/// pages in.
+const FILL: f64 = (8u64 << 30) as f64;
+/// The least and the most time until memory is looked at again.
+const SOONEST: Duration = Duration::from_millis(20);
+/// See [`SOONEST`].
+const LATEST: Duration = Duration::from_millis(250);
+
+/// How soon to look again at memory that no trigger covers, so that no threshold is crossed much
+/// before it is seen: as long as it takes to fill (or to free) what lies between, within bounds.
+pub(crate) fn next_look(used: u64, limit: u64, shares: &[f64]) -> Duration {
+    let nearest = shares
+        .iter()
+        .map(|share| (used as f64 - limit as f64 * share).abs())
+        .fold(f64::INFINITY, f64::min);
+    let seconds = (nearest / FILL).clamp(SOONEST.as_secs_f64(), LATEST.as_secs_f64());
+    Duration::from_secs_f64(seconds)
+}
+
+/// The time between two looks where everything is covered or nothing is to be crossed.
+pub(crate) fn at_rest() -> Duration {
+    LATEST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_look_comes_before_what_lies_between_can_be_filled() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(next_look(GIB, 64 * GIB, &[0.9]), LATEST);
+        assert_eq!(next_look(GIB, 64 * GIB, &[]), LATEST);
+        assert_eq!(
+            next_look(89 * GIB, 100 * GIB, &[0.9, 0.7]),
+            Duration::from_millis(125)
+        );
+        assert_eq!(next_look(90 << 20, 100 << 20, &[0.95]), SOONEST);
+    }
+
+    #[test]
+    fn file_pages_that_can_be_given_up_move_the_threshold() {
+        let group = GroupLevel {
+            version: Version::V1,
+            dir: "/x".into(),
+            limit: 1000,
+            inactive: 50,
+        };
+        assert_eq!(gross_at(&group, 0.9), 950);
+    }
+}
