@@ -10,9 +10,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::hardware::{Signal, Threshold, Thresholds};
-use crate::ids::{BatchName, ClientId, Digest, NodeId};
+use crate::ids::{BatchName, ClientId, Digest};
 use crate::programs;
 use crate::strict::Strict;
+use crate::trust::Verify;
+
+pub use crate::requirements::{
+    DevicePreference, DeviceRequirement, Preferences, Requirements, ViableBy,
+};
 
 /// Longest line of a submission in bytes; the broker's message limit is twice this.
 pub const LINE_LIMIT: usize = 512 * 1024;
@@ -66,27 +71,23 @@ pub enum Contract {
     Statistical,
 }
 
-/// What a node must have to be a candidate.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Requirements {
-    /// Only these nodes, if any are named.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nodes: Vec<NodeId>,
-    /// None of these nodes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exclude: Vec<NodeId>,
-    /// At least this memory limit, in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// These labels with these values.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-}
+impl Contract {
+    /// The name in messages and for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Contract::Bitwise => "bitwise",
+            Contract::Bounded => "bounded",
+            Contract::Statistical => "statistical",
+        }
+    }
 
-impl Requirements {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
+    /// Higher for a contract that promises more.
+    pub fn strength(self) -> u8 {
+        match self {
+            Contract::Bitwise => 2,
+            Contract::Bounded => 1,
+            Contract::Statistical => 0,
+        }
     }
 }
 
@@ -125,9 +126,16 @@ pub struct Submission {
     /// What a node must have.
     #[serde(default, skip_serializing_if = "Requirements::is_empty")]
     pub requires: Requirements,
+    /// Up to what more is of use.
+    #[serde(default, skip_serializing_if = "Preferences::is_empty")]
+    pub prefers: Preferences,
     /// The numeric contract under which it may move.
     #[serde(default, skip_serializing_if = "is_default")]
     pub contract: Contract,
+    /// Which part is computed once more elsewhere and compared; the policy service's share where
+    /// nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<Verify>,
     /// The client's own words, kept in the history.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -205,7 +213,13 @@ impl Submission {
         if self.labels.len() > 32 {
             return Err(FieldError::new("labels", "at most 32 are allowed"));
         }
-        programs::check(&self.program, &self.params)
+        self.requires.check()?;
+        self.prefers.check(&self.requires, self.contract)?;
+        if let Some(verify) = self.verify {
+            verify.check(self.contract)?;
+        }
+        programs::check(&self.program, &self.params)?;
+        programs::check_contract(&self.program, &self.params, self.contract)
     }
 
     /// The digest of the submission in its canonical form (fields in order, defaults left out).

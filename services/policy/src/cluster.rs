@@ -8,8 +8,10 @@ use fiec_schemas::{ExecutionId, HardwareVector, InstanceId, NodeDescriptor, Node
 
 use crate::capacity::Speed;
 use crate::config::Config;
-use crate::profile::{ProfileIx, Profiles};
+use crate::places::{Claim, DeviceIx, Devices, Judged};
+use crate::profile::{Profile, ProfileIx, Profiles};
 use crate::time::Millis;
+use crate::trust::Trust;
 use crate::watch::Watch;
 
 pub use crate::execution::{Execution, Extra, Order, Stage};
@@ -44,6 +46,8 @@ pub struct Node {
     pub descriptor: Option<Arc<NodeDescriptor>>,
     /// What operators said.
     pub flags: NodeFlags,
+    /// What it has proved and lost.
+    pub trust: Trust,
     /// The last vector.
     pub vector: Option<Arc<HardwareVector>>,
     /// When that was.
@@ -58,6 +62,8 @@ pub struct Node {
     pub base: Option<Watch>,
     /// Under the thresholds of submissions.
     pub overrides: BTreeMap<ProfileIx, Watch>,
+    /// Its devices, and what is taken of them.
+    pub devices: Devices,
     /// Executions bound to it or started on it, appends under way included.
     pub holds: BTreeSet<ExecutionId>,
     /// Of those, the ones started for longer than the horizon.
@@ -108,12 +114,10 @@ impl Node {
         self.overrides.get(&profile).or(self.base.as_ref())
     }
 
-    /// The place on it that executes.
-    pub fn substrate(&self) -> &str {
-        self.descriptor
-            .as_ref()
-            .and_then(|d| d.substrates.first())
-            .map_or("host", |s| s.id.as_str())
+    /// Whose readings judge an execution at this place of it.
+    pub fn judged(&self, profile: Option<&Profile>, device: Option<DeviceIx>) -> Judged<'_> {
+        let device = device.and_then(|ix| self.devices.get(ix));
+        Judged::of(profile, device.map(|d| &*d.id))
     }
 }
 
@@ -140,6 +144,7 @@ impl Cluster {
             id: name.clone(),
             descriptor: None,
             flags: NodeFlags::default(),
+            trust: Trust::default(),
             vector: None,
             vector_at: Millis(0),
             heard: now,
@@ -147,6 +152,7 @@ impl Cluster {
             confirmed: None,
             base: None,
             overrides: BTreeMap::new(),
+            devices: Devices::default(),
             holds: BTreeSet::new(),
             long: 0,
             started: 0,
@@ -206,28 +212,41 @@ impl Cluster {
     /// Adds an execution that is not there yet.
     pub fn insert(&mut self, id: ExecutionId, execution: Execution) {
         if let Some(node) = execution.stage.node() {
-            self.node_mut(node).holds.insert(id);
+            let node = self.node_mut(node);
+            node.holds.insert(id);
+            node.devices.add(execution.claim);
         }
         self.executions.insert(id, Box::new(execution));
     }
 
-    /// Changes an execution's stage and its nodes' counts.
-    pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, since: Millis) {
+    /// Changes an execution's stage, with what it takes of its node, and its nodes' counts.
+    pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, claim: Claim, since: Millis) {
         let Some(execution) = self.executions.get_mut(&id) else {
             return;
         };
         let (before, was_long) = (execution.stage, execution.long);
+        let claimed = std::mem::replace(&mut execution.claim, claim);
         execution.stage = stage;
         execution.since = since;
         execution.long = was_long
             && matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
         let long = execution.long;
-        self.uncount(id, before, was_long);
+        self.uncount(id, before, claimed, was_long);
         if let Some(ix) = stage.node() {
             let node = self.node_mut(ix);
             node.holds.insert(id);
+            node.devices.add(claim);
             node.started += u32::from(matches!(stage, Stage::Started(..)));
             node.long += u32::from(long);
+        }
+    }
+
+    /// Counts again what an execution takes of its node, once its profile is known.
+    pub fn claim_anew(&mut self, id: ExecutionId) {
+        if let Some(e) = self.executions.get(&id) {
+            let claim = Claim::of(self.profiles.get(e.profile), e.device());
+            let (stage, since) = (e.stage, e.since);
+            self.set_stage(id, stage, claim, since);
         }
     }
 
@@ -242,10 +261,11 @@ impl Cluster {
         }
     }
 
-    fn uncount(&mut self, id: ExecutionId, stage: Stage, long: bool) {
+    fn uncount(&mut self, id: ExecutionId, stage: Stage, claim: Claim, long: bool) {
         if let Some(ix) = stage.node() {
             let node = self.node_mut(ix);
             node.holds.remove(&id);
+            node.devices.remove(claim);
             node.started -= u32::from(matches!(stage, Stage::Started(..)));
             node.long -= u32::from(long);
         }
@@ -257,6 +277,7 @@ impl Cluster {
         if let Some(to) = order.to {
             let node = self.node_mut(to);
             node.expected = node.expected.saturating_sub(1);
+            node.devices.remove(order.claim);
         }
         Some(order)
     }
@@ -265,7 +286,9 @@ impl Cluster {
     pub fn set_order(&mut self, id: ExecutionId, order: Order) {
         self.clear_order(id);
         if let Some(to) = order.to {
-            self.node_mut(to).expected += 1;
+            let node = self.node_mut(to);
+            node.expected += 1;
+            node.devices.add(order.claim);
         }
         if let Some(execution) = self.executions.get_mut(&id) {
             execution.extra().order = Some(order);
@@ -277,7 +300,7 @@ impl Cluster {
         self.clear_order(id);
         self.set_due(id, Millis(0));
         let execution = self.executions.remove(&id)?;
-        self.uncount(id, execution.stage, execution.long);
+        self.uncount(id, execution.stage, execution.claim, execution.long);
         if self.profiles.release(execution.profile) {
             for node in &mut self.nodes {
                 node.overrides.remove(&execution.profile);

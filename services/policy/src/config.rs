@@ -38,6 +38,15 @@ pub struct Config {
     pub residency_floor_ms: u64,
     /// Appends that one call may ask for.
     pub burst: usize,
+    /// Share of the committed boundaries of built-in programs under the bitwise contract that are
+    /// computed once more elsewhere where the submission says nothing; in [0, 1].
+    pub verify_share: f64,
+    /// Parts that are computed once more at the same time.
+    pub verify_at_once: usize,
+    /// A part that led to nothing is tried again after this, doubled each time up to 32 times.
+    pub verify_retry_ms: u64,
+    /// Who computes a part and was not heard for so long is given up.
+    pub verify_silence_ms: u64,
 }
 
 impl Default for Config {
@@ -60,6 +69,10 @@ impl Default for Config {
             ahead_limit: 8_000,
             residency_floor_ms: 100,
             burst: 256,
+            verify_share: 0.0,
+            verify_at_once: 8,
+            verify_retry_ms: 500,
+            verify_silence_ms: 30_000,
         }
     }
 }

@@ -4,6 +4,7 @@
 use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
 
 use crate::cluster::NodeIx;
+use crate::places::{Claim, DeviceIx};
 use crate::profile::ProfileIx;
 use crate::time::Millis;
 
@@ -18,6 +19,8 @@ pub enum Stage {
     Started(NodeIx, InstanceId),
     /// Waits for somebody.
     Paused,
+    /// Computed, and compared before that counts.
+    Verifying,
 }
 
 impl Stage {
@@ -35,6 +38,8 @@ impl Stage {
 pub struct Order {
     /// Where to.
     pub to: Option<NodeIx>,
+    /// What is reserved there beside a slot.
+    pub claim: Claim,
     /// Why.
     pub cause: Cause,
     /// How the destination was chosen.
@@ -122,6 +127,8 @@ pub struct Execution {
     pub long: bool,
     /// Where it stands.
     pub stage: Stage,
+    /// What it takes of its node beside a slot.
+    pub claim: Claim,
     /// When it came to this stage.
     pub since: Millis,
     /// When it was bound to its node.
@@ -140,6 +147,11 @@ impl Execution {
     /// Rare things, made where missing.
     pub fn extra(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
+    }
+
+    /// The device that it is on; none: the host, or nowhere.
+    pub fn device(&self) -> Option<DeviceIx> {
+        self.claim.device()
     }
 
     /// The order under way.

@@ -21,13 +21,16 @@ pub mod engine;
 pub mod execution;
 pub mod hysteresis;
 pub mod placement;
+pub mod places;
 pub mod profile;
 pub mod replicas;
 pub mod time;
+pub mod trust;
+pub mod verify;
 pub mod view;
 pub mod watch;
 
 pub use config::Config;
-pub use engine::{Action, ControlOutcome, Input, Policy, ProbeOutcome, Ticket};
+pub use engine::{Action, ControlOutcome, Good, Input, Policy, ProbeOutcome, Ticket};
 pub use time::{Millis, Now};
 pub use view::LedgerView;

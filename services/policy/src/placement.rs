@@ -1,24 +1,40 @@
-//! The choice of a node: filters, then a score, every verdict kept so that it can be told.
+//! The choice of a place: filters, then a score, every verdict kept so that it can be told. A place
+//! is a node's host or one of its devices; which are looked at is the submission's to say.
 //!
-//! Filters, in the order in which people read them: there at all; neither cordoned nor draining;
-//! the program is offered; the submission's requirements; the numeric contract; viable under the
-//! thresholds in force for this execution; not a node that it left for pressure without recovery;
-//! not one that has just refused it; capacity.
+//! Filters, in the order in which people read them: wanted at all; there; neither cordoned nor
+//! draining; the program is offered; the submission's requirements of the node and of the device;
+//! the numeric contract; viable under the thresholds in force for this execution, by the device's
+//! readings and its host's; not a place that it left for pressure without recovery; capacity of
+//! the node and of the device.
 //!
-//! Score: a node with a free slot (2 + its free share) before one that would queue (its share of
-//! room ahead), less half the pressure. Ties fall to the name that sorts first.
+//! The score is in [`score`]. Ties fall to the name that sorts first. It is cheap, so it comes
+//! before the filters, but for what the submission itself rules out: only a place that would be
+//! the best so far is looked at closely.
+
+mod filters;
+mod reason;
+mod score;
 
 use fiec_schemas::event::CANDIDATES_LIMIT;
-use fiec_schemas::package::{is_built_in, matches};
-use fiec_schemas::{Candidate, Contract, Decision, Timestamp};
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::{Candidate, Decision, Timestamp};
 
-use crate::cluster::{Cluster, Node, NodeIx, Presence};
+use self::filters::{View, reasons};
+use crate::cluster::{Cluster, Node, NodeIx};
 use crate::config::Config;
 use crate::execution::Avoided;
-use crate::hysteresis::State;
+use crate::places::{Claim, DeviceIx, Wants};
 use crate::profile::{Profile, ProfileIx};
-use crate::time::{Millis, Now};
-use crate::watch::Watched;
+use crate::time::Now;
+
+/// What must be left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// A node with all its places.
+    Node(NodeIx),
+    /// One place of a node; the others may do.
+    Place(NodeIx, Option<DeviceIx>),
+}
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -27,16 +43,17 @@ pub struct Ask<'a> {
     pub profile: ProfileIx,
     /// Nodes that it left for pressure.
     pub left: &'a [(NodeIx, Timestamp)],
-    /// The node that it must leave.
-    pub leaving: Option<NodeIx>,
+    /// What it must leave.
+    pub leaving: Option<Leaving>,
     /// Nodes that are not asked for a while.
     pub avoid: &'a [Avoided],
     /// The only node that is wanted.
     pub only: Option<NodeIx>,
     /// A free slot is wanted, not a place in a queue.
     pub free_slot: bool,
-    /// The node that counts it already, for a life of its agent that is over.
-    pub counted: Option<NodeIx>,
+    /// The node that counts it already, for a life of its agent that is over or for a place that
+    /// it leaves, and what it has there that counts no more.
+    pub counted: Option<(NodeIx, Claim)>,
 }
 
 impl<'a> Ask<'a> {
@@ -52,120 +69,16 @@ impl<'a> Ask<'a> {
             counted: None,
         }
     }
-}
 
-/// Why a node was not taken.
-#[derive(Debug, Clone, Copy)]
-enum Reason<'a> {
-    Unknown,
-    Lost {
-        silent_ms: u64,
-    },
-    NoVector,
-    Stale {
-        age_ms: u64,
-    },
-    Cordoned,
-    Draining,
-    Program {
-        wanted: &'a str,
-        offered: &'a [String],
-    },
-    NotNamed,
-    Excluded,
-    Memory {
-        has: u64,
-        needs: u64,
-    },
-    Label {
-        key: &'a str,
-        value: &'a str,
-    },
-    Contract,
-    Unmeasured(&'a Watched),
-    Pressing(&'a Watched),
-    Left,
-    Refused,
-    Leaving,
-    NotWanted,
-    Full {
-        held: u32,
-        limit: u32,
-    },
-}
-
-impl Reason<'_> {
-    fn in_words(self, node: &Node, now: Millis) -> String {
-        match self {
-            Reason::Unknown => "it has not joined".to_owned(),
-            Reason::Lost { silent_ms } => format!("it has been silent for {silent_ms} ms"),
-            Reason::NoVector => "it has sent no hardware vector yet".to_owned(),
-            Reason::Stale { age_ms } => format!("its hardware vector is {age_ms} ms old"),
-            Reason::Cordoned => format!("it was cordoned by {}", node.flags.who),
-            Reason::Draining => "it is draining".to_owned(),
-            Reason::Program { wanted, offered } => format!(
-                "it does not offer {wanted} (its worker runs {})",
-                offered.join(", ")
-            ),
-            Reason::NotNamed => "the submission names other nodes".to_owned(),
-            Reason::Excluded => "the submission excludes it".to_owned(),
-            Reason::Memory { has, needs } => {
-                format!("its memory limit is {has} bytes, {needs} are required")
-            }
-            Reason::Label { key, value } => format!("label {key} is not {value}"),
-            Reason::Contract => {
-                "its instruction set has no fused multiply-add, which the bitwise contract needs"
-                    .to_owned()
-            }
-            Reason::Unmeasured(w) => {
-                format!(
-                    "{} has a threshold in the submission and is not measured here",
-                    w.signal
-                )
-            }
-            Reason::Pressing(w) => w.in_words(now),
-            Reason::Left => {
-                "it was left because of pressure and has not recovered for the dwell since"
-                    .to_owned()
-            }
-            Reason::Refused => "it has just refused this execution".to_owned(),
-            Reason::Leaving => "it is the node to leave".to_owned(),
-            Reason::NotWanted => "another node was asked for".to_owned(),
-            Reason::Full { held, limit } => {
-                format!(
-                    "it holds {held} executions and may hold {limit} (slots and what it begins soon)"
-                )
-            }
+    /// The same, leaving a place: where that is one of several on its node, the slot that it has
+    /// there already is its own.
+    #[must_use]
+    pub fn leaves(mut self, leaving: Option<Leaving>) -> Self {
+        self.leaving = leaving;
+        if let Some(Leaving::Place(node, _)) = leaving {
+            self.counted = Some((node, Claim::Host));
         }
-    }
-
-    fn remedy(self, node: &Node) -> Option<String> {
-        let id = &node.id;
-        Some(match self {
-            Reason::Lost { .. } | Reason::Stale { .. } | Reason::NoVector => {
-                format!("the worker on {id} answering again")
-            }
-            Reason::Cordoned | Reason::Draining if !node.flags.who.is_empty() => {
-                format!("`fiec cordon --undo {id}`")
-            }
-            Reason::Pressing(w) => format!(
-                "{} on {id} below {:.1} % for {} ms",
-                w.signal,
-                w.threshold.low * 100.0,
-                w.threshold.dwell_ms
-            ),
-            Reason::Full { .. } => format!("something on {id} completing, or more slots there"),
-            Reason::Program { wanted, .. } if is_built_in(wanted) => {
-                format!("a worker on {id} of a version that has {wanted}")
-            }
-            Reason::Program { wanted, .. } => {
-                format!("a worker on {id} with `--allow-program {wanted}`")
-            }
-            Reason::NotNamed | Reason::Excluded | Reason::Memory { .. } | Reason::Label { .. } => {
-                format!("other requirements in the submission (they rule out {id})")
-            }
-            _ => return None,
-        })
+        self
     }
 }
 
@@ -174,6 +87,8 @@ impl Reason<'_> {
 pub struct Choice {
     /// The node.
     pub node: NodeIx,
+    /// The device on it; none: its host.
+    pub device: Option<DeviceIx>,
     /// Whom it was chosen from.
     pub decision: Decision,
 }
@@ -181,46 +96,114 @@ pub struct Choice {
 /// Everybody's verdict, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Review {
-    /// Every node.
+    /// Every place.
     pub candidates: Vec<Candidate>,
     /// What would have to change.
     pub would_help: Vec<String>,
 }
 
-/// Chooses a node, if one is acceptable.
+/// One question to all places.
+struct Search<'a, 'b> {
+    cluster: &'a Cluster,
+    profile: &'a Profile,
+    wants: Wants,
+    /// Whether it prefers anything.
+    prefers: bool,
+    config: &'b Config,
+    now: Now,
+    ask: &'b Ask<'b>,
+}
+
+impl<'a, 'b> Search<'a, 'b> {
+    fn new(cluster: &'a Cluster, config: &'b Config, now: Now, ask: &'b Ask<'b>) -> Option<Self> {
+        let profile = cluster.profiles.get(ask.profile)?;
+        Some(Self {
+            cluster,
+            profile,
+            wants: Wants::of(profile),
+            prefers: !profile.prefers.is_empty(),
+            config,
+            now,
+            ask,
+        })
+    }
+
+    fn views(&self) -> impl Iterator<Item = View<'a, 'b>> + use<'_, 'a, 'b> {
+        self.cluster.nodes().flat_map(move |(ix, node)| {
+            let places = node.devices.places(self.wants);
+            places.map(move |at| self.view(ix, node, at))
+        })
+    }
+
+    fn view(&self, ix: NodeIx, node: &'a Node, at: Option<DeviceIx>) -> View<'a, 'b> {
+        View {
+            node,
+            ix,
+            at,
+            profile: self.profile,
+            prefers: self.prefers,
+            config: self.config,
+            now: self.now,
+            ask: self.ask,
+        }
+    }
+
+    fn candidate(&self, view: &View<'a, 'b>) -> Candidate {
+        let rejected = reasons(view).next();
+        let score = score::score(view);
+        Candidate {
+            node: view.node.id.clone(),
+            substrate: self.substrate(view),
+            score: (rejected.is_none()).then_some((score * 1_000.0).round() / 1_000.0),
+            rejected: rejected
+                .map(|reason| reason.in_words(view.node, self.now.mono))
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// Said wherever there is a choice between the places of a node.
+    fn substrate(&self, view: &View<'a, 'b>) -> Option<String> {
+        match (view.device(), self.wants) {
+            (Some(device), _) => Some(device.id.to_string()),
+            (None, Wants::Either) => Some(HOST.to_owned()),
+            (None, _) => None,
+        }
+    }
+}
+
+/// Chooses a place, if one is acceptable.
 pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Option<Choice> {
-    let profile = cluster.profiles.get(ask.profile)?;
-    let mut best: Option<(f64, NodeIx)> = None;
-    for (ix, node) in cluster.nodes() {
-        if let Ok(score) = verdict(node, ix, profile, config, now, ask)
-            && best.is_none_or(|(top, _)| score > top)
-        {
-            best = Some((score, ix));
+    let search = Search::new(cluster, config, now, ask)?;
+    let mut best: Option<(f64, NodeIx, Option<DeviceIx>)> = None;
+    let mut joined = 0_usize;
+    let demands = !search.profile.requires.is_empty();
+    for view in search.views() {
+        joined += usize::from(view.node.descriptor.is_some());
+        if demands && filters::rules_out(&view) {
+            continue;
+        }
+        let score = score::score(&view);
+        if best.is_none_or(|(top, ..)| score > top) && reasons(&view).next().is_none() {
+            best = Some((score, view.ix, view.at));
         }
     }
-    let (_, chosen) = best?;
-    let mut candidates = Vec::with_capacity((cluster.node_count() as usize).min(CANDIDATES_LIMIT));
-    candidates.push(candidate(
-        cluster.node(chosen),
-        chosen,
-        profile,
-        config,
-        now,
-        ask,
-    ));
-    let others = cluster
-        .nodes()
-        .filter(|(ix, node)| *ix != chosen && node.descriptor.is_some());
-    let mut omitted = 0;
-    for (ix, node) in others {
-        if candidates.len() < CANDIDATES_LIMIT {
-            candidates.push(candidate(node, ix, profile, config, now, ask));
-        } else {
-            omitted += 1;
-        }
-    }
+    let (_, node, device) = best?;
+    let chosen = search.view(node, cluster.node(node), device);
+    let others = search
+        .views()
+        .filter(|v| (v.ix, v.at) != (node, device) && v.node.descriptor.is_some());
+    let mut candidates = Vec::with_capacity(joined.min(CANDIDATES_LIMIT));
+    candidates.push(search.candidate(&chosen));
+    candidates.extend(
+        others
+            .take(CANDIDATES_LIMIT - 1)
+            .map(|view| search.candidate(&view)),
+    );
+    let omitted = u32::try_from(joined - candidates.len()).unwrap_or(u32::MAX);
     Some(Choice {
-        node: chosen,
+        node,
+        device,
         decision: Decision {
             candidates,
             omitted,
@@ -230,231 +213,32 @@ pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Op
 
 /// True when a node would take it but for its capacity.
 pub fn would_take_with_room(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> bool {
-    let Some(profile) = cluster.profiles.get(ask.profile) else {
-        return false;
-    };
-    cluster.nodes().any(|(ix, node)| {
-        matches!(
-            verdict(node, ix, profile, config, now, ask),
-            Err(Reason::Full { .. })
-        )
+    Search::new(cluster, config, now, ask).is_some_and(|search| {
+        search.views().any(|view| {
+            reasons(&view)
+                .next()
+                .is_some_and(|reason| reason.is_only_full())
+        })
     })
 }
 
 /// Everybody's verdict and what would help.
 pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
-    let Some(profile) = cluster.profiles.get(ask.profile) else {
+    let Some(search) = Search::new(cluster, config, now, ask) else {
         return Review::default();
     };
     let mut review = Review::default();
-    for (ix, node) in cluster.nodes() {
-        let mut found = candidate(node, ix, profile, config, now, ask);
-        match verdict(node, ix, profile, config, now, ask) {
-            Ok(_) => {}
-            Err(first) => {
-                review.would_help.extend(first.remedy(node));
-                found.rejected = reasons(node, ix, profile, config, now, ask)
-                    .map(|r| r.in_words(node, now.mono))
-                    .collect();
-            }
+    for view in search.views() {
+        let mut found = search.candidate(&view);
+        let first = reasons(&view).next();
+        if let Some(first) = first {
+            review.would_help.extend(first.remedy(view.node));
+            found.rejected = reasons(&view)
+                .map(|r| r.in_words(view.node, now.mono))
+                .collect();
         }
         review.candidates.push(found);
     }
     review.would_help.dedup();
     review
-}
-
-fn candidate(
-    node: &Node,
-    ix: NodeIx,
-    profile: &Profile,
-    config: &Config,
-    now: Now,
-    ask: &Ask<'_>,
-) -> Candidate {
-    let (score, rejected) = match verdict(node, ix, profile, config, now, ask) {
-        Ok(score) => (Some((score * 1_000.0).round() / 1_000.0), Vec::new()),
-        Err(reason) => (None, vec![reason.in_words(node, now.mono)]),
-    };
-    Candidate {
-        node: node.id.clone(),
-        score,
-        rejected,
-    }
-}
-
-fn verdict<'a>(
-    node: &'a Node,
-    ix: NodeIx,
-    profile: &'a Profile,
-    config: &Config,
-    now: Now,
-    ask: &Ask<'_>,
-) -> Result<f64, Reason<'a>> {
-    match reasons(node, ix, profile, config, now, ask).next() {
-        Some(reason) => Err(reason),
-        None => Ok(score(node, now.mono, config)),
-    }
-}
-
-type Filter = for<'a> fn(&View<'a, '_>) -> Option<Reason<'a>>;
-
-struct View<'a, 'b> {
-    node: &'a Node,
-    ix: NodeIx,
-    profile: &'a Profile,
-    config: &'b Config,
-    now: Now,
-    ask: &'b Ask<'b>,
-}
-
-/// The filters in order; lazily, so that the first reason costs no more than it must.
-const FILTERS: [Filter; 8] = [
-    wanted,
-    present,
-    operators,
-    program,
-    requirements,
-    contract,
-    viable,
-    capacity,
-];
-
-fn reasons<'a, 'b>(
-    node: &'a Node,
-    ix: NodeIx,
-    profile: &'a Profile,
-    config: &'b Config,
-    now: Now,
-    ask: &'b Ask<'b>,
-) -> impl Iterator<Item = Reason<'a>> + use<'a, 'b> {
-    let view = View {
-        node,
-        ix,
-        profile,
-        config,
-        now,
-        ask,
-    };
-    FILTERS.iter().filter_map(move |filter| filter(&view))
-}
-
-fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    if v.ask.leaving == Some(v.ix) {
-        return Some(Reason::Leaving);
-    }
-    if v.ask.only.is_some_and(|only| only != v.ix) {
-        return Some(Reason::NotWanted);
-    }
-    let mut avoided = v.ask.avoid.iter();
-    let refused = avoided.any(|a| a.node == v.ix && v.now.mono < a.until);
-    refused.then_some(Reason::Refused)
-}
-
-fn present<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let (node, now) = (v.node, v.now.mono);
-    if node.descriptor.is_none() {
-        return Some(Reason::Unknown);
-    }
-    match node.presence {
-        Presence::Up => {}
-        Presence::Probing { .. } | Presence::Lost { .. } => {
-            return Some(Reason::Lost {
-                silent_ms: now.since(node.heard),
-            });
-        }
-    }
-    if node.vector.is_none() {
-        return Some(Reason::NoVector);
-    }
-    let age_ms = now.since(node.vector_at);
-    (age_ms > v.config.liveness_ms).then_some(Reason::Stale { age_ms })
-}
-
-fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    if v.node.is_draining() {
-        Some(Reason::Draining)
-    } else {
-        v.node.flags.cordoned.then_some(Reason::Cordoned)
-    }
-}
-
-fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let (offered, wanted) = (&v.node.descriptor.as_ref()?.programs, &v.profile.program);
-    let offers = offered.iter().any(|pattern| matches(pattern, wanted));
-    (!offers).then_some(Reason::Program { wanted, offered })
-}
-
-fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let descriptor = v.node.descriptor.as_ref()?;
-    let requires = &v.profile.requires;
-    if !requires.nodes.is_empty() && !requires.nodes.contains(&v.node.id) {
-        return Some(Reason::NotNamed);
-    }
-    if requires.exclude.contains(&v.node.id) {
-        return Some(Reason::Excluded);
-    }
-    if let Some(needs) = requires.memory_bytes
-        && descriptor.memory_limit_bytes < needs
-    {
-        return Some(Reason::Memory {
-            has: descriptor.memory_limit_bytes,
-            needs,
-        });
-    }
-    requires
-        .labels
-        .iter()
-        .find(|(key, value)| descriptor.labels.get(*key) != Some(value))
-        .map(|(key, value)| Reason::Label { key, value })
-}
-
-/// The bitwise kernels fuse multiply and add: only instruction sets that do so give the same bits.
-/// Every node that ever held the execution passed here, so both sides of a move have it.
-fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let isa = &v.node.descriptor.as_ref()?.isa;
-    let fused = isa.starts_with("aarch64") || isa.split('+').any(|part| part == "fma");
-    (v.profile.contract == Contract::Bitwise && !fused).then_some(Reason::Contract)
-}
-
-fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let watch = v.node.watch(v.ask.profile)?;
-    let substrate = v.node.substrate();
-    if let Some(watched) = watch.obstacle(substrate) {
-        return Some(Reason::Pressing(watched));
-    }
-    if !v.profile.viability.is_empty() {
-        let unmeasured = watch.of_place("").find(|w| {
-            v.profile.viability.contains_key(&w.signal)
-                && matches!(w.automaton.state(), State::Unknown { .. })
-        });
-        if let Some(watched) = unmeasured {
-            return Some(Reason::Unmeasured(watched));
-        }
-    }
-    let left = v.ask.left.iter().find(|(ix, _)| *ix == v.ix)?;
-    let back = watch.admits_return(substrate, v.now.moment_of(left.1));
-    (!back).then_some(Reason::Left)
-}
-
-fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let own = u32::from(v.ask.counted == Some(v.ix));
-    let held = v.node.held().saturating_sub(own);
-    let limit = if v.ask.free_slot {
-        v.node.slots()
-    } else {
-        v.node.limit(v.now.mono, v.config)
-    };
-    (held >= limit).then_some(Reason::Full { held, limit })
-}
-
-fn score(node: &Node, now: Millis, config: &Config) -> f64 {
-    let (slots, held) = (node.slots(), node.held());
-    let room = if held < slots {
-        2.0 + f64::from(slots - held) / f64::from(slots.max(1))
-    } else {
-        let limit = node.limit(now, config).max(1);
-        f64::from(limit.saturating_sub(held)) / f64::from(limit)
-    };
-    room - 0.5 * node.base.as_ref().map_or(0.0, |w| w.pressure().min(1.0))
 }

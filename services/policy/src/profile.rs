@@ -1,6 +1,7 @@
 //! What placement needs to know of a submission, shared between executions that ask the same.
 
-use fiec_schemas::{Contract, Requirements, Submission, Thresholds};
+use fiec_schemas::trust::Verify;
+use fiec_schemas::{Contract, Preferences, Requirements, Submission, Thresholds};
 use serde::Deserialize;
 
 /// Index of a profile.
@@ -20,20 +21,28 @@ pub struct Profile {
     /// What a node must have.
     #[serde(default)]
     pub requires: Requirements,
+    /// Up to what more is of use.
+    #[serde(default)]
+    pub prefers: Preferences,
     /// Thresholds in place of the node's.
     #[serde(default)]
     pub viability: Thresholds,
     /// Under what it may move.
     #[serde(default)]
     pub contract: Contract,
+    /// Which part is computed once more; the service's share where nothing is said.
+    #[serde(default)]
+    pub verify: Option<Verify>,
 }
 
 impl Profile {
     fn is_of(&self, spec: &Submission) -> bool {
         self.program == spec.program
             && self.contract == spec.contract
+            && self.verify == spec.verify
             && self.viability == spec.viability
             && self.requires == spec.requires
+            && self.prefers == spec.prefers
     }
 }
 
@@ -42,8 +51,10 @@ impl From<&Submission> for Profile {
         Self {
             program: spec.program.clone(),
             requires: spec.requires.clone(),
+            prefers: spec.prefers.clone(),
             viability: spec.viability.clone(),
             contract: spec.contract,
+            verify: spec.verify,
         }
     }
 }
@@ -119,8 +130,10 @@ impl Profiles {
             return false;
         };
         slot.users = slot.users.saturating_sub(1);
-        let plain =
-            slot.profile.viability.is_empty() && slot.profile.requires == Requirements::default();
+        let profile = &slot.profile;
+        let plain = profile.viability.is_empty()
+            && profile.requires.is_empty()
+            && profile.prefers.is_empty();
         if slot.users > 0 || plain {
             return false;
         }

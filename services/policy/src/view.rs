@@ -4,7 +4,9 @@
 use std::borrow::Cow;
 
 use fiec_schemas::event::MessageError;
-use fiec_schemas::{Cause, ExecutionId, InstanceId, Sequence, Tenant, Timestamp};
+use fiec_schemas::{
+    Cause, Digest, ExecutionId, InstanceId, Output, Sequence, StatePlace, Tenant, Timestamp,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -36,6 +38,15 @@ pub struct EventView<'a> {
     pub reason: Option<Cow<'a, str>>,
     computing_since: Option<&'a str>,
     computed_until: Option<&'a str>,
+    /// Of `boundary`.
+    pub index: Option<u64>,
+    digest: Option<&'a str>,
+    #[serde(borrow)]
+    outputs: Option<&'a RawValue>,
+    #[serde(borrow)]
+    result: Option<&'a RawValue>,
+    /// Of `completed` and `computed`.
+    pub capsules: Option<u64>,
 }
 
 /// The state.
@@ -58,7 +69,13 @@ pub struct StateView<'a> {
     /// Epoch of the last binding.
     pub epoch: u64,
     /// The last committed boundary.
-    pub boundary: Option<BoundaryView>,
+    #[serde(borrow)]
+    pub boundary: Option<BoundaryView<'a>>,
+    /// Nothing of it is visible before it was verified.
+    #[serde(default)]
+    pub guarded: bool,
+    #[serde(default)]
+    totals: TotalsView,
     moved_at: Option<&'a str>,
     /// Nodes left for pressure.
     #[serde(default, borrow)]
@@ -74,15 +91,31 @@ pub struct PhaseView<'a> {
     pub node: Option<&'a str>,
     /// Of a binding.
     pub instance: Option<InstanceId>,
+    /// Of a binding.
+    #[serde(borrow)]
+    pub substrate: Option<Cow<'a, str>>,
 }
 
 /// The last boundary.
 #[derive(Debug, Deserialize)]
-pub struct BoundaryView {
+pub struct BoundaryView<'a> {
     /// Its index.
     pub index: u64,
     /// Bytes of σ.
     pub bytes: u64,
+    digest: Option<&'a str>,
+    seq: Option<Sequence>,
+    #[serde(default)]
+    ordinal: u64,
+}
+
+/// Counters.
+#[derive(Debug, Default, Deserialize)]
+struct TotalsView {
+    #[serde(default)]
+    commits: u64,
+    #[serde(default)]
+    steps_back: u64,
 }
 
 /// A node left for pressure.
@@ -116,6 +149,18 @@ impl<'a> LedgerView<'a> {
         matches!(self.state.phase.is, "completed" | "failed" | "cancelled")
     }
 
+    /// The last committed boundary and where its σ is.
+    pub fn place(&self) -> Option<StatePlace> {
+        let boundary = self.state.boundary.as_ref()?;
+        Some(StatePlace {
+            index: boundary.index,
+            digest: boundary.digest?.parse().ok()?,
+            bytes: boundary.bytes,
+            seq: boundary.seq.map(|seq| if seq == 0 { self.seq } else { seq }),
+            ordinal: boundary.ordinal,
+        })
+    }
+
     /// The event of this type.
     pub fn event(&self, kind: &str) -> Option<&EventView<'a>> {
         self.events.iter().find(|e| e.kind == kind)
@@ -144,7 +189,38 @@ impl EventView<'_> {
     }
 }
 
+impl EventView<'_> {
+    /// Of `boundary`.
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest?.parse().ok()
+    }
+
+    /// Of `boundary`, `completed` and `computed`.
+    pub fn outputs(&self) -> Vec<Output> {
+        let raw = self.outputs.map(RawValue::get);
+        raw.and_then(|raw| serde_json::from_str(raw).ok())
+            .unwrap_or_default()
+    }
+
+    /// Of `completed` and `computed`.
+    pub fn result(&self) -> serde_json::Value {
+        let raw = self.result.map(RawValue::get);
+        raw.and_then(|raw| serde_json::from_str(raw).ok())
+            .unwrap_or_default()
+    }
+}
+
 impl<'a> StateView<'a> {
+    /// Boundaries committed in all.
+    pub fn commits(&self) -> u64 {
+        self.totals.commits
+    }
+
+    /// Steps back in all.
+    pub fn steps_back(&self) -> u64 {
+        self.totals.steps_back
+    }
+
     /// The submission as JSON, where the message carries it.
     pub fn spec(&self) -> Option<&'a str> {
         self.spec.map(RawValue::get)

@@ -3,6 +3,7 @@
 use fiec_schemas::{HardwareVector, Signal, Threshold, Thresholds};
 
 use crate::hysteresis::{Automaton, State};
+use crate::places::Judged;
 use crate::time::Millis;
 
 /// One automaton with the place and the threshold it judges.
@@ -23,6 +24,8 @@ pub struct Watched {
 pub struct Watch {
     thresholds: Thresholds,
     watched: Vec<Watched>,
+    /// The highest reading of the host against its threshold.
+    host_pressure: f64,
 }
 
 impl Watch {
@@ -40,6 +43,7 @@ impl Watch {
         Self {
             thresholds,
             watched,
+            host_pressure: 0.0,
         }
     }
 
@@ -51,7 +55,8 @@ impl Watch {
     /// Takes a fresh vector, or `None` where it is stale; true when the node's word changed.
     pub fn observe(&mut self, now: Millis, vector: Option<&HardwareVector>) -> bool {
         if let Some(vector) = vector {
-            for reading in vector.readings.iter().filter(|r| r.device.is_some()) {
+            let devices = vector.readings.iter();
+            for reading in devices.filter(|r| r.device.is_some() && !r.is_part()) {
                 let known = |w: &Watched| {
                     w.signal == reading.signal && w.device.as_deref() == reading.device.as_deref()
                 };
@@ -83,19 +88,27 @@ impl Watch {
             watched.automaton.observe(now, value, &watched.threshold);
             changed |= watched.automaton.state().badness() != before;
         }
+        self.host_pressure = self.pressure_where(|w| w.device.is_none());
         changed
     }
 
-    /// The automata that judge this place: the node's own and its device's.
-    pub fn of_place<'a>(&'a self, substrate: &'a str) -> impl Iterator<Item = &'a Watched> {
+    /// The automata that judge this place: the node's own and its device's, or one of the two.
+    pub fn of_place<'a>(&'a self, place: Judged<'a>) -> impl Iterator<Item = &'a Watched> {
         self.watched
             .iter()
-            .filter(move |w| w.device.as_deref().is_none_or(|d| d == substrate))
+            .filter(move |w| place.counts(w.device.as_deref()))
+    }
+
+    /// True where anything presses, on the host or on any device.
+    pub fn presses(&self) -> bool {
+        self.watched
+            .iter()
+            .any(|w| w.automaton.pressing_since().is_some())
     }
 
     /// The automaton that keeps new work away from this place, if one does.
-    pub fn obstacle<'a>(&'a self, substrate: &'a str) -> Option<&'a Watched> {
-        self.of_place(substrate)
+    pub fn obstacle<'a>(&'a self, place: Judged<'a>) -> Option<&'a Watched> {
+        self.of_place(place)
             .filter(|w| !w.automaton.admits())
             .max_by_key(|w| w.automaton.state().badness())
     }
@@ -104,12 +117,12 @@ impl Watch {
     /// the pressure's start and the execution's arrival.
     pub fn pressing<'a>(
         &'a self,
-        substrate: &'a str,
+        place: Judged<'a>,
         now: Millis,
         arrived: Millis,
         floor_ms: u64,
     ) -> Option<&'a Watched> {
-        self.of_place(substrate)
+        self.of_place(place)
             .filter(|w| {
                 let residency = u64::from(w.threshold.dwell_ms).max(floor_ms);
                 w.automaton.pressing_since().is_some_and(|since| {
@@ -121,8 +134,8 @@ impl Watch {
     }
 
     /// True when what left at `left` because of pressure may come back.
-    pub fn admits_return(&self, substrate: &str, left: Millis) -> bool {
-        self.of_place(substrate)
+    pub fn admits_return(&self, place: Judged<'_>, left: Millis) -> bool {
+        self.of_place(place)
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits())
             .all(|w| {
                 w.automaton
@@ -130,19 +143,38 @@ impl Watch {
             })
     }
 
-    /// The highest reading against its threshold, 0 where nothing is measured.
-    pub fn pressure(&self) -> f64 {
+    /// The highest reading of a place against its threshold, 0 where nothing is measured.
+    pub fn pressure(&self, place: Judged<'_>) -> f64 {
+        let host = if place.host { self.host_pressure } else { 0.0 };
+        match place.device {
+            None => host,
+            Some(device) => host.max(self.pressure_where(|w| w.device.as_deref() == Some(device))),
+        }
+    }
+
+    fn pressure_where(&self, of: impl Fn(&Watched) -> bool) -> f64 {
         self.watched
             .iter()
+            .filter(|w| of(w))
             .filter_map(|w| w.automaton.value().map(|v| v / w.threshold.high))
             .fold(0.0, f64::max)
     }
 
-    /// The worst state of a place, and unknown where nothing at all is measured.
+    /// The worst state of all places, and unknown where nothing at all is measured.
     pub fn worst(&self) -> State {
+        self.worst_where(|_| true)
+    }
+
+    /// The worst state of a place.
+    pub fn worst_of(&self, place: Judged<'_>) -> State {
+        self.worst_where(|w| place.counts(w.device.as_deref()))
+    }
+
+    fn worst_where(&self, of: impl Fn(&Watched) -> bool) -> State {
         let measured = self
             .watched
             .iter()
+            .filter(|w| of(w))
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits());
         measured
             .map(|w| w.automaton.state())
@@ -150,6 +182,14 @@ impl Watch {
             .unwrap_or(State::Unknown {
                 was_unviable: false,
             })
+    }
+
+    /// Each signal of a place that is not viable, as a sentence.
+    pub fn complaints_of(&self, place: Judged<'_>, now: Millis) -> Vec<String> {
+        self.of_place(place)
+            .filter(|w| !w.automaton.admits())
+            .map(|w| w.in_words(now))
+            .collect()
     }
 
     /// Each signal that is not viable, as a sentence.

@@ -4,7 +4,8 @@ use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 
 use super::{Action, Policy, Ticket};
 use crate::cluster::{Execution, NodeIx, Presence, Stage};
-use crate::placement::{self, Ask, Choice};
+use crate::placement::{self, Ask, Choice, Leaving};
+use crate::places::Claim;
 use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
 
@@ -19,6 +20,16 @@ pub(super) enum Placed {
     Deferred,
     /// There is nothing to do.
     Moot,
+}
+
+/// What an execution must leave for this cause: its device where that presses, and else its node.
+pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
+    match cause {
+        Cause::Pressure { evidence } if evidence.device.is_some() => {
+            Leaving::Place(node, e.device())
+        }
+        _ => Leaving::Node(node),
+    }
 }
 
 impl Policy {
@@ -54,9 +65,10 @@ impl Policy {
             return;
         }
         let mut events = vec![Event::Submitted];
-        let mut stage = Stage::Pending;
+        let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
         if let Some(choice) = choice {
             let node = choice.node;
+            claim = Claim::of(self.cluster.profiles.get(profile), choice.device);
             if let Some((event, at)) = self.bound(1, choice, Cause::Initial) {
                 events.push(event);
                 stage = Stage::Bound(node, at);
@@ -72,6 +84,7 @@ impl Policy {
                 busy: true,
                 long: false,
                 stage,
+                claim,
                 since: now.mono,
                 arrived: now.mono,
                 due: Millis(0),
@@ -95,7 +108,7 @@ impl Policy {
             epoch,
             node: node.id.clone(),
             instance,
-            substrate: node.substrate().to_owned(),
+            substrate: node.devices.id_of(choice.device).to_owned(),
             cause,
             decision: Some(choice.decision),
         };
@@ -203,7 +216,7 @@ impl Policy {
                 Some(cause) => self.rebind(now, id, cause, Some(node), out),
                 None => Placed::Moot,
             },
-            Stage::Paused => Placed::Moot,
+            Stage::Paused | Stage::Verifying => Placed::Moot,
         }
     }
 
@@ -246,15 +259,16 @@ impl Policy {
         // A lost node that returns under a new life is as good as any other, and what it still
         // holds from the old one takes no room from itself.
         let lost = matches!(cause, Cause::Lost { .. });
-        let counted = leaving.filter(|_| lost);
-        let leaving = leaving.filter(|_| !lost);
-        let ask = Ask {
-            leaving,
-            counted,
+        let mut ask = Ask {
             avoid: e.avoided(),
             free_slot: matches!(cause, Cause::Balance),
             ..Ask::new(e.profile, e.left())
         };
+        match leaving {
+            Some(node) if lost => ask.counted = Some((node, e.claim)),
+            Some(node) => ask = ask.leaves(Some(leaves(e, node, &cause))),
+            None => {}
+        }
         let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
             return Placed::NoRoom;
         };
@@ -294,12 +308,13 @@ impl Policy {
             return;
         };
         let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
+        let claim = Claim::of(self.cluster.profiles.get(e.profile), choice.device);
         let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
             return;
         };
         self.cluster.clear_order(id);
         self.cluster
-            .set_stage(id, Stage::Bound(node, instance), now.mono);
+            .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
         self.cluster.set_due(id, Millis(0));
         if let Some(e) = self.cluster.execution_mut(id) {
             e.busy = true;
@@ -331,7 +346,7 @@ impl Policy {
                 self.cluster.set_due(id, self.next_chance(now, id));
                 self.wait(id);
             }
-            Stage::Paused => {}
+            Stage::Paused | Stage::Verifying => {}
             Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
             Stage::Started(..) => {
                 if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {

@@ -1,9 +1,11 @@
 //! Follows ledgers: the feed's messages and the fate of our own appends.
 
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, ExecutionId, Phase, Sequence, Submission};
 
 use super::{Action, Policy};
 use crate::cluster::{Execution, NodeIx, Stage};
+use crate::places::{Claim, DeviceIx};
 use crate::profile::{Profile, ProfileIx};
 use crate::time::{Millis, Now};
 use crate::view::LedgerView;
@@ -19,23 +21,32 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         let id = view.state.execution;
+        if reread {
+            self.stepping.remove(&id);
+        }
         self.hear_writer(now, view);
         let stale = |e: &Execution| view.seq < e.seq || (view.seq == e.seq && !reread);
         if self.cluster.execution(id).is_some_and(stale) {
             return;
+        }
+        if !reread {
+            self.writes_again(now, view, out);
         }
         if view.is_terminal() {
             self.learn(now, view);
             self.forget(id);
             return;
         }
-        let Some(stage) = self.stage_of(now, view) else {
+        let Some((stage, device)) = self.stage_of(now, view) else {
             return;
         };
         if !self.take_up(now, view, out) {
             return;
         }
         let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
+        let profile = self.cluster.execution(id).map(|e| e.profile);
+        let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
+        let claim = Claim::of(profile, device);
         let since = if self.loaded {
             now.mono
         } else {
@@ -44,15 +55,16 @@ impl Policy {
         let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
         if keeps_since && let Some(e) = self.cluster.execution(id) {
             let since = e.since;
-            self.cluster.set_stage(id, stage, since);
+            self.cluster.set_stage(id, stage, claim, since);
         } else {
-            self.cluster.set_stage(id, stage, since);
+            self.cluster.set_stage(id, stage, claim, since);
         }
         let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
+        self.note_claims(now, view);
         self.schedule(now, id, stage, view, out);
     }
 
@@ -67,18 +79,21 @@ impl Policy {
         }
     }
 
-    fn stage_of(&mut self, now: Now, view: &LedgerView<'_>) -> Option<Stage> {
+    fn stage_of(&mut self, now: Now, view: &LedgerView<'_>) -> Option<(Stage, Option<DeviceIx>)> {
         let phase = &view.state.phase;
         let (node, instance) = match (phase.is, phase.node, phase.instance) {
-            ("pending", ..) => return Some(Stage::Pending),
-            ("paused", ..) => return Some(Stage::Paused),
+            ("pending", ..) => return Some((Stage::Pending, None)),
+            ("paused", ..) => return Some((Stage::Paused, None)),
+            ("verifying", ..) => return Some((Stage::Verifying, None)),
             (_, Some(node), Some(instance)) => (node.parse().ok()?, instance),
             _ => return None,
         };
         let ix = self.cluster.intern(now.mono, &node);
+        let substrate = phase.substrate.as_deref().unwrap_or(HOST);
+        let device = self.cluster.node_mut(ix).devices.intern(substrate);
         match phase.is {
-            "bound" => Some(Stage::Bound(ix, instance)),
-            "started" => Some(Stage::Started(ix, instance)),
+            "bound" => Some((Stage::Bound(ix, instance), device)),
+            "started" => Some((Stage::Started(ix, instance), device)),
             _ => None,
         }
     }
@@ -121,6 +136,7 @@ impl Policy {
                 long: false,
                 // The counts are made by `set_stage`, which follows.
                 stage: Stage::Pending,
+                claim: Claim::Host,
                 since,
                 arrived: since,
                 due: Millis(0),
@@ -210,7 +226,8 @@ impl Policy {
             if let Some(node) = from.filter(|_| refused.is_some()) {
                 e.extra().refused(node, now.mono, avoid_ms);
             }
-            if let Some(cause) = refused.or(yielded).or(resumed) {
+            let back = view.event("stepped_back").and_then(|b| b.cause());
+            if let Some(cause) = refused.or(back).or(yielded).or(resumed) {
                 e.extra().cause = Some(cause);
             }
         } else if let Some(extra) = &mut e.extra {
@@ -238,7 +255,7 @@ impl Policy {
                 self.cluster.set_due(id, self.next_chance(now, id));
                 self.wait(id);
             }
-            Stage::Paused => {
+            Stage::Paused | Stage::Verifying => {
                 self.stop_waiting(id);
                 self.cluster.set_due(id, Millis(0));
             }
@@ -324,6 +341,7 @@ impl Policy {
             Phase::Bound(b) => Stage::Bound(self.cluster.intern(now.mono, &b.node), b.instance),
             Phase::Started(b) => Stage::Started(self.cluster.intern(now.mono, &b.node), b.instance),
             Phase::Paused { .. } => Stage::Paused,
+            Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled => {
                 self.forget(id);
@@ -331,7 +349,8 @@ impl Policy {
             }
         };
         if self.cluster.execution(id).is_some_and(|e| e.stage != stage) {
-            self.cluster.set_stage(id, stage, now.mono);
+            let claim = self.claim_of(id, stage, phase);
+            self.cluster.set_stage(id, stage, claim, now.mono);
         }
         if let Some(e) = self.cluster.execution_mut(id) {
             e.seq = seq;
@@ -353,8 +372,18 @@ impl Policy {
                 self.cluster.set_due(id, due);
             }
             Stage::Pending => self.wait(id),
-            Stage::Paused | Stage::Started(..) => self.stop_waiting(id),
+            Stage::Paused | Stage::Verifying | Stage::Started(..) => self.stop_waiting(id),
         }
+    }
+
+    /// What an execution takes of its node in a phase.
+    fn claim_of(&mut self, id: ExecutionId, stage: Stage, phase: &Phase) -> Claim {
+        let (Some(ix), Some(binding)) = (stage.node(), phase.binding()) else {
+            return Claim::Host;
+        };
+        let device = self.cluster.node_mut(ix).devices.intern(&binding.substrate);
+        let profile = self.cluster.execution(id).map(|e| e.profile);
+        Claim::of(profile.and_then(|ix| self.cluster.profiles.get(ix)), device)
     }
 
     /// A large submission has arrived.
@@ -373,10 +402,14 @@ impl Policy {
                 self.wait(id);
             }
         }
+        self.cluster.claim_anew(id);
     }
 
     /// Nothing more will happen to it, or nothing ever did.
     pub(super) fn forget(&mut self, id: ExecutionId) {
+        self.checks.remove(&id);
+        self.stepping.remove(&id);
+        self.to_verify.remove(&id);
         self.stop_waiting(id);
         if self.cluster.remove(id).is_some() && !self.waiting.is_empty() {
             self.dirty = true;

@@ -4,21 +4,27 @@
 //! * [`bind`] places what must be bound: new, pending, refused, lost, queued behind long work.
 //! * [`orders`] moves what runs: pressure, drains, operators.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
+//! * [`trust`] follows what nodes prove and lose.
+//! * [`verify`] has parts of executions computed once more, [`judge`] judges.
 //! * [`why`] tells people.
 
 mod bind;
+mod judge;
 mod ledger;
 mod nodes;
 mod orders;
+mod trust;
+mod verify;
 mod why;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::trust::{Proof, Quarantine, SignedProof, Verdict};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId,
-    Phase, Sequence, Submission, Tenant, Timestamp,
+    Cause, Contract, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor,
+    NodeFlags, NodeId, Phase, Sequence, StatePlace, Submission, Tenant, Timestamp,
 };
 
 use crate::cluster::{Cluster, NodeIx};
@@ -26,6 +32,7 @@ use crate::config::Config;
 use crate::profile::ProfileIx;
 use crate::replicas::Replicas;
 use crate::time::{Millis, Now};
+use crate::verify::Check;
 use crate::view::LedgerView;
 
 /// Names a question that waits for its [`Action::Reply`].
@@ -96,11 +103,24 @@ pub enum Input<'a> {
         execution: ExecutionId,
     },
     /// A node's key in `FIEC_NODES`.
-    Descriptor(NodeDescriptor),
+    Descriptor(Box<NodeDescriptor>),
     /// A node's key is gone.
     Gone(&'a NodeId),
     /// An operator's flags.
     Flags(&'a NodeId, NodeFlags),
+    /// A node's proof, and what a look at its signature has shown.
+    Proof {
+        /// Whose.
+        node: &'a NodeId,
+        /// As it is stored.
+        signed: &'a SignedProof,
+        /// What it states, or why that does not count.
+        judged: Result<Proof, String>,
+    },
+    /// The contracts that a node has lost.
+    Quarantine(&'a NodeId, Quarantine),
+    /// What a node found that computed a part of an execution once more.
+    Verdict(Verdict),
     /// A vector, and how old it is.
     Vector(HardwareVector, u64),
     /// What became of a probe.
@@ -138,6 +158,16 @@ pub enum Input<'a> {
     Loaded,
     /// Time passes.
     Tick,
+}
+
+/// The boundary to which an execution goes back.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Good {
+    /// This one, or the beginning.
+    Known(Option<StatePlace>),
+    /// The last one before the culprit had it, as far as its ledger still shows that; else the
+    /// beginning.
+    BeforeIt,
 }
 
 /// What the shell must do.
@@ -188,6 +218,36 @@ pub enum Action {
         /// Whose.
         tenant: Tenant,
     },
+    /// Take a contract away from a node, durably.
+    Quarantine {
+        /// Which node.
+        node: NodeId,
+        /// Which contract.
+        contract: Contract,
+        /// Why.
+        reason: String,
+    },
+    /// Append that an execution goes on from an earlier boundary, whoever appends to it at the
+    /// same time; answer with [`Input::Reread`].
+    StepBack {
+        /// Which.
+        execution: ExecutionId,
+        /// Whose.
+        tenant: Tenant,
+        /// Because of whom, where that is known.
+        culprit: Option<NodeId>,
+        /// From which boundary it goes on.
+        good: Good,
+        /// Why.
+        cause: Cause,
+    },
+    /// Remove a σ that was kept beside the ledger and is not needed any more.
+    DropKept {
+        /// Of which execution.
+        execution: ExecutionId,
+        /// Its digest.
+        digest: Digest,
+    },
     /// Publish a fact.
     Record(Box<Record>),
     /// Answer a question.
@@ -209,6 +269,17 @@ pub struct Policy {
     loaded: bool,
     last_tick: Option<Millis>,
     completions: u64,
+    /// Executions of which something is compared.
+    checks: BTreeMap<ExecutionId, Box<Check>>,
+    /// Of those, the ones with something to do.
+    to_verify: BTreeSet<ExecutionId>,
+    /// Executions that are being taken back, since when; what their holders still commit does not
+    /// end that.
+    stepping: BTreeMap<ExecutionId, Millis>,
+    /// Questions asked so far.
+    questions: u64,
+    /// Draws the boundaries that are compared.
+    seed: InstanceId,
 }
 
 impl Policy {
@@ -224,6 +295,11 @@ impl Policy {
             loaded: false,
             last_tick: None,
             completions: 0,
+            checks: BTreeMap::new(),
+            to_verify: BTreeSet::new(),
+            stepping: BTreeMap::new(),
+            questions: 0,
+            seed: own,
         }
     }
 
@@ -259,9 +335,16 @@ impl Policy {
                 self.appended(now, execution, seq, epoch, phase);
             }
             Input::Vanished { execution } => self.forget(execution),
-            Input::Descriptor(descriptor) => self.descriptor(now, descriptor, out),
+            Input::Descriptor(descriptor) => self.descriptor(now, *descriptor, out),
             Input::Gone(node) => self.gone(now, node, out),
             Input::Flags(node, flags) => self.flags(now, node, flags, out),
+            Input::Proof {
+                node,
+                signed,
+                judged,
+            } => self.proof(now, node, signed, judged, out),
+            Input::Quarantine(node, quarantine) => self.quarantine(now, node, quarantine, out),
+            Input::Verdict(verdict) => self.verdict(now, verdict, out),
             Input::Vector(vector, age_ms) => self.vector(now, vector, age_ms, out),
             Input::Probe(node, outcome) => self.probed(now, node, outcome, out),
             Input::Ordered {
@@ -304,6 +387,7 @@ impl Policy {
         }
         for ix in 0..self.cluster.node_count() {
             self.look_at_node(now, NodeIx(ix), out);
+            self.look_at_trust(now, NodeIx(ix), out);
         }
         if !self.connected {
             return;
@@ -317,6 +401,7 @@ impl Policy {
             self.look_at_execution(now, id, out);
         }
         self.act(now, out);
+        self.verify_round(now, out);
     }
 
     /// After a stall or a cut of the observer nobody's silence counts.

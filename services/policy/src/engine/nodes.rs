@@ -10,6 +10,7 @@ use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
 use crate::profile::ProfileIx;
 use crate::time::Now;
+use crate::view::LedgerView;
 use crate::watch::Watch;
 
 /// How often a node's executions are compared with its present life.
@@ -35,6 +36,7 @@ impl Policy {
             node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
             node.overrides.clear();
         }
+        node.devices.describe(&descriptor.substrates);
         node.descriptor = Some(Arc::clone(&descriptor));
         if new_life {
             node.heard = node.heard.max(now.mono);
@@ -74,6 +76,7 @@ impl Policy {
         };
         let node = self.cluster.node_mut(ix);
         node.descriptor = None;
+        node.devices.describe(&[]);
         node.vector = None;
         node.base = None;
         node.overrides.clear();
@@ -170,7 +173,7 @@ impl Policy {
                 out,
             );
         }
-        if self.watch_node(now, ix) || first || was != Presence::Up {
+        if self.watch_node(now, ix) || first || was != Presence::Up || self.waits_for_memory() {
             self.dirty = true;
         }
         if self.loaded {
@@ -179,6 +182,38 @@ impl Policy {
                 self.review_holds(now, ix, out);
             }
         }
+    }
+
+    /// A node that was given up and whose worker writes something new is there: what it has begun
+    /// since it returned must not be taken from it only because its vector comes later.
+    pub(super) fn writes_again(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(ix) = view
+            .worker()
+            .and_then(|name| self.cluster.find(&name.parse().ok()?))
+        else {
+            return;
+        };
+        let node = self.cluster.node_mut(ix);
+        if self.loaded && matches!(node.presence, Presence::Lost { .. }) {
+            node.presence = Presence::Up;
+            self.dirty = true;
+            let detail = "its worker writes again".to_owned();
+            self.record(now, ix, "returned", detail, None, out);
+        }
+    }
+
+    /// True where something waits for memory to become free, which any vector may tell.
+    fn waits_for_memory(&self) -> bool {
+        let mut waiting = self.waiting.keys();
+        waiting.any(|ix| {
+            let profile = self.cluster.profiles.get(*ix);
+            profile.is_some_and(|p| p.requires.asks_of_vector())
+        })
     }
 
     /// Feeds the automata with the last vector while it is fresh; true when a word changed.
@@ -198,10 +233,10 @@ impl Policy {
 
     fn presses(&self, ix: NodeIx) -> bool {
         let node = self.cluster.node(ix);
-        node.base.iter().chain(node.overrides.values()).any(|w| {
-            w.of_place(node.substrate())
-                .any(|w| w.automaton.pressing_since().is_some())
-        })
+        node.base
+            .iter()
+            .chain(node.overrides.values())
+            .any(|w| w.presses())
     }
 
     /// One look at a node as time passes.

@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
-use super::bind::Placed;
+use super::bind::{Placed, leaves};
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage};
-use crate::placement::{self, Ask, Choice};
+use crate::placement::{self, Ask, Choice, Leaving};
+use crate::places::Claim;
 use crate::time::{Millis, Now};
 use crate::watch::Watched;
 
@@ -99,9 +100,10 @@ impl Policy {
         };
         let at = Millis(now.mono.0.saturating_sub(patience));
         let floor = self.config.residency_floor_ms;
+        let judged = node.judged(self.cluster.profiles.get(e.profile), e.device());
         let watched = node
             .watch(e.profile)?
-            .pressing(node.substrate(), at, e.arrived, floor)?;
+            .pressing(judged, at, e.arrived, floor)?;
         self.evidence(now, ix, watched)
             .map(|evidence| Cause::Pressure {
                 evidence: Box::new(evidence),
@@ -147,10 +149,10 @@ impl Policy {
             return Placed::Moot;
         }
         let ask = Ask {
-            leaving: Some(ix),
             avoid: e.avoided(),
             ..Ask::new(e.profile, e.left())
-        };
+        }
+        .leaves(Some(leaves(e, ix, &cause)));
         let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
             let note = format!(
                 "it should leave ({}), but no other node can take it",
@@ -179,8 +181,11 @@ impl Policy {
         ticket: Option<Ticket>,
         out: &mut Vec<Action>,
     ) {
+        let profile = self.cluster.execution(id).map(|e| e.profile);
+        let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
         let order = Order {
             to: Some(choice.node),
+            claim: Claim::of(profile, choice.device),
             cause,
             decision: Some(choice.decision),
             taken: false,
@@ -229,7 +234,7 @@ impl Policy {
                 to: Some(Destination {
                     node: to.id.clone(),
                     instance: descriptor.instance,
-                    substrate: to.substrate().to_owned(),
+                    substrate: to.devices.id_of(order.claim.device()).to_owned(),
                 }),
                 decision: order.decision.clone(),
             },
@@ -299,10 +304,10 @@ impl Policy {
             return;
         };
         let mut ask = Ask {
-            leaving: Some(from),
             only: order.to,
             ..Ask::new(e.profile, e.left())
-        };
+        }
+        .leaves(Some(leaves(e, from, &order.cause)));
         let mut choice = placement::choose(&self.cluster, &self.config, now, &ask);
         if choice.is_none() {
             ask.only = None;
@@ -356,6 +361,9 @@ impl Policy {
         let (from, started) = match e.stage {
             Stage::Pending => return Err("it is not bound to a node: it waits for one".to_owned()),
             Stage::Paused => return Err("it is paused: resume it".to_owned()),
+            Stage::Verifying => {
+                return Err("it is computed, and others compute it once more".to_owned());
+            }
             Stage::Bound(from, _) => (from, false),
             Stage::Started(from, _) => (from, true),
         };
@@ -368,7 +376,7 @@ impl Policy {
             None => None,
         };
         let ask = Ask {
-            leaving: Some(from),
+            leaving: Some(Leaving::Node(from)),
             only,
             ..Ask::new(e.profile, e.left())
         };

@@ -2,11 +2,14 @@
 
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{NodeStatus, Why};
-use fiec_schemas::{ExecutionId, NodeId};
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::{Candidate, ExecutionId, NodeId};
 
 use super::Policy;
+use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
-use crate::placement::{self, Ask};
+use crate::placement::{self, Ask, Leaving};
+use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
 
@@ -15,6 +18,13 @@ impl Policy {
     pub fn why(&self, now: Now, id: ExecutionId) -> Option<Why> {
         let e = self.cluster.execution(id)?;
         let name = |ix: NodeIx| &self.cluster.node(ix).id;
+        let on = |ix: NodeIx| match e.device() {
+            None => name(ix).to_string(),
+            device => {
+                let node = self.cluster.node(ix);
+                format!("{} ({})", node.id, node.devices.id_of(device))
+            }
+        };
         let waited = now.mono.since(e.since);
         let mut summary = match e.stage {
             Stage::Pending if e.profile == ProfileIx::UNKNOWN => {
@@ -22,14 +32,17 @@ impl Policy {
             }
             Stage::Pending => format!("pending for {waited} ms: no node can take it now"),
             Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
+            Stage::Verifying => "verifying: it is computed, and counts once others have computed \
+                                 it with the same bits"
+                .to_owned(),
             Stage::Bound(ix, _) => {
                 format!(
                     "bound to {} under epoch {} for {waited} ms, not started yet",
-                    name(ix),
+                    on(ix),
                     e.epoch
                 )
             }
-            Stage::Started(ix, _) => format!("computing on {} under epoch {}", name(ix), e.epoch),
+            Stage::Started(ix, _) => format!("computing on {} under epoch {}", on(ix), e.epoch),
         };
         if let Some(extra) = &e.extra {
             if let Some(order) = &extra.order {
@@ -52,19 +65,30 @@ impl Policy {
                 summary += &format!("; it must be bound anew: {}", cause.in_words());
             }
         }
+        if let Some(check) = self.checks.get(&id) {
+            summary += &self.verification_in_words(check);
+        }
+        let here = e.stage.node();
         let ask = Ask {
-            leaving: e.stage.node(),
             avoid: e.avoided(),
             ..Ask::new(e.profile, e.left())
-        };
+        }
+        .leaves(here.map(|node| Leaving::Place(node, e.device())));
         let mut review = placement::review(&self.cluster, &self.config, now, &ask);
-        if let Some(here) = e.stage.node() {
+        if let Some(here) = here {
             // For where it is, what counts is what presses there.
             let node = self.cluster.node(here);
-            for candidate in review.candidates.iter_mut().filter(|c| c.node == node.id) {
+            let profile = self.cluster.profiles.get(e.profile);
+            let judged = node.judged(profile, e.device());
+            let device = judged.device.unwrap_or(HOST);
+            let is_here = |c: &&mut Candidate| {
+                c.node == node.id && c.substrate.as_deref().unwrap_or(HOST) == device
+            };
+            for candidate in review.candidates.iter_mut().filter(is_here) {
+                candidate.score = None;
                 candidate.rejected = node
                     .watch(e.profile)
-                    .map(|w| w.complaints(now.mono))
+                    .map(|w| w.complaints_of(judged, now.mono))
                     .unwrap_or_default();
                 candidate.rejected.insert(0, "it is there now".to_owned());
             }
@@ -98,7 +122,7 @@ impl Policy {
                 let viability = match node.presence {
                     Presence::Lost { .. } => "lost",
                     _ if !fresh => "unknown",
-                    _ => base.map_or("unknown", |b| b.worst().as_str()),
+                    _ => base.map_or("unknown", |b| b.worst_of(Judged::HOST).as_str()),
                 };
                 Some(NodeStatus {
                     descriptor: (**descriptor).clone(),
@@ -108,6 +132,7 @@ impl Policy {
                     vector: node.vector.as_deref().cloned(),
                     silent_ms: Some(now.mono.since(node.heard)),
                     bound: u32::try_from(node.holds.len()).unwrap_or(u32::MAX),
+                    contracts: standings(node, descriptor, now),
                 })
             })
             .collect()

@@ -5,12 +5,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::{Action, Config, Input, LedgerView, Millis, Now, Policy};
-use fiec_schemas::hardware::{Substrate, default_thresholds};
+use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, Now, Policy};
+use fiec_schemas::hardware::{DeviceProfile, Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
+use fiec_schemas::trust::{
+    Finding, NodeIdentity, Proof, Quarantine, Segment, SignedProof, Verdict,
+};
 use fiec_schemas::{
-    Cause, Digest, Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, LedgerMessage,
-    NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal, Submission, Tenant, Timestamp,
+    BoundaryEvent, Cause, Contract, Digest, Event, ExecutionId, ExecutionState, HardwareVector,
+    InstanceId, LedgerMessage, NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal,
+    Submission, Tenant, Timestamp,
 };
 use uuid::Uuid;
 
@@ -26,6 +30,9 @@ pub struct World {
     seq: u64,
     pub ledgers: BTreeMap<ExecutionId, Ledger>,
     nodes: Vec<(NodeDescriptor, f64, u64, bool)>,
+    /// M of devices, by node and id.
+    devices: BTreeMap<(usize, String), f64>,
+    specs: BTreeMap<ExecutionId, Submission>,
     pub out: Vec<Action>,
     controls: Vec<(NodeId, ControlRequest)>,
     probes: Vec<String>,
@@ -36,6 +43,11 @@ const START: u64 = 86_400_000;
 
 impl World {
     pub fn new(nodes: usize) -> Self {
+        Self::of((0..nodes).map(|i| descriptor(i, 100 + i as u128)).collect())
+    }
+
+    /// Nodes that say this of themselves.
+    pub fn of(nodes: Vec<NodeDescriptor>) -> Self {
         let policy = Policy::new(Config::default(), InstanceId(Uuid::from_u128(1)));
         let mut world = Self {
             policy,
@@ -43,17 +55,20 @@ impl World {
             seq: 0,
             ledgers: BTreeMap::new(),
             nodes: Vec::new(),
+            devices: BTreeMap::new(),
+            specs: BTreeMap::new(),
             out: Vec::new(),
             controls: Vec::new(),
             probes: Vec::new(),
             capsules: 0,
         };
-        for i in 0..nodes {
-            world
-                .nodes
-                .push((descriptor(i, 100 + i as u128), 0.2, 0, true));
-            let d = world.nodes[i].0.clone();
-            world.step(Input::Descriptor(d));
+        for (i, d) in nodes.into_iter().enumerate() {
+            for device in d.substrates.iter().filter(|s| s.is_device()) {
+                world.devices.insert((i, device.id.clone()), 0.1);
+            }
+            world.nodes.push((d.clone(), 0.2, 0, true));
+            world.step(Input::Descriptor(Box::new(d)));
+            world.prove(i, true);
         }
         world.vectors();
         world.step(Input::Loaded);
@@ -145,7 +160,10 @@ impl World {
         let at = self.wall();
         let state = match self.ledgers.get(&id) {
             Some(l) => l.state.clone(),
-            None => ExecutionState::unborn(Self::tenant(), id, Arc::new(spec()), None, at),
+            None => {
+                let spec = self.specs.get(&id).cloned().unwrap_or_else(spec);
+                ExecutionState::unborn(Self::tenant(), id, Arc::new(spec), None, at)
+            }
         };
         let mut next = state.after(&events, author, at, None).unwrap();
         self.seq += 1;
@@ -193,11 +211,24 @@ impl World {
     }
 
     pub fn submit(&mut self, n: u64) -> Vec<Action> {
+        self.submit_spec(n, spec())
+    }
+
+    /// Submits this line of JSON, the program left out.
+    pub fn submit_line(&mut self, n: u64, line: &str) -> Vec<Action> {
+        let line = format!(r#"{{"program":"synthetic@1",{line}}}"#);
+        let actions = self.submit_spec(n, Submission::parse(line.as_bytes()).unwrap());
+        self.carry_out();
+        actions
+    }
+
+    fn submit_spec(&mut self, n: u64, spec: Submission) -> Vec<Action> {
         let at = self.wall();
+        self.specs.insert(Self::id(n), spec.clone());
         self.step(Input::Submission {
             execution: Self::id(n),
             tenant: &Self::tenant(),
-            spec: &spec(),
+            spec: &spec,
             submitted_at: at,
             may_hold: false,
         })
@@ -247,6 +278,7 @@ impl World {
             computed_until: at,
             capsules: 1,
             outputs: vec![],
+            energy: None,
         };
         self.append(Self::id(n), vec![done], &author, true);
         self.act();
@@ -325,6 +357,20 @@ impl World {
         phase.binding().unwrap().node.as_str()[1..].parse().unwrap()
     }
 
+    /// `node` or `node/device` where an execution is, or its phase.
+    pub fn place_of(&self, n: u64) -> String {
+        let phase = self.phase(n);
+        match phase.binding() {
+            Some(b) if b.substrate == "host" => b.node.to_string(),
+            Some(b) => format!("{}/{}", b.node, b.substrate),
+            None => phase.as_str().to_owned(),
+        }
+    }
+
+    pub fn set_device(&mut self, node: usize, device: &str, value: f64) {
+        self.devices.insert((node, device.to_owned()), value);
+    }
+
     pub fn last_cause(&self, n: u64) -> Option<Cause> {
         self.ledgers[&Self::id(n)]
             .history
@@ -379,7 +425,145 @@ impl World {
         self.nodes[node].0.instance = instance;
         self.nodes[node].2 = 0;
         let d = self.nodes[node].0.clone();
-        self.step(Input::Descriptor(d));
+        self.step(Input::Descriptor(Box::new(d)));
+        self.prove(node, true);
+    }
+
+    /// A boundary of this index and digest, committed by whoever computes it.
+    pub fn commit(&mut self, n: u64, index: u64, digest: &str) {
+        let (author, at) = (self.author(n), self.wall());
+        let boundary = Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(digest.as_bytes()),
+            bytes: 8,
+            computed_at: at,
+            compute_us: 1,
+            ..serde_json::from_value(serde_json::json!({
+                "index": 0, "digest": Digest::of(b""), "bytes": 0, "computed_at": at,
+                "compute_us": 0,
+            }))
+            .unwrap()
+        });
+        self.append(Self::id(n), vec![boundary], &author, true);
+    }
+
+    /// The program has ended with this result; nothing of that counts yet.
+    pub fn compute(&mut self, n: u64, capsules: u64, result: &str) {
+        let (author, at) = (self.author(n), self.wall());
+        let computed = Event::Computed {
+            result: result.into(),
+            computed_until: at,
+            capsules,
+            outputs: vec![],
+            energy: None,
+        };
+        self.append(Self::id(n), vec![computed], &author, true);
+    }
+
+    /// What was asked to be computed once more since the last call: whom, and the question.
+    pub fn questions(&mut self) -> Vec<(NodeId, u64, Segment)> {
+        let controls = std::mem::take(&mut self.controls);
+        controls
+            .into_iter()
+            .filter_map(|(node, request)| match request {
+                ControlRequest::Verify {
+                    question, segment, ..
+                } => Some((node, question, segment)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// A node answers a question: with this digest at this boundary.
+    pub fn answer(
+        &mut self,
+        n: u64,
+        (node, question): (&NodeId, u64),
+        index: u64,
+        digest: Digest,
+    ) -> Vec<Action> {
+        let verdict = Verdict {
+            v: 1,
+            question,
+            node: node.clone(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            execution: Self::id(n),
+            finding: Some(Finding {
+                index,
+                digest,
+                outputs: BTreeMap::new(),
+            }),
+            error: None,
+        };
+        let actions = self.step(Input::Verdict(verdict));
+        self.carry_out();
+        actions
+    }
+
+    /// Carries out a step back as the shell would.
+    pub fn step_back(&mut self, action: &Action) {
+        let Action::StepBack {
+            execution,
+            good,
+            cause,
+            ..
+        } = action
+        else {
+            panic!("no step back: {action:?}")
+        };
+        let to = match good {
+            Good::Known(place) => place.clone(),
+            Good::BeforeIt => None,
+        };
+        let back = Event::SteppedBack {
+            to,
+            cause: cause.clone(),
+        };
+        self.append(*execution, vec![back.clone()], "policy/p", false);
+        self.tell_events(*execution, vec![back], true);
+        self.act();
+    }
+
+    /// What a node has lost, as it is stored.
+    pub fn lose(&mut self, node: usize, lost: Quarantine) -> Vec<Action> {
+        let name = self.node(node);
+        self.step(Input::Quarantine(&name, lost))
+    }
+
+    /// One more node.
+    pub fn join(&mut self) -> NodeId {
+        let i = self.nodes.len();
+        let d = descriptor(i, 900 + i as u128);
+        self.nodes.push((d.clone(), 0.2, 0, true));
+        let name = d.node.clone();
+        self.step(Input::Descriptor(Box::new(d)));
+        self.prove(i, true);
+        self.vectors();
+        name
+    }
+
+    /// A node's canaries have run: what it proves has been checked by the shell.
+    pub fn prove(&mut self, node: usize, passed: bool) -> Vec<Action> {
+        let d = self.nodes[node].0.clone();
+        let at = self.wall();
+        let expires = Timestamp::from_micros(4_000_000_000_000_000);
+        let mut proof = Proof::passing(&d, 1, at, expires);
+        for result in &mut proof.results {
+            let broken = !passed && result.contract == Contract::Bitwise;
+            result.passed = !broken;
+            result.detail = if broken { "canary dot is off" } else { "" }.to_owned();
+        }
+        let signed = SignedProof {
+            v: 1,
+            statement: serde_json::to_string(&proof).unwrap(),
+            key: "U".into(),
+            sig: String::new(),
+        };
+        self.step(Input::Proof {
+            node: &d.node,
+            signed: &signed,
+            judged: Ok(proof),
+        })
     }
 
     pub fn vectors(&mut self) {
@@ -390,26 +574,31 @@ impl World {
                 continue;
             }
             *count += 1;
-            let reading = Reading {
+            let reading = |device: Option<String>, value: f64| Reading {
                 signal: Signal::Memory,
-                device: None,
-                value: Some(*value),
-                raw: None,
-                limit: None,
+                device,
+                value: Some(value),
+                raw: Some(value * 100.0),
+                limit: Some(100.0),
                 unit: "ratio".into(),
                 source: "test".into(),
                 at,
                 missing: None,
+                envelope: None,
             };
+            let mut readings = vec![reading(None, *value)];
+            for ((_, device), value) in self.devices.iter().filter(|((n, _), _)| *n == i) {
+                readings.push(reading(Some(device.clone()), *value));
+            }
             let vector = HardwareVector {
                 v: 1,
                 node: d.node.clone(),
                 instance: d.instance,
                 count: *count,
                 at,
-                readings: vec![reading],
+                readings,
                 draining: false,
-                slots: 2,
+                slots: d.slots,
                 running_count: 0,
                 queued_count: 0,
                 running: vec![],
@@ -484,7 +673,7 @@ pub fn spec() -> Submission {
     Submission::parse(br#"{"program":"synthetic@1","params":{"work_us":5}}"#).unwrap()
 }
 
-fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
+pub fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
     NodeDescriptor {
         v: 1,
         node: NodeId::new(format!("n{i}")).unwrap(),
@@ -504,14 +693,39 @@ fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
             kind: "cpu".into(),
             name: "host".into(),
             memory_bytes: None,
+            device: None,
         }],
+        profile: Default::default(),
         programs: vec!["synthetic@1".into()],
         labels: BTreeMap::new(),
         thresholds: default_thresholds(),
         http: None,
+        identity: Some(NodeIdentity {
+            key: "U".into(),
+            environment: Digest::of(b"here"),
+        }),
     }
 }
 
 pub fn digest_of(policy: &Policy) -> Digest {
     policy.fingerprint()
+}
+
+/// A node with devices of so many bytes, named `g0`, `g1`, ….
+pub fn with_devices(i: usize, memory: &[u64]) -> NodeDescriptor {
+    let mut d = descriptor(i, 100 + i as u128);
+    d.slots = 8;
+    let devices = memory.iter().enumerate();
+    d.substrates.extend(devices.map(|(g, bytes)| Substrate {
+        id: format!("g{g}"),
+        kind: "gpu".into(),
+        name: "NVIDIA H100 80GB HBM3".into(),
+        memory_bytes: Some(*bytes),
+        device: Some(DeviceProfile {
+            compute_capability: "9.0".parse().ok(),
+            multiprocessors: Some(132),
+            ..DeviceProfile::default()
+        }),
+    }));
+    d
 }

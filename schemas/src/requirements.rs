@@ -1,0 +1,439 @@
+//! What a submission wants of the place where it runs: what it must have (`requires`), and up to
+//! what more is of use to it (`prefers`).
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::NodeId;
+use crate::submission::{Contract, FieldError};
+use crate::substrate::ComputeCapability;
+
+/// Most labels, and most nodes, that one list may name.
+const LIST_LIMIT: usize = 1_000;
+/// Longest pattern of a device's name in bytes.
+const PATTERN_LIMIT: usize = 128;
+
+/// What a node must have to be a candidate.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Requirements {
+    /// Only these nodes, if any are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeId>,
+    /// None of these nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<NodeId>,
+    /// At least this memory limit, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// At least so many bytes of that limit not in use when it is placed, by the node's own
+    /// reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_memory_bytes: Option<u64>,
+    /// At least so many logical processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// At least this copy bandwidth of one thread in the node's fastest memory, as it measured
+    /// it when it joined, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_s: Option<u64>,
+    /// These labels with these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// A device to run on. Without it the host's processors are enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceRequirement>,
+}
+
+/// Whose readings decide whether a device may go on executing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ViableBy {
+    /// The device's and its host's.
+    #[default]
+    DeviceAndHost,
+    /// The device's alone.
+    Device,
+}
+
+/// What a device must have to be a candidate. The execution has it to itself, unless it says by
+/// `share_bytes` that it is content with a part of its memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceRequirement {
+    /// A pattern for its name, as `nvidia-smi -L` shows it, where `*` stands for any characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// At least this compute capability, e.g. `"8.0"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<ComputeCapability>,
+    /// At least so many streaming multiprocessors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<u32>,
+    /// At least so much memory in all, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// At least so many bytes not in use when it is placed, by the device's own reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_memory_bytes: Option<u64>,
+    /// At least this bandwidth of copies between host and device, the slower direction, in bytes
+    /// a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_bytes_s: Option<u64>,
+    /// Share the device with others that say this too: so many bytes of its memory are this
+    /// execution's budget. Absent: nobody else runs there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_bytes: Option<u64>,
+    /// Whose readings decide whether it may stay.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub viable_by: ViableBy,
+}
+
+/// Up to what more is of use. Nothing here rules a place out; of those that pass, the ones that
+/// come nearer are taken first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Preferences {
+    /// A memory limit, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes of that limit not in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_memory_bytes: Option<u64>,
+    /// Logical processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Copy bandwidth of one thread, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_s: Option<u64>,
+    /// A stronger numeric contract than the one under which it may move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
+    /// Labels with values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// A device. Where `requires` names none, it is taken if one is free, to itself; the host
+    /// will do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DevicePreference>,
+}
+
+/// Up to what more of a device is of use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DevicePreference {
+    /// A pattern for its name, with `*`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// A compute capability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<ComputeCapability>,
+    /// Streaming multiprocessors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<u32>,
+    /// Memory in all, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bandwidth of copies between host and device, the slower direction, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_bytes_s: Option<u64>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Requirements {
+    /// True where anything will do.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// True where a hardware vector, and not the descriptor alone, decides.
+    pub fn asks_of_vector(&self) -> bool {
+        let device = self.device.as_ref();
+        self.free_memory_bytes.is_some() || device.is_some_and(|d| d.free_memory_bytes.is_some())
+    }
+
+    /// Checks the rules that types cannot say.
+    ///
+    /// # Errors
+    /// The field, below `requires`, and the rule that it breaks.
+    pub(crate) fn check(&self) -> Result<(), FieldError> {
+        at_most("requires.nodes", self.nodes.len())?;
+        at_most("requires.exclude", self.exclude.len())?;
+        at_most("requires.labels", self.labels.len())?;
+        if let Some(both) = self.nodes.iter().find(|node| self.exclude.contains(node)) {
+            let rule = format!("must not name {both}, which requires.nodes names");
+            return Err(FieldError::new("requires.exclude", rule));
+        }
+        positive("requires.memory_bytes", self.memory_bytes)?;
+        positive("requires.free_memory_bytes", self.free_memory_bytes)?;
+        positive("requires.cores", self.cores.map(u64::from))?;
+        positive("requires.bandwidth_bytes_s", self.bandwidth_bytes_s)?;
+        within(
+            "requires.free_memory_bytes",
+            self.free_memory_bytes,
+            "requires.memory_bytes",
+            self.memory_bytes,
+        )?;
+        let Some(device) = &self.device else {
+            return Ok(());
+        };
+        pattern("requires.device.kind", device.kind.as_deref())?;
+        let units = device.multiprocessors.map(u64::from);
+        positive("requires.device.multiprocessors", units)?;
+        positive("requires.device.memory_bytes", device.memory_bytes)?;
+        positive(
+            "requires.device.free_memory_bytes",
+            device.free_memory_bytes,
+        )?;
+        positive("requires.device.copy_bytes_s", device.copy_bytes_s)?;
+        positive("requires.device.share_bytes", device.share_bytes)?;
+        within(
+            "requires.device.free_memory_bytes",
+            device.free_memory_bytes,
+            "requires.device.memory_bytes",
+            device.memory_bytes,
+        )
+    }
+}
+
+impl Preferences {
+    /// True where nothing is preferred.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Checks the rules that types cannot say, and that more is preferred than is required.
+    ///
+    /// # Errors
+    /// The field, below `prefers`, and the rule that it breaks.
+    pub(crate) fn check(
+        &self,
+        requires: &Requirements,
+        contract: Contract,
+    ) -> Result<(), FieldError> {
+        at_most("prefers.labels", self.labels.len())?;
+        let cores = |n: Option<u32>| n.map(u64::from);
+        for (name, wanted, least) in [
+            ("memory_bytes", self.memory_bytes, requires.memory_bytes),
+            (
+                "free_memory_bytes",
+                self.free_memory_bytes,
+                requires.free_memory_bytes,
+            ),
+            ("cores", cores(self.cores), cores(requires.cores)),
+            (
+                "bandwidth_bytes_s",
+                self.bandwidth_bytes_s,
+                requires.bandwidth_bytes_s,
+            ),
+        ] {
+            more(name, wanted, least)?;
+        }
+        if let Some(preferred) = self.contract
+            && preferred.strength() <= contract.strength()
+        {
+            let rule = format!(
+                "must be stronger than contract, but {} is not stronger than {}",
+                preferred.as_str(),
+                contract.as_str()
+            );
+            return Err(FieldError::new("prefers.contract", rule));
+        }
+        let Some(device) = &self.device else {
+            return Ok(());
+        };
+        pattern("prefers.device.kind", device.kind.as_deref())?;
+        let least = requires.device.clone().unwrap_or_default();
+        for (name, wanted, least) in [
+            (
+                "device.multiprocessors",
+                cores(device.multiprocessors),
+                cores(least.multiprocessors),
+            ),
+            (
+                "device.memory_bytes",
+                device.memory_bytes,
+                least.memory_bytes,
+            ),
+            (
+                "device.copy_bytes_s",
+                device.copy_bytes_s,
+                least.copy_bytes_s,
+            ),
+        ] {
+            more(name, wanted, least)?;
+        }
+        if let (Some(wanted), Some(least)) = (device.compute_capability, least.compute_capability)
+            && wanted < least
+        {
+            let rule = format!(
+                "must be at least requires.device.compute_capability, but {wanted} is below {least}"
+            );
+            return Err(FieldError::new("prefers.device.compute_capability", rule));
+        }
+        Ok(())
+    }
+}
+
+fn at_most(field: &str, count: usize) -> Result<(), FieldError> {
+    if count > LIST_LIMIT {
+        let rule = format!("at most {LIST_LIMIT} are allowed, but there are {count}");
+        return Err(FieldError::new(field, rule));
+    }
+    Ok(())
+}
+
+fn positive(field: &str, value: Option<u64>) -> Result<(), FieldError> {
+    if value == Some(0) {
+        return Err(FieldError::new(field, "must be above 0"));
+    }
+    Ok(())
+}
+
+fn within(field: &str, part: Option<u64>, of: &str, whole: Option<u64>) -> Result<(), FieldError> {
+    if let (Some(part), Some(whole)) = (part, whole)
+        && part > whole
+    {
+        let rule = format!("must be at most {of}, but {part} is above {whole}");
+        return Err(FieldError::new(field, rule));
+    }
+    Ok(())
+}
+
+fn more(name: &str, wanted: Option<u64>, least: Option<u64>) -> Result<(), FieldError> {
+    let field = format!("prefers.{name}");
+    positive(&field, wanted)?;
+    if let (Some(wanted), Some(least)) = (wanted, least)
+        && wanted < least
+    {
+        let rule = format!("must be at least requires.{name}, but {wanted} is below {least}");
+        return Err(FieldError::new(field, rule));
+    }
+    Ok(())
+}
+
+fn pattern(field: &str, pattern: Option<&str>) -> Result<(), FieldError> {
+    let Some(pattern) = pattern else {
+        return Ok(());
+    };
+    if pattern.is_empty() || pattern.len() > PATTERN_LIMIT || pattern.contains(char::is_control) {
+        let rule = format!(
+            "must be a name or a pattern with * of 1 to {PATTERN_LIMIT} bytes, e.g. \"NVIDIA H100*\""
+        );
+        return Err(FieldError::new(field, rule));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::submission::Submission;
+
+    fn parse(rest: &str) -> Result<Submission, crate::FieldError> {
+        Submission::parse(format!(r#"{{"program":"synthetic@1",{rest}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn requirements_and_preferences_are_read_and_canonical() {
+        let text = r#""requires":{"memory_bytes":1,"free_memory_bytes":1,"cores":2,"bandwidth_bytes_s":3,"device":{"kind":"NVIDIA H*","compute_capability":"8.0","multiprocessors":4,"memory_bytes":5,"free_memory_bytes":5,"copy_bytes_s":6,"share_bytes":7,"viable_by":"device"}},"prefers":{"memory_bytes":9,"cores":9,"labels":{"rack":"1"},"device":{"compute_capability":"9.0"}}"#;
+        let spec = parse(text).unwrap();
+        assert_eq!(
+            String::from_utf8(spec.to_json()).unwrap(),
+            format!(r#"{{"program":"synthetic@1",{text}}}"#)
+        );
+        let plain = parse(r#""requires":{},"prefers":{}"#).unwrap();
+        assert_eq!(plain.to_json(), br#"{"program":"synthetic@1"}"#);
+    }
+
+    #[test]
+    fn the_example_with_devices_is_accepted() {
+        let text = include_str!("../../examples/devices.jsonl");
+        for line in text.lines() {
+            let spec = Submission::parse(line.as_bytes()).unwrap();
+            assert!(!spec.requires.is_empty(), "{line}");
+        }
+        assert_eq!(text.lines().count(), 3);
+    }
+
+    #[test]
+    fn each_bad_requirement_is_named_with_its_rule() {
+        for (text, field, word) in [
+            (r#""requires":{"cores":0}"#, "requires.cores", "above 0"),
+            (r#""requires":{"cores":-1}"#, "requires.cores", "-1"),
+            (
+                r#""requires":{"core":1}"#,
+                "requires.core",
+                "unknown field `core`",
+            ),
+            (
+                r#""requires":{"nodes":["n1"],"exclude":["n1"]}"#,
+                "requires.exclude",
+                "n1",
+            ),
+            (
+                r#""requires":{"memory_bytes":5,"free_memory_bytes":6}"#,
+                "requires.free_memory_bytes",
+                "at most requires.memory_bytes",
+            ),
+            (
+                r#""requires":{"device":{"kind":""}}"#,
+                "requires.device.kind",
+                "pattern",
+            ),
+            (
+                r#""requires":{"device":{"compute_capability":"new"}}"#,
+                "requires.device.compute_capability",
+                "no compute capability such as \"8.0\"",
+            ),
+            (
+                r#""requires":{"device":{"compute_capability":8.0}}"#,
+                "requires.device.compute_capability",
+                "string",
+            ),
+            (
+                r#""requires":{"device":{"share_bytes":0}}"#,
+                "requires.device.share_bytes",
+                "above 0",
+            ),
+            (
+                r#""requires":{"device":["NVIDIA"]}"#,
+                "requires.device",
+                "must be an object, but is a list",
+            ),
+            (
+                r#""requires":{"device":true}"#,
+                "requires.device",
+                "invalid type",
+            ),
+            (
+                r#""prefers":{"cores":2},"requires":{"cores":3}"#,
+                "prefers.cores",
+                "at least requires.cores, but 2 is below 3",
+            ),
+            (
+                r#""prefers":{"device":{"compute_capability":"7.5"}},"requires":{"device":{"compute_capability":"8.0"}}"#,
+                "prefers.device.compute_capability",
+                "7.5 is below 8.0",
+            ),
+            (
+                r#""prefers":{"contract":"bounded"}"#,
+                "prefers.contract",
+                "stronger",
+            ),
+            (
+                r#""prefers":{"nodes":["n1"]}"#,
+                "prefers.nodes",
+                "unknown field `nodes`",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert_eq!(error.field, field, "{text}: {error:?}");
+            assert!(error.reason.contains(word), "{text}: {error:?}");
+        }
+    }
+}

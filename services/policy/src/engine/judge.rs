@@ -1,0 +1,279 @@
+//! Judges what was computed twice, and says what follows.
+
+use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::trust::{Proof, Verdict};
+use fiec_schemas::{Contract, Event, ExecutionId, NodeId};
+
+use super::{Action, Policy};
+use crate::cluster::{NodeIx, Stage};
+use crate::time::Now;
+
+/// Verifiers that an event names.
+const VERIFIERS_LIMIT: usize = 16;
+
+/// What became of a claim.
+enum Outcome {
+    /// It was right; these have found the same.
+    Agreed(Vec<NodeIx>),
+    /// It was wrong; this one found what another one found too.
+    Wrong(NodeIx),
+    /// It was right, and this one had found something else.
+    Slandered(NodeIx, NodeIx),
+    /// Two findings: a third node is to tell.
+    Undecided,
+    /// Three findings, the last one this one's.
+    Babel(NodeIx),
+}
+
+impl Policy {
+    /// What somebody found.
+    pub(super) fn verdict(&mut self, now: Now, verdict: Verdict, out: &mut Vec<Action>) {
+        let id = verdict.execution;
+        let retry = self.config.verify_retry_ms;
+        let from = self.cluster.find(&verdict.node);
+        let Some(check) = self.checks.get_mut(&id) else {
+            return;
+        };
+        let Some(trial) = check
+            .trial
+            .as_mut()
+            .filter(|t| t.question == verdict.question && t.asked.is_some() && t.asked == from)
+        else {
+            return;
+        };
+        trial.heard = now.mono;
+        let (Some(verifier), Some(claim)) = (trial.asked, check.claims.front()) else {
+            return;
+        };
+        let finding = match (verdict.finding, verdict.error) {
+            (Some(finding), _) => finding,
+            (None, Some(reason)) => {
+                let gone = reason.starts_with("σ of boundary");
+                check.failed(now.mono, retry, format!("{}: {reason}", verdict.node));
+                if gone {
+                    check.from_the_beginning();
+                }
+                return;
+            }
+            // Still at it.
+            (None, None) => return,
+        };
+        trial.asked = None;
+        let outcome = match (&trial.other, claim.agrees(&finding)) {
+            (None, true) => Outcome::Agreed(vec![verifier]),
+            (Some((slanderer, _)), true) => Outcome::Slandered(*slanderer, verifier),
+            (None, false) => {
+                trial.other = Some((verifier, finding));
+                Outcome::Undecided
+            }
+            (Some((_, other)), false) if *other == finding => Outcome::Wrong(verifier),
+            (Some(_), false) => Outcome::Babel(verifier),
+        };
+        self.decide(now, id, outcome, out);
+    }
+
+    fn decide(&mut self, now: Now, id: ExecutionId, outcome: Outcome, out: &mut Vec<Action>) {
+        let retry = self.config.verify_retry_ms;
+        let Some(check) = self.checks.get_mut(&id) else {
+            return;
+        };
+        let Some(claim) = check.claims.front().cloned() else {
+            return;
+        };
+        let (from, to) = claim.ends();
+        let what = format!("boundaries {from} to {to} of {id}");
+        let first = check
+            .trial
+            .as_ref()
+            .and_then(|t| t.other.as_ref())
+            .map(|(ix, _)| *ix);
+        let name = |ix: NodeIx| self.cluster.node(ix).id.clone();
+        let claimant = claim.node.map(name);
+        let said = claimant
+            .as_ref()
+            .map_or("its nodes", |n| n.as_str())
+            .to_owned();
+        let mut record = |by: Vec<NodeId>, outcome: &str, detail: String| {
+            out.push(Action::Record(Box::new(Record::Verification {
+                execution: id,
+                from,
+                to,
+                node: claimant.clone(),
+                by,
+                outcome: outcome.to_owned(),
+                detail,
+                at: now.wall,
+            })));
+        };
+        match outcome {
+            Outcome::Agreed(by) => {
+                let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
+                record(names, "agreed", format!("{said} had computed the same"));
+                self.confirm(now, id, &by, out);
+            }
+            Outcome::Slandered(slanderer, by) => {
+                let reason = format!(
+                    "it computed {what} with other bits than {said} and {}",
+                    name(by)
+                );
+                record(
+                    vec![name(slanderer), name(by)],
+                    "verifier_corrupt",
+                    format!("{}: {reason}", name(slanderer)),
+                );
+                self.confirm(now, id, &[by], out);
+                self.convict(now, slanderer, reason, out);
+            }
+            Outcome::Wrong(by) => {
+                let by: Vec<_> = first.into_iter().chain([by]).collect();
+                let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
+                let words: Vec<_> = names.iter().map(|n| n.as_str()).collect();
+                let reason = format!(
+                    "it computed {what} with other bits than {}",
+                    words.join(" and ")
+                );
+                record(names, "node_corrupt", format!("{said}: {reason}"));
+                self.go_back(now, id, claim.node, reason, out);
+            }
+            Outcome::Undecided => {
+                let names: Vec<_> = first.into_iter().map(name).collect();
+                record(
+                    names,
+                    "undecided",
+                    format!("{said} had computed other bits"),
+                );
+                check.retry_at = now.mono;
+            }
+            Outcome::Babel(by) => {
+                let others: Vec<_> = first.into_iter().chain([by]).collect();
+                let names: Vec<_> = others.iter().map(|ix| name(*ix)).collect();
+                let note = format!("{what} have three different ends; all were asked for proofs");
+                record(names, "undecided", note.clone());
+                out.extend(
+                    claim
+                        .node
+                        .into_iter()
+                        .chain(others)
+                        .map(|ix| Action::Control {
+                            node: name(ix),
+                            request: ControlRequest::Prove,
+                            ticket: None,
+                        }),
+                );
+                check.trial = None;
+                check.failed(now.mono, retry, note);
+            }
+        }
+    }
+
+    fn confirm(&mut self, now: Now, id: ExecutionId, by: &[NodeIx], out: &mut Vec<Action>) {
+        let Some(check) = self.checks.get_mut(&id) else {
+            return;
+        };
+        let before = check.good.clone();
+        let done = check.confirmed(by);
+        let kept = |p: &fiec_schemas::StatePlace| p.seq.is_none();
+        if let Some(old) = before.filter(kept)
+            && check
+                .good
+                .as_ref()
+                .is_none_or(|good| good.digest != old.digest)
+        {
+            out.push(Action::DropKept {
+                execution: id,
+                digest: old.digest,
+            });
+        }
+        if done {
+            self.finish(now, id, out);
+        }
+    }
+
+    /// Everything of an execution that has ended is verified: now that counts.
+    pub(super) fn finish(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+        let Some(check) = self.checks.get(&id) else {
+            return;
+        };
+        let Some(completed) = check.completed.clone() else {
+            return;
+        };
+        let (by, segments) = (check.by.clone(), check.segments);
+        let by = by.iter().map(|ix| self.cluster.node(*ix).id.clone());
+        let verified = Event::Verified {
+            by: by.take(VERIFIERS_LIMIT).collect(),
+            segments,
+        };
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        // What is on its way settles first; time passes, and this is tried again.
+        if e.busy || e.stage != Stage::Verifying {
+            return;
+        }
+        e.busy = true;
+        e.since = now.mono;
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: vec![verified, completed],
+            ticket: None,
+        });
+    }
+
+    fn go_back(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        culprit: Option<NodeIx>,
+        reason: String,
+        out: &mut Vec<Action>,
+    ) {
+        let retry = self.config.verify_retry_ms;
+        if let Some(check) = self.checks.get_mut(&id) {
+            check.must_step_back = Some((culprit, reason.clone()));
+            check.retry_at = now.mono.plus(retry);
+        }
+        self.step_back(now, id, culprit, reason.clone(), out);
+        if let Some(culprit) = culprit {
+            self.convict(now, culprit, reason, out);
+        }
+    }
+
+    /// A node has proved itself anew: where two disagree and nobody else can tell, that decides.
+    pub(super) fn proof_tells(
+        &mut self,
+        now: Now,
+        ix: NodeIx,
+        proof: &Proof,
+        out: &mut Vec<Action>,
+    ) {
+        let broken =
+            |r: &&fiec_schemas::trust::Proved| r.contract == Contract::Bitwise && !r.passed;
+        let Some(broken) = proof.results.iter().find(broken) else {
+            return;
+        };
+        let reason = broken.detail.clone();
+        for id in self.to_verify.iter().copied().collect::<Vec<_>>() {
+            let Some(check) = self.checks.get_mut(&id) else {
+                continue;
+            };
+            let (Some(claim), Some(trial)) = (check.claims.front(), check.trial.as_ref()) else {
+                continue;
+            };
+            let Some((verifier, _)) = trial.other else {
+                continue;
+            };
+            if trial.proofs_since.is_none_or(|since| proof.at < since) {
+                continue;
+            }
+            if claim.node == Some(ix) {
+                self.go_back(now, id, Some(ix), reason.clone(), out);
+            } else if verifier == ix {
+                check.trial = None;
+                check.retry_at = now.mono;
+                self.convict(now, ix, reason.clone(), out);
+            }
+        }
+    }
+}

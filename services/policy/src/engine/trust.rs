@@ -1,0 +1,217 @@
+//! Follows what nodes prove, and takes contracts away: from a node whose canaries fail, or that
+//! was found out by a comparison. What it holds under that contract leaves it, back to the last
+//! boundary that is known to be good.
+
+use std::sync::Arc;
+
+use fiec_schemas::messages::{ContractStanding, Record};
+use fiec_schemas::trust::{NodeIdentity, Proof, Quarantine, Quarantined, SignedProof};
+use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
+
+use super::{Action, Good, Policy};
+use crate::cluster::{Node, NodeIx, Stage};
+use crate::time::Now;
+
+/// A proof that is younger is recorded also by a service that has just started.
+const YOUNG_US: i64 = 600_000_000;
+
+/// A step back whose outcome was never told is tried again after this.
+const STEPPING_MS: u64 = 10_000;
+
+/// How a node stands with each contract at each place.
+pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
+    let mut all = Vec::new();
+    for substrate in &d.substrates {
+        for contract in [Contract::Bitwise, Contract::Bounded] {
+            let standing = node.trust.standing(d, contract, &substrate.id, now.wall);
+            all.push(ContractStanding {
+                contract,
+                substrate: substrate.id.clone(),
+                standing: standing.as_str().to_owned(),
+                detail: standing.in_words(contract),
+            });
+        }
+    }
+    all
+}
+
+impl Policy {
+    /// The identity that a node's claim states.
+    pub fn identity(&self, node: &NodeId) -> Option<NodeIdentity> {
+        let ix = self.cluster.find(node)?;
+        self.cluster.node(ix).descriptor.as_ref()?.identity.clone()
+    }
+
+    /// A node's proof, and whether its signature is right.
+    pub(super) fn proof(
+        &mut self,
+        now: Now,
+        name: &NodeId,
+        signed: &SignedProof,
+        judged: Result<Proof, String>,
+        out: &mut Vec<Action>,
+    ) {
+        let ix = self.cluster.intern(now.mono, name);
+        let trust = &mut self.cluster.node_mut(ix).trust;
+        let (proof, refused) = match judged {
+            Ok(proof) => (Some(Arc::new(proof)), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        if trust.proof == proof && trust.refused == refused {
+            return;
+        }
+        trust.proof.clone_from(&proof);
+        trust.refused.clone_from(&refused);
+        self.dirty = true;
+        let young = proof
+            .as_ref()
+            .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
+        if (self.loaded || young) && self.speaks_for(name) {
+            out.push(Action::Record(Box::new(Record::Proof {
+                proof: Box::new(signed.clone()),
+                refused,
+                at: now.wall,
+            })));
+        }
+        if let Some(proof) = proof {
+            self.take_broken(ix, out);
+            self.proof_tells(now, ix, &proof, out);
+        }
+    }
+
+    /// What a node has lost, as it is stored.
+    pub(super) fn quarantine(
+        &mut self,
+        now: Now,
+        name: &NodeId,
+        quarantine: Quarantine,
+        out: &mut Vec<Action>,
+    ) {
+        let ix = self.cluster.intern(now.mono, name);
+        self.cluster.node_mut(ix).trust.quarantine = quarantine;
+        self.dirty = true;
+        if self.loaded {
+            self.take_away(now, ix, out);
+        }
+    }
+
+    /// True where this replica is the one to act for a node.
+    fn speaks_for(&self, name: &NodeId) -> bool {
+        self.replicas.prefers_self(name.as_str().as_bytes())
+    }
+
+    /// Takes a contract away that a node's own canaries have broken.
+    fn take_broken(&mut self, ix: NodeIx, out: &mut Vec<Action>) {
+        let node = self.cluster.node(ix);
+        if self.loaded
+            && self.speaks_for(&node.id)
+            && let Some((contract, reason)) = node.trust.broken()
+        {
+            out.push(Action::Quarantine {
+                node: node.id.clone(),
+                contract,
+                reason,
+            });
+        }
+    }
+
+    /// Takes a contract away from a node that was found out. It counts here at once.
+    pub(super) fn convict(&mut self, now: Now, ix: NodeIx, reason: String, out: &mut Vec<Action>) {
+        let contract = Contract::Bitwise;
+        let node = self.cluster.node_mut(ix);
+        if node.trust.quarantine.of(contract).is_none() {
+            node.trust.quarantine.entries.push(Quarantined {
+                contract,
+                reason: reason.clone(),
+                who: "policy".to_owned(),
+                at: now.wall,
+            });
+            out.push(Action::Quarantine {
+                node: node.id.clone(),
+                contract,
+                reason,
+            });
+        }
+        self.take_away(now, ix, out);
+    }
+
+    /// What must leave a node because it has lost a contract leaves it.
+    pub(super) fn take_away(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+        let node = self.cluster.node(ix);
+        if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
+            return;
+        }
+        let held: Vec<ExecutionId> = node.holds.iter().copied().collect();
+        for id in held {
+            let Some(e) = self.cluster.execution(id) else {
+                continue;
+            };
+            let contract = self.cluster.profiles.get(e.profile).map(|p| p.contract);
+            let quarantine = &self.cluster.node(ix).trust.quarantine;
+            let Some(entry) = contract.and_then(|c| quarantine.of(c)) else {
+                continue;
+            };
+            if !self.is_mine(id) {
+                continue;
+            }
+            let reason = entry.reason.clone();
+            self.step_back(now, id, Some(ix), reason, out);
+        }
+    }
+
+    /// Takes an execution back to the last boundary that is known to be good.
+    pub(super) fn step_back(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        culprit: Option<NodeIx>,
+        reason: String,
+        out: &mut Vec<Action>,
+    ) {
+        let good = match self.checks.get(&id) {
+            Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
+                Good::Known(check.good.clone())
+            }
+            _ => Good::BeforeIt,
+        };
+        let node = culprit.map(|ix| self.cluster.node(ix).id.clone());
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        if self
+            .stepping
+            .get(&id)
+            .is_some_and(|since| now.mono.since(*since) < STEPPING_MS)
+        {
+            return;
+        }
+        self.stepping.insert(id, now.mono);
+        e.busy = true;
+        // Nothing is bound before that is in the ledger.
+        let tenant = e.tenant.clone();
+        if matches!(e.stage, Stage::Pending) {
+            self.stop_waiting(id);
+        }
+        out.push(Action::StepBack {
+            execution: id,
+            tenant,
+            cause: Cause::Corrupt {
+                node: node.clone(),
+                reason,
+            },
+            culprit: node,
+            good,
+        });
+    }
+
+    /// As time passes: what could not be done at once.
+    pub(super) fn look_at_trust(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+        if !self.connected {
+            return;
+        }
+        let node = self.cluster.node(ix);
+        if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
+            self.take_away(now, ix, out);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Has parts of executions computed once more elsewhere; [`super::judge`] judges. Two nodes that
+//! disagree are judged by a third; where there is none, by fresh canaries of both; where those pass, the
+//! execution waits and says so.
+
+use std::collections::BTreeMap;
+
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::package::is_built_in;
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::trust::{Finding, Verify, digest_of_result};
+use fiec_schemas::{Contract, Event, ExecutionId, NodeId};
+
+use super::{Action, Policy};
+use crate::cluster::{NodeIx, Presence};
+use crate::execution::Avoided;
+use crate::placement::{self, Ask};
+use crate::time::{Millis, Now};
+use crate::verify::{Check, Trial, is_drawn};
+use crate::view::LedgerView;
+
+/// Two nodes disagree, and a third one that is there was not free for so long: their proofs are
+/// asked for.
+const THIRD_WITHIN_MS: u64 = 10_000;
+/// Nodes whose reasons a note tells.
+const REASONS_LIMIT: usize = 4;
+
+impl Policy {
+    fn mode_of(&self, id: ExecutionId, guarded: bool) -> Option<Verify> {
+        if guarded {
+            return Some(Verify::All);
+        }
+        let profile = self.cluster.execution(id)?.profile;
+        let profile = self.cluster.profiles.get(profile)?;
+        if profile.contract != Contract::Bitwise {
+            return None;
+        }
+        // Without a word of the submission only what is known to be deterministic is compared.
+        let usual = || Verify::Share(self.config.verify_share);
+        let mode = match profile.verify {
+            Some(mode) => mode,
+            None if is_built_in(&profile.program) => usual(),
+            None => Verify::None,
+        };
+        match mode {
+            Verify::None => None,
+            Verify::Share(share) if share <= 0.0 => None,
+            mode => Some(mode),
+        }
+    }
+
+    /// Notes what a message claims.
+    pub(super) fn note_claims(&mut self, now: Now, view: &LedgerView<'_>) {
+        let id = view.state.execution;
+        if view.event("stepped_back").is_some() {
+            if let Some(check) = self.checks.get_mut(&id) {
+                check.stepped_back(view.place());
+                check.counted(view.state.commits(), view.state.commits());
+            }
+            self.to_verify.remove(&id);
+            return;
+        }
+        let here = view.events.iter().filter(|e| e.kind == "boundary").count() as u64;
+        let computed = view.event("computed");
+        if here == 0 && computed.is_none() {
+            return;
+        }
+        let Some(mode) = self.mode_of(id, view.state.guarded) else {
+            return;
+        };
+        let author = view.worker().and_then(|w| w.parse::<NodeId>().ok());
+        let author = author.map(|name| self.cluster.intern(now.mono, &name));
+        let seed = self.seed;
+        let first = view.state.commits() == here && view.state.steps_back() == 0;
+        let new = !self.checks.contains_key(&id);
+        let check = self
+            .checks
+            .entry(id)
+            .or_insert_with(|| Box::new(Check::new(mode, first)));
+        if new {
+            check.counted(view.state.commits(), view.state.commits());
+        } else {
+            check.counted(view.state.commits(), here);
+        }
+        if let (true, Some(place), Some(node)) = (here > 0, view.place(), author) {
+            let mut found = Finding {
+                index: place.index,
+                digest: place.digest,
+                outputs: BTreeMap::new(),
+            };
+            for event in view.events.iter().filter(|e| e.kind == "boundary") {
+                found.made(&event.outputs());
+            }
+            let share = match mode {
+                Verify::Share(share) => share,
+                Verify::All => 1.0,
+                Verify::None => 0.0,
+            };
+            let index = place.index;
+            check.boundary(place, found, node, || is_drawn(seed, id, index, share));
+        }
+        if let Some(end) = computed {
+            let (result, outputs) = (end.result(), end.outputs());
+            let capsules = end.capsules.unwrap_or(0);
+            let mut found = Finding {
+                index: capsules,
+                digest: digest_of_result(&result),
+                outputs: BTreeMap::new(),
+            };
+            found.made(&outputs);
+            let completed = Event::Completed {
+                result,
+                computed_until: end.computed_until().unwrap_or(now.wall),
+                capsules,
+                outputs,
+                energy: None,
+            };
+            check.computed(found, author, completed);
+        }
+        if !check.claims.is_empty() {
+            self.to_verify.insert(id);
+        }
+    }
+
+    /// As time passes: asks, gives up who is silent, goes back.
+    pub(super) fn verify_round(&mut self, now: Now, out: &mut Vec<Action>) {
+        if self.to_verify.is_empty() {
+            return;
+        }
+        let ids: Vec<_> = self.to_verify.iter().copied().collect();
+        let mut open = 0;
+        for id in &ids {
+            self.give_up_the_silent(now, *id);
+            let trial = self.checks.get(id).and_then(|c| c.trial.as_ref());
+            open += usize::from(trial.is_some_and(|t| t.asked.is_some()));
+        }
+        for id in ids {
+            let Some(check) = self.checks.get(&id) else {
+                self.to_verify.remove(&id);
+                continue;
+            };
+            if now.mono < check.retry_at || !self.is_mine(id) {
+                continue;
+            }
+            if let Some((culprit, reason)) = check.must_step_back.clone() {
+                self.step_back(now, id, culprit, reason, out);
+                continue;
+            }
+            if check.claims.is_empty() {
+                if check.completed.is_some() {
+                    self.finish(now, id, out);
+                } else {
+                    self.to_verify.remove(&id);
+                }
+                continue;
+            }
+            let asked = check.trial.as_ref().is_some_and(|t| t.asked.is_some());
+            // Real work comes first.
+            if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
+                continue;
+            }
+            open += usize::from(self.ask_somebody(now, id, out));
+        }
+    }
+
+    fn give_up_the_silent(&mut self, now: Now, id: ExecutionId) {
+        let silence = self.config.verify_silence_ms;
+        let retry = self.config.verify_retry_ms;
+        let Some(check) = self.checks.get_mut(&id) else {
+            return;
+        };
+        let Some(Trial {
+            asked: Some(ix),
+            heard,
+            ..
+        }) = check.trial
+        else {
+            return;
+        };
+        let node = self.cluster.node(ix);
+        let lost = matches!(node.presence, Presence::Lost { .. });
+        if lost || now.mono.since(heard) > silence {
+            let note = format!(
+                "{} was asked to compute a part once more and fell silent",
+                node.id
+            );
+            check.failed(now.mono, retry, note);
+        }
+    }
+
+    /// Asks a node with a slot to spare to compute the first claim once more; true where one was.
+    fn ask_somebody(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+        let (Some(e), Some(check)) = (self.cluster.execution(id), self.checks.get(&id)) else {
+            return false;
+        };
+        let (Some(claim), Some(segment)) = (check.claims.front(), check.segment()) else {
+            return false;
+        };
+        let other = check.trial.as_ref().and_then(|t| t.other.as_ref());
+        let out_of_question = |ix| Avoided {
+            node: ix,
+            until: Millis(u64::MAX),
+            refusals: 0,
+        };
+        let mut avoid: Vec<Avoided> = claim.node.into_iter().map(out_of_question).collect();
+        avoid.extend(other.map(|(ix, _)| out_of_question(*ix)));
+        let ask = Ask {
+            avoid: &avoid,
+            free_slot: true,
+            ..Ask::new(e.profile, &[])
+        };
+        let tenant = e.tenant.clone();
+        let choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        let Some(choice) = choice else {
+            let soon = self.could_be_asked(now, &avoid);
+            let review = placement::review(&self.cluster, &self.config, now, &ask);
+            let out_of = |node: &NodeId| {
+                let ix = self.cluster.find(node);
+                avoid.iter().any(|a| Some(a.node) == ix)
+            };
+            let others = review.candidates.iter().filter(|c| !out_of(&c.node));
+            let reasons: Vec<_> = others
+                .map(|c| format!("{}: {}", c.node, c.rejected.join(", ")))
+                .take(REASONS_LIMIT)
+                .collect();
+            self.nobody_to_ask(now, id, soon, &reasons.join("; "), out);
+            return false;
+        };
+        self.questions += 1;
+        // Unique among replicas and lives as far as a clock is.
+        let question =
+            now.wall.micros().unsigned_abs().wrapping_mul(1_000) + self.questions % 1_000;
+        let Some(check) = self.checks.get_mut(&id) else {
+            return false;
+        };
+        let trial = check.trial.get_or_insert(Trial {
+            question,
+            asked: None,
+            heard: now.mono,
+            other: None,
+            proofs_since: None,
+        });
+        trial.question = question;
+        trial.asked = Some(choice.node);
+        trial.heard = now.mono;
+        out.push(Action::Control {
+            node: self.cluster.node(choice.node).id.clone(),
+            request: ControlRequest::Verify {
+                question,
+                execution: id,
+                tenant,
+                segment,
+            },
+            ticket: None,
+        });
+        true
+    }
+
+    /// True where somebody else keeps the contract, who may have a slot to spare soon.
+    fn could_be_asked(&self, now: Now, out_of_question: &[Avoided]) -> bool {
+        self.cluster.nodes().any(|(ix, node)| {
+            let standing = node.descriptor.as_ref().is_some_and(|d| {
+                let trust = &node.trust;
+                let standing = trust.standing(d, Contract::Bitwise, HOST, now.wall);
+                standing.is_good()
+            });
+            let there = matches!(node.presence, Presence::Up) && !node.is_draining();
+            standing && there && out_of_question.iter().all(|a| a.node != ix)
+        })
+    }
+
+    fn nobody_to_ask(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        soon: bool,
+        why: &str,
+        out: &mut Vec<Action>,
+    ) {
+        let retry = self.config.verify_retry_ms;
+        let Some(check) = self.checks.get_mut(&id) else {
+            return;
+        };
+        let Some(claim) = check.claims.front() else {
+            return;
+        };
+        let (from, to) = claim.ends();
+        check.retry_at = now.mono.plus(retry);
+        let name = |ix: NodeIx| self.cluster.node(ix).id.clone();
+        let Some((verifier, _)) = check.trial.as_ref().and_then(|t| t.other.clone()) else {
+            check.note = Some(format!(
+                "boundaries {from} to {to} are to be computed once more, and no other node is free for that ({why})"
+            ));
+            return;
+        };
+        let both: Vec<NodeIx> = claim.node.into_iter().chain([verifier]).collect();
+        let names: Vec<_> = both.iter().map(|ix| name(*ix).to_string()).collect();
+        check.note = Some(format!(
+            "{} disagree on boundaries {from} to {to}; a third node is awaited to decide ({why})",
+            names.join(" and ")
+        ));
+        let Some(trial) = check.trial.as_mut().filter(|t| t.proofs_since.is_none()) else {
+            return;
+        };
+        // Somebody else is there, but busy or under pressure: not for long, most likely.
+        if soon && now.mono.since(trial.heard) < THIRD_WITHIN_MS {
+            return;
+        }
+        trial.proofs_since = Some(now.wall);
+        out.extend(both.into_iter().map(|ix| Action::Control {
+            node: name(ix),
+            request: ControlRequest::Prove,
+            ticket: None,
+        }));
+    }
+
+    /// How far the comparison of an execution is, for people.
+    pub(super) fn verification_in_words(&self, check: &Check) -> String {
+        let mut words = String::new();
+        if check.mode == Verify::All {
+            let good = check.good.as_ref().map_or(0, |p| p.index);
+            words += &format!("; verified up to boundary {good}");
+        }
+        if let Some(asked) = check.trial.as_ref().and_then(|t| t.asked) {
+            words += &format!(
+                "; {} computes a part once more",
+                self.cluster.node(asked).id
+            );
+        } else if let Some(note) = &check.note {
+            words += &format!("; {note}");
+        }
+        words
+    }
+}

@@ -1,0 +1,316 @@
+//! The filters: each looks at one place of one node and says why it will not do.
+
+use fiec_schemas::Contract;
+use fiec_schemas::hardware::{Reading, Signal};
+use fiec_schemas::package::matches;
+use fiec_schemas::submission::DeviceRequirement;
+use fiec_schemas::substrate::HOST;
+
+use super::reason::Reason;
+use super::{Ask, Leaving};
+use crate::cluster::{Node, NodeIx, Presence};
+use crate::config::Config;
+use crate::hysteresis::State;
+use crate::places::{Claim, Device, DeviceIx, Judged};
+use crate::profile::Profile;
+use crate::time::Now;
+
+/// One place of one node under one question.
+pub(super) struct View<'a, 'b> {
+    pub node: &'a Node,
+    pub ix: NodeIx,
+    /// Which device; none: the host.
+    pub at: Option<DeviceIx>,
+    pub profile: &'a Profile,
+    pub prefers: bool,
+    pub config: &'b Config,
+    pub now: Now,
+    pub ask: &'b Ask<'b>,
+}
+
+impl<'a> View<'a, '_> {
+    pub(super) fn device(&self) -> Option<&'a Device> {
+        self.node.devices.get(self.at?)
+    }
+
+    pub(super) fn judged(&self) -> Judged<'a> {
+        let device = self.device().map(|d| &*d.id);
+        Judged::of(Some(self.profile), device)
+    }
+}
+
+type Filter = for<'a> fn(&View<'a, '_>) -> Option<Reason<'a>>;
+
+/// The filters in the order in which people read them; lazily, so that the first reason costs no
+/// more than it must.
+const FILTERS: [Filter; 10] = [
+    wanted,
+    present,
+    operators,
+    program,
+    requirements,
+    device,
+    contract,
+    viable,
+    capacity,
+    device_capacity,
+];
+
+/// Everything that speaks against a place.
+pub(super) fn reasons<'a, 'b>(view: &View<'a, 'b>) -> impl Iterator<Item = Reason<'a>> {
+    FILTERS.iter().filter_map(move |filter| filter(view))
+}
+
+fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let left = match v.ask.leaving {
+        None => false,
+        Some(Leaving::Node(ix)) => ix == v.ix,
+        Some(Leaving::Place(ix, at)) => ix == v.ix && at == v.at,
+    };
+    if left {
+        return Some(Reason::Leaving);
+    }
+    if v.ask.only.is_some_and(|only| only != v.ix) {
+        return Some(Reason::NotWanted);
+    }
+    let mut avoided = v.ask.avoid.iter();
+    let refused = avoided.any(|a| a.node == v.ix && v.now.mono < a.until);
+    refused.then_some(Reason::Refused)
+}
+
+fn present<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let (node, now) = (v.node, v.now.mono);
+    if node.descriptor.is_none() {
+        return Some(Reason::Unknown);
+    }
+    match node.presence {
+        Presence::Up => {}
+        Presence::Probing { .. } | Presence::Lost { .. } => {
+            return Some(Reason::Lost {
+                silent_ms: now.since(node.heard),
+            });
+        }
+    }
+    if node.vector.is_none() {
+        return Some(Reason::NoVector);
+    }
+    let age_ms = now.since(node.vector_at);
+    (age_ms > v.config.liveness_ms).then_some(Reason::Stale { age_ms })
+}
+
+fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    if v.node.is_draining() {
+        Some(Reason::Draining)
+    } else {
+        v.node.flags.cordoned.then_some(Reason::Cordoned)
+    }
+}
+
+fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let (offered, wanted) = (&v.node.descriptor.as_ref()?.programs, &v.profile.program);
+    let offers = offered.iter().any(|pattern| matches(pattern, wanted));
+    (!offers).then_some(Reason::Program { wanted, offered })
+}
+
+/// True where the submission's own requirements speak against a place, whatever else does.
+pub(super) fn rules_out(view: &View<'_, '_>) -> bool {
+    requirements(view).is_some() || device(view).is_some()
+}
+
+/// Bytes of memory that a reading leaves free, under the limit or the envelope in force.
+pub(super) fn free_bytes(reading: &Reading) -> Option<u64> {
+    let (value, raw) = (reading.value?, reading.raw?);
+    let whole = if value > 0.0 {
+        raw / value
+    } else {
+        reading.limit?
+    };
+    let free = if value >= 1.0 { 0.0 } else { whole - raw };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "float casts saturate"
+    )]
+    Some(free as u64)
+}
+
+/// Bytes of memory free on the host or on a device, as its node's last vector says.
+pub(super) fn free_memory(node: &Node, device: Option<&str>) -> Option<u64> {
+    let of = |r: &&Reading| r.signal == Signal::Memory && r.device.as_deref() == device;
+    free_bytes(node.vector.as_ref()?.readings.iter().find(of)?)
+}
+
+fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let descriptor = v.node.descriptor.as_ref()?;
+    let requires = &v.profile.requires;
+    if !requires.nodes.is_empty() && !requires.nodes.contains(&v.node.id) {
+        return Some(Reason::NotNamed);
+    }
+    if requires.exclude.contains(&v.node.id) {
+        return Some(Reason::Excluded);
+    }
+    if let Some(needs) = requires.memory_bytes
+        && descriptor.memory_limit_bytes < needs
+    {
+        return Some(Reason::Memory {
+            has: descriptor.memory_limit_bytes,
+            needs,
+        });
+    }
+    if let Some(needs) = requires.cores
+        && descriptor.cpus < needs
+    {
+        return Some(Reason::Cores {
+            has: descriptor.cpus,
+            needs,
+        });
+    }
+    if let Some(needs) = requires.bandwidth_bytes_s {
+        let has = descriptor.profile.bandwidth_bytes_s();
+        if has.is_none_or(|has| has < needs) {
+            return Some(Reason::Bandwidth { has, needs });
+        }
+    }
+    let mut labels = requires.labels.iter();
+    let label = labels.find(|(key, value)| descriptor.labels.get(*key) != Some(value));
+    if let Some((key, value)) = label {
+        return Some(Reason::Label { key, value });
+    }
+    let needs = requires.free_memory_bytes?;
+    let free = free_memory(v.node, None);
+    free.is_none_or(|free| free < needs)
+        .then_some(Reason::FreeMemory {
+            free,
+            needs,
+            device: false,
+        })
+}
+
+fn device<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let Some(device) = v.device() else {
+        return v
+            .profile
+            .requires
+            .device
+            .is_some()
+            .then_some(Reason::NoDevice);
+    };
+    let Some(facts) = &device.facts else {
+        return Some(Reason::DeviceGone);
+    };
+    let DeviceRequirement {
+        kind,
+        compute_capability,
+        multiprocessors,
+        memory_bytes,
+        free_memory_bytes,
+        copy_bytes_s,
+        share_bytes: _,
+        viable_by: _,
+    } = v.profile.requires.device.as_ref()?;
+    if let Some(pattern) = kind
+        && !matches(pattern, &facts.name)
+    {
+        let name = &facts.name;
+        return Some(Reason::DeviceKind { name, pattern });
+    }
+    let known = facts.device.as_ref();
+    if let Some(needs) = *compute_capability {
+        let has = known.and_then(|d| d.compute_capability);
+        if has.is_none_or(|has| has < needs) {
+            return Some(Reason::DeviceCapability { has, needs });
+        }
+    }
+    if let Some(needs) = *multiprocessors {
+        let has = known.and_then(|d| d.multiprocessors);
+        if has.is_none_or(|has| has < needs) {
+            return Some(Reason::DeviceUnits { has, needs });
+        }
+    }
+    if let Some(needs) = *memory_bytes
+        && facts.memory_bytes.is_none_or(|has| has < needs)
+    {
+        let has = facts.memory_bytes;
+        return Some(Reason::DeviceMemory { has, needs });
+    }
+    if let Some(needs) = *copy_bytes_s {
+        let has = known.and_then(|d| d.copy_bytes_s());
+        if has.is_none_or(|has| has < needs) {
+            return Some(Reason::DeviceCopies { has, needs });
+        }
+    }
+    let needs = (*free_memory_bytes)?;
+    let free = free_memory(v.node, Some(&device.id));
+    free.is_none_or(|free| free < needs)
+        .then_some(Reason::FreeMemory {
+            free,
+            needs,
+            device: true,
+        })
+}
+
+/// A contract stands on what was proved there. Every place that ever held the execution passed
+/// here, so both sides of a move have proved it.
+fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let wanted = v.profile.contract;
+    if wanted != Contract::Statistical {
+        let descriptor = v.node.descriptor.as_ref()?;
+        let place = v.device().map_or(HOST, |d| &*d.id);
+        let trust = &v.node.trust;
+        let standing = trust.standing(descriptor, wanted, place, v.now.wall);
+        if !standing.is_good() {
+            return Some(Reason::Contract { wanted, standing });
+        }
+    }
+    let facts = v.device()?.facts.as_ref()?;
+    let offered = &facts.device.as_ref()?.contracts;
+    let wanted = v.profile.contract;
+    (!offered.is_empty() && !offered.contains(&wanted)).then_some(Reason::DeviceContract { wanted })
+}
+
+fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let watch = v.node.watch(v.ask.profile)?;
+    let judged = v.judged();
+    if let Some(watched) = watch.obstacle(judged) {
+        return Some(Reason::Pressing(watched));
+    }
+    if !v.profile.viability.is_empty() {
+        let unknown = |s: State| matches!(s, State::Unknown { .. });
+        let unmeasured = watch.of_place(judged).find(|w| {
+            v.profile.viability.contains_key(&w.signal)
+                && unknown(w.automaton.state())
+                // What a device tells need not be told by its host too.
+                && !watch.of_place(judged).any(|other| {
+                    other.signal == w.signal && !unknown(other.automaton.state())
+                })
+        });
+        if let Some(watched) = unmeasured {
+            return Some(Reason::Unmeasured(watched));
+        }
+    }
+    let left = v.ask.left.iter().find(|(ix, _)| *ix == v.ix)?;
+    let back = watch.admits_return(judged, v.now.moment_of(left.1));
+    (!back).then_some(Reason::Left)
+}
+
+fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let own = u32::from(v.ask.counted.is_some_and(|(ix, _)| ix == v.ix));
+    let held = v.node.held().saturating_sub(own);
+    // Nothing waits for a device: whoever has one computes on it.
+    let limit = if v.ask.free_slot || v.at.is_some() {
+        v.node.slots()
+    } else {
+        v.node.limit(v.now.mono, v.config)
+    };
+    (held >= limit).then_some(Reason::Full { held, limit })
+}
+
+fn device_capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let Claim::Device { device, budget } = Claim::of(Some(v.profile), v.at) else {
+        return None;
+    };
+    let own = v.ask.counted.filter(|(ix, _)| *ix == v.ix);
+    let own = own.map(|(_, claim)| claim);
+    let refused = v.device()?.refuses(device, budget, own);
+    refused.map(Reason::DeviceFull)
+}

@@ -1,0 +1,252 @@
+//! Why a place was not taken, in words, and what would have to change.
+
+use fiec_schemas::Contract;
+use fiec_schemas::package::is_built_in;
+use fiec_schemas::substrate::ComputeCapability;
+
+use crate::cluster::Node;
+use crate::places::NoRoom;
+use crate::time::Millis;
+use crate::trust::Standing;
+use crate::watch::Watched;
+
+/// Why a place was not taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reason<'a> {
+    Unknown,
+    Lost {
+        silent_ms: u64,
+    },
+    NoVector,
+    Stale {
+        age_ms: u64,
+    },
+    Cordoned,
+    Draining,
+    Program {
+        wanted: &'a str,
+        offered: &'a [String],
+    },
+    NotNamed,
+    Excluded,
+    Memory {
+        has: u64,
+        needs: u64,
+    },
+    FreeMemory {
+        free: Option<u64>,
+        needs: u64,
+        device: bool,
+    },
+    Cores {
+        has: u32,
+        needs: u32,
+    },
+    Bandwidth {
+        has: Option<u64>,
+        needs: u64,
+    },
+    Label {
+        key: &'a str,
+        value: &'a str,
+    },
+    NoDevice,
+    DeviceGone,
+    DeviceKind {
+        name: &'a str,
+        pattern: &'a str,
+    },
+    DeviceCapability {
+        has: Option<ComputeCapability>,
+        needs: ComputeCapability,
+    },
+    DeviceUnits {
+        has: Option<u32>,
+        needs: u32,
+    },
+    DeviceMemory {
+        has: Option<u64>,
+        needs: u64,
+    },
+    DeviceCopies {
+        has: Option<u64>,
+        needs: u64,
+    },
+    Contract {
+        wanted: Contract,
+        standing: Standing<'a>,
+    },
+    DeviceContract {
+        wanted: Contract,
+    },
+    Unmeasured(&'a Watched),
+    Pressing(&'a Watched),
+    Left,
+    Refused,
+    Leaving,
+    NotWanted,
+    Full {
+        held: u32,
+        limit: u32,
+    },
+    DeviceFull(NoRoom),
+}
+
+fn or_not(has: Option<impl ToString>, unit: &str) -> String {
+    has.map_or_else(
+        || "not known".to_owned(),
+        |n| format!("{}{unit}", n.to_string()),
+    )
+}
+
+impl Reason<'_> {
+    pub(super) fn in_words(self, node: &Node, now: Millis) -> String {
+        match self {
+            Reason::Unknown => "it has not joined".to_owned(),
+            Reason::Lost { silent_ms } => format!("it has been silent for {silent_ms} ms"),
+            Reason::NoVector => "it has sent no hardware vector yet".to_owned(),
+            Reason::Stale { age_ms } => format!("its hardware vector is {age_ms} ms old"),
+            Reason::Cordoned => format!("it was cordoned by {}", node.flags.who),
+            Reason::Draining => "it is draining".to_owned(),
+            Reason::Program { wanted, offered } => format!(
+                "it does not offer {wanted} (its worker runs {})",
+                offered.join(", ")
+            ),
+            Reason::NotNamed => "the submission names other nodes".to_owned(),
+            Reason::Excluded => "the submission excludes it".to_owned(),
+            Reason::Memory { has, needs } => {
+                format!("its memory limit is {has} bytes, {needs} are required")
+            }
+            Reason::FreeMemory {
+                free,
+                needs,
+                device,
+            } => {
+                let whose = if device { "the device" } else { "the node" };
+                let free = or_not(free, " bytes");
+                format!("{whose} has {free} of free memory, {needs} are required")
+            }
+            Reason::Cores { has, needs } => {
+                format!("it has {has} logical processors, {needs} are required")
+            }
+            Reason::Bandwidth { has, needs } => format!(
+                "its memory bandwidth is {}, {needs} bytes/s are required",
+                or_not(has, " bytes/s")
+            ),
+            Reason::Label { key, value } => format!("label {key} is not {value}"),
+            Reason::NoDevice => "it has no device, and one is required".to_owned(),
+            Reason::DeviceGone => "the device is no more there".to_owned(),
+            Reason::DeviceKind { name, pattern } => {
+                format!("the device is {name:?}, {pattern:?} is required")
+            }
+            Reason::DeviceCapability { has, needs } => format!(
+                "the device's compute capability is {}, {needs} is required",
+                or_not(has, "")
+            ),
+            Reason::DeviceUnits { has, needs } => format!(
+                "the device's number of multiprocessors is {}, {needs} are required",
+                or_not(has, "")
+            ),
+            Reason::DeviceMemory { has, needs } => format!(
+                "the device's memory is {}, {needs} bytes are required",
+                or_not(has, " bytes")
+            ),
+            Reason::DeviceCopies { has, needs } => format!(
+                "the device's copy bandwidth is {}, {needs} bytes/s are required",
+                or_not(has, " bytes/s")
+            ),
+            Reason::Contract { wanted, standing } => standing.in_words(wanted),
+            Reason::DeviceContract { wanted } => {
+                format!("the device does not offer the {} contract", wanted.as_str())
+            }
+            Reason::Unmeasured(w) => {
+                format!(
+                    "{} has a threshold in the submission and is not measured here",
+                    w.signal
+                )
+            }
+            Reason::Pressing(w) => w.in_words(now),
+            Reason::Left => {
+                "it was left because of pressure and has not recovered for the dwell since"
+                    .to_owned()
+            }
+            Reason::Refused => "it has just refused this execution".to_owned(),
+            Reason::Leaving => "it is the node to leave".to_owned(),
+            Reason::NotWanted => "another node was asked for".to_owned(),
+            Reason::Full { held, limit } => {
+                format!(
+                    "it holds {held} executions and may hold {limit} (slots and what it begins soon)"
+                )
+            }
+            Reason::DeviceFull(NoRoom::Taken) => {
+                "another execution has the device to itself".to_owned()
+            }
+            Reason::DeviceFull(NoRoom::Shared { by }) => {
+                format!("{by} executions share the device, and this one wants it to itself")
+            }
+            Reason::DeviceFull(NoRoom::Memory { free, needs }) => {
+                format!("the budgets on the device leave {free} bytes, {needs} are wanted")
+            }
+        }
+    }
+
+    /// True where it would be taken but for what others take at the moment.
+    pub(super) fn is_only_full(self) -> bool {
+        matches!(self, Reason::Full { .. })
+    }
+
+    pub(super) fn remedy(self, node: &Node) -> Option<String> {
+        let id = &node.id;
+        Some(match self {
+            Reason::Lost { .. } | Reason::Stale { .. } | Reason::NoVector => {
+                format!("the worker on {id} answering again")
+            }
+            Reason::Cordoned | Reason::Draining if !node.flags.who.is_empty() => {
+                format!("`fiec uncordon {id}`")
+            }
+            Reason::Pressing(w) => {
+                let of = w.device.as_deref().map(|d| format!(" of {d}"));
+                format!(
+                    "{}{} on {id} below {:.1} % for {} ms",
+                    w.signal,
+                    of.unwrap_or_default(),
+                    w.threshold.low * 100.0,
+                    w.threshold.dwell_ms
+                )
+            }
+            Reason::Full { .. } => format!("something on {id} completing, or more slots there"),
+            Reason::DeviceFull(NoRoom::Shared { .. } | NoRoom::Memory { .. }) => {
+                format!("something on a device of {id} completing, or a smaller `share_bytes`")
+            }
+            Reason::DeviceFull(NoRoom::Taken) => {
+                format!("something on a device of {id} completing")
+            }
+            Reason::FreeMemory { needs, .. } => {
+                format!("{needs} bytes of memory becoming free on {id}")
+            }
+            Reason::Program { wanted, .. } if is_built_in(wanted) => {
+                format!("a worker on {id} of a version that has {wanted}")
+            }
+            Reason::Program { wanted, .. } => {
+                format!("a worker on {id} with `--allow-program {wanted}`")
+            }
+            Reason::NoDevice => format!(
+                "a node with a device joining, or no `requires.device` in the submission ({id} has none)"
+            ),
+            Reason::NotNamed
+            | Reason::Excluded
+            | Reason::Memory { .. }
+            | Reason::Cores { .. }
+            | Reason::Bandwidth { .. }
+            | Reason::DeviceKind { .. }
+            | Reason::DeviceCapability { .. }
+            | Reason::DeviceUnits { .. }
+            | Reason::DeviceMemory { .. }
+            | Reason::DeviceCopies { .. }
+            | Reason::Label { .. } => {
+                format!("other requirements in the submission (they rule out {id})")
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! How good a place is that passed the filters.
+//!
+//! `score = room + met − ½ pressure − ¼ excess`
+//!
+//! * `room`: with a free slot 3 + the free share of the slots (of a shared device: the lesser of
+//!   that and the share of its memory that is nobody's budget); without one the share of the room
+//!   ahead, at most 1.
+//! * `met`: the mean over what the submission prefers of min(1, has / preferred); labels, kind,
+//!   compute capability and contract count 1 or 0; 0 where nothing is preferred.
+//! * `pressure`: the highest reading of the place against its threshold, at most 1.
+//! * `excess`: of a device for one execution alone, the share of its memory beyond the most that
+//!   the submission speaks of, so that large devices stay free for those who need them.
+//!
+//! So a free slot outweighs everything else, and what is preferred outweighs pressure.
+
+use fiec_schemas::package::matches;
+use fiec_schemas::submission::{DevicePreference, Preferences};
+
+use super::filters::{View, free_memory};
+use crate::profile::Profile;
+
+pub(super) fn score(v: &View<'_, '_>) -> f64 {
+    let (slots, held) = (v.node.slots(), v.node.held());
+    let room = if held < slots {
+        let free = f64::from(slots - held) / f64::from(slots.max(1));
+        let device = v.device().map_or(1.0, |d| d.free_share());
+        3.0 + free.min(device)
+    } else {
+        let limit = v.node.limit(v.now.mono, v.config).max(1);
+        f64::from(limit.saturating_sub(held)) / f64::from(limit)
+    };
+    let judged = v.judged();
+    let watch = v.node.base.as_ref();
+    let pressure = watch.map_or(0.0, |w| w.pressure(judged).min(1.0));
+    let met = if v.prefers { met(v) } else { 0.0 };
+    room + met - 0.5 * pressure - 0.25 * excess(v)
+}
+
+fn met(v: &View<'_, '_>) -> f64 {
+    let Some(descriptor) = &v.node.descriptor else {
+        return 0.0;
+    };
+    let Preferences {
+        memory_bytes,
+        free_memory_bytes,
+        cores,
+        bandwidth_bytes_s,
+        contract,
+        labels,
+        device,
+    } = &v.profile.prefers;
+    let mut mean = Mean::default();
+    mean.number(*memory_bytes, Some(descriptor.memory_limit_bytes));
+    if free_memory_bytes.is_some() {
+        mean.number(*free_memory_bytes, free_memory(v.node, None));
+    }
+    mean.number(cores.map(u64::from), Some(u64::from(descriptor.cpus)));
+    if bandwidth_bytes_s.is_some() {
+        mean.number(*bandwidth_bytes_s, descriptor.profile.bandwidth_bytes_s());
+    }
+    if let Some(contract) = contract {
+        mean.word(descriptor.profile.contracts.contains(contract));
+    }
+    for (key, value) in labels {
+        mean.word(descriptor.labels.get(key) == Some(value));
+    }
+    if let Some(preferred) = device {
+        device_met(v, preferred, &mut mean);
+    }
+    mean.value()
+}
+
+fn device_met(v: &View<'_, '_>, preferred: &DevicePreference, mean: &mut Mean) {
+    let DevicePreference {
+        kind,
+        compute_capability,
+        multiprocessors,
+        memory_bytes,
+        copy_bytes_s,
+    } = preferred;
+    let facts = v.device().and_then(|d| d.facts.as_ref());
+    let known = facts.and_then(|f| f.device.as_ref());
+    // That there is one at all counts where one is not required.
+    if v.profile.requires.device.is_none() {
+        mean.word(facts.is_some());
+    }
+    if let Some(pattern) = kind {
+        mean.word(facts.is_some_and(|f| matches(pattern, &f.name)));
+    }
+    if let Some(wanted) = compute_capability {
+        let has = known.and_then(|d| d.compute_capability);
+        mean.word(has.is_some_and(|has| has >= *wanted));
+    }
+    let units = known.and_then(|d| d.multiprocessors);
+    mean.number(multiprocessors.map(u64::from), units.map(u64::from));
+    mean.number(*memory_bytes, facts.and_then(|f| f.memory_bytes));
+    mean.number(*copy_bytes_s, known.and_then(|d| d.copy_bytes_s()));
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shares of bytes")]
+fn excess(v: &View<'_, '_>) -> f64 {
+    let Some(facts) = v.device().and_then(|d| d.facts.as_ref()) else {
+        return 0.0;
+    };
+    let (Some(wanted), Some(has)) = (wanted_of_device(v.profile), facts.memory_bytes) else {
+        return 0.0;
+    };
+    (1.0 - wanted as f64 / has.max(1) as f64).max(0.0)
+}
+
+/// The most device memory that it speaks of; none for one that shares.
+fn wanted_of_device(profile: &Profile) -> Option<u64> {
+    let requires = profile.requires.device.as_ref();
+    if requires.is_some_and(|d| d.share_bytes.is_some()) {
+        return None;
+    }
+    let preferred = profile.prefers.device.as_ref();
+    let required = requires.and_then(|d| d.memory_bytes.max(d.free_memory_bytes));
+    required.max(preferred.and_then(|d| d.memory_bytes))
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: u32,
+}
+
+impl Mean {
+    #[expect(clippy::cast_precision_loss, reason = "shares of bytes and counts")]
+    fn number(&mut self, wanted: Option<u64>, has: Option<u64>) {
+        if let Some(wanted) = wanted {
+            let share = has.unwrap_or(0) as f64 / wanted.max(1) as f64;
+            self.sum += share.min(1.0);
+            self.count += 1;
+        }
+    }
+
+    fn word(&mut self, holds: bool) {
+        self.sum += f64::from(u8::from(holds));
+        self.count += 1;
+    }
+
+    fn value(&self) -> f64 {
+        self.sum / f64::from(self.count.max(1))
+    }
+}

@@ -1,0 +1,366 @@
+//! The devices of a node, and what executions take of them. The host is no device: what counts
+//! there are the node's slots.
+
+use std::num::NonZeroU64;
+
+use fiec_schemas::hardware::Substrate;
+use fiec_schemas::submission::ViableBy;
+use fiec_schemas::substrate::HOST;
+
+use crate::profile::Profile;
+
+/// Index of a device of one node; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceIx(pub u16);
+
+/// What an execution takes of a node beside a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Claim {
+    /// Nothing.
+    #[default]
+    Host,
+    /// A device, or a part of one.
+    Device {
+        /// Which.
+        device: DeviceIx,
+        /// Bytes of its memory, where others may run there too; none: all of it.
+        budget: Option<NonZeroU64>,
+    },
+}
+
+impl Claim {
+    /// What an execution of this profile takes at a place; a profile that is not known yet takes
+    /// the whole.
+    pub fn of(profile: Option<&Profile>, device: Option<DeviceIx>) -> Self {
+        let budget = || NonZeroU64::new(profile?.requires.device.as_ref()?.share_bytes?);
+        match device {
+            None => Claim::Host,
+            Some(device) => Claim::Device {
+                device,
+                budget: budget(),
+            },
+        }
+    }
+
+    /// Which device, if one.
+    pub fn device(self) -> Option<DeviceIx> {
+        match self {
+            Claim::Host => None,
+            Claim::Device { device, .. } => Some(device),
+        }
+    }
+}
+
+/// On which places of a node an execution may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// On the host's processors.
+    Host,
+    /// On a device.
+    Device,
+    /// On a device where one is free, or on the host.
+    Either,
+}
+
+impl Wants {
+    /// As a profile says.
+    pub fn of(profile: &Profile) -> Self {
+        match (&profile.requires.device, &profile.prefers.device) {
+            (Some(_), _) => Wants::Device,
+            (None, Some(_)) => Wants::Either,
+            (None, None) => Wants::Host,
+        }
+    }
+}
+
+/// The place that judges an execution: whose readings count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Judged<'a> {
+    /// The device's, if any.
+    pub device: Option<&'a str>,
+    /// The host's.
+    pub host: bool,
+}
+
+impl Judged<'_> {
+    /// The host alone.
+    pub const HOST: Judged<'static> = Judged {
+        device: None,
+        host: true,
+    };
+}
+
+impl<'a> Judged<'a> {
+    /// A device, and its host unless the profile says otherwise.
+    pub fn of(profile: Option<&Profile>, device: Option<&'a str>) -> Self {
+        let by = |p: &Profile| p.requires.device.as_ref().map(|d| d.viable_by);
+        let alone = device.is_some() && profile.and_then(by) == Some(ViableBy::Device);
+        Self {
+            device,
+            host: !alone,
+        }
+    }
+
+    /// True where a reading of this device (none: of the host) counts.
+    pub fn counts(self, device: Option<&str>) -> bool {
+        match device {
+            None => self.host,
+            Some(device) => self.device == Some(device),
+        }
+    }
+}
+
+/// A device, and who is on it.
+#[derive(Debug)]
+pub struct Device {
+    /// UUID of the GPU or MIG slice.
+    pub id: Box<str>,
+    /// What its node says of it now; none where the node has it no more, or has not joined.
+    pub facts: Option<Substrate>,
+    exclusive: u32,
+    sharing: u32,
+    shared_bytes: u64,
+}
+
+/// Why a device has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoRoom {
+    /// Somebody has it to itself.
+    Taken,
+    /// Others share it, and this one wants it to itself.
+    Shared {
+        /// How many.
+        by: u32,
+    },
+    /// The others leave less than the budget.
+    Memory {
+        /// Bytes that they leave.
+        free: u64,
+        /// Bytes that are wanted.
+        needs: u64,
+    },
+}
+
+impl Device {
+    fn without(&self, own: Option<Claim>, ix: DeviceIx) -> (u32, u32, u64) {
+        let mut counts = (self.exclusive, self.sharing, self.shared_bytes);
+        if let Some(Claim::Device { device, budget }) = own
+            && device == ix
+        {
+            match budget {
+                None => counts.0 = counts.0.saturating_sub(1),
+                Some(bytes) => {
+                    counts.1 = counts.1.saturating_sub(1);
+                    counts.2 = counts.2.saturating_sub(bytes.get());
+                }
+            }
+        }
+        counts
+    }
+
+    /// Why a claim does not fit beside the others; `own` is counted already and does not count.
+    pub fn refuses(
+        &self,
+        ix: DeviceIx,
+        budget: Option<NonZeroU64>,
+        own: Option<Claim>,
+    ) -> Option<NoRoom> {
+        let (exclusive, sharing, bytes) = self.without(own, ix);
+        if exclusive > 0 {
+            return Some(NoRoom::Taken);
+        }
+        let Some(needs) = budget.map(NonZeroU64::get) else {
+            return (sharing > 0).then_some(NoRoom::Shared { by: sharing });
+        };
+        let free = self.memory_bytes().saturating_sub(bytes);
+        (needs > free).then_some(NoRoom::Memory { free, needs })
+    }
+
+    /// The share of its memory that nobody has as a budget.
+    pub fn free_share(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
+        match self.memory_bytes() {
+            _ if self.exclusive > 0 => 0.0,
+            0 => 1.0,
+            all => all.saturating_sub(self.shared_bytes) as f64 / all as f64,
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.facts
+            .as_ref()
+            .and_then(|f| f.memory_bytes)
+            .unwrap_or(0)
+    }
+}
+
+/// All devices that were ever heard of a node.
+#[derive(Debug, Default)]
+pub struct Devices(Vec<Device>);
+
+impl Devices {
+    /// The device of this id, made where missing; none for the host.
+    pub fn intern(&mut self, id: &str) -> Option<DeviceIx> {
+        if id == HOST {
+            return None;
+        }
+        let found = self.0.iter().position(|d| *d.id == *id);
+        let ix = found.unwrap_or_else(|| {
+            self.0.push(Device {
+                id: id.into(),
+                facts: None,
+                exclusive: 0,
+                sharing: 0,
+                shared_bytes: 0,
+            });
+            self.0.len() - 1
+        });
+        // A node with more devices than that is none; the last one stands for the rest.
+        Some(DeviceIx(u16::try_from(ix).unwrap_or(u16::MAX)))
+    }
+
+    /// Takes what the node says of its places now.
+    pub fn describe(&mut self, substrates: &[Substrate]) {
+        for device in &mut self.0 {
+            device.facts = None;
+        }
+        for substrate in substrates.iter().filter(|s| s.is_device()) {
+            if let Some(ix) = self.intern(&substrate.id)
+                && let Some(device) = self.0.get_mut(usize::from(ix.0))
+            {
+                device.facts = Some(substrate.clone());
+            }
+        }
+    }
+
+    /// A device.
+    pub fn get(&self, ix: DeviceIx) -> Option<&Device> {
+        self.0.get(usize::from(ix.0))
+    }
+
+    /// The id of a claim's device, or of the host.
+    pub fn id_of(&self, device: Option<DeviceIx>) -> &str {
+        device.and_then(|ix| self.get(ix)).map_or(HOST, |d| &d.id)
+    }
+
+    /// True where the node has none now.
+    pub fn is_empty(&self) -> bool {
+        !self.0.iter().any(|d| d.facts.is_some())
+    }
+
+    /// The places where an execution that wants this may run; the host alone where it wants a
+    /// device and there is none, so that somebody can say so.
+    pub fn places(&self, wants: Wants) -> impl Iterator<Item = Option<DeviceIx>> + use<> {
+        let host = wants != Wants::Device || self.is_empty();
+        let devices = if wants == Wants::Host {
+            0
+        } else {
+            self.0.len()
+        };
+        let devices = u16::try_from(devices).unwrap_or(u16::MAX);
+        host.then_some(None)
+            .into_iter()
+            .chain((0..devices).map(|ix| Some(DeviceIx(ix))))
+    }
+
+    /// Counts a claim.
+    pub fn add(&mut self, claim: Claim) {
+        if let Claim::Device { device, budget } = claim
+            && let Some(device) = self.0.get_mut(usize::from(device.0))
+        {
+            match budget {
+                None => device.exclusive += 1,
+                Some(bytes) => {
+                    device.sharing += 1;
+                    device.shared_bytes = device.shared_bytes.saturating_add(bytes.get());
+                }
+            }
+        }
+    }
+
+    /// Counts it no more.
+    pub fn remove(&mut self, claim: Claim) {
+        if let Claim::Device { device, budget } = claim
+            && let Some(device) = self.0.get_mut(usize::from(device.0))
+        {
+            match budget {
+                None => device.exclusive = device.exclusive.saturating_sub(1),
+                Some(bytes) => {
+                    device.sharing = device.sharing.saturating_sub(1);
+                    device.shared_bytes = device.shared_bytes.saturating_sub(bytes.get());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> (Devices, DeviceIx) {
+        let mut devices = Devices::default();
+        devices.describe(&[
+            Substrate {
+                id: HOST.into(),
+                kind: "cpu".into(),
+                name: "cpu".into(),
+                memory_bytes: Some(1),
+                device: None,
+            },
+            Substrate {
+                id: "GPU-1".into(),
+                kind: "gpu".into(),
+                name: "test".into(),
+                memory_bytes: Some(100),
+                device: None,
+            },
+        ]);
+        let ix = devices.intern("GPU-1").unwrap();
+        (devices, ix)
+    }
+
+    fn claim(device: DeviceIx, budget: Option<u64>) -> Claim {
+        Claim::Device {
+            device,
+            budget: budget.and_then(NonZeroU64::new),
+        }
+    }
+
+    #[test]
+    fn a_device_is_one_executions_or_that_of_several_within_its_memory() {
+        let (mut all, ix) = devices();
+        let asks = |all: &Devices, budget: Option<u64>| {
+            all.get(ix)
+                .unwrap()
+                .refuses(ix, budget.and_then(NonZeroU64::new), None)
+        };
+        assert_eq!(asks(&all, None), None);
+        all.add(claim(ix, Some(60)));
+        assert_eq!(asks(&all, None), Some(NoRoom::Shared { by: 1 }));
+        assert_eq!(asks(&all, Some(40)), None);
+        let full = NoRoom::Memory {
+            free: 40,
+            needs: 41,
+        };
+        assert_eq!(asks(&all, Some(41)), Some(full));
+        all.remove(claim(ix, Some(60)));
+        all.add(claim(ix, None));
+        assert_eq!(asks(&all, Some(1)), Some(NoRoom::Taken));
+        let own = Some(claim(ix, None));
+        assert_eq!(all.get(ix).unwrap().refuses(ix, None, own), None);
+        all.remove(claim(ix, None));
+        assert_eq!(asks(&all, Some(100)), None);
+    }
+
+    #[test]
+    fn a_device_that_its_node_no_more_names_keeps_its_index_and_has_no_facts() {
+        let (mut all, ix) = devices();
+        all.describe(&[]);
+        assert!(all.is_empty() && all.get(ix).unwrap().facts.is_none());
+        assert_eq!(all.intern("GPU-1"), Some(ix));
+        assert_eq!(all.intern(HOST), None);
+        let places: Vec<_> = all.places(Wants::Device).collect();
+        assert_eq!(places, [None, Some(ix)]);
+    }
+}

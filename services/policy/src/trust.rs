@@ -1,0 +1,261 @@
+//! How a node stands with the numeric contracts: by what it proved, and by what it has lost.
+
+use std::sync::Arc;
+
+use fiec_schemas::trust::{NodeIdentity, Proof, Proved, Quarantine, Quarantined};
+use fiec_schemas::{Contract, NodeDescriptor, Timestamp};
+
+/// What is known of a node's word.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// Its last proof, whose signature was checked.
+    pub proof: Option<Arc<Proof>>,
+    /// Why its last proof does not count, where that is so.
+    pub refused: Option<String>,
+    /// What it has lost.
+    pub quarantine: Quarantine,
+}
+
+/// How a node stands with a contract at a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing<'a> {
+    /// It keeps it.
+    Proved {
+        /// Until when that counts.
+        until: Timestamp,
+    },
+    /// Nothing was shown yet.
+    Unproved,
+    /// What was shown does not count.
+    Refused(&'a str),
+    /// What was shown is of an earlier life or environment of the node, or from before its release.
+    Outdated,
+    /// What was shown has expired.
+    Expired {
+        /// When.
+        at: Timestamp,
+    },
+    /// The canaries broke it.
+    Failed(&'a Proved),
+    /// It was taken away.
+    Quarantined(&'a Quarantined),
+}
+
+impl Trust {
+    /// How the node of this descriptor stands.
+    pub fn standing(
+        &self,
+        descriptor: &NodeDescriptor,
+        contract: Contract,
+        substrate: &str,
+        now: Timestamp,
+    ) -> Standing<'_> {
+        if let Some(entry) = self.quarantine.of(contract) {
+            return Standing::Quarantined(entry);
+        }
+        if let Some(reason) = &self.refused {
+            return Standing::Refused(reason);
+        }
+        let Some(proof) = &self.proof else {
+            return Standing::Unproved;
+        };
+        let environment = |identity: &NodeIdentity| identity.environment == proof.environment;
+        let present = proof.instance == descriptor.instance
+            && descriptor.identity.as_ref().is_some_and(environment);
+        let released = self.quarantine.released.as_ref();
+        if !present || released.is_some_and(|r| proof.at < r.at) {
+            return Standing::Outdated;
+        }
+        if proof.expires_at <= now {
+            return Standing::Expired {
+                at: proof.expires_at,
+            };
+        }
+        let mut results = proof.results.iter();
+        match results.find(|r| r.contract == contract && r.substrate == substrate) {
+            Some(result) if result.passed => Standing::Proved {
+                until: proof.expires_at,
+            },
+            Some(result) => Standing::Failed(result),
+            None => Standing::Unproved,
+        }
+    }
+
+    /// A contract that the last proof breaks although nobody has taken it away yet, with the
+    /// reason. A proof from before a release says nothing.
+    pub fn broken(&self) -> Option<(Contract, String)> {
+        let proof = self.proof.as_ref()?;
+        let released = self.quarantine.released.as_ref();
+        if released.is_some_and(|r| proof.at < r.at) {
+            return None;
+        }
+        let mut results = proof.results.iter();
+        let broken = results.find(|r| !r.passed && self.quarantine.of(r.contract).is_none())?;
+        Some((broken.contract, broken.detail.clone()))
+    }
+}
+
+impl Standing<'_> {
+    /// True where work under the contract may go there.
+    pub fn is_good(self) -> bool {
+        matches!(self, Standing::Proved { .. })
+    }
+
+    /// One word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Standing::Proved { .. } => "proved",
+            Standing::Unproved => "unproved",
+            Standing::Refused(_) => "refused",
+            Standing::Outdated => "outdated",
+            Standing::Expired { .. } => "expired",
+            Standing::Failed(_) => "failed",
+            Standing::Quarantined(_) => "quarantined",
+        }
+    }
+
+    /// A sentence.
+    pub fn in_words(self, contract: Contract) -> String {
+        let contract = contract.as_str();
+        match self {
+            Standing::Proved { until } => {
+                format!("it has proved the {contract} contract, until {until}")
+            }
+            Standing::Unproved => {
+                format!(
+                    "it has not proved that it keeps the {contract} contract (its canaries have not run here yet)"
+                )
+            }
+            Standing::Refused(reason) => {
+                format!("its proof of the {contract} contract does not count: {reason}")
+            }
+            Standing::Outdated => format!(
+                "its proof of the {contract} contract is of an earlier start or environment, or from before its release; the canaries run anew"
+            ),
+            Standing::Expired { at } => {
+                format!("its proof of the {contract} contract has expired at {at}")
+            }
+            Standing::Failed(result) => {
+                format!(
+                    "its canaries broke the {contract} contract: {}",
+                    result.detail
+                )
+            }
+            Standing::Quarantined(entry) => format!(
+                "it is quarantined for the {contract} contract since {}: {}",
+                entry.at, entry.reason
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+    use fiec_schemas::trust::Released;
+    use fiec_schemas::{Digest, InstanceId};
+
+    const NOW: Timestamp = Timestamp::from_micros(1_000);
+
+    fn descriptor() -> NodeDescriptor {
+        serde_json::from_value(serde_json::json!({
+            "v": 1, "node": "n1", "instance": "00000000-0000-0000-0000-000000000001",
+            "host": "h", "pid": 1, "version": "0", "started_at": "2026-01-01T00:00:00.000000Z",
+            "shard": 0, "slots": 1, "cpus": 1, "isa": "x", "memory_limit_bytes": 1,
+            "memory_limit_source": "x", "substrates": [], "programs": [], "thresholds": {},
+            "identity": {"key": "U", "environment": Digest::of(b"e")},
+        }))
+        .unwrap()
+    }
+
+    fn proof(passed: bool) -> Proof {
+        let result = |contract| Proved {
+            substrate: "host".into(),
+            contract,
+            passed: passed || contract == Contract::Bounded,
+            detail: if passed { "" } else { "canary dot" }.into(),
+            cases: 1,
+            ran_on: "cpu".into(),
+            digest: Digest::of(b""),
+        };
+        Proof {
+            v: 1,
+            node: descriptor().node,
+            instance: descriptor().instance,
+            suite: 1,
+            environment: Digest::of(b"e"),
+            at: Timestamp::from_micros(500),
+            expires_at: Timestamp::from_micros(2_000),
+            results: vec![result(Contract::Bitwise), result(Contract::Bounded)],
+        }
+    }
+
+    fn word(trust: &Trust, contract: Contract) -> &'static str {
+        trust
+            .standing(&descriptor(), contract, "host", NOW)
+            .as_str()
+    }
+
+    #[test]
+    fn only_a_present_unexpired_passing_proof_counts() {
+        let mut trust = Trust::default();
+        assert_eq!(word(&trust, Contract::Bitwise), "unproved");
+        trust.proof = Some(Arc::new(proof(true)));
+        assert_eq!(word(&trust, Contract::Bitwise), "proved");
+        let at = |d: &str| {
+            trust
+                .standing(&descriptor(), Contract::Bitwise, d, NOW)
+                .as_str()
+        };
+        assert_eq!(at("GPU-1"), "unproved");
+        let late = Timestamp::from_micros(2_000);
+        let expired = trust.standing(&descriptor(), Contract::Bitwise, "host", late);
+        assert_eq!(expired.as_str(), "expired");
+        let mut other = descriptor();
+        other.instance = InstanceId::random();
+        let outdated = trust.standing(&other, Contract::Bitwise, "host", NOW);
+        assert_eq!(outdated.as_str(), "outdated");
+        let mut other = descriptor();
+        other.identity = None;
+        assert!(
+            !trust
+                .standing(&other, Contract::Bitwise, "host", NOW)
+                .is_good()
+        );
+        trust.refused = Some("signature".into());
+        assert_eq!(word(&trust, Contract::Bitwise), "refused");
+    }
+
+    #[test]
+    fn a_contract_is_lost_alone_and_a_release_asks_for_a_new_proof() {
+        let mut trust = Trust {
+            proof: Some(Arc::new(proof(false))),
+            ..Trust::default()
+        };
+        assert_eq!(word(&trust, Contract::Bitwise), "failed");
+        assert_eq!(word(&trust, Contract::Bounded), "proved");
+        let (contract, reason) = trust.broken().unwrap();
+        assert_eq!(
+            (contract, reason.as_str()),
+            (Contract::Bitwise, "canary dot")
+        );
+        trust.quarantine.entries.push(Quarantined {
+            contract,
+            reason,
+            who: "policy/x".into(),
+            at: NOW,
+        });
+        assert_eq!(word(&trust, Contract::Bitwise), "quarantined");
+        assert_eq!(trust.broken(), None);
+        trust.quarantine = Quarantine {
+            entries: vec![],
+            released: Some(Released {
+                who: "ann".into(),
+                at: Timestamp::from_micros(600),
+            }),
+        };
+        assert_eq!(word(&trust, Contract::Bitwise), "outdated");
+        assert_eq!(trust.broken(), None);
+    }
+}

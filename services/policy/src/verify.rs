@@ -1,0 +1,531 @@
+//! What is to be computed once more of one execution, and what became of it: pure bookkeeping
+//! over its ledger's boundaries. Who is asked, and what follows, is the engine's.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use fiec_schemas::trust::{Finding, Segment, Verify};
+use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionId, InstanceId, StatePlace, Timestamp};
+
+use crate::cluster::NodeIx;
+use crate::time::Millis;
+
+/// Claims of one execution that wait; where a share is compared, more are passed over.
+const CLAIMS_LIMIT: usize = 64;
+/// Outputs of one claim; what comes then is another claim.
+const OUTPUTS_LIMIT: usize = 2_000;
+
+/// Whether a boundary is drawn: by a digest over the policy service's seed, the execution and the
+/// boundary, so that a node cannot know which of its work is looked at.
+pub fn is_drawn(seed: InstanceId, id: ExecutionId, index: BoundaryIndex, share: f64) -> bool {
+    let mut bytes = [0; 40];
+    bytes[..16].copy_from_slice(seed.0.as_bytes());
+    bytes[16..32].copy_from_slice(id.0.as_bytes());
+    bytes[32..].copy_from_slice(&index.to_le_bytes());
+    let digest = Digest::of(&bytes);
+    let mut word = [0; 8];
+    word.copy_from_slice(&digest.0[..8]);
+    // 53 bits of a digest are a number in [0, 1).
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    let number = (u64::from_le_bytes(word) >> 11) as f64 / (1u64 << 53) as f64;
+    number < share
+}
+
+/// A part of an execution as its ledger claims it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    /// From where; none: from the beginning.
+    pub from: Option<StatePlace>,
+    /// Where its σ is at the end; none where that is the execution's end.
+    pub place: Option<StatePlace>,
+    /// What the ledger says of the end.
+    pub found: Finding,
+    /// Who computed it, where that was one node.
+    pub node: Option<NodeIx>,
+    /// False where outputs were made on the way that are not known here.
+    pub whole: bool,
+}
+
+impl Claim {
+    /// Whether somebody found what is claimed.
+    pub fn agrees(&self, with: &Finding) -> bool {
+        let outputs = if self.whole {
+            self.found.outputs == with.outputs
+        } else {
+            let same = |(name, digest)| with.outputs.get(name) == Some(digest);
+            self.found.outputs.iter().all(same)
+        };
+        self.found.index == with.index && self.found.digest == with.digest && outputs
+    }
+
+    /// Boundaries at its ends, for people; 0: the beginning.
+    pub fn ends(&self) -> (BoundaryIndex, BoundaryIndex) {
+        (self.from.as_ref().map_or(0, |p| p.index), self.found.index)
+    }
+}
+
+/// A claim under judgement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trial {
+    /// The question that is open, if one is.
+    pub question: u64,
+    /// Who was asked; none: nobody at the moment.
+    pub asked: Option<NodeIx>,
+    /// When that one was heard last.
+    pub heard: Millis,
+    /// Somebody found something else.
+    pub other: Option<(NodeIx, Finding)>,
+    /// Since when the proofs of both are awaited, there being nobody else to ask.
+    pub proofs_since: Option<Timestamp>,
+}
+
+/// What is known of one execution's verification.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// How much of it.
+    pub mode: Verify,
+    /// The last verified boundary, all of it before being so too.
+    pub good: Option<StatePlace>,
+    /// The last committed boundary that was seen.
+    last: Option<StatePlace>,
+    /// False until the first boundary of which the one before is known.
+    connected: bool,
+    /// Boundaries were committed that were not seen here.
+    gap: bool,
+    /// Boundaries committed, as the last message seen says.
+    commits: u64,
+    /// It is to go back to the last good boundary: whom to blame, and why.
+    pub must_step_back: Option<(Option<NodeIx>, String)>,
+    /// What is to be compared, in order.
+    pub claims: VecDeque<Claim>,
+    /// The first of them under judgement.
+    pub trial: Option<Trial>,
+    /// Who has agreed so far.
+    pub by: BTreeSet<NodeIx>,
+    /// In how many parts.
+    pub segments: u32,
+    /// What is to be said again once all is verified.
+    pub completed: Option<Event>,
+    /// Nobody is asked before.
+    pub retry_at: Millis,
+    /// Attempts in a row that led to nothing.
+    pub failures: u8,
+    /// Why it waits, for people.
+    pub note: Option<String>,
+}
+
+impl Check {
+    /// Nothing is known; `from_start`: the execution has committed nothing yet.
+    pub fn new(mode: Verify, from_start: bool) -> Self {
+        Self {
+            mode,
+            good: None,
+            last: None,
+            connected: from_start,
+            gap: false,
+            commits: 0,
+            must_step_back: None,
+            claims: VecDeque::new(),
+            trial: None,
+            by: BTreeSet::new(),
+            segments: 0,
+            completed: None,
+            retry_at: Millis(0),
+            failures: 0,
+            note: None,
+        }
+    }
+
+    fn all(&self) -> bool {
+        self.mode == Verify::All
+    }
+
+    /// The last claim, where it may still grow: it is not under judgement, of the same node and
+    /// not too long.
+    fn growing(&mut self, node: NodeIx) -> Option<&mut Claim> {
+        let busy = usize::from(self.trial.is_some());
+        if self.claims.len() <= busy {
+            return None;
+        }
+        let claim = self.claims.back_mut()?;
+        let fits = claim.place.is_some()
+            && claim.node == Some(node)
+            && claim.found.outputs.len() < OUTPUTS_LIMIT;
+        fits.then_some(claim)
+    }
+
+    fn push(&mut self, claim: Claim) {
+        if self.claims.len() < CLAIMS_LIMIT {
+            self.claims.push_back(claim);
+        } else if let (true, Some(back)) = (self.all(), self.claims.back_mut()) {
+            // Nothing may be passed over: the last one takes it in, and nobody alone is to blame.
+            for (name, digest) in claim.found.outputs {
+                back.found.outputs.insert(name, digest);
+            }
+            back.found.index = claim.found.index;
+            back.found.digest = claim.found.digest;
+            back.place = claim.place;
+            back.whole &= claim.whole;
+            back.node = back.node.filter(|n| Some(*n) == claim.node);
+        }
+    }
+
+    /// A boundary was committed by this node; `drawn`: it is to be compared where only a share is.
+    pub fn boundary(
+        &mut self,
+        place: StatePlace,
+        found: Finding,
+        node: NodeIx,
+        drawn: impl FnOnce() -> bool,
+    ) {
+        let (whole, gap) = (self.connected, std::mem::take(&mut self.gap));
+        let before = self.last.replace(place.clone());
+        self.connected = true;
+        if self.all() {
+            if let Some(claim) = self.growing(node).filter(|_| !gap) {
+                claim.found.outputs.extend(found.outputs);
+                claim.found.index = found.index;
+                claim.found.digest = found.digest;
+                claim.place = Some(place);
+                return;
+            }
+        } else if !whole || gap || !drawn() || !self.claims.is_empty() {
+            return;
+        }
+        // What was before the first message seen here is not known: from the beginning then.
+        let from = before.filter(|_| whole);
+        self.push(Claim {
+            from,
+            place: Some(place),
+            found,
+            node: Some(node).filter(|_| whole && !gap),
+            whole: whole && !gap,
+        });
+    }
+
+    /// A message says that so many boundaries were committed in all, `here` of them with it; what
+    /// was not seen makes the next claim an incomplete one, and blames nobody.
+    pub fn counted(&mut self, commits: u64, here: u64) {
+        self.gap |= self.connected && commits != self.commits + here;
+        self.commits = commits;
+    }
+
+    /// The program has ended on this node; `completed` is to be said again when that is verified.
+    pub fn computed(&mut self, found: Finding, node: Option<NodeIx>, completed: Event) {
+        if !self.all() {
+            return;
+        }
+        let (whole, gap) = (self.connected, std::mem::take(&mut self.gap));
+        self.connected = true;
+        self.completed = Some(completed);
+        if let Some(node) = node.filter(|_| !gap)
+            && let Some(claim) = self.growing(node)
+        {
+            claim.found.outputs.extend(found.outputs);
+            claim.found.index = found.index;
+            claim.found.digest = found.digest;
+            claim.place = None;
+            return;
+        }
+        let from = self.last.clone().filter(|_| whole);
+        self.push(Claim {
+            from,
+            place: None,
+            found,
+            node: node.filter(|_| whole && !gap),
+            whole: whole && !gap,
+        });
+    }
+
+    /// The ledger went back to a boundary.
+    pub fn stepped_back(&mut self, to: Option<StatePlace>) {
+        self.claims.clear();
+        self.trial = None;
+        self.completed = None;
+        self.must_step_back = None;
+        self.gap = false;
+        self.good = to.clone();
+        self.last = to;
+        self.connected = true;
+        self.retry_at = Millis(0);
+        self.failures = 0;
+        self.note = None;
+    }
+
+    /// σ at the beginning of the first claim is gone: all that waits is one claim from the
+    /// beginning on; a share passes it over.
+    pub fn from_the_beginning(&mut self) {
+        if self.claims.front().is_none_or(|c| c.from.is_none()) {
+            return;
+        }
+        self.trial = None;
+        let mut rest = std::mem::take(&mut self.claims).into_iter();
+        let Some(mut claim) = rest.next().filter(|_| self.all()) else {
+            return;
+        };
+        self.good = None;
+        claim.from = None;
+        claim.whole = false;
+        claim.node = None;
+        for next in rest {
+            claim.found.outputs.extend(next.found.outputs);
+            claim.found.index = next.found.index;
+            claim.found.digest = next.found.digest;
+            claim.place = next.place;
+        }
+        self.claims.push_back(claim);
+    }
+
+    /// The part to be computed for the first claim.
+    pub fn segment(&self) -> Option<Segment> {
+        let claim = self.claims.front()?;
+        let keep = claim.place.as_ref().map(|p| p.digest);
+        Some(Segment {
+            from: claim.from.clone(),
+            to: claim.place.as_ref().map(|p| p.index),
+            keep: keep.filter(|_| self.all()),
+        })
+    }
+
+    /// The first claim was found to be right by these; true when nothing is left to compare of an
+    /// execution that has ended.
+    pub fn confirmed(&mut self, by: &[NodeIx]) -> bool {
+        self.trial = None;
+        self.failures = 0;
+        self.note = None;
+        let Some(claim) = self.claims.pop_front() else {
+            return false;
+        };
+        self.by.extend(by);
+        self.segments = self.segments.saturating_add(1);
+        if !self.all() {
+            return false;
+        }
+        // The verifier has kept σ apart from the ledger, which forgets it.
+        let kept = claim.place.map(|place| StatePlace { seq: None, ..place });
+        if let (Some(kept), Some(next)) = (&kept, self.claims.front_mut()) {
+            next.from = Some(kept.clone());
+        }
+        if kept.is_some() && self.last.as_ref().map(|p| p.index) == kept.as_ref().map(|p| p.index) {
+            self.last.clone_from(&kept);
+        }
+        let ended = kept.is_none();
+        if !ended {
+            self.good = kept;
+        }
+        ended && self.claims.is_empty()
+    }
+
+    /// An attempt led to nothing: the next one not before this.
+    pub fn failed(&mut self, now: Millis, wait_ms: u64, note: String) {
+        let doublings = self.failures.min(5);
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = now.plus(wait_ms.saturating_mul(1 << doublings));
+        self.note = Some(note);
+        if let Some(trial) = &mut self.trial {
+            trial.asked = None;
+            if trial.other.is_none() {
+                self.trial = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn place(index: u64) -> StatePlace {
+        StatePlace {
+            index,
+            digest: Digest::of(&index.to_le_bytes()),
+            bytes: 8,
+            seq: Some(index + 100),
+            ordinal: index,
+        }
+    }
+
+    fn finding(index: u64) -> Finding {
+        Finding {
+            index,
+            digest: Digest::of(&index.to_le_bytes()),
+            outputs: BTreeMap::from([(format!("o{index}"), Digest::of(b"o"))]),
+        }
+    }
+
+    fn trial() -> Trial {
+        Trial {
+            question: 1,
+            asked: Some(NodeIx(9)),
+            heard: Millis(0),
+            other: None,
+            proofs_since: None,
+        }
+    }
+
+    #[test]
+    fn a_share_draws_about_that_many_and_always_the_same() {
+        let (seed, id) = (
+            InstanceId(uuid::Uuid::from_u128(1)),
+            ExecutionId(uuid::Uuid::from_u128(2)),
+        );
+        let drawn = |share| {
+            (0..10_000)
+                .filter(|i| is_drawn(seed, id, *i, share))
+                .count()
+        };
+        assert_eq!((drawn(0.0), drawn(1.0)), (0, 10_000));
+        assert!((400..600).contains(&drawn(0.05)), "{}", drawn(0.05));
+        assert_eq!(drawn(0.05), drawn(0.05));
+        let other = InstanceId(uuid::Uuid::from_u128(3));
+        assert!((0..100).any(|i| is_drawn(seed, id, i, 0.5) != is_drawn(other, id, i, 0.5)));
+    }
+
+    #[test]
+    fn one_nodes_boundaries_grow_into_one_claim_until_it_is_judged() {
+        let mut check = Check::new(Verify::All, true);
+        for i in 1..=3 {
+            check.boundary(place(i), finding(i), NodeIx(0), || false);
+        }
+        assert_eq!(check.claims.len(), 1);
+        assert_eq!(check.claims[0].ends(), (0, 3));
+        assert_eq!(check.claims[0].found.outputs.len(), 3);
+        check.trial = Some(trial());
+        check.boundary(place(4), finding(4), NodeIx(0), || false);
+        check.boundary(place(5), finding(5), NodeIx(1), || false);
+        let ends: Vec<_> = check.claims.iter().map(|c| (c.ends(), c.node)).collect();
+        assert_eq!(
+            ends,
+            [
+                ((0, 3), Some(NodeIx(0))),
+                ((3, 4), Some(NodeIx(0))),
+                ((4, 5), Some(NodeIx(1)))
+            ]
+        );
+        assert!(!check.confirmed(&[NodeIx(9)]));
+        assert_eq!(
+            check.good.as_ref().map(|p| (p.index, p.seq)),
+            Some((3, None))
+        );
+        assert_eq!(
+            check.claims[0].from, check.good,
+            "the next one begins where σ was kept"
+        );
+    }
+
+    #[test]
+    fn all_is_verified_only_when_the_end_is() {
+        let mut check = Check::new(Verify::All, true);
+        check.boundary(place(1), finding(1), NodeIx(0), || false);
+        check.trial = Some(trial());
+        check.computed(finding(2), Some(NodeIx(0)), Event::Submitted);
+        assert!(!check.confirmed(&[NodeIx(1)]));
+        assert!(check.confirmed(&[NodeIx(2)]));
+        assert_eq!((check.segments, check.by.len()), (2, 2));
+    }
+
+    #[test]
+    fn what_was_before_the_first_message_seen_is_compared_from_the_beginning_and_blames_nobody() {
+        let mut check = Check::new(Verify::All, false);
+        check.boundary(place(7), finding(7), NodeIx(0), || false);
+        let claim = &check.claims[0];
+        assert_eq!(
+            (claim.ends(), claim.node, claim.whole),
+            ((0, 7), None, false)
+        );
+        let mut found = finding(7);
+        found.outputs.insert("earlier".into(), Digest::of(b"x"));
+        assert!(
+            claim.agrees(&found),
+            "outputs that are not known here do not disagree"
+        );
+        found.digest = Digest::of(b"wrong");
+        assert!(!claim.agrees(&found));
+    }
+
+    #[test]
+    fn a_share_compares_drawn_boundaries_whose_beginning_is_known() {
+        let mut check = Check::new(Verify::Share(0.5), false);
+        check.boundary(place(7), finding(7), NodeIx(0), || true);
+        assert!(check.claims.is_empty());
+        check.boundary(place(8), finding(8), NodeIx(0), || false);
+        assert!(check.claims.is_empty());
+        check.boundary(place(9), finding(9), NodeIx(0), || true);
+        assert_eq!(check.claims[0].ends(), (8, 9));
+        assert_eq!(check.segment().unwrap().keep, None);
+    }
+
+    #[test]
+    fn boundaries_that_were_not_seen_make_an_incomplete_claim_that_blames_nobody() {
+        let mut check = Check::new(Verify::All, true);
+        check.counted(1, 1);
+        check.boundary(place(1), finding(1), NodeIx(0), || false);
+        check.counted(4, 1);
+        check.boundary(place(4), finding(4), NodeIx(0), || false);
+        let claim = &check.claims[1];
+        assert_eq!(
+            (claim.ends(), claim.node, claim.whole),
+            ((1, 4), None, false)
+        );
+        check.counted(5, 1);
+        check.boundary(place(5), finding(5), NodeIx(0), || false);
+        assert_eq!(check.claims[2].node, Some(NodeIx(0)));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Boundary(u32),
+        Try,
+        Confirm,
+        Back,
+        Gone,
+    }
+
+    proptest! {
+        /// However it goes, with steps back in between: claims touch each other without a gap,
+        /// begin where all is verified, and end at the last boundary.
+        #[test]
+        fn claims_cover_what_is_not_verified_without_a_gap(
+            steps in proptest::collection::vec(prop_oneof![
+                4 => (0u32..3).prop_map(Step::Boundary),
+                2 => Just(Step::Try),
+                2 => Just(Step::Confirm),
+                1 => Just(Step::Back),
+                1 => Just(Step::Gone),
+            ], 1..200)
+        ) {
+            let mut check = Check::new(Verify::All, true);
+            let mut at = 0;
+            for step in steps {
+                match step {
+                    Step::Boundary(node) => {
+                        at += 1;
+                        check.boundary(place(at), finding(at), NodeIx(node), || false);
+                    }
+                    Step::Try if !check.claims.is_empty() => check.trial = Some(trial()),
+                    Step::Confirm if check.trial.is_some() => {
+                        check.confirmed(&[NodeIx(9)]);
+                    }
+                    Step::Back => {
+                        let good = check.good.clone();
+                        at = good.as_ref().map_or(0, |p| p.index);
+                        check.stepped_back(good);
+                    }
+                    Step::Gone => check.from_the_beginning(),
+                    _ => {}
+                }
+                let good = check.good.as_ref().map_or(0, |p| p.index);
+                let mut from = good;
+                for claim in &check.claims {
+                    let (begins, ends) = claim.ends();
+                    prop_assert_eq!(begins, from);
+                    prop_assert!(ends > begins);
+                    from = ends;
+                }
+                prop_assert_eq!(from, at);
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Work goes only where its contract was proved; what is computed once more and differs takes the
+//! contract away from whoever was wrong, and the execution back.
+
+#![allow(clippy::unwrap_used, reason = "a test may end so")]
+
+mod world;
+
+use fiec_policy::Action;
+use fiec_schemas::trust::{Quarantine, Released, digest_of_result};
+use fiec_schemas::{Contract, Digest, Phase};
+use world::World;
+
+fn of(text: &str) -> Digest {
+    Digest::of(text.as_bytes())
+}
+
+fn back(actions: &[Action]) -> Action {
+    let found = actions
+        .iter()
+        .find(|a| matches!(a, Action::StepBack { .. }));
+    found.unwrap_or_else(|| panic!("{actions:?}")).clone()
+}
+
+fn quarantined(actions: &[Action]) -> Vec<String> {
+    let node = |a: &Action| match a {
+        Action::Quarantine { node, .. } => Some(node.to_string()),
+        _ => None,
+    };
+    actions.iter().filter_map(node).collect()
+}
+
+/// Three nodes, and an execution that is verified as a whole, started.
+fn guarded(nodes: usize) -> World {
+    let mut w = World::new(nodes);
+    w.submit_line(1, r#""verify":"all""#);
+    w.start(1);
+    w
+}
+
+#[test]
+fn a_node_whose_canaries_fail_is_no_candidate_and_why_says_so() {
+    let mut w = World::new(2);
+    let actions = w.prove(0, false);
+    assert_eq!(quarantined(&actions), ["n0"]);
+    for n in 1..=4 {
+        w.submit_and_store(n);
+        assert_eq!(w.node_of(n.min(2)), 1);
+    }
+    w.submit_and_store(5);
+    let why = w.why(5);
+    let n0 = why.candidates.iter().find(|c| c.node == w.node(0)).unwrap();
+    assert!(
+        n0.rejected.iter().any(|r| r.contains("canary dot is off")),
+        "{n0:?}"
+    );
+    w.submit_line(6, r#""contract":"bounded""#);
+    assert_eq!(w.node_of(6), 0, "the other contract is not lost");
+}
+
+#[test]
+fn a_proof_counts_for_the_life_that_made_it_and_until_it_expires() {
+    let mut w = World::new(1);
+    w.submit_and_store(1);
+    assert!(matches!(w.phase(1), Phase::Bound(_)));
+    let statuses = w.policy.node_statuses(w.at());
+    let bitwise = &statuses[0].contracts[0];
+    assert_eq!(
+        (bitwise.contract, bitwise.standing.as_str()),
+        (Contract::Bitwise, "proved")
+    );
+}
+
+#[test]
+fn what_agrees_is_completed_and_by_whom_is_said() {
+    let mut w = guarded(2);
+    let holder = w.node_of(1);
+    w.commit(1, 3, "three");
+    w.pass(100);
+    let asked = w.questions();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_ne!(asked[0].0, w.node(holder));
+    assert_eq!((asked[0].2.from.clone(), asked[0].2.to), (None, Some(3)));
+    w.compute(1, 7, "done");
+    assert_eq!(w.phase(1).as_str(), "verifying");
+    w.answer(1, (&asked[0].0, asked[0].1), 3, of("three"));
+    assert_eq!(w.phase(1).as_str(), "verifying");
+    w.pass(100);
+    let asked = w.questions();
+    let from = asked[0].2.from.as_ref().unwrap();
+    assert_eq!((from.index, from.seq, asked[0].2.to), (3, None, None));
+    w.answer(
+        1,
+        (&asked[0].0, asked[0].1),
+        7,
+        digest_of_result(&"done".into()),
+    );
+    assert_eq!(w.phase(1), Phase::Completed);
+}
+
+#[test]
+fn a_holder_that_two_others_contradict_is_quarantined_and_its_work_goes_back_and_on() {
+    let mut w = guarded(3);
+    let holder = w.node(w.node_of(1));
+    w.commit(1, 2, "two");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("two"));
+    w.commit(1, 4, "wrong");
+    w.pass(100);
+    let second = w.questions().remove(0);
+    assert_eq!(second.2.from.as_ref().unwrap().index, 2);
+    w.answer(1, (&second.0, second.1), 4, of("four"));
+    w.pass(100);
+    let third = w.questions().remove(0);
+    assert!(third.0 != second.0 && third.0 != holder);
+    let actions = w.answer(1, (&third.0, third.1), 4, of("four"));
+    assert_eq!(quarantined(&actions), [holder.to_string()]);
+    w.step_back(&back(&actions));
+    let state = &w.ledgers[&World::id(1)].state;
+    assert_eq!(state.boundary_index(), 2);
+    assert_eq!(state.totals.steps_back, 1);
+    let Phase::Bound(b) = &state.phase else {
+        panic!("{:?}", state.phase)
+    };
+    assert_ne!(b.node, holder);
+    assert_eq!(w.last_cause(1).unwrap().as_str(), "corrupt");
+    let why = w.why(1);
+    let its = why.candidates.iter().find(|c| c.node == holder).unwrap();
+    assert!(
+        its.rejected.iter().any(|r| r.contains("quarantined")),
+        "{its:?}"
+    );
+}
+
+#[test]
+fn a_verifier_that_is_alone_with_its_finding_is_quarantined_and_the_claim_stands() {
+    let mut w = guarded(3);
+    w.commit(1, 2, "two");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("nonsense"));
+    w.pass(100);
+    let second = w.questions().remove(0);
+    let actions = w.answer(1, (&second.0, second.1), 2, of("two"));
+    assert_eq!(quarantined(&actions), [first.0.to_string()]);
+    assert!(!actions.iter().any(|a| matches!(a, Action::StepBack { .. })));
+    w.compute(1, 3, "x");
+    w.pass(100);
+    let last = w.questions().remove(0);
+    assert_eq!(last.2.from.as_ref().unwrap().index, 2);
+    w.answer(1, (&last.0, last.1), 3, digest_of_result(&"x".into()));
+    assert_eq!(w.phase(1), Phase::Completed);
+}
+
+#[test]
+fn two_nodes_that_disagree_are_asked_for_proofs_and_the_one_that_fails_was_wrong() {
+    let mut w = guarded(2);
+    let holder = w.node_of(1);
+    w.commit(1, 2, "wrong");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("two"));
+    w.compute(1, 3, "wrong too");
+    w.pass(2_000);
+    let proves = w.take_controls();
+    let asked: Vec<_> = proves
+        .iter()
+        .filter(|(_, r)| matches!(r, fiec_schemas::messages::ControlRequest::Prove))
+        .map(|(node, _)| node.to_string())
+        .collect();
+    assert_eq!(asked.len(), 2, "{proves:?}");
+    assert!(
+        w.why(1).summary.contains("third node"),
+        "{}",
+        w.why(1).summary
+    );
+    assert_eq!(
+        w.phase(1).as_str(),
+        "verifying",
+        "it waits, and nothing of it counts"
+    );
+    let actions = w.prove(holder, false);
+    assert!(quarantined(&actions).contains(&format!("n{holder}")));
+    w.step_back(&back(&actions));
+    assert_ne!(w.node_of(1), holder);
+}
+
+#[test]
+fn a_third_node_that_joins_later_decides() {
+    let mut w = guarded(2);
+    let holder = w.node(w.node_of(1));
+    w.commit(1, 2, "wrong");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("two"));
+    w.pass(1_000);
+    assert!(w.questions().is_empty());
+    let third = w.join();
+    w.pass(2_000);
+    let asked = w.questions();
+    assert_eq!(asked[0].0, third, "{asked:?}");
+    let actions = w.answer(1, (&third, asked[0].1), 2, of("two"));
+    assert_eq!(quarantined(&actions), [holder.to_string()]);
+}
+
+#[test]
+fn what_a_quarantined_node_holds_beside_is_taken_away_and_a_release_asks_for_a_new_proof() {
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    w.start(1);
+    let holder = w.node_of(1);
+    let actions = w.prove(holder, false);
+    assert_eq!(quarantined(&actions), [format!("n{holder}")]);
+    let lost = Quarantine {
+        entries: vec![fiec_schemas::trust::Quarantined {
+            contract: Contract::Bitwise,
+            reason: "canary dot is off".into(),
+            who: "policy/x".into(),
+            at: w.at().wall,
+        }],
+        released: None,
+    };
+    let actions = w.lose(holder, lost);
+    w.step_back(&back(&actions));
+    assert_ne!(w.node_of(1), holder);
+    w.pass(1_000);
+    let released = Quarantine {
+        entries: vec![],
+        released: Some(Released {
+            who: "ann".into(),
+            at: w.at().wall,
+        }),
+    };
+    w.lose(holder, released);
+    let standing = |w: &World| {
+        let all = w.policy.node_statuses(w.at());
+        all[holder].contracts[0].standing.clone()
+    };
+    assert_eq!(standing(&w), "outdated");
+    w.pass(1_000);
+    w.prove(holder, true);
+    assert_eq!(standing(&w), "proved");
+}
+
+#[test]
+fn nothing_is_computed_twice_while_real_work_waits_or_nobody_asked_for_it() {
+    let mut w = World::new(2);
+    w.submit_and_store(9);
+    w.start(9);
+    w.commit(9, 1, "one");
+    w.pass(1_000);
+    assert!(
+        w.questions().is_empty(),
+        "by default nothing in a policy of its own"
+    );
+    for n in 1..=3 {
+        w.submit_line(n, r#""verify":"all""#);
+        w.start(n);
+    }
+    w.commit(1, 1, "one");
+    w.pass(1_000);
+    assert!(w.questions().is_empty(), "no slot is to spare");
+    w.complete(9);
+    w.pass(1_500);
+    assert_eq!(w.questions().len(), 1);
+}

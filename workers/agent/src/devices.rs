@@ -1,0 +1,213 @@
+//! Who has which device of this node. The policy service counts as well, but what it believes may
+//! be old, and two of them may choose at the same moment: here it is settled.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fiec_schemas::hardware::Substrate;
+use fiec_schemas::substrate::HOST;
+use tokio::sync::Notify;
+
+/// Whoever has a device may be at its last boundary: so long is waited before it is refused.
+pub const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
+
+/// The devices of a node.
+#[derive(Debug, Default)]
+pub struct Devices {
+    all: Mutex<Vec<Device>>,
+    freed: Notify,
+}
+
+#[derive(Debug)]
+struct Device {
+    id: String,
+    memory_bytes: Option<u64>,
+    /// Somebody has it to itself.
+    taken: bool,
+    /// Budgets of those that share it.
+    budgets: Vec<u64>,
+}
+
+/// A device, or a part of one, until it is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    devices: Arc<Devices>,
+    at: usize,
+    budget: Option<u64>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut all = self.devices.lock();
+        if let Some(device) = all.get_mut(self.at) {
+            match self.budget {
+                None => device.taken = false,
+                Some(budget) => {
+                    if let Some(own) = device.budgets.iter().position(|b| *b == budget) {
+                        device.budgets.swap_remove(own);
+                    }
+                }
+            }
+        }
+        drop(all);
+        self.devices.freed.notify_waiters();
+    }
+}
+
+impl Devices {
+    /// Of the substrates that the node offers.
+    pub fn of(substrates: &[Substrate]) -> Arc<Self> {
+        let devices = substrates.iter().filter(|s| s.is_device());
+        let all = devices.map(|s| Device {
+            id: s.id.clone(),
+            memory_bytes: s.memory_bytes,
+            taken: false,
+            budgets: Vec::new(),
+        });
+        Arc::new(Self {
+            all: Mutex::new(all.collect()),
+            freed: Notify::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Device>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for one execution, waiting for whoever is about to give it up; none for the
+    /// host, which slots count. `budget`: bytes of the device's memory, where it may be shared.
+    ///
+    /// # Errors
+    /// Why it cannot be had, for people.
+    pub async fn lease(
+        self: &Arc<Self>,
+        substrate: &str,
+        budget: Option<u64>,
+        within: Duration,
+    ) -> Result<Option<Lease>, String> {
+        if substrate == HOST {
+            return Ok(None);
+        }
+        let deadline = tokio::time::Instant::now() + within;
+        loop {
+            // Enabled before the look, so that no release in between is missed.
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            let busy = match self.try_lease(substrate, budget)? {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(busy) => busy,
+            };
+            if tokio::time::timeout_at(deadline, freed).await.is_err() {
+                return Err(busy);
+            }
+        }
+    }
+
+    /// The outer error is for good, the inner one may pass.
+    fn try_lease(
+        self: &Arc<Self>,
+        substrate: &str,
+        budget: Option<u64>,
+    ) -> Result<Result<Lease, String>, String> {
+        let mut all = self.lock();
+        let Some(at) = all.iter().position(|d| d.id == substrate) else {
+            return Err(format!("this node has no device {substrate}"));
+        };
+        let device = &mut all[at];
+        let used: u64 = device.budgets.iter().sum();
+        let memory = device.memory_bytes.unwrap_or(u64::MAX);
+        if let Some(needs) = budget.filter(|needs| *needs > memory) {
+            return Err(format!(
+                "device {substrate} has {memory} bytes, the budget of {needs} does not fit"
+            ));
+        }
+        let busy = if device.taken {
+            Some(format!(
+                "device {substrate} is taken by another execution here"
+            ))
+        } else {
+            match budget {
+                None if !device.budgets.is_empty() => Some(format!(
+                    "device {substrate} is shared by {} executions here",
+                    device.budgets.len()
+                )),
+                Some(needs) if needs > memory - used.min(memory) => Some(format!(
+                    "device {substrate} has {} bytes left, the budget of {needs} does not fit",
+                    memory - used.min(memory)
+                )),
+                _ => None,
+            }
+        };
+        if let Some(busy) = busy {
+            return Ok(Err(busy));
+        }
+        match budget {
+            None => device.taken = true,
+            Some(bytes) => device.budgets.push(bytes),
+        }
+        Ok(Ok(Lease {
+            devices: Arc::clone(self),
+            at,
+            budget,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Arc<Devices> {
+        let place = |id: &str, kind: &str| Substrate {
+            id: id.into(),
+            kind: kind.into(),
+            name: id.into(),
+            memory_bytes: Some(100),
+            device: None,
+        };
+        Devices::of(&[place(HOST, "cpu"), place("g0", "gpu")])
+    }
+
+    const SOON: Duration = Duration::from_millis(1);
+
+    #[tokio::test]
+    async fn a_device_is_one_executions_until_that_gives_it_up() {
+        let devices = devices();
+        assert!(devices.lease(HOST, None, SOON).await.unwrap().is_none());
+        let held = devices.lease("g0", None, SOON).await.unwrap();
+        for budget in [None, Some(1)] {
+            let refused = devices.lease("g0", budget, SOON).await.unwrap_err();
+            assert!(refused.contains("taken by another"), "{refused}");
+        }
+        // Whoever waits gets it when it is given up.
+        let waiter = devices.lease("g0", None, Duration::from_secs(60));
+        let (got, ()) = tokio::join!(waiter, async {
+            tokio::task::yield_now().await;
+            drop(held);
+        });
+        assert!(got.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn several_share_a_device_within_its_memory() {
+        let devices = devices();
+        let one = devices.lease("g0", Some(60), SOON).await.unwrap();
+        let _two = devices.lease("g0", Some(40), SOON).await.unwrap();
+        let full = devices.lease("g0", Some(1), SOON).await.unwrap_err();
+        assert!(full.contains("0 bytes left"), "{full}");
+        let alone = devices.lease("g0", None, SOON).await.unwrap_err();
+        assert!(alone.contains("shared by 2"), "{alone}");
+        drop(one);
+        assert!(devices.lease("g0", Some(60), SOON).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_can_never_fit_is_refused_at_once() {
+        let devices = devices();
+        let long = Duration::from_secs(3_600);
+        let absent = devices.lease("g7", None, long).await.unwrap_err();
+        assert!(absent.contains("no device g7"), "{absent}");
+        let large = devices.lease("g0", Some(101), long).await.unwrap_err();
+        assert!(large.contains("has 100 bytes"), "{large}");
+    }
+}
