@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, ConnectOptions, Draft, Ledger, Tip, topology};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_policy_service::{Options, PolicyService};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::CapsuleMessage;
+use fiec_schemas::trust::{NodeIdentity, Proof, SUITE};
 use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, NodeDescriptor, NodeId,
     Reading, Signal, Submission, Tenant, Timestamp, subjects,
@@ -156,6 +158,7 @@ async fn worker(url: &str) -> Result<()> {
                     computed_until: at,
                     capsules: 1,
                     outputs: vec![],
+                    energy: None,
                 },
             ];
             let draft = Draft::new(&tip, events, &author, at)?;
@@ -171,6 +174,7 @@ async fn worker(url: &str) -> Result<()> {
 }
 
 async fn join(broker: &Broker, node: &NodeId, instance: InstanceId) -> Result<()> {
+    let key = NodeKey::random();
     let descriptor = NodeDescriptor {
         v: 1,
         node: node.clone(),
@@ -190,11 +194,17 @@ async fn join(broker: &Broker, node: &NodeId, instance: InstanceId) -> Result<()
             kind: "cpu".into(),
             name: "host".into(),
             memory_bytes: None,
+            device: None,
         }],
+        profile: Default::default(),
         programs: vec!["synthetic@1".into()],
         labels: BTreeMap::new(),
         thresholds: default_thresholds(),
         http: None,
+        identity: Some(NodeIdentity {
+            key: key.public(),
+            environment: fiec_schemas::Digest::of(b"played"),
+        }),
     };
     let bucket = broker.js.get_key_value(subjects::NODES_BUCKET).await?;
     bucket
@@ -203,6 +213,10 @@ async fn join(broker: &Broker, node: &NodeId, instance: InstanceId) -> Result<()
             serde_json::to_vec(&descriptor)?.into(),
         )
         .await?;
+    let expires = Timestamp::from_micros(4_000_000_000_000_000);
+    let proof = Proof::passing(&descriptor, SUITE, Timestamp::now(), expires);
+    let proof = serde_json::to_vec(&key.sign(&proof)?)?;
+    bucket.put(subjects::proof_key(node), proof.into()).await?;
     Ok(())
 }
 
@@ -218,6 +232,7 @@ fn vector(node: &NodeId, instance: InstanceId, count: u64) -> Vec<u8> {
         source: "measure".into(),
         at,
         missing: None,
+        envelope: None,
     };
     let vector = HardwareVector {
         v: 1,

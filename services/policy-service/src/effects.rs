@@ -41,7 +41,7 @@ pub enum NoReply {
 }
 
 impl Effects {
-    async fn tell(&self, outcome: Outcome) {
+    pub(crate) async fn tell(&self, outcome: Outcome) {
         // Fails only while the service ends.
         let _ = self.outcomes.send(outcome).await;
     }

@@ -6,6 +6,7 @@ use fiec_broker::{AppendError, Entry, Tip};
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
+use fiec_schemas::trust::{Quarantine, SignedProof, Verdict};
 use fiec_schemas::{
     Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
     Submission,
@@ -30,6 +31,12 @@ pub enum News {
     Gone(NodeId),
     /// An operator's flags.
     Flags(NodeId, NodeFlags),
+    /// What a node has proved.
+    Proof(NodeId, Box<SignedProof>),
+    /// What a node has lost.
+    Quarantine(NodeId, Quarantine),
+    /// What a node found that computed a part of an execution once more.
+    Verdict(Box<Verdict>),
     /// Another replica spoke.
     Replica(InstanceId, bool),
 }
@@ -55,6 +62,8 @@ pub enum Outcome {
     Spec(ExecutionId, Arc<Submission>),
     /// A yield order.
     Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
+    /// A node did not take it to compute a part once more.
+    Verdict(Box<Verdict>),
     /// A probe.
     Probed(NodeId, ProbeOutcome),
     /// A record about a rejected line is stored, or not.
@@ -70,6 +79,8 @@ pub enum Outcome {
 pub enum Later {
     /// It is stored.
     Stored(Box<Tip>),
+    /// It is stored; these were its events.
+    Changed(Box<Tip>, Vec<Event>),
     /// Somebody else was first; this is the last message.
     Overtaken(Box<Entry>),
     /// There is no ledger any more.

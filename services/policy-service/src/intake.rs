@@ -7,8 +7,8 @@ use std::sync::Arc;
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use fiec_schemas::{
-    BatchId, BatchPlace, ExecutionId, FieldError, LineError, Sequence, Submission, Tenant,
-    Timestamp, subjects, submission,
+    BatchId, BatchPlace, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence, Submission,
+    Tenant, Timestamp, subjects, submission,
 };
 
 /// Header by which the service's API fixes the time stamp that ids derive from, since it must
@@ -40,6 +40,8 @@ pub struct Line {
     pub stored: bool,
     /// True once its program was found to be registered.
     pub registered: bool,
+    /// The node that was told of its first binding ahead of the append, and that binding's epoch.
+    pub told: Option<(NodeId, Epoch)>,
 }
 
 /// What the next line is.
@@ -292,6 +294,7 @@ impl Cursor {
                     spec: Arc::new(spec),
                     stored: false,
                     registered: false,
+                    told: None,
                 }))
             }
             Err(error) => bad(tenant.to_string(), error),

@@ -26,6 +26,7 @@ mod outbox;
 mod programs;
 mod service;
 mod sources;
+mod trust;
 
 pub use error::ServiceError;
 pub use intake::STAMP_HEADER;

@@ -92,6 +92,8 @@ impl PolicyService {
         core.preload(sources::known_nodes(&broker).await?, vectors(&broker).await);
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move { ("verdicts", sources::verdicts(b, n).await) });
         let (b, n, id) = (broker.clone(), news_tx.clone(), options.id);
         tasks.spawn(async move { ("presence", sources::presence(b, id, n).await) });
         let p = effects.programs.clone();

@@ -9,6 +9,7 @@ use async_nats::jetstream::kv;
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, BrokerError, topology};
 use fiec_schemas::messages::PolicyPresence;
+use fiec_schemas::trust::Quarantine;
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
@@ -172,6 +173,24 @@ pub async fn telemetry(broker: Broker, news: Sender<News>) -> Result<(), Service
     .await
 }
 
+/// What nodes found that computed parts of executions once more.
+pub async fn verdicts(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    again("verdicts", || async {
+        let mut messages = broker
+            .client
+            .subscribe(subjects::VERDICT)
+            .await
+            .map_err(BrokerError::operation("subscribe to verdicts"))?;
+        while let Some(message) = messages.next().await {
+            if let Some(verdict) = read(&message.subject, &message.payload) {
+                let _ = news.send(News::Verdict(verdict)).await;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// The last vector of each node, for a service that starts.
 ///
 /// # Errors
@@ -301,6 +320,9 @@ fn node_news(key: &str, value: Option<&[u8]>) -> Option<News> {
             (descriptor.node == node).then(|| News::Descriptor(Box::new(descriptor)))
         }
         ("node", None) => Some(News::Gone(node)),
+        ("proof", Some(value)) => Some(News::Proof(node, Box::new(read(key, value)?))),
+        ("quarantine", Some(value)) => Some(News::Quarantine(node, read(key, value)?)),
+        ("quarantine", None) => Some(News::Quarantine(node, Quarantine::default())),
         ("flags", Some(value)) => Some(News::Flags(node, read(key, value)?)),
         ("flags", None) => Some(News::Flags(node, NodeFlags::default())),
         _ => None,

@@ -137,6 +137,7 @@ pub fn short_ledgers(
                 .iter()
                 .map(|n| Candidate {
                     node: n.clone(),
+                    substrate: None,
                     score: Some(0.5),
                     rejected: Vec::new(),
                 })
@@ -170,6 +171,7 @@ pub fn short_ledgers(
                     computed_until: now,
                     capsules: 1,
                     outputs: Vec::new(),
+                    energy: None,
                 },
             ];
             items.push(writer.append(events, &format!("worker/{node}/{instance}"), now, seq)?);

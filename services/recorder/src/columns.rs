@@ -62,7 +62,28 @@ pub(crate) const EXECUTIONS: &Columns = &[
     ("seq", "bigint", Take),
     ("author", "text", Take),
     ("recorded_at", "timestamptz", Take),
+    ("host_uj", "bigint", Take),
+    ("host_intervals", "bigint", Take),
+    ("device_uj", "bigint", Take),
+    ("device_intervals", "bigint", Take),
 ];
+
+/// A column of `placements` as the sum of both, null where both are.
+macro_rules! added {
+    ($column:literal) => {
+        concat!(
+            "CASE WHEN excluded.",
+            $column,
+            " IS NULL THEN placements.",
+            $column,
+            " ELSE coalesce(placements.",
+            $column,
+            ", 0) + excluded.",
+            $column,
+            " END"
+        )
+    };
+}
 
 /// `placements`
 pub(crate) const PLACEMENTS: &Columns = &[
@@ -88,6 +109,9 @@ pub(crate) const PLACEMENTS: &Columns = &[
     ("ended_at", "timestamptz", Keep),
     ("end_reason", "text", Keep),
     ("gap_us", "bigint", Keep),
+    // What a batch brings is added; a batch is written once.
+    ("host_uj", "bigint", By(added!("host_uj"))),
+    ("device_uj", "bigint", By(added!("device_uj"))),
 ];
 
 /// `decisions`
@@ -117,6 +141,8 @@ pub(crate) const BOUNDARIES: &Columns = &[
     ("ordinal", "bigint", Keep),
     ("note", "text", Keep),
     ("outputs", "jsonb", Keep),
+    ("host_uj", "bigint", Keep),
+    ("device_uj", "bigint", Keep),
 ];
 
 /// `execution_events`

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use fiec_schemas::energy::Energy;
 use fiec_schemas::event::Output;
 use fiec_schemas::{
     Cause, Decision, Epoch, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId,
@@ -14,7 +15,7 @@ use fiec_schemas::{
 
 use crate::rows::{
     BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
-    RebindingRow, Rows, blank, day_of, json, no_placement,
+    RebindingRow, Rows, StepBackRow, blank, day_of, json, no_placement,
 };
 
 /// A ledger message with its place in the stream.
@@ -294,6 +295,7 @@ impl Folder {
                 row.state_changed = true;
                 row.boundary_of = event.of.or(row.boundary_of);
                 row.note = event.note.clone().or(row.note.take());
+                self.used(tracked, place, event.energy);
                 self.rows.days.insert(day_of(place.stored_at));
                 self.rows.boundaries.push(BoundaryRow {
                     execution: place.id,
@@ -335,6 +337,16 @@ impl Folder {
                 let detail = format!("{what} asked for by {who}");
                 self.happened(place, tracked, "requested", Some(who), detail);
             }
+            Event::Reconfigured { who, grant } => {
+                let grant = serde_json::to_string(&grant).unwrap_or_default();
+                let detail = format!("given {grant} by {who}");
+                self.happened(place, tracked, "reconfigured", Some(who), detail);
+            }
+            Event::Emitted { outbox } => {
+                let count = outbox.count;
+                let detail = format!("{count} messages, the last at boundary {}", outbox.through);
+                self.happened(place, tracked, "emitted", None, detail);
+            }
             Event::Crashed {
                 attempt,
                 exit,
@@ -350,8 +362,10 @@ impl Folder {
                 computed_until,
                 capsules,
                 outputs,
+                energy,
             } => {
                 tracked.computed_until = Some(computed_until);
+                self.used(tracked, place, energy);
                 self.close(tracked, place, "completed", place.at);
                 let row = &mut self.rows.executions[index];
                 row.capsules = Some(capsules);
@@ -359,6 +373,41 @@ impl Folder {
                 row.outputs = Some(outputs)
                     .filter(|o: &Vec<Output>| !o.is_empty())
                     .map(|o| json(&o));
+            }
+            Event::Computed {
+                computed_until,
+                energy,
+                ..
+            } => {
+                // Result and outputs are not for readers before `completed` says them again.
+                tracked.computed_until = Some(computed_until);
+                self.used(tracked, place, energy);
+                let detail = "computed to its end; others compute it once more before it counts";
+                self.happened(place, tracked, "computed", None, detail.to_owned());
+                self.close(tracked, place, "computed", place.at);
+            }
+            Event::Verified { by, segments } => {
+                let by: Vec<_> = by.iter().map(NodeId::as_str).collect();
+                let detail = format!(
+                    "computed once more in {segments} parts by {}, with the same bits",
+                    by.join(", ")
+                );
+                self.happened(place, tracked, "verified", None, detail);
+            }
+            Event::SteppedBack { to, cause } => {
+                let detail = match &to {
+                    Some(to) => format!("goes on from boundary {}: {}", to.index, cause.in_words()),
+                    None => format!("goes on from the beginning: {}", cause.in_words()),
+                };
+                self.happened(place, tracked, "stepped_back", None, detail);
+                self.close(tracked, place, cause.as_str(), place.at);
+                self.rows.executions[index].state_changed = true;
+                self.rows.steps_back.push(StepBackRow {
+                    execution: place.id,
+                    to: to.map_or(0, |to| to.index),
+                    ordinal: place.ordinal,
+                    at: place.stored_at,
+                });
             }
             Event::Failed { reason, stderr } => {
                 self.happened(place, tracked, "failed", None, reason.clone());
@@ -461,6 +510,20 @@ impl Folder {
             None if row.fresh => None,
             None => computed_until,
         };
+    }
+
+    /// Adds what an interval used to the placement in which it lies.
+    fn used(&mut self, tracked: &Tracked, place: Place, energy: Option<Energy>) {
+        if let Some(energy) = energy {
+            let row = self.placement(place.id, tracked.epoch);
+            let add = |sum: &mut Option<u64>, uj: Option<u64>| {
+                if let Some(uj) = uj {
+                    *sum = Some(sum.unwrap_or(0).saturating_add(uj));
+                }
+            };
+            add(&mut row.host_uj, energy.host_uj);
+            add(&mut row.device_uj, energy.device_uj);
+        }
     }
 
     fn decision(

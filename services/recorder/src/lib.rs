@@ -26,6 +26,7 @@ pub mod rows;
 mod schema;
 pub mod telemetry;
 mod time;
+mod trust;
 pub mod write;
 
 pub use error::{RecorderError, Result};

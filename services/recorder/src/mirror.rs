@@ -136,9 +136,10 @@ async fn copy(
     };
     // The lock on the execution's row orders this against the transaction that finishes it, which
     // changes that row and then deletes the state: either it waits for us and deletes what we
-    // wrote, or we wait for it and find the execution finished.
+    // wrote, or we wait for it and find the execution finished, or gone back behind this boundary.
     sqlx::query(
-        "WITH live AS (SELECT id FROM executions WHERE id = $1 AND finished_at IS NULL FOR SHARE) \
+        "WITH live AS (SELECT id FROM executions WHERE id = $1 AND finished_at IS NULL \
+         AND boundary_index >= $2 FOR SHARE) \
          INSERT INTO boundary_state AS s (execution, index, digest, bytes, state) \
          SELECT id, $2, $3, $4, $5 FROM live \
          ON CONFLICT (execution) DO UPDATE SET index = excluded.index, digest = excluded.digest, \

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_broker::{Broker, BrokerError};
+use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::Record;
 use fiec_schemas::{NodeDescriptor, Sequence, Timestamp, subjects};
 use futures_util::{Stream, StreamExt};
@@ -15,6 +16,7 @@ use crate::ledger::{Shared, again, checkpoint, pause, trouble};
 use crate::metrics::Part;
 use crate::rows::{json, line};
 use crate::time::PgTime;
+use crate::trust;
 use crate::write::advance;
 
 /// Records of one transaction.
@@ -191,6 +193,34 @@ pub(crate) async fn write(
                     describe(&mut tx, descriptor).await?;
                 }
             }
+            Record::Proof { proof, refused, at } => {
+                trust::proof(&mut tx, *seq, proof, refused.as_deref(), *at).await?;
+            }
+            Record::Verification {
+                execution,
+                from,
+                to,
+                node,
+                by,
+                outcome,
+                detail,
+                at,
+            } => {
+                let verification = trust::Verification {
+                    execution: *execution,
+                    from: *from,
+                    to: *to,
+                    node: node.as_ref(),
+                    by,
+                    outcome,
+                    detail,
+                    at: *at,
+                };
+                trust::verification(&mut tx, *seq, &verification).await?;
+            }
+            Record::Envelopes { node, envelopes } => {
+                self::envelopes(&mut tx, *seq, node.as_str(), envelopes).await?;
+            }
         }
     }
     tx.commit().await?;
@@ -269,6 +299,34 @@ async fn describe(tx: &mut PgConnection, d: &NodeDescriptor) -> sqlx::Result<()>
     .bind(clean(json(&d.labels)))
     .bind(clean(json(&d.thresholds)))
     .bind(clean(json(d)))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// What a node may offer from now on, and that somebody said so.
+async fn envelopes(
+    tx: &mut PgConnection,
+    seq: Sequence,
+    node: &str,
+    set: &NodeEnvelopes,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO node_events (seq, node, instance, what, detail, at) \
+         VALUES ($1, $2, NULL, 'envelopes', $3, $4) ON CONFLICT DO NOTHING",
+    )
+    .bind(saturate(seq))
+    .bind(node)
+    .bind(without_nul(&set.in_words()))
+    .bind(PgTime(set.at))
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "INSERT INTO nodes AS n (node, envelopes) VALUES ($1, $2::text::jsonb) \
+         ON CONFLICT (node) DO UPDATE SET envelopes = excluded.envelopes",
+    )
+    .bind(node)
+    .bind(json_without_nul(&json(set)).into_owned())
     .execute(tx)
     .await?;
     Ok(())

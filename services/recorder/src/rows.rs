@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use fiec_schemas::energy::Measured;
 use fiec_schemas::event::{Evidence, Totals};
 use fiec_schemas::{
     BatchId, BatchPlace, BoundaryIndex, Candidate, Contract, Digest, Epoch, ExecutionId,
@@ -42,6 +43,8 @@ pub struct Rows {
     pub batches: Vec<BatchRow>,
     /// Messages that were never seen.
     pub missing: Vec<MissingRow>,
+    /// Executions that went back to an earlier boundary.
+    pub steps_back: Vec<StepBackRow>,
     /// Live executions whose last boundary changed.
     pub states: Vec<(ExecutionId, StatePlace)>,
     /// Executions with committed state that are finished.
@@ -157,6 +160,10 @@ pub struct PlacementRow {
     pub end_reason: Option<&'static str>,
     /// Microseconds between the capsules before and after.
     pub gap_us: Option<i64>,
+    /// Microjoules of the host's that this batch adds, where any were measured.
+    pub host_uj: Option<u64>,
+    /// The same of the device's.
+    pub device_uj: Option<u64>,
 }
 
 /// A row of `decisions`.
@@ -247,6 +254,19 @@ pub struct RebindingRow {
     pub gap_us: Option<i64>,
 }
 
+/// A step back: the boundaries beyond it do not count any more.
+#[derive(Debug, Clone)]
+pub struct StepBackRow {
+    /// Which execution.
+    pub execution: ExecutionId,
+    /// The boundary from which it goes on; 0: the beginning.
+    pub to: BoundaryIndex,
+    /// Ordinal of the message.
+    pub ordinal: Ordinal,
+    /// When the broker stored it.
+    pub at: Timestamp,
+}
+
 /// A row of `batches`.
 #[derive(Debug, Clone)]
 pub struct BatchRow {
@@ -294,6 +314,8 @@ pub(crate) fn no_placement(execution: ExecutionId, epoch: Epoch) -> PlacementRow
         ended_at: None,
         end_reason: None,
         gap_us: None,
+        host_uj: None,
+        device_uj: None,
     }
 }
 
@@ -351,11 +373,18 @@ pub(crate) fn contract(contract: Contract) -> &'static str {
     }
 }
 
+/// The energy of hosts and of devices.
+pub(crate) fn measured(totals: &Totals) -> (Option<Measured>, Option<Measured>) {
+    let energy = totals.energy.unwrap_or_default();
+    (energy.host, energy.device)
+}
+
 impl ExecutionRow {
     pub(crate) fn copy(&self, to: &mut CopyBuffer) {
         const N: i16 = EXECUTIONS.len() as i16;
         let spec = self.spec.as_deref();
         let state = self.boundary.as_ref();
+        let (host, device) = measured(&self.totals);
         to.row(N)
             .uuid(self.id.0)
             .text(self.tenant.as_str())
@@ -402,7 +431,11 @@ impl ExecutionRow {
             .count(self.ordinal)
             .count(self.seq)
             .text(&self.author)
-            .time(self.recorded_at);
+            .time(self.recorded_at)
+            .opt(host.map(|m| m.uj), CopyBuffer::count)
+            .opt(host.map(|m| m.intervals), CopyBuffer::count)
+            .opt(device.map(|m| m.uj), CopyBuffer::count)
+            .opt(device.map(|m| m.intervals), CopyBuffer::count);
     }
 }
 
@@ -427,7 +460,9 @@ impl PlacementRow {
             .opt(self.computed_until, CopyBuffer::time)
             .opt(self.ended_at, CopyBuffer::time)
             .opt(self.end_reason, CopyBuffer::text)
-            .opt(self.gap_us, CopyBuffer::i64);
+            .opt(self.gap_us, CopyBuffer::i64)
+            .opt(self.host_uj, CopyBuffer::count)
+            .opt(self.device_uj, CopyBuffer::count);
     }
 }
 
@@ -464,7 +499,9 @@ impl BoundaryRow {
             .count(self.seq)
             .count(self.ordinal)
             .opt(event.note.as_deref(), CopyBuffer::text)
-            .opt(outputs.as_deref(), CopyBuffer::jsonb);
+            .opt(outputs.as_deref(), CopyBuffer::jsonb)
+            .opt(event.energy.and_then(|e| e.host_uj), CopyBuffer::count)
+            .opt(event.energy.and_then(|e| e.device_uj), CopyBuffer::count);
     }
 }
 

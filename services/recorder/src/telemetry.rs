@@ -87,7 +87,7 @@ fn worst(vector: &HardwareVector) -> Worst {
         vector
             .readings
             .iter()
-            .filter(|r| r.signal == signal)
+            .filter(|r| r.signal == signal && !r.is_part())
             .filter_map(|r| r.value)
             .fold(None, |worst: Option<f64>, value| {
                 Some(worst.map_or(value, |w| w.max(value)))
@@ -280,6 +280,7 @@ mod tests {
                 source: "test".into(),
                 at: Timestamp::from_micros(0),
                 missing: None,
+                envelope: None,
             }],
             draining: false,
             slots: 1,

@@ -14,7 +14,8 @@ use crate::columns::{
     BOUNDARIES, Columns, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS, names, upsert,
 };
 use crate::copy::{CopyBuffer, json_without_nul, saturate, without_nul};
-use crate::rows::{ExecutionRow, PlacementRow, RebindingRow, Rows, contract, json, line};
+use crate::rows::{
+    ExecutionRow, PlacementRow, RebindingRow, Rows, StepBackRow, contract, json, line, measured};
 use crate::time::PgTime;
 
 /// Rows with their COPY streams.
@@ -257,6 +258,8 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
     }
     let spec = |r: &&ExecutionRow| r.spec.clone();
     let state = |r: &&ExecutionRow| r.boundary.clone();
+    let host = |r: &&ExecutionRow| measured(&r.totals).0;
+    let device = |r: &&ExecutionRow| measured(&r.totals).1;
     sqlx::query(AssertSqlSafe(SQL.as_str()))
         .bind(column!(rows, |r| r.id.0))
         .bind(column!(rows, |r| r.tenant.as_str().to_owned()))
@@ -304,6 +307,10 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
         .bind(column!(rows, |r| saturate(r.seq)))
         .bind(column!(rows, |r| without_nul(&r.author)))
         .bind(column!(rows, |r| PgTime(r.recorded_at)))
+        .bind(column!(rows, |r| count(host(r).map(|m| m.uj))))
+        .bind(column!(rows, |r| count(host(r).map(|m| m.intervals))))
+        .bind(column!(rows, |r| count(device(r).map(|m| m.uj))))
+        .bind(column!(rows, |r| count(device(r).map(|m| m.intervals))))
         .execute(tx)
         .await?;
     Ok(())
@@ -330,6 +337,8 @@ async fn placements(tx: &mut PgConnection, all: &[PlacementRow]) -> sqlx::Result
         .bind(column!(rows, |r| time(r.ended_at)))
         .bind(column!(rows, |r| r.end_reason.map(str::to_owned)))
         .bind(column!(rows, |r| r.gap_us))
+        .bind(column!(rows, |r| count(r.host_uj)))
+        .bind(column!(rows, |r| count(r.device_uj)))
         .execute(tx)
         .await?;
     Ok(())
@@ -380,7 +389,30 @@ async fn rebindings(tx: &mut PgConnection, rows: &[RebindingRow]) -> sqlx::Resul
 }
 
 /// What is rare, or a statement of one line.
+/// What was reached beyond a step back stays in the history, and says that it does not count.
+async fn steps_back(tx: &mut PgConnection, rows: &[StepBackRow]) -> sqlx::Result<()> {
+    for row in rows {
+        sqlx::query(
+            "UPDATE boundaries SET withdrawn_at = $4 WHERE execution = $1 AND index > $2 \
+             AND ordinal < $3 AND withdrawn_at IS NULL",
+        )
+        .bind(row.execution.0)
+        .bind(saturate(row.to))
+        .bind(saturate(row.ordinal))
+        .bind(PgTime(row.at))
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query("DELETE FROM boundary_state WHERE execution = $1 AND index > $2")
+            .bind(row.execution.0)
+            .bind(saturate(row.to))
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
+}
+
 async fn small(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
+    steps_back(&mut *tx, &rows.steps_back).await?;
     if !rows.gaps_closed.is_empty() {
         sqlx::query(
             "UPDATE rebindings r SET gap_us = u.gap_us \

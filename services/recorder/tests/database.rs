@@ -82,11 +82,13 @@ fn bound(epoch: u64, node: &str, instance: InstanceId, cause: Cause) -> Event {
     let node: NodeId = node.parse().unwrap();
     let other = Candidate {
         node: "busy".parse().unwrap(),
+        substrate: None,
         score: None,
         rejected: vec!["memory is above its limit".into()],
     };
     let chosen = Candidate {
         node: node.clone(),
+        substrate: None,
         score: Some(0.75),
         rejected: Vec::new(),
     };
@@ -137,6 +139,7 @@ fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
             of: Some(9),
             note: Some("going well".into()),
             outputs: Vec::new(),
+            energy: fiec_schemas::energy::Energy::of(Some(ms as u64 * 1_000), None),
         })
     };
     let steps = vec![
@@ -249,6 +252,17 @@ async fn a_handover_is_told_by_the_views() {
          labels ->> 'who') FROM execution_summary",
     );
     assert_eq!(row.await, "job started b 2 9 2 <ada>");
+    let row = words(
+        &db.pool,
+        "SELECT string_agg(concat_ws(' ', node, measured, host_joules, \
+         coalesce(device_joules::text, '-')), ', ' ORDER BY node) FROM energy_by_node",
+    );
+    assert_eq!(row.await, "a 1 0.080000 -, b 0 -");
+    let row = words(
+        &db.pool,
+        "SELECT concat_ws(' ', host_joules, energy_coverage) FROM execution_summary",
+    );
+    assert_eq!(row.await, "0.080000 1.0000");
     let page = fiec_recorder::report::render(&db.pool, id).await.unwrap();
     assert_eq!(
         page.matches("<svg").count(),
@@ -256,6 +270,7 @@ async fn a_handover_is_told_by_the_views() {
         "location, capsules, pressure"
     );
     assert!(page.contains("memory on a was 93.0 %") && page.contains("4.000 ms"));
+    assert!(page.contains("0.080000 J of hosts, measured in 100 %"));
     assert!(
         page.contains("&lt;ada&gt;") && !page.contains("<ada>"),
         "text is escaped"

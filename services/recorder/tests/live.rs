@@ -164,6 +164,7 @@ async fn the_last_state_is_mirrored_while_it_is_needed() {
                 of: None,
                 note: None,
                 outputs: Vec::new(),
+                energy: None,
             }),
         ],
         vec![Event::Cancelled { who: "ada".into() }],

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Draft, Entry, store};
+use fiec_broker::{AppendError, Draft, Entry, outbox, store};
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest};
+use fiec_schemas::package::Grant;
 use fiec_schemas::{
     Binding, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp,
 };
@@ -46,6 +47,10 @@ impl Api {
                     message: said?,
                     ..ApiReply::default()
                 })
+            }
+            "reconfigure" => {
+                let grant = request.grant.unwrap_or_default();
+                self.reconfigure(entry, grant, who).await
             }
             _ => self.change(verb, &tenant, entry, who).await,
         }
@@ -160,6 +165,7 @@ impl Api {
                     let state = tip.state.clone();
                     let changed = Outcome::Changed(Box::new(tip), vec![event]);
                     let _ = self.effects.outcomes.send(changed).await;
+                    self.settle_outbox(&state).await;
                     self.forget_state(&state).await;
                     let message = format!("{id} is {}", state.phase.as_str());
                     return Ok(ApiReply {
@@ -182,13 +188,61 @@ impl Api {
         ))
     }
 
+    /// Asks the worker: a program is given another grant while it runs.
+    async fn reconfigure(&self, entry: Entry, grant: Grant, who: String) -> Answered<ApiReply> {
+        let state = entry.message.state;
+        let execution = state.execution;
+        let Phase::Started(binding) = &state.phase else {
+            return Err(format!(
+                "{execution} is {}; only one that runs can be given more or less",
+                state.phase.as_str()
+            ));
+        };
+        let node = &binding.node;
+        let request = ControlRequest::Reconfigure {
+            execution,
+            epoch: state.epoch,
+            grant,
+            who,
+        };
+        let timeout = self.options.control_timeout;
+        match self.effects.control(node, &request, timeout).await {
+            Ok(_) => Ok(ApiReply {
+                message: format!("{node} will give it to {execution} at its next boundary"),
+                ..ApiReply::default()
+            }),
+            Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
+            Err(NoReply::Silent(reason)) => Err(format!(
+                "{execution} runs on {node}, which does not answer ({reason}); try again"
+            )),
+        }
+    }
+
+    /// Publishes what an execution owes that ends with no worker to do so.
+    async fn settle_outbox(&self, state: &ExecutionState) {
+        if state.outbox.is_none() || !state.phase.is_terminal() {
+            return;
+        }
+        let settled = outbox::settle(&self.effects.broker, state);
+        let failure = match tokio::time::timeout(self.options.control_timeout, settled).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not in time".to_owned(),
+        };
+        tracing::warn!(execution = %state.execution, failure,
+            "what was emitted may not be published");
+    }
+
     /// Drops the large σ of an execution that ends with no worker to do so.
     async fn forget_state(&self, state: &ExecutionState) {
-        let large = state.boundary.as_ref().filter(|b| b.seq.is_none());
-        let Some(place) = large.filter(|_| state.phase.is_terminal()) else {
+        let Some(place) = state
+            .boundary
+            .as_ref()
+            .filter(|_| state.phase.is_terminal())
+        else {
             return;
         };
-        let dropped = store::drop_state(&self.effects.broker, state.execution, place.digest);
+        let dropped = store::drop_last(&self.effects.broker, state.execution, place);
         let failure = match tokio::time::timeout(self.options.control_timeout, dropped).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),

@@ -1,5 +1,6 @@
 //! The NATS micro service `fiec`: what operators and clients ask.
 
+mod envelopes;
 mod executions;
 mod nodes;
 mod submit;
@@ -24,18 +25,21 @@ use crate::{Options, ServiceError};
 const AT_ONCE: usize = 256;
 
 /// Endpoint names and their subjects.
-const ENDPOINTS: [(&str, &str); 11] = [
+const ENDPOINTS: [(&str, &str); 14] = [
     ("submit", "fiec.api.submit.*"),
     ("status", "fiec.api.status.*"),
     ("cancel", "fiec.api.cancel.*"),
     ("pause", "fiec.api.pause.*"),
     ("resume", "fiec.api.resume.*"),
     ("yield", "fiec.api.yield.*"),
+    ("reconfigure", "fiec.api.reconfigure.*"),
     ("why", "fiec.api.why.*"),
     ("nodes", "fiec.api.nodes"),
     ("cordon", "fiec.api.node.cordon"),
     ("uncordon", "fiec.api.node.uncordon"),
     ("drain", "fiec.api.node.drain"),
+    ("release", "fiec.api.node.release"),
+    ("envelope", "fiec.api.node.envelope"),
 ];
 
 /// What handlers need; cheap to clone.
@@ -112,6 +116,8 @@ impl Api {
             let reply = match name {
                 "nodes" => self.nodes().await,
                 "cordon" | "uncordon" | "drain" => self.node(name, payload).await,
+                "release" => self.release(payload).await,
+                "envelope" => self.envelope(payload).await,
                 _ => self.execution(name, tenant, payload).await,
             };
             json(&reply.unwrap_or_else(|error| ApiReply {

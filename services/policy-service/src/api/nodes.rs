@@ -1,16 +1,47 @@
 //! Questions about nodes and the operators' flags on them.
 
 use async_nats::jetstream::kv;
-use fiec_schemas::messages::{ApiReply, NodeRequest};
+use fiec_schemas::messages::{ApiReply, ControlRequest, NodeRequest};
 use fiec_schemas::{NodeFlags, Timestamp, subjects};
 
 use super::{Answered, Api, parse, somebody};
+use crate::effects::NoReply;
 use crate::events::Ask;
 
 impl Api {
     pub(super) async fn nodes(&self) -> Answered<ApiReply> {
         Ok(ApiReply {
             nodes: self.ask(Ask::Nodes).await?,
+            ..ApiReply::default()
+        })
+    }
+
+    /// Gives a node its contracts back; its canaries run anew and decide.
+    pub(super) async fn release(&self, payload: &[u8]) -> Answered<ApiReply> {
+        let NodeRequest { node, who } = parse(payload)?;
+        let nodes = self.ask(Ask::Nodes).await?;
+        if !nodes.iter().any(|n| n.descriptor.node == node) {
+            let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
+            return Err(format!(
+                "there is no node {node}; there are: {}",
+                names.join(", ")
+            ));
+        }
+        let lost = self.effects.release(&node, &somebody(&who)).await?;
+        if lost.is_empty() {
+            return Err(format!("{node} is not quarantined"));
+        }
+        let request = ControlRequest::Prove;
+        let timeout = self.options.control_timeout;
+        let proves = match self.effects.control(&node, &request, timeout).await {
+            Ok(_) => "its canaries run anew, and it takes work again once they pass".to_owned(),
+            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => {
+                format!("it could not be asked to run its canaries anew ({reason}): restart it")
+            }
+        };
+        let names: Vec<_> = lost.iter().map(|c| c.as_str()).collect();
+        Ok(ApiReply {
+            message: format!("{node} is released ({}): {proves}", names.join(", ")),
             ..ApiReply::default()
         })
     }

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Action, Input};
+use fiec_schemas::messages::Handover;
 use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp, package};
 
-use super::Core;
+use super::{Core, ahead};
 use crate::events::Outcome;
 use crate::intake::{Line, Next};
 
@@ -114,7 +115,7 @@ impl Core {
 
     pub(super) async fn append_first(
         &mut self,
-        line: Box<Line>,
+        mut line: Box<Line>,
         unborn: ExecutionState,
         events: Vec<Event>,
     ) {
@@ -125,7 +126,18 @@ impl Core {
         };
         let drafted = Draft::new(&tip, events, &self.effects.author, Timestamp::now());
         let sent = match drafted {
-            Ok(draft) => self.effects.ledger.send(draft, bytes::Bytes::new()).await,
+            Ok(draft) => {
+                // Where more is going on, the capsule message costs less and comes soon enough.
+                let epoch = draft.state.epoch;
+                let alone = self.in_flight == 0 && self.later == 0;
+                let ahead = alone.then(|| ahead::word(&draft)).flatten();
+                let sent = self.effects.ledger.send(draft, bytes::Bytes::new()).await;
+                if let (Some((node, word)), Ok(_)) = (ahead, &sent) {
+                    ahead::tell(&self.effects.broker, &node, &word).await;
+                    line.told = Some((node, epoch));
+                }
+                sent
+            }
             Err(error) => Err(error),
         };
         self.in_flight += 1;
@@ -141,6 +153,11 @@ impl Core {
 
     /// The fate of a first append.
     pub(super) async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
+        if let (Some((node, epoch)), Err(_)) = (&line.told, &settled) {
+            let (execution, epoch) = (line.execution, *epoch);
+            let word = Handover::Abandoned { execution, epoch };
+            ahead::tell(&self.effects.broker, node, &word).await;
+        }
         match settled {
             Ok(tip) => {
                 self.in_flight -= 1;

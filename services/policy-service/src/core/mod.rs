@@ -1,18 +1,20 @@
 //! The one task that owns the policy: feeds it what happens and starts what it decides.
 
+mod ahead;
 mod lines;
 mod perform;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use fiec_broker::ledger::InFlight;
-use fiec_broker::{Tip, Unacknowledged};
+use fiec_broker::{Tip, Unacknowledged, trust};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp, subjects};
+use fiec_schemas::trust::{SUITE, SignedProof};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Timestamp, subjects};
 pub use lines::taken;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
@@ -74,6 +76,8 @@ pub struct Core {
     own_author: String,
     /// All ledgers have been taken over.
     loaded: Arc<AtomicBool>,
+    /// What nodes have proved, as they signed it.
+    proofs: BTreeMap<NodeId, SignedProof>,
     /// Lines that can go on when no other is held back.
     taken: VecDeque<Outcome>,
 }
@@ -109,6 +113,7 @@ impl Core {
             connected: true,
             spoke: None,
             loaded,
+            proofs: BTreeMap::new(),
             taken: VecDeque::new(),
         }
     }
@@ -243,6 +248,10 @@ impl Core {
                 };
                 self.send(binding).await;
             }
+            Phase::Completed => {
+                // Verified: no worker is there to clear up behind it.
+                tokio::spawn(self.effects.clone().forget_state(tip.state));
+            }
             Phase::Pending if self.tips.len() < TIPS => {
                 self.tips.insert(execution, tip);
             }
@@ -308,6 +317,7 @@ impl Core {
                     outcome,
                 });
             }
+            Outcome::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
             Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
             Outcome::Recorded(message, well) => self.intake.done(message, well).await,
             Outcome::Changed(tip, events) => self.changed(*tip, events),
@@ -341,6 +351,10 @@ impl Core {
         let said = match later {
             Later::Stored(tip) => {
                 self.stored(tip, false).await;
+                Ok(())
+            }
+            Later::Changed(tip, events) => {
+                self.changed(*tip, events);
                 Ok(())
             }
             Later::Overtaken(entry) => {
@@ -407,11 +421,44 @@ impl Core {
                 );
             }
             News::Vector(vector) => self.step(Input::Vector(*vector, 0)),
-            News::Descriptor(descriptor) => self.step(Input::Descriptor(*descriptor)),
+            News::Descriptor(descriptor) => {
+                let node = descriptor.node.clone();
+                self.step(Input::Descriptor(descriptor));
+                self.judge(&node);
+            }
+            News::Proof(node, signed) => {
+                self.proofs.insert(node.clone(), *signed);
+                self.judge(&node);
+            }
+            News::Quarantine(node, lost) => self.step(Input::Quarantine(&node, lost)),
+            News::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
             News::Gone(node) => self.step(Input::Gone(&node)),
             News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
             News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
         }
+    }
+
+    /// Looks at the signature of a node's proof, once both its claim and its proof are known.
+    fn judge(&mut self, node: &NodeId) {
+        let Some(signed) = self.proofs.get(node).cloned() else {
+            return;
+        };
+        if !self.policy.has_node(node) {
+            return;
+        }
+        let identity = self.policy.identity(node);
+        let judged = trust::check(&signed, identity.as_ref(), SUITE);
+        let judged = judged.map_err(|error| error.to_string());
+        let judged = judged.and_then(|proof| {
+            let own = proof.node == *node;
+            own.then_some(proof)
+                .ok_or_else(|| "its proof is another node's".to_owned())
+        });
+        self.step(Input::Proof {
+            node,
+            signed: &signed,
+            judged,
+        });
     }
 
     /// What was there at the start, before any live news.

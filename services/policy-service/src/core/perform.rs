@@ -3,6 +3,7 @@
 use async_nats::jetstream::message::PublishMessage;
 use fiec_policy::{Action, Input};
 use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::trust::Proof;
 use fiec_schemas::{Event, LineError, Timestamp, subjects};
 
 use super::Core;
@@ -59,6 +60,11 @@ impl Core {
                         tracing::info!(%execution, epoch, %node, to, cause = cause.as_str(), "ordering it to yield");
                     }
                     let timeout = self.options.control_timeout;
+                    if matches!(request, ControlRequest::Verify { .. }) {
+                        let effects = self.effects.clone();
+                        tokio::spawn(effects.ask_to_verify(node, request, timeout));
+                        continue;
+                    }
                     tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
                 }
                 Action::Probe(node) => {
@@ -69,6 +75,28 @@ impl Core {
                     execution, tenant, ..
                 } => {
                     tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
+                }
+                Action::Quarantine {
+                    node,
+                    contract,
+                    reason,
+                } => {
+                    tokio::spawn(self.effects.clone().quarantine(node, contract, reason));
+                }
+                Action::StepBack {
+                    execution,
+                    tenant,
+                    culprit,
+                    good,
+                    cause,
+                } => {
+                    self.tips.remove(&execution);
+                    self.later += 1;
+                    let effects = self.effects.clone();
+                    tokio::spawn(effects.step_back(tenant, execution, culprit, good, cause));
+                }
+                Action::DropKept { execution, digest } => {
+                    tokio::spawn(self.effects.clone().drop_kept(execution, digest));
                 }
                 Action::Record(record) => self.record(&record, None).await,
                 Action::Reply(ticket, reply) => {
@@ -102,26 +130,53 @@ impl Core {
     }
 
     pub(super) async fn record(&mut self, record: &Record, id: Option<String>) {
-        let Record::Node {
-            node,
-            instance,
-            what,
-            detail,
-            ..
-        } = record
-        else {
-            return;
+        // A restarted or a second service tells of some facts again: once is enough.
+        let (subject, own_id) = match record {
+            Record::Node {
+                node,
+                instance,
+                what,
+                detail,
+                ..
+            } => {
+                tracing::info!(%node, what, detail, "node");
+                let id = match (what.as_str(), instance) {
+                    ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
+                    _ => None,
+                };
+                (subjects::node_record(node), id)
+            }
+            Record::Proof { proof, refused, .. } => {
+                let stated = serde_json::from_str::<Proof>(&proof.statement);
+                let Ok(Proof { node, .. }) = stated else {
+                    return;
+                };
+                let refused = refused.as_deref().unwrap_or_default();
+                tracing::info!(%node, refused, "proof");
+                let id = format!("proof/{node}/{}/{}", proof.sig, refused.len());
+                (subjects::node_record(&node), Some(id))
+            }
+            Record::Verification {
+                execution,
+                node,
+                by,
+                outcome,
+                detail,
+                ..
+            } => {
+                tracing::info!(%execution, outcome, detail, "verification");
+                let Some(node) = node.as_ref().or(by.first()) else {
+                    return;
+                };
+                (subjects::node_record(node), None)
+            }
+            _ => return,
         };
-        tracing::info!(%node, what, detail, "node");
+        let id = id.or(own_id);
         let Ok(payload) = serde_json::to_vec(record) else {
             return;
         };
         let mut publish = PublishMessage::build().payload(payload.into());
-        // A restarted or a second service tells of a node's joining again: once is enough.
-        let id = id.or_else(|| match (what.as_str(), instance) {
-            ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
-            _ => None,
-        });
         if let Some(id) = id {
             publish = publish.message_id(id);
         }
@@ -129,7 +184,7 @@ impl Core {
             .effects
             .broker
             .js
-            .send_publish(subjects::node_record(node), publish)
+            .send_publish(subject.clone(), publish)
             .await
         {
             Ok(ack) => {
@@ -137,7 +192,7 @@ impl Core {
                 // Fails only while the service ends.
                 let _ = self.acks.send(sent).await;
             }
-            Err(error) => tracing::warn!(%error, %node, "cannot record a node's change"),
+            Err(error) => tracing::warn!(%error, subject, "cannot record a fact"),
         }
     }
 

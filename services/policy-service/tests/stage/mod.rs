@@ -4,16 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, ConnectOptions, Draft, Entry, Ledger, topology};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_policy_service::{Options, PolicyService, ServiceError};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
-use fiec_schemas::messages::CapsuleMessage;
+use fiec_schemas::messages::{CapsuleMessage, HANDOVER_HEADER, Handover};
+use fiec_schemas::trust::{NodeIdentity, Proof, SUITE};
 use fiec_schemas::{
-    ClientId, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeId, Phase,
-    Reading, Signal, Tenant, Timestamp, subjects,
+    ClientId, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeId,
+    Phase, Reading, Signal, Tenant, Timestamp, subjects,
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
@@ -92,6 +95,7 @@ impl Stage {
     pub async fn add_node(&self, name: &str, programs: &[&str], slots: u32) {
         let node = NodeId::new(name).unwrap();
         let instance = InstanceId::random();
+        let key = NodeKey::random();
         let descriptor = NodeDescriptor {
             v: 1,
             node: node.clone(),
@@ -111,11 +115,17 @@ impl Stage {
                 kind: "cpu".into(),
                 name: "host".into(),
                 memory_bytes: None,
+                device: None,
             }],
+            profile: Default::default(),
             programs: programs.iter().map(ToString::to_string).collect(),
             labels: BTreeMap::new(),
             thresholds: default_thresholds(),
             http: None,
+            identity: Some(NodeIdentity {
+                key: key.public(),
+                environment: Digest::of(b"played"),
+            }),
         };
         let bucket = self
             .broker
@@ -128,6 +138,13 @@ impl Stage {
                 subjects::node_key(&node),
                 serde_json::to_vec(&descriptor).unwrap().into(),
             )
+            .await
+            .unwrap();
+        let expires = Timestamp::from_micros(4_000_000_000_000_000);
+        let proof = Proof::passing(&descriptor, SUITE, Timestamp::now(), expires);
+        let proof = serde_json::to_vec(&key.sign(&proof).unwrap()).unwrap();
+        bucket
+            .put(subjects::proof_key(&node), proof.into())
             .await
             .unwrap();
         let speaks = speak(self.broker.clone(), node.clone(), instance, slots);
@@ -255,6 +272,25 @@ impl Stage {
         serde_json::from_slice(&message.payload).unwrap()
     }
 
+    /// What a node is told outside its queue, as it comes.
+    pub async fn hears(&self, node: &str) -> Arc<Mutex<Vec<Handover>>> {
+        let subject = subjects::handover(&NodeId::new(node).unwrap());
+        let mut messages = self.broker.client.subscribe(subject).await.unwrap();
+        self.broker.client.flush().await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let all = heard.clone();
+        tokio::spawn(async move {
+            while let Some(message) = messages.next().await {
+                let headers = message.headers.unwrap();
+                let word = headers.get(HANDOVER_HEADER).unwrap().as_str();
+                all.lock()
+                    .unwrap()
+                    .push(serde_json::from_str(word).unwrap());
+            }
+        });
+        heard
+    }
+
     pub async fn record(&self, subject: &str) -> serde_json::Value {
         let stream = self
             .broker
@@ -309,6 +345,7 @@ impl Stage {
                 computed_until: at,
                 capsules: 1,
                 outputs: vec![],
+                energy: None,
             },
         ];
         let draft = Draft::new(&entry.into(), done, &author, at).unwrap();
@@ -337,6 +374,7 @@ async fn speak(broker: Broker, node: NodeId, instance: InstanceId, slots: u32) {
             source: "test".into(),
             at,
             missing: None,
+            envelope: None,
         };
         let vector = HardwareVector {
             v: 1,

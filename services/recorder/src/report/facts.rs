@@ -37,6 +37,8 @@ pub(super) struct Placement {
     pub ended_at: Option<Timestamp>,
     pub end_reason: String,
     pub gap_us: Option<i64>,
+    /// Of the host and of the device, where they were measured.
+    pub joules: [Option<String>; 2],
 }
 
 pub(super) struct Rebinding {
@@ -88,10 +90,14 @@ pub(super) async fn load(pool: &PgPool, id: ExecutionId) -> Result<Facts> {
 }
 
 async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
-    let Some(row) = sqlx::query("SELECT * FROM execution_summary WHERE execution = $1")
-        .bind(id.0)
-        .fetch_optional(pool)
-        .await?
+    let Some(row) = sqlx::query(
+        "SELECT *, host_joules::text AS host_joules_text, device_joules::text AS \
+         device_joules_text, energy_coverage::text AS energy_coverage_text \
+         FROM execution_summary WHERE execution = $1",
+    )
+    .bind(id.0)
+    .fetch_optional(pool)
+    .await?
     else {
         return Ok(None);
     };
@@ -155,6 +161,7 @@ fn summary(
         number("pressure_rebindings")?.to_string(),
     ));
     facts.push(("crashes", number("crashes")?.to_string()));
+    facts.push(("energy", energy(row)?));
     facts.push(("state digest", text(row, "state_digest")?));
     facts.push(("contract", text(row, "contract")?));
     if let Some(Value::Object(labels)) = row.try_get::<Option<Value>, _>("labels")? {
@@ -181,6 +188,29 @@ fn summary(
     Ok(facts)
 }
 
+/// Joules of hosts and devices, where they were measured; else empty.
+fn energy(row: &PgRow) -> sqlx::Result<String> {
+    let mut words = Vec::new();
+    for (name, uj) in [("hosts", "host_joules"), ("devices", "device_joules")] {
+        if let Some(joules) = joules(row, uj)? {
+            words.push(format!("{joules} J of {name}"));
+        }
+    }
+    let coverage = joules(row, "energy_coverage")?;
+    if let (false, Some(share)) = (words.is_empty(), coverage) {
+        let percent = share.parse::<f64>().unwrap_or(0.0) * 100.0;
+        words.push(format!(
+            "measured in {percent:.0} % of the intervals between commits"
+        ));
+    }
+    Ok(words.join(", "))
+}
+
+/// A column of joules as the text that PostgreSQL writes.
+fn joules(row: &PgRow, column: &str) -> sqlx::Result<Option<String>> {
+    row.try_get(&*format!("{column}_text"))
+}
+
 fn plain(value: &Value) -> String {
     value
         .as_str()
@@ -193,11 +223,15 @@ pub(super) fn seconds(us: i64) -> String {
 }
 
 async fn placements(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<Placement>> {
-    let rows = sqlx::query("SELECT * FROM placements WHERE execution = $1 ORDER BY epoch LIMIT $2")
-        .bind(id.0)
-        .bind(TABLE_ROWS)
-        .fetch_all(pool)
-        .await?;
+    let rows = sqlx::query(
+        "SELECT *, fiec_joules(host_uj)::text AS host_text, \
+         fiec_joules(device_uj)::text AS device_text \
+         FROM placements WHERE execution = $1 ORDER BY epoch LIMIT $2",
+    )
+    .bind(id.0)
+    .bind(TABLE_ROWS)
+    .fetch_all(pool)
+    .await?;
     let read = |row: &PgRow| {
         Ok(Placement {
             epoch: row.try_get("epoch")?,
@@ -210,6 +244,7 @@ async fn placements(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<Placemen
             ended_at: time(row, "ended_at")?,
             end_reason: text(row, "end_reason")?,
             gap_us: row.try_get("gap_us")?,
+            joules: [row.try_get("host_text")?, row.try_get("device_text")?],
         })
     };
     rows.iter().map(read).collect()

@@ -35,6 +35,13 @@ fn gap(us: Option<i64>) -> String {
         .unwrap_or_default()
 }
 
+/// Joules of the host and of the device; empty where none were measured.
+fn energy([host, device]: &[Option<String>; 2]) -> String {
+    let part = |joules: &Option<String>, name| joules.as_ref().map(|j| format!("{j} J of {name}"));
+    let parts = [part(host, "the host"), part(device, "the device")];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
 fn table(html: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     html.push_str("<table><tr>");
     for name in head {
@@ -117,6 +124,7 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
             "ended",
             "why it ended",
             "gap before",
+            "energy",
         ],
         facts.placements.iter().map(|p| {
             vec![
@@ -128,6 +136,7 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
                 since(p.ended_at),
                 p.end_reason.clone(),
                 gap(p.gap_us),
+                energy(&p.joules),
             ]
         }),
     );

@@ -1,0 +1,245 @@
+//! Proofs of nodes: signed by the node's key, checked by whoever relies on them.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof};
+use nkeys::{KeyPair, KeyPairType};
+
+/// A node's key, which signs what it states.
+pub struct NodeKey(KeyPair);
+
+impl std::fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("NodeKey").field(&self.public()).finish()
+    }
+}
+
+fn other(error: impl std::fmt::Display) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+impl NodeKey {
+    /// A key that nobody has had before; it is lost with the value.
+    pub fn random() -> Self {
+        Self(KeyPair::new_user())
+    }
+
+    /// The key in this file, made where missing. Only its owner may read it (mode 0600).
+    ///
+    /// # Errors
+    /// When the file cannot be read or made, holds no key, or may be read by others.
+    pub fn in_file(path: &Path) -> io::Result<Self> {
+        match std::fs::File::open(path) {
+            Ok(mut file) => {
+                let mode = file.metadata()?.permissions().mode();
+                if mode & 0o077 != 0 {
+                    return Err(io::Error::other(format!(
+                        "{} has mode {:o} and may be read by others: `chmod 600` it, or remove it \
+                         for a new key",
+                        path.display(),
+                        mode & 0o777
+                    )));
+                }
+                let mut seed = String::new();
+                file.read_to_string(&mut seed)?;
+                let key = KeyPair::from_seed(seed.trim()).map_err(|error| {
+                    io::Error::other(format!(
+                        "{} holds no key ({error}): remove it for a new one",
+                        path.display()
+                    ))
+                })?;
+                Ok(Self(key))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Self::random().keep(path)?;
+                // Another life of the node may have been faster: whoever was first is right.
+                Self::in_file(path)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the key whole or not at all, unless there is one already.
+    fn keep(&self, path: &Path) -> io::Result<()> {
+        let made = path.with_extension(format!("{}.new", std::process::id()));
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&made)?;
+        file.write_all(self.0.seed().map_err(other)?.as_bytes())?;
+        file.sync_all()?;
+        let linked = std::fs::hard_link(&made, path);
+        std::fs::remove_file(&made)?;
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The public part.
+    pub fn public(&self) -> String {
+        self.0.public_key()
+    }
+
+    /// Signs a statement.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON, or the key has no private part.
+    pub fn sign(&self, proof: &Proof) -> io::Result<SignedProof> {
+        let statement = serde_json::to_string(proof)?;
+        let sig = self.0.sign(statement.as_bytes()).map_err(other)?;
+        Ok(SignedProof {
+            v: 1,
+            key: self.public(),
+            sig: BASE64.encode(sig),
+            statement,
+        })
+    }
+}
+
+/// Why a proof does not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProofError {
+    /// No known form.
+    #[error("its proof cannot be read: {0}")]
+    Unreadable(String),
+    /// The node's claim has no key.
+    #[error("its claim names no key: its worker is of a version without proofs")]
+    NoIdentity,
+    /// Signed by another key than the claim's.
+    #[error("its proof is signed by another key than the one of its claim")]
+    OtherKey,
+    /// The signature does not fit.
+    #[error("the signature of its proof is wrong")]
+    Signature,
+    /// Of another environment.
+    #[error("its proof is of another environment (binary, instruction set, driver or library)")]
+    Environment,
+    /// Of another suite.
+    #[error("its proof is of suite {found}, this policy service asks for {expected}")]
+    Suite {
+        /// What the proof says.
+        found: u32,
+        /// What is asked for.
+        expected: u32,
+    },
+}
+
+/// Checks that the node of this identity has signed the proof, on its present environment, with
+/// this version of the suite. When it was made and until when it counts is for the caller.
+///
+/// # Errors
+/// The first rule that it breaks.
+pub fn check(
+    signed: &SignedProof,
+    identity: Option<&NodeIdentity>,
+    suite: u32,
+) -> Result<Proof, ProofError> {
+    if signed.v != 1 {
+        return Err(ProofError::Unreadable(format!("version {}", signed.v)));
+    }
+    let proof: Proof = serde_json::from_str(&signed.statement)
+        .map_err(|error| ProofError::Unreadable(error.to_string()))?;
+    let identity = identity.ok_or(ProofError::NoIdentity)?;
+    if identity.key != signed.key {
+        return Err(ProofError::OtherKey);
+    }
+    let key = KeyPair::from_public_key(&signed.key).map_err(|_| ProofError::Signature)?;
+    let sig = BASE64
+        .decode(&signed.sig)
+        .map_err(|_| ProofError::Signature)?;
+    if key.key_pair_type() != KeyPairType::User
+        || key.verify(signed.statement.as_bytes(), &sig).is_err()
+    {
+        return Err(ProofError::Signature);
+    }
+    if proof.environment != identity.environment {
+        return Err(ProofError::Environment);
+    }
+    if proof.suite != suite {
+        return Err(ProofError::Suite {
+            found: proof.suite,
+            expected: suite,
+        });
+    }
+    Ok(proof)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+    use fiec_schemas::{Digest, InstanceId, NodeId, Timestamp};
+
+    fn proof() -> Proof {
+        Proof {
+            v: 1,
+            node: NodeId::new("n1").unwrap(),
+            instance: InstanceId::random(),
+            suite: 1,
+            environment: Digest::of(b"here"),
+            at: Timestamp::from_micros(1),
+            expires_at: Timestamp::from_micros(2),
+            results: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_the_nodes_own_statement_about_its_present_environment_counts() {
+        let (key, thief) = (NodeKey::random(), NodeKey::random());
+        let identity = NodeIdentity {
+            key: key.public(),
+            environment: Digest::of(b"here"),
+        };
+        let signed = key.sign(&proof()).unwrap();
+        assert!(check(&signed, Some(&identity), 1).is_ok());
+        assert_eq!(check(&signed, None, 1), Err(ProofError::NoIdentity));
+        let other = check(&thief.sign(&proof()).unwrap(), Some(&identity), 1);
+        assert_eq!(other, Err(ProofError::OtherKey));
+        let mut forged = thief.sign(&proof()).unwrap();
+        forged.key = key.public();
+        assert_eq!(
+            check(&forged, Some(&identity), 1),
+            Err(ProofError::Signature)
+        );
+        let mut changed = signed.clone();
+        changed.statement = changed.statement.replace("n1", "n2");
+        assert_eq!(
+            check(&changed, Some(&identity), 1),
+            Err(ProofError::Signature)
+        );
+        let suite = check(&signed, Some(&identity), 2);
+        assert!(matches!(suite, Err(ProofError::Suite { .. })), "{suite:?}");
+        let moved = NodeIdentity {
+            environment: Digest::of(b"there"),
+            ..identity
+        };
+        assert_eq!(
+            check(&signed, Some(&moved), 1),
+            Err(ProofError::Environment)
+        );
+    }
+
+    #[test]
+    fn a_key_stays_in_its_file_which_is_its_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.key");
+        let made = NodeKey::in_file(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(NodeKey::in_file(&path).unwrap().public(), made.public());
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let open = NodeKey::in_file(&path).unwrap_err().to_string();
+        assert!(open.contains("chmod 600"), "{open}");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::write(&path, "nonsense").unwrap();
+        let wrong = NodeKey::in_file(&path).unwrap_err().to_string();
+        assert!(wrong.contains("holds no key"), "{wrong}");
+    }
+}

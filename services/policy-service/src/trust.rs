@@ -1,0 +1,324 @@
+//! What the policy decides about trust, carried out: a contract taken away or given back in
+//! `FIEC_NODES`, an execution taken back to a boundary that is known to be good.
+
+use async_nats::jetstream::kv;
+use async_nats::jetstream::message::PublishMessage;
+use bytes::Bytes;
+use fiec_broker::{AppendError, BrokerError, Draft, Entry, feed, outbox, store};
+use fiec_policy::Good;
+use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict};
+use fiec_schemas::{
+    Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
+    StatePlace, Tenant, Timestamp, subjects,
+};
+
+use crate::effects::{Effects, NoReply};
+use crate::events::{Later, Outcome};
+
+/// Attempts to change a key that others change too.
+const ATTEMPTS: usize = 16;
+
+impl Effects {
+    /// Takes a contract away from a node, once; whoever does it says so to the recorder.
+    pub async fn quarantine(self, node: NodeId, contract: Contract, reason: String) {
+        let (who, at) = (self.author.clone(), Timestamp::now());
+        let entry = Quarantined {
+            contract,
+            reason: reason.clone(),
+            who,
+            at,
+        };
+        let changed = self.change_quarantine(&node, |now| {
+            if now.of(contract).is_some() {
+                return false;
+            }
+            now.entries.push(entry.clone());
+            true
+        });
+        match changed.await {
+            Ok(true) => {
+                tracing::error!(%node, contract = contract.as_str(), reason, "quarantined");
+                let detail = format!("{}: {reason}", contract.as_str());
+                self.record_node(&node, "quarantined", detail).await;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%node, error, "a node could not be quarantined for the others; it is here");
+            }
+        }
+    }
+
+    /// Gives a node's contracts back to it, after fresh canaries; the contracts that it had lost.
+    pub async fn release(&self, node: &NodeId, who: &str) -> Result<Vec<Contract>, String> {
+        let mut lost = Vec::new();
+        self.change_quarantine(node, |now| {
+            lost = now.entries.iter().map(|e| e.contract).collect();
+            if lost.is_empty() {
+                return false;
+            }
+            *now = Quarantine {
+                entries: Vec::new(),
+                released: Some(Released {
+                    who: who.to_owned(),
+                    at: Timestamp::now(),
+                }),
+            };
+            true
+        })
+        .await?;
+        if !lost.is_empty() {
+            let names: Vec<_> = lost.iter().map(|c| c.as_str()).collect();
+            let detail = format!("{} given back by {who}", names.join(", "));
+            self.record_node(node, "released", detail).await;
+        }
+        Ok(lost)
+    }
+
+    /// Changes what a node has lost; false where `change` says that there is nothing to do.
+    async fn change_quarantine(
+        &self,
+        node: &NodeId,
+        mut change: impl FnMut(&mut Quarantine) -> bool,
+    ) -> Result<bool, String> {
+        let words =
+            |error: &dyn std::fmt::Display| format!("cannot write what {node} has lost: {error}");
+        let key = subjects::quarantine_key(node);
+        let bucket = self
+            .broker
+            .js
+            .get_key_value(subjects::NODES_BUCKET)
+            .await
+            .map_err(|error| words(&error))?;
+        for _ in 0..ATTEMPTS {
+            let entry = bucket.entry(&key).await.map_err(|error| words(&error))?;
+            let mut now: Quarantine = match &entry {
+                Some(e) if e.operation == kv::Operation::Put => {
+                    serde_json::from_slice(&e.value).map_err(|error| words(&error))?
+                }
+                _ => Quarantine::default(),
+            };
+            if !change(&mut now) {
+                return Ok(false);
+            }
+            let value = serde_json::to_vec(&now).map_err(|error| words(&error))?;
+            let revision = entry.map_or(0, |e| e.revision);
+            match bucket.update(&key, value.into(), revision).await {
+                Ok(_) => return Ok(true),
+                // Somebody else wrote at this moment: read again.
+                Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
+                Err(error) => return Err(words(&error)),
+            }
+        }
+        Err(words(&"others keep writing it"))
+    }
+
+    async fn record_node(&self, node: &NodeId, what: &str, detail: String) {
+        let record = Record::Node {
+            node: node.clone(),
+            instance: None,
+            what: what.to_owned(),
+            detail,
+            at: Timestamp::now(),
+            descriptor: None,
+        };
+        let Ok(payload) = serde_json::to_vec(&record) else {
+            return;
+        };
+        let publish = PublishMessage::build().payload(payload.into());
+        let sent = self
+            .broker
+            .js
+            .send_publish(subjects::node_record(node), publish);
+        let stored = match sent.await {
+            Ok(ack) => ack.await.map(drop),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = stored {
+            tracing::warn!(%error, %node, what, "cannot record a node's change");
+        }
+    }
+
+    /// Asks a node to compute a part once more; what becomes of it is a verdict, also where the
+    /// node does not take it.
+    pub async fn ask_to_verify(
+        self,
+        node: NodeId,
+        request: ControlRequest,
+        timeout: std::time::Duration,
+    ) {
+        let ControlRequest::Verify {
+            question,
+            execution,
+            ..
+        } = &request
+        else {
+            return;
+        };
+        let (question, execution) = (*question, *execution);
+        let reason = match self.control(&node, &request, timeout).await {
+            Ok(_) => return,
+            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => reason,
+        };
+        let verdict = Verdict {
+            v: 1,
+            question,
+            node,
+            instance: InstanceId(uuid::Uuid::nil()),
+            execution,
+            finding: None,
+            error: Some(reason),
+        };
+        self.tell(Outcome::Verdict(Box::new(verdict))).await;
+    }
+
+    /// Removes a σ that was kept beside the ledger.
+    pub async fn drop_kept(self, execution: ExecutionId, digest: Digest) {
+        if let Err(error) = store::drop_state(&self.broker, execution, digest).await {
+            tracing::debug!(%execution, %error, "a kept state was not dropped; its bucket's age limit will");
+        }
+    }
+
+    /// Drops the last σ of an execution that ends with no worker to do so, and publishes what it
+    /// still owes.
+    pub async fn forget_state(self, state: ExecutionState) {
+        let execution = state.execution;
+        if let Err(error) = outbox::settle(&self.broker, &state).await {
+            tracing::warn!(%execution, %error, "what was emitted may not be published");
+        }
+        let Some(place) = &state.boundary else { return };
+        if let Err(error) = store::drop_last(&self.broker, execution, place).await {
+            tracing::debug!(%execution, %error, "a state was not dropped; its age limit will");
+        }
+    }
+
+    /// Appends that an execution goes on from an earlier boundary. Its holder may be committing at
+    /// the same time: the append that loses is tried again.
+    pub async fn step_back(
+        self,
+        tenant: Tenant,
+        execution: ExecutionId,
+        culprit: Option<NodeId>,
+        good: Good,
+        cause: Cause,
+    ) {
+        let done = self.try_step_back(&tenant, execution, culprit.as_ref(), &good, &cause);
+        let later = match done.await {
+            Ok(later) => later,
+            Err(error) => Later::Failed(error.to_string()),
+        };
+        self.tell(Outcome::Later(execution, None, later)).await;
+    }
+
+    async fn try_step_back(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        culprit: Option<&NodeId>,
+        good: &Good,
+        cause: &Cause,
+    ) -> Result<Later, AppendError> {
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let Some(entry) = self.ledger.last(tenant, execution).await? else {
+                return Ok(Later::Vanished);
+            };
+            let state = &entry.message.state;
+            let held = state.phase.binding().map(|b| &b.node);
+            let away = matches!(good, Good::BeforeIt) && held.is_none_or(|n| Some(n) != culprit);
+            if state.phase.is_terminal() || away {
+                return Ok(Later::Overtaken(Box::new(entry)));
+            }
+            let to = match good {
+                Good::Known(place) => place.clone(),
+                Good::BeforeIt => match culprit {
+                    Some(node) => self.before(tenant, execution, node).await?,
+                    None => None,
+                },
+            };
+            let (to, body) = self.carried(execution, to).await;
+            // Progress is never given to it: what lies ahead of the ledger is no step back.
+            let to = to.filter(|place| place.index <= state.boundary_index());
+            let body = if to.is_some() { body } else { Bytes::new() };
+            let events = vec![Event::SteppedBack {
+                to,
+                cause: cause.clone(),
+            }];
+            let draft = Draft::new(
+                &entry.clone().into(),
+                events.clone(),
+                &self.author,
+                Timestamp::now(),
+            )?;
+            match self.ledger.append(draft, body).await {
+                Ok(tip) => {
+                    let to = tip.state.boundary_index();
+                    tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
+                    return Ok(Later::Changed(Box::new(tip), events));
+                }
+                Err(AppendError::Conflict) => last = Some(entry),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(match last {
+            Some(entry) => Later::Overtaken(Box::new(entry)),
+            None => Later::Vanished,
+        })
+    }
+
+    /// The last boundary before a node had the execution, as far as the stream still shows that.
+    async fn before(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        node: &NodeId,
+    ) -> Result<Option<StatePlace>, BrokerError> {
+        let items = feed::of_execution(&self.broker, tenant, execution).await?;
+        for item in items {
+            let message = item.message()?;
+            let state = message.state;
+            let holds = |phase: &Phase| phase.binding().is_some_and(|b| b.node == *node);
+            if !holds(&state.phase) {
+                continue;
+            }
+            // The first message that ties it to the node: made by whoever had it before, or by a
+            // policy service. Where the stream begins later, nothing before is known.
+            let binds = message
+                .events
+                .iter()
+                .any(|event| matches!(event, Event::Bound { node: to, .. } if to == node));
+            return Ok(state.boundary.filter(|_| binds));
+        }
+        Ok(None)
+    }
+
+    /// A place that lasts, and what the message must carry for that: σ, or the list of its chunks.
+    /// Where it is gone already, there is only the beginning.
+    async fn carried(
+        &self,
+        execution: ExecutionId,
+        place: Option<StatePlace>,
+    ) -> (Option<StatePlace>, Bytes) {
+        let Some(place) = place else {
+            return (None, Bytes::new());
+        };
+        // All of it is read, so that nothing is promised that is not there.
+        if let Err(error) = store::get_state(&self.broker, execution, &place).await {
+            tracing::warn!(%execution, boundary = place.index, %error, "a good boundary's state is gone; back to the beginning");
+            return (None, Bytes::new());
+        }
+        let Some(seq) = place.seq else {
+            return (Some(place), Bytes::new());
+        };
+        match self.ledger.by_sequence(seq).await {
+            Ok(Entry { body, .. }) => (
+                Some(StatePlace {
+                    seq: Some(0),
+                    ..place
+                }),
+                body,
+            ),
+            Err(_) => (None, Bytes::new()),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Proves what this node can keep: canaries run in a child, as real programs do, on each
+//! substrate; what they show is signed and published. It is done on joining, when the environment
+//! has changed, before the last proof expires, and when a policy service asks.
+
+use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fiec_broker::BrokerError;
+use fiec_broker::trust::NodeKey;
+use fiec_kit::frames::{Order, Report, Run};
+use fiec_kit::programs::canary::{Judgement, judge};
+use fiec_schemas::programs::CANARY;
+use fiec_schemas::trust::{NodeIdentity, Proof, Proved, SignedProof};
+use fiec_schemas::{
+    CommitPolicy, Contract, Digest, ExecutionId, NodeDescriptor, Tenant, Timestamp, subjects,
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::child_process::Child;
+use crate::claim::Claim;
+use crate::shared::Shared;
+
+/// A suite takes milliseconds; one that takes so long has failed.
+const WITHIN: Duration = Duration::from_secs(60);
+/// How often the environment is looked at.
+const LOOK: Duration = Duration::from_secs(30);
+/// A proof that could not be made or published is tried again after this.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Digest over what numerics can depend on: the binary that children run, the instruction set,
+/// devices, drivers and libraries.
+pub fn environment(descriptor: &NodeDescriptor, child: &str) -> Digest {
+    // A build that is another one has another size or time; reading it all would cost more than
+    // all canaries do.
+    let binary = std::fs::metadata(Path::new(child)).map_or_else(
+        |error| error.to_string(),
+        |meta| format!("{} {}.{:09}", meta.len(), meta.mtime(), meta.mtime_nsec()),
+    );
+    let devices: Vec<_> = descriptor
+        .substrates
+        .iter()
+        .map(|s| {
+            let device = s.device.as_ref();
+            let capability = device.and_then(|d| d.compute_capability);
+            (&s.id, &s.kind, &s.name, capability)
+        })
+        .collect();
+    // What the kernel tells of the driver at this moment: it can be changed under a running agent.
+    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let profile = &descriptor.profile;
+    let text = json!([
+        descriptor.version,
+        binary,
+        descriptor.isa,
+        devices,
+        profile.libraries,
+        driver
+    ]);
+    Digest::of(text.to_string().as_bytes())
+}
+
+/// The node's key, and the identity that its claim is to state.
+///
+/// # Errors
+/// When the key's file cannot be used.
+pub fn identify(
+    run_dir: &Path,
+    descriptor: &NodeDescriptor,
+    child: &str,
+) -> std::io::Result<(NodeKey, NodeIdentity)> {
+    // Several nodes may share a run folder, as they share a machine.
+    let key = NodeKey::in_file(&run_dir.join(format!("{}.key", descriptor.node)))?;
+    let identity = NodeIdentity {
+        key: key.public(),
+        environment: environment(descriptor, child),
+    };
+    Ok((key, identity))
+}
+
+/// Keeps the node's proof in force until `stop`.
+pub async fn keep(
+    shared: Arc<Shared>,
+    key: NodeKey,
+    claim: Arc<Claim>,
+    mut descriptor: NodeDescriptor,
+    stop: CancellationToken,
+) {
+    let work = async {
+        loop {
+            let wait = match renew(&shared, &key, &claim, &mut descriptor).await {
+                Ok(()) => shared.options.proof_lifetime / 2,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot prove this node's contracts; trying again");
+                    AGAIN
+                }
+            };
+            wait_for_a_reason(&shared, &descriptor, Instant::now() + wait).await;
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+/// Returns when a new proof is wanted: somebody asks, the environment has changed, or `until` has
+/// come.
+async fn wait_for_a_reason(shared: &Shared, descriptor: &NodeDescriptor, until: Instant) {
+    loop {
+        let now = Instant::now();
+        if now >= until {
+            return;
+        }
+        tokio::select! {
+            () = shared.prove.notified() => return,
+            () = tokio::time::sleep_until(until.min(now + LOOK)) => {}
+        }
+        let known = descriptor.identity.as_ref().map(|i| i.environment);
+        if known != Some(environment(descriptor, child_of(shared))) {
+            tracing::info!("the environment has changed; the canaries run anew");
+            return;
+        }
+    }
+}
+
+fn child_of(shared: &Shared) -> &str {
+    shared
+        .options
+        .child_command
+        .first()
+        .map_or("", String::as_str)
+}
+
+async fn renew(
+    shared: &Arc<Shared>,
+    key: &NodeKey,
+    claim: &Claim,
+    descriptor: &mut NodeDescriptor,
+) -> Result<(), BrokerError> {
+    let environment = environment(descriptor, child_of(shared));
+    if let Some(identity) = &mut descriptor.identity
+        && identity.environment != environment
+    {
+        identity.environment = environment;
+        claim.renew(descriptor).await?;
+    }
+    let began = Instant::now();
+    let signed = prove(shared, key, descriptor, environment)
+        .await
+        .map_err(|reason| BrokerError::Malformed {
+            what: "the canaries".to_owned(),
+            reason,
+        })?;
+    let store = shared
+        .broker
+        .js
+        .get_key_value(subjects::NODES_BUCKET)
+        .await
+        .map_err(BrokerError::operation("open the bucket of nodes"))?;
+    let value = serde_json::to_vec(&signed).map_err(|error| BrokerError::Malformed {
+        what: "own proof".to_owned(),
+        reason: error.to_string(),
+    })?;
+    store
+        .put(subjects::proof_key(shared.node()), value.into())
+        .await
+        .map_err(BrokerError::operation("publish the node's proof"))?;
+    let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(ms, "the canaries' results are published");
+    Ok(())
+}
+
+/// Runs the suite on each substrate and signs what it shows.
+async fn prove(
+    shared: &Arc<Shared>,
+    key: &NodeKey,
+    descriptor: &NodeDescriptor,
+    environment: Digest,
+) -> Result<SignedProof, String> {
+    let mut results = Vec::new();
+    let mut suite = fiec_kit::programs::canary::SUITE;
+    for substrate in &descriptor.substrates {
+        let run = tokio::time::timeout(WITHIN, compute(shared, &substrate.id)).await;
+        let judged = match run {
+            Ok(Ok(result)) => judge(&result),
+            Ok(Err(Ended::Program(reason))) => Err(format!("the canaries failed: {reason}")),
+            Ok(Err(Ended::Machine(reason))) => return Err(reason),
+            Err(_) => Err(format!("the canaries did not end within {WITHIN:?}")),
+        };
+        if let Ok(judgement) = &judged {
+            suite = judgement.suite;
+        }
+        results.extend(proved(&substrate.id, &judged));
+    }
+    for result in results.iter().filter(|r| !r.passed) {
+        tracing::error!(
+            contract = result.contract.as_str(),
+            substrate = result.substrate,
+            detail = result.detail,
+            "this node does not keep a contract"
+        );
+    }
+    let at = Timestamp::now();
+    let lifetime = i64::try_from(shared.options.proof_lifetime.as_micros()).unwrap_or(i64::MAX);
+    let proof = Proof {
+        v: 1,
+        node: shared.node().clone(),
+        instance: shared.instance,
+        suite,
+        environment,
+        at,
+        expires_at: Timestamp::from_micros(at.micros().saturating_add(lifetime)),
+        results,
+    };
+    key.sign(&proof).map_err(|error| error.to_string())
+}
+
+fn proved(substrate: &str, judged: &Result<Judgement, String>) -> [Proved; 2] {
+    let one = |contract, broken: fn(&Judgement) -> &Option<String>| {
+        let detail = match judged {
+            Ok(judgement) => broken(judgement).clone(),
+            Err(reason) => Some(reason.clone()),
+        };
+        let judgement = judged.as_ref().ok();
+        Proved {
+            substrate: substrate.to_owned(),
+            contract,
+            passed: detail.is_none(),
+            detail: detail.unwrap_or_default(),
+            cases: judgement.map_or(0, |j| j.cases),
+            ran_on: judgement.map_or_else(String::new, |j| j.ran_on.clone()),
+            digest: judgement.map_or(Digest::of(b""), |j| j.digest),
+        }
+    };
+    [
+        one(Contract::Bitwise, |j| &j.not_bitwise),
+        one(Contract::Bounded, |j| &j.not_bounded),
+    ]
+}
+
+/// Why there is no result.
+enum Ended {
+    /// The canaries themselves.
+    Program(String),
+    /// No child could be had; that says nothing about numerics.
+    Machine(String),
+}
+
+async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> {
+    let machine = |error: &dyn std::fmt::Display| Ended::Machine(format!("no child: {error}"));
+    let tenant = Tenant::new("fiec").map_err(|error| machine(&error))?;
+    let key = (CANARY.to_owned(), tenant);
+    let execution = ExecutionId(uuid::Uuid::now_v7());
+    let order = Order::Run(Box::new(Run {
+        execution,
+        epoch: 0,
+        program: CANARY.to_owned(),
+        params: json!({}),
+        commit: CommitPolicy::Every(NonZeroU64::MAX),
+        boundary: None,
+        lease_ms: u32::MAX,
+        interval_ms: 0,
+        package: None,
+        grant: shared.grant(Some(substrate)),
+    }));
+    let taken = shared.pool.take(&key, execution, None).await;
+    let mut child = taken.map_err(|error| machine(&error))?;
+    if child.order(&order, &[]).await.is_err() {
+        // It died while it was idle.
+        let fresh = shared.pool.fresh(&key, None).await;
+        child = fresh.map_err(|error| machine(&error))?;
+        child.order(&order, &[]).await.map_err(|e| machine(&e))?;
+    }
+    let ended = follow(&mut child).await;
+    if ended.is_ok() {
+        // It has seen nothing of anybody's, so it is as good as new for the first execution.
+        child.key = None;
+        shared.pool.give(child);
+    }
+    ended
+}
+
+async fn follow(child: &mut Child) -> Result<Value, Ended> {
+    loop {
+        match child.link.next().await {
+            Ok(Some((Report::Completed { result, .. }, _))) => return Ok(result),
+            Ok(Some((Report::Failed { reason, .. }, _))) => return Err(Ended::Program(reason)),
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(Ended::Program("the child ended without a word".to_owned())),
+            Err(error) => return Err(Ended::Program(error.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judgement() -> Judgement {
+        Judgement {
+            suite: 1,
+            ran_on: "cpu".to_owned(),
+            cases: 13,
+            digest: Digest::of(b"x"),
+            not_bitwise: Some("canary dot has another digest".to_owned()),
+            not_bounded: None,
+        }
+    }
+
+    #[test]
+    fn each_contract_has_its_own_result() {
+        let [bitwise, bounded] = proved("host", &Ok(judgement()));
+        assert_eq!(
+            (bitwise.contract, bitwise.passed),
+            (Contract::Bitwise, false)
+        );
+        assert!(bitwise.detail.contains("dot"));
+        assert_eq!(
+            (bounded.contract, bounded.passed),
+            (Contract::Bounded, true)
+        );
+        assert_eq!((bounded.detail.as_str(), bounded.cases), ("", 13));
+    }
+
+    #[test]
+    fn canaries_that_do_not_end_prove_nothing() {
+        let results = proved("host", &Err("the canaries failed: x".to_owned()));
+        assert!(
+            results
+                .iter()
+                .all(|r| !r.passed && r.detail.contains("failed"))
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! Computes a part of another node's execution once more: from a boundary whose σ is in the
+//! ledger to a later one, or to its end. It is done in a slot that nothing else wants, and given up
+//! as soon as something does. Nothing of it is appended anywhere; what was found is published.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{Tip, store};
+use fiec_kit::frames::{Order, Reason, Report, Run, Yield};
+use fiec_schemas::trust::{Finding, Segment, Verdict, digest_of_result};
+use fiec_schemas::{CommitPolicy, Digest, ExecutionId, Output, Tenant, subjects};
+use tokio::time::Instant;
+
+use crate::attempts::{cut, fetch_spec};
+use crate::child_process::Child;
+use crate::message::split_outputs;
+use crate::outside;
+use crate::shared::{Shared, spare_slot};
+
+/// A program that says nothing for so long is given up.
+const SILENCE: Duration = Duration::from_secs(600);
+/// How often it is looked whether real work waits.
+const LOOK: Duration = Duration::from_millis(10);
+/// How often it is said that the computation goes on.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+/// Outputs that a verdict can name.
+const OUTPUTS_LIMIT: usize = 4_000;
+/// What a verdict says that made room.
+const GAVE_WAY: &str = "it gave way to real work";
+
+/// What is to be computed.
+#[derive(Debug)]
+pub struct Question {
+    /// Names it.
+    pub question: u64,
+    /// Of which execution.
+    pub execution: ExecutionId,
+    /// Whose.
+    pub tenant: Tenant,
+    /// Which part.
+    pub segment: Segment,
+}
+
+/// Takes a question, or says why not now.
+///
+/// # Errors
+/// The reason, for people.
+pub fn take(shared: &Arc<Shared>, question: Question) -> Result<(), String> {
+    if shared.is_draining() {
+        return Err("the node is draining".to_owned());
+    }
+    if shared.verifying.swap(true, Ordering::AcqRel) {
+        return Err("it computes another part once more already".to_owned());
+    }
+    let Some(slot) = spare_slot(shared) else {
+        shared.verifying.store(false, Ordering::Release);
+        return Err("no slot is to spare".to_owned());
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let found = tokio::select! {
+            biased;
+            () = shared.halt.cancelled() => Err("the node is stopping".to_owned()),
+            () = real_work(&shared) => Err(GAVE_WAY.to_owned()),
+            found = compute(&shared, &question) => found,
+        };
+        drop(slot);
+        shared.verifying.store(false, Ordering::Release);
+        if let Err(reason) = &found {
+            tracing::info!(execution = %question.execution, reason, "a part was not compared");
+        }
+        say(&shared, &question, Some(found)).await;
+    });
+    Ok(())
+}
+
+/// Returns when something waits for a slot, or the node is to leave.
+async fn real_work(shared: &Shared) {
+    let mut tick = tokio::time::interval(LOOK);
+    loop {
+        tick.tick().await;
+        if shared.queued() > 0 || shared.is_draining() {
+            return;
+        }
+    }
+}
+
+/// Publishes what was found, or only that it is still being computed.
+async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding, String>>) {
+    let (finding, error) = match found {
+        Some(Ok(finding)) => (Some(finding), None),
+        Some(Err(reason)) => (None, Some(cut(reason))),
+        None => (None, None),
+    };
+    let verdict = Verdict {
+        v: 1,
+        question: question.question,
+        node: shared.node().clone(),
+        instance: shared.instance,
+        execution: question.execution,
+        finding,
+        error,
+    };
+    let Ok(body) = serde_json::to_vec(&verdict) else {
+        return;
+    };
+    let client = &shared.broker.client;
+    if let Err(error) = client.publish(subjects::VERDICT, body.into()).await {
+        tracing::warn!(%error, "cannot publish a verdict; the question will be asked again");
+    }
+}
+
+async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, String> {
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let (execution, segment) = (question.execution, &question.segment);
+    let last = shared.ledger.last(&question.tenant, execution).await;
+    let last = last
+        .map_err(|error| words(&error))?
+        .ok_or("its ledger is gone")?;
+    let tip: Tip = last.into();
+    let spec = fetch_spec(shared, &tip).await.map_err(|e| words(&e))?;
+    let state = match &segment.from {
+        Some(place) => {
+            let state = shared.ledger.state(execution, place).await;
+            state.map_err(|error| format!("σ of boundary {}: {error}", place.index))?
+        }
+        None => Bytes::new(),
+    };
+    let program = match outside::find(shared, &spec.program).await {
+        Some(Ok(program)) => program,
+        Some(Err(reason)) => return Err(reason.to_string()),
+        None => return Err("the node is stopping".to_owned()),
+    };
+    let package = program.package().cloned();
+    let key = (spec.program.clone(), question.tenant.clone());
+    let run = Order::Run(Box::new(Run {
+        execution,
+        epoch: tip.state.epoch,
+        program: spec.program.clone(),
+        params: spec.params.clone(),
+        commit: CommitPolicy::Every(NonZeroU64::MAX),
+        boundary: segment.from.as_ref().map(|p| p.index),
+        lease_ms: u32::MAX,
+        interval_ms: 0,
+        package: package.as_ref().map(|p| p.told.clone()),
+        grant: shared.grant(None),
+    }));
+    let stop = segment.to.map(|at| {
+        Order::Yield(Yield {
+            cause: Some("this part is compared up to here".to_owned()),
+            deadline_ms: None,
+            at: Some(at),
+        })
+    });
+    let mut child = give(
+        shared,
+        &key,
+        execution,
+        package.as_ref(),
+        (stop, run),
+        &state,
+    )
+    .await?;
+    drop(state);
+    let finding = follow(shared, question, &mut child).await?;
+    shared.pool.give(child);
+    Ok(finding)
+}
+
+async fn give(
+    shared: &Shared,
+    key: &crate::child_process::Key,
+    execution: ExecutionId,
+    package: Option<&Arc<crate::packages::Package>>,
+    (stop, run): (Option<Order>, Order),
+    state: &[u8],
+) -> Result<Child, String> {
+    for fresh in [false, true] {
+        let taken = if fresh {
+            shared.pool.fresh(key, package).await
+        } else {
+            shared.pool.take(key, execution, package).await
+        };
+        let mut child = taken.map_err(|error| format!("cannot start a child: {error}"))?;
+        let mut given = Ok(());
+        if let Some(stop) = &stop {
+            given = child.order(stop, &[]).await;
+        }
+        if given.is_ok() && child.order(&run, state).await.is_ok() {
+            return Ok(child);
+        }
+        // It died while it was idle; a new one has no such past.
+    }
+    Err("no child takes it".to_owned())
+}
+
+async fn follow(
+    shared: &Arc<Shared>,
+    question: &Question,
+    child: &mut Child,
+) -> Result<Finding, String> {
+    let (mut heard, mut said) = (Instant::now(), Instant::now());
+    loop {
+        if said.elapsed() >= SIGN_OF_LIFE {
+            said = Instant::now();
+            say(shared, question, None).await;
+        }
+        let report = match tokio::time::timeout(SIGN_OF_LIFE, child.link.next()).await {
+            Ok(report) => report.map_err(|error| error.to_string())?,
+            Err(_) if heard.elapsed() < SILENCE => continue,
+            Err(_) => return Err(format!("the program said nothing for {SILENCE:?}")),
+        };
+        heard = Instant::now();
+        let (report, body) = report.ok_or("the program ended without a word")?;
+        match report {
+            Report::Fetch { digest, bytes } => answer(shared, child, digest, bytes).await?,
+            Report::Boundary(report) if report.reason == Reason::Yield => {
+                let size = usize::try_from(report.bytes).unwrap_or(usize::MAX);
+                if size > body.len() {
+                    return Err("a boundary with less σ than it says".to_owned());
+                }
+                let (state, rest) = (body.slice(..size), body.slice(size..));
+                let (outputs, _) =
+                    split_outputs(&report.outputs, &rest).ok_or("outputs without their bytes")?;
+                if question.segment.to != Some(report.index) {
+                    return Err(format!("it stopped at boundary {}", report.index));
+                }
+                let digest = Digest::of(&state);
+                if question.segment.keep == Some(digest) {
+                    store::keep_state(&shared.broker, question.execution, digest, &state)
+                        .await
+                        .map_err(|error| error.to_string())?;
+                }
+                return found(report.index, digest, &outputs);
+            }
+            Report::Completed {
+                result,
+                capsules,
+                outputs,
+                ..
+            } => {
+                let (outputs, _) =
+                    split_outputs(&outputs, &body).ok_or("outputs without their bytes")?;
+                return found(capsules, digest_of_result(&result), &outputs);
+            }
+            Report::Failed { reason, .. } => return Err(format!("the program failed: {reason}")),
+            Report::Cancelled => return Err("the program was cancelled".to_owned()),
+            Report::Ready
+            | Report::Prepared { .. }
+            | Report::Began { .. }
+            | Report::Progress { .. }
+            | Report::Boundary(_) => {}
+            #[allow(unreachable_patterns, reason = "reports that later versions add")]
+            _ => {}
+        }
+    }
+}
+
+fn found(index: u64, digest: Digest, outputs: &[Output]) -> Result<Finding, String> {
+    let mut finding = Finding {
+        index,
+        digest,
+        outputs: std::collections::BTreeMap::new(),
+    };
+    finding.made(outputs);
+    if finding.outputs.len() > OUTPUTS_LIMIT {
+        return Err(format!(
+            "{} outputs in one part, and {OUTPUTS_LIMIT} is the most that can be compared",
+            finding.outputs.len()
+        ));
+    }
+    Ok(finding)
+}
+
+async fn answer(
+    shared: &Shared,
+    child: &mut Child,
+    digest: Digest,
+    bytes: u64,
+) -> Result<(), String> {
+    let (order, body) = match shared.data.get(digest, bytes).await {
+        Ok(body) => (
+            Order::Data {
+                digest,
+                error: None,
+                permanent: false,
+            },
+            body,
+        ),
+        Err(error) => (
+            Order::Data {
+                digest,
+                error: Some(error.reason),
+                permanent: error.permanent,
+            },
+            Bytes::new(),
+        ),
+    };
+    let sent = child.order(&order, &body).await;
+    sent.map_err(|error| error.to_string())
+}
