@@ -41,7 +41,7 @@ impl Python {
         PYTHON.get_or_init(|| {
             let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("python-{}", tag()));
             let kit = root().join("workers/python");
-            let has_packages = fetch(&folder);
+            let has_packages = fetch(&folder, &PACKAGES);
             let path = match has_packages {
                 true => std::env::join_paths([kit, folder]).unwrap(),
                 false => kit.into(),
@@ -68,7 +68,7 @@ impl Python {
 }
 
 /// The version and the platform, since compiled packages fit no other.
-fn tag() -> String {
+pub fn tag() -> String {
     let words = "import sys, sysconfig; print(sysconfig.get_python_version(), \
                  sysconfig.get_platform(), sep='-')";
     let output = Command::new("python3")
@@ -80,9 +80,9 @@ fn tag() -> String {
 }
 
 /// Has the packages in the folder; false, after saying so, where pip cannot get them.
-fn fetch(folder: &Path) -> bool {
+pub fn fetch(folder: &Path, packages: &[&str]) -> bool {
     let stamp = folder.join("complete");
-    if std::fs::read_to_string(&stamp).is_ok_and(|text| text == PACKAGES.join(" ")) {
+    if std::fs::read_to_string(&stamp).is_ok_and(|text| text == packages.join(" ")) {
         return true;
     }
     let fresh = folder.with_extension(format!("new-{}", std::process::id()));
@@ -105,11 +105,11 @@ fn fetch(folder: &Path) -> bool {
             "--target",
         ])
         .arg(&fresh)
-        .args(PACKAGES)
+        .args(packages)
         .output();
     let said = match output {
         Ok(output) if output.status.success() => {
-            std::fs::write(fresh.join("complete"), PACKAGES.join(" ")).unwrap();
+            std::fs::write(fresh.join("complete"), packages.join(" ")).unwrap();
             let _ = std::fs::remove_dir_all(folder);
             // Another run of these tests may have been faster; what it made is as good.
             let _ = std::fs::rename(&fresh, folder);
@@ -120,7 +120,8 @@ fn fetch(folder: &Path) -> bool {
     };
     let _ = std::fs::remove_dir_all(&fresh);
     say(&format!(
-        "SKIPPED: what needs numpy or mypy, since pip cannot get them: {said}"
+        "SKIPPED: what needs {}, since pip cannot get them: {said}",
+        packages.join(" or ")
     ));
     false
 }

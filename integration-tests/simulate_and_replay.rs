@@ -1,0 +1,196 @@
+//! `fiec simulate` and `fiec replay` as people call them: exit codes, errors, and a real history
+//! played again under its own policy and under another.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::path::Path;
+
+use fiec::cluster::ClusterOptions;
+use serde_json::{Value, json};
+use support::{BINARY, Lab, Ran, args, run, until, workers_with_history};
+
+async fn simulate(list: &[&str]) -> Ran {
+    let mut command = tokio::process::Command::new(BINARY);
+    command
+        .arg("simulate")
+        .args(list)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    run(command).await
+}
+
+fn scenario(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../simulator/scenarios");
+    folder.join(name).display().to_string()
+}
+
+#[tokio::test]
+async fn a_scenario_is_played_and_a_bad_one_is_named_with_its_field() {
+    let ran = simulate(&[&scenario("pressure.json"), "--json"])
+        .await
+        .expect(0);
+    let line = &ran.json_lines()[0];
+    assert_eq!(line["violation"], Value::Null);
+    let summary = &line["summary"];
+    assert_eq!(summary["completed"], summary["submitted"]);
+    assert!(
+        summary["rebindings"]["pressure"].as_u64().unwrap() > 0,
+        "{summary}"
+    );
+
+    // A longer dwell moves less; the same seed otherwise.
+    let file = scenario("pressure.json");
+    let patient = simulate(&[&file, "--json", "--set", "dwell_ms=60000"]);
+    let patient = &patient.await.expect(0).json_lines()[0]["summary"];
+    let moves = |s: &Value| s["rebindings"]["pressure"].as_u64().unwrap_or(0);
+    assert!(moves(patient) < moves(summary), "{patient}");
+
+    let table = simulate(&[&scenario("calm.json")]).await.expect(0).stdout;
+    assert!(
+        table.contains("utilization") && table.contains("makespan"),
+        "{table}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let bad = dir.path().join("bad.json");
+    std::fs::write(
+        &bad,
+        r#"{"duration_ms": 1, "nodes": [{"name": "n", "slots": 0}], "workloads": []}"#,
+    )
+    .unwrap();
+    let ran = simulate(&[bad.to_str().unwrap()]).await.expect(2);
+    assert!(
+        ran.stderr
+            .contains("bad.json: nodes[0].slots: must be from 1"),
+        "{}",
+        ran.stderr
+    );
+    let missing = simulate(&["/nowhere.json"]).await.expect(2);
+    assert!(
+        missing.stderr.contains("/nowhere.json"),
+        "{}",
+        missing.stderr
+    );
+    let ran = simulate(&[&scenario("calm.json"), "--set", "dwel=1"])
+        .await
+        .expect(2);
+    assert!(ran.stderr.contains("is no setting"), "{}", ran.stderr);
+}
+
+fn options() -> ClusterOptions {
+    ClusterOptions {
+        worker_args: args(&["--slots", "2"]),
+        ..workers_with_history(2)
+    }
+}
+
+#[tokio::test]
+async fn what_really_happened_is_played_again_under_another_policy() {
+    let lab = Lab::start(options()).await;
+    for n in 0..6 {
+        let line = json!({"id": format!("job-{n}"), "program": "synthetic@1",
+            "params": {"capsules": 20, "work_us": 20_000, "state_bytes": 4_096},
+            "commit": {"every": 5}});
+        lab.publish_json(&line).await;
+    }
+    lab.recorded(6).await;
+    until("both nodes' vectors are in PostgreSQL", async || {
+        let query = "SELECT count(DISTINCT node) FROM hardware_vectors WHERE memory IS NOT NULL";
+        (lab.count(query).await == 2).then_some(())
+    })
+    .await;
+
+    // No memory at all may be in use: then no node is viable, and nothing is ever placed.
+    let file = lab.path("recorded.json");
+    let set = [
+        "--set",
+        "low.memory=0.0000001",
+        "--set",
+        "high.memory=0.0000002",
+        "--set",
+        "dwell_ms=0",
+    ];
+    let mut list = vec![
+        "replay",
+        "--since",
+        "1h",
+        "--json",
+        "--save",
+        file.to_str().unwrap(),
+    ];
+    list.extend(set);
+    let ran = lab.fiec(&list).await.expect(0);
+    let told = &ran.json_lines()[0];
+    let found = &told["found"];
+    assert_eq!(
+        (found["executions"].as_u64(), found["nodes"].as_u64()),
+        (Some(6), Some(2))
+    );
+    assert_eq!(found["completed"], 6, "{found}");
+    let (was, changed) = (&told["as_it_was"], &told["changed"]);
+    assert_eq!(
+        (was["completed"].as_u64(), was["submitted"].as_u64()),
+        (Some(6), Some(6)),
+        "{was}"
+    );
+    // Six times 20 capsules of 20 ms: what was recorded is what is played.
+    let lasted = was["lasted"]["mean_ms"].as_f64().unwrap();
+    assert!((350.0..5_000.0).contains(&lasted), "{was}");
+    assert_eq!(changed["completed"], 0, "{changed}");
+    assert_eq!(
+        changed["unfinished"][0]["why"],
+        "waits for a node with room"
+    );
+    assert!(told["modelled"].as_array().unwrap().len() > 3);
+    assert!(told["recorded"].as_array().unwrap().len() > 3);
+
+    // The saved scenario is one that `fiec simulate` plays, to the same end.
+    let again = simulate(&[file.to_str().unwrap(), "--json"])
+        .await
+        .expect(0);
+    let again = &again.json_lines()[0]["summary"];
+    for key in ["completed", "makespan_ms", "bindings", "lost_ms", "waited"] {
+        assert_eq!(again[key], was[key], "{key}");
+    }
+
+    let words = lab
+        .fiec(&["replay", "--since", "1h", "--set", "balance_ms=50"])
+        .await
+        .expect(0);
+    for word in [
+        "It really took",
+        "Modelled:",
+        "Recorded, and taken as it is:",
+        "rebindings",
+    ] {
+        assert!(words.stdout.contains(word), "{word}: {}", words.stdout);
+    }
+    let bad = lab
+        .fiec(&["replay", "--set", "high.memory=2"])
+        .await
+        .expect(2);
+    assert!(
+        bad.stderr.contains("must be above 0 and at most 1"),
+        "{}",
+        bad.stderr
+    );
+    let none = lab.fiec(&[
+        "replay",
+        "--since",
+        "2020-01-01T00:00:00Z",
+        "--until",
+        "2020-01-02T00:00:00Z",
+        "--set",
+        "balance_ms=1",
+    ]);
+    let none = none.await.expect(1);
+    assert!(
+        none.stderr.contains("no execution was submitted"),
+        "{}",
+        none.stderr
+    );
+    lab.stop().await;
+}

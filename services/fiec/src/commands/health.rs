@@ -1,0 +1,114 @@
+//! `fiec health`: asks a worker or service of this machine how it is, for probes of containers in
+//! which there is no shell and no other client.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::exit::Outcome;
+
+/// Most that is read of an answer.
+const MOST: u64 = 64 * 1024;
+
+/// Ask a worker or service of this machine whether it is well: exit code 0 or 1
+#[derive(Debug, Args)]
+pub struct HealthArgs {
+    /// Its --http address; for one that listens everywhere, this machine is asked
+    #[arg(long, env = "FIEC_HTTP")]
+    pub http: SocketAddr,
+    /// Seconds that it may take to answer
+    #[arg(long, default_value_t = 3.0)]
+    pub within: f64,
+}
+
+/// Asks `/healthz` once.
+///
+/// # Errors
+/// When nobody answers in time, or what answers is not well, with what it says.
+pub async fn run(args: HealthArgs) -> anyhow::Result<Outcome> {
+    let within = Duration::from_secs_f64(args.within.clamp(0.001, 3_600.0));
+    let address = reachable(args.http);
+    let answer = timeout(within, ask(address))
+        .await
+        .with_context(|| format!("http://{address}/healthz did not answer within {within:?}"))?
+        .with_context(|| format!("http://{address}/healthz does not answer"))?;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.lines().next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        bail!("http://{address}/healthz: {status}: {}", body.trim());
+    }
+    println!("{}", body.trim());
+    Ok(Outcome::Done)
+}
+
+/// Where somebody on this machine reaches what listens there.
+fn reachable(listening: SocketAddr) -> SocketAddr {
+    let here = match listening.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(here, listening.port())
+}
+
+async fn ask(address: SocketAddr) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect(address).await?;
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    socket.take(MOST).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    fn args(port: u16) -> HealthArgs {
+        let http = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        HealthArgs { http, within: 5.0 }
+    }
+
+    /// Asks one that answers so.
+    async fn said(answer: &'static str) -> Result<Outcome, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let read = socket.read(&mut request).await.unwrap();
+            assert!(request[..read].starts_with(b"GET /healthz HTTP/1.1\r\n"));
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let (outcome, ()) = tokio::join!(run(args(port)), server);
+        outcome.map_err(|error| format!("{error:#}"))
+    }
+
+    #[tokio::test]
+    async fn a_service_that_is_well_is_healthy_and_one_that_is_not_says_why() {
+        let well = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n";
+        assert_eq!(said(well).await, Ok(Outcome::Done));
+        let ill = "HTTP/1.1 503 Service Unavailable\r\n\r\nNATS: disconnected\n";
+        let why = said(ill).await.unwrap_err();
+        assert!(
+            why.contains("503") && why.ends_with("NATS: disconnected"),
+            "{why}"
+        );
+        assert!(said("").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_not_healthy() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let why = run(args(port)).await.unwrap_err().to_string();
+        assert!(why.contains(&format!("127.0.0.1:{port}")), "{why}");
+    }
+}
