@@ -2,13 +2,16 @@
 //! the code that applies them; the ledger's compare-and-set appends; state and data by digest;
 //! the feed of all ledgers; the register of programs. No decision is taken here.
 
+pub mod chunks;
 mod connection;
 pub mod feed;
 pub mod ledger;
+pub mod outbox;
 pub mod registry;
 pub mod sight;
 pub mod store;
 pub mod topology;
+pub mod trust;
 
 pub use connection::{Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged};
 pub use ledger::{AppendError, Draft, Entry, Ledger, Tip};

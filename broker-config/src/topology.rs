@@ -9,7 +9,7 @@ use fiec_schemas::{NodeId, subjects};
 
 use crate::{Broker, BrokerError};
 
-const STREAMS: [(&str, &str); 6] = [
+const STREAMS: [(&str, &str); 8] = [
     ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
     ("FIEC_LEDGER", include_str!("../streams/FIEC_LEDGER.json")),
     ("FIEC_CAPSULE", include_str!("../streams/FIEC_CAPSULE.json")),
@@ -19,6 +19,8 @@ const STREAMS: [(&str, &str); 6] = [
         include_str!("../streams/FIEC_TELEMETRY.json"),
     ),
     ("FIEC_LOG", include_str!("../streams/FIEC_LOG.json")),
+    ("FIEC_CHUNK", include_str!("../streams/FIEC_CHUNK.json")),
+    ("FIEC_OUTBOX", include_str!("../streams/FIEC_OUTBOX.json")),
 ];
 
 /// A running program's node may keep a capsule unacknowledged while it fetches σ.
@@ -134,7 +136,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
     for (bucket, description, max_age) in [
         (
             subjects::STATE_BUCKET,
-            "Large state by digest",
+            "Large state of earlier versions, whole, by digest",
             Duration::from_secs(30 * 86_400),
         ),
         (
@@ -232,7 +234,7 @@ mod tests {
             ..Profile::default()
         })
         .unwrap();
-        assert_eq!(configs.len(), 7);
+        assert_eq!(configs.len(), 9);
         assert!(configs.iter().all(|c| c.num_replicas == 3));
         let ledger = configs
             .iter()

@@ -7,11 +7,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::energy::{Energy, EnergyTotals};
 use crate::hardware::{Reading, Signal, Threshold};
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
     Tenant, Timestamp,
 };
+use crate::package::Grant;
 use crate::subjects::EVENT_HEADER_LIMIT;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
@@ -116,6 +118,11 @@ tagged! { "type", "Event",
         },
         /// A boundary became durable.
         Boundary(BoundaryEvent),
+        /// Messages to the outside became durable; they are published now.
+        Emitted {
+            /// Which.
+            outbox: Outbox,
+        },
         /// The node gave it up at its last committed boundary.
         Yielded {
             /// Why.
@@ -147,6 +154,13 @@ tagged! { "type", "Event",
             /// What: `cancel`, `pause`, `yield`.
             what: String,
         },
+        /// It is given more or less from its next boundary on, as long as it is where it is.
+        Reconfigured {
+            /// Who asked.
+            who: String,
+            /// What it may use then.
+            grant: Grant,
+        },
         /// The program ended without completing; it is tried again from the last commit.
         Crashed {
             /// Crashes so far.
@@ -170,6 +184,41 @@ tagged! { "type", "Event",
             /// Outputs made since the last commit.
             #[serde(default, skip_serializing_if = "Vec::is_empty")]
             outputs: Vec<Output>,
+            /// Energy since the last commit; absent where it was not measured.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            energy: Option<Energy>,
+        },
+        /// Its program has ended, and what it has made is compared before it counts; `completed`
+        /// follows `verified`.
+        Computed {
+            /// The program's own words on the result; small.
+            #[serde(default, skip_serializing_if = "Value::is_null")]
+            result: Value,
+            /// When its last capsule ended.
+            computed_until: Timestamp,
+            /// Capsules in all.
+            capsules: BoundaryIndex,
+            /// Outputs made since the last commit.
+            #[serde(default, skip_serializing_if = "Vec::is_empty")]
+            outputs: Vec<Output>,
+            /// Energy since the last commit; absent where it was not measured.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            energy: Option<Energy>,
+        },
+        /// Other nodes have computed it once more, with the same bits.
+        Verified {
+            /// Who.
+            by: Vec<NodeId>,
+            /// In how many segments.
+            segments: u32,
+        },
+        /// What it has reached is not to be trusted: it goes on from an earlier boundary.
+        SteppedBack {
+            /// From which; none: from the beginning. Its `seq` is 0 where this message carries σ.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            to: Option<StatePlace>,
+            /// Why.
+            cause: Cause,
         },
         /// It cannot complete.
         Failed {
@@ -185,6 +234,23 @@ tagged! { "type", "Event",
             who: String,
         },
     }
+}
+
+/// Messages that an execution emitted since its last commit, packed into one chunk of
+/// `FIEC_CHUNK`, from where they are published on `fiec.outbox.<tenant>.<execution>.<name>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Outbox {
+    /// Sequence of the chunk; it is dropped once they are published.
+    pub seq: Sequence,
+    /// Digest of the chunk.
+    pub digest: Digest,
+    /// Its bytes.
+    pub bytes: u32,
+    /// Messages in it.
+    pub count: u32,
+    /// The last boundary at which one of them was emitted. What is emitted again at an earlier one
+    /// is the same and is left out.
+    pub through: BoundaryIndex,
 }
 
 /// A committed boundary.
@@ -209,6 +275,10 @@ pub struct BoundaryEvent {
     /// Outputs that become visible with this commit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Output>,
+    /// Energy since the commit before, or since the program began here; absent where it was not
+    /// measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
 }
 
 /// An output, in `FIEC_DATA` by its digest.
@@ -257,6 +327,14 @@ tagged! { "kind", "Cause",
         Resumed,
         /// It waited in a node's queue while another had room.
         Balance,
+        /// A node that computed it has lost the contract.
+        Corrupt {
+            /// Which node, where it is known.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            node: Option<NodeId>,
+            /// Why.
+            reason: String,
+        },
     }
 }
 
@@ -272,6 +350,7 @@ impl Cause {
             Cause::NotTaken { .. } => "not_taken",
             Cause::Resumed => "resumed",
             Cause::Balance => "balance",
+            Cause::Corrupt { .. } => "corrupt",
         }
     }
 
@@ -294,6 +373,10 @@ impl Cause {
             Cause::NotTaken { reason } => format!("node did not take it: {reason}"),
             Cause::Resumed => "resumed after a pause".to_owned(),
             Cause::Balance => "another node had a free slot".to_owned(),
+            Cause::Corrupt { node, reason } => format!(
+                "{} computed wrong bits: {reason}",
+                node.as_ref().map_or("a node", |n| n.as_str())
+            ),
         }
     }
 }
@@ -337,6 +420,9 @@ fn is_zero(n: &u32) -> bool {
 pub struct Candidate {
     /// The node.
     pub node: NodeId,
+    /// Which device of it, where a device was considered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub substrate: Option<String>,
     /// Its score where it was acceptable; higher is better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
@@ -370,6 +456,9 @@ pub struct ExecutionState {
     /// The contract under which it may move.
     #[serde(default, skip_serializing_if = "is_bitwise")]
     pub contract: Contract,
+    /// True where outputs and completion are visible only once they were verified.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guarded: bool,
     /// Its batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchPlace>,
@@ -391,6 +480,9 @@ pub struct ExecutionState {
     /// Something that was asked of the holder and is not yet done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
+    /// What it emitted last. Whoever takes it over makes sure that it is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbox: Option<Outbox>,
     /// Counters over its whole life.
     pub totals: Totals,
 }
@@ -414,6 +506,11 @@ tagged! { "is", "Phase",
             /// Who paused it.
             who: String,
         },
+        /// Computed to its end; others compute it once more before that counts.
+        Verifying {
+            /// Where it was computed last.
+            node: NodeId,
+        },
         /// Done.
         Completed,
         /// Given up.
@@ -431,6 +528,7 @@ impl Phase {
             Phase::Bound(_) => "bound",
             Phase::Started(_) => "started",
             Phase::Paused { .. } => "paused",
+            Phase::Verifying { .. } => "verifying",
             Phase::Completed => "completed",
             Phase::Failed => "failed",
             Phase::Cancelled => "cancelled",
@@ -475,8 +573,8 @@ pub struct StatePlace {
     pub digest: Digest,
     /// Bytes of σ.
     pub bytes: u64,
-    /// Sequence of the message whose body is σ; absent where σ is in the object store
-    /// `FIEC_STATE` under its digest.
+    /// Sequence of the message whose body is σ, or the list of its chunks where it is larger than
+    /// 768 KiB; absent where an earlier version put it whole into the object store `FIEC_STATE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<Sequence>,
     /// Ordinal of the message that carries it.
@@ -531,6 +629,12 @@ pub struct Totals {
     /// Microseconds spent computing, as committed.
     #[serde(default, skip_serializing_if = "none64")]
     pub compute_us: u64,
+    /// Steps back to an earlier boundary.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub steps_back: u64,
+    /// Energy of the intervals in which it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyTotals>,
 }
 
 fn none64(n: &u64) -> bool {

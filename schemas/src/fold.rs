@@ -8,18 +8,22 @@
 //!                        │  │ └──────────────────┘        balance, lost)  │  │ └─ boundary,
 //!                        │  └───────────── yielded ───────────────────────┘  │    crashed, requested
 //!                        └─ resumed ── paused ◀── paused ── (any live) ◀──────┘
+//!   verify all: started ── computed ──▶ verifying ── verified+completed ──▶ completed
+//!   stepped_back: from every live phase to pending (a paused one stays paused), at an earlier
+//!   boundary; only there progress goes back.
 //!   cancelled: from every live phase.   bound over started: only when the node is lost.
 //! ```
 
 use std::sync::Arc;
 
+use crate::energy::EnergyTotals;
 use crate::event::{
     BatchPlace, Binding, Cause, Event, ExecutionState, INLINE_SUBMISSION_LIMIT, Left, Phase,
     Requested, StatePlace, Totals,
 };
 use crate::ids::{Digest, ExecutionId, Tenant, Timestamp};
-use crate::subjects::INLINE_STATE_LIMIT;
 use crate::submission::Submission;
+use crate::trust::Verify;
 
 /// How many nodes left under pressure are remembered.
 const LEFT_LIMIT: usize = 8;
@@ -42,6 +46,14 @@ pub enum TransitionError {
         found: u64,
         /// What the state demands.
         expected: u64,
+    },
+    /// A step back would be one ahead.
+    #[error("a step back to boundary {found}, beyond the last committed one ({last})")]
+    Forward {
+        /// What the event says.
+        found: u64,
+        /// The last committed boundary.
+        last: u64,
     },
     /// Progress would not be monotonic.
     #[error("boundary {found} after boundary {last}: progress must grow")]
@@ -72,6 +84,7 @@ impl ExecutionState {
             at: submitted_at,
             submission: Digest::of(&canonical),
             contract: submission.contract,
+            guarded: submission.verify == Some(Verify::All),
             spec: (canonical.len() <= INLINE_SUBMISSION_LIMIT).then_some(submission),
             batch,
             submitted_at,
@@ -81,6 +94,7 @@ impl ExecutionState {
             moved_at: None,
             left: Vec::new(),
             requested: None,
+            outbox: None,
             totals: Totals::default(),
         }
     }
@@ -171,17 +185,21 @@ impl ExecutionState {
                         last,
                     });
                 }
-                let inline = boundary.bytes <= INLINE_STATE_LIMIT as u64;
                 self.boundary = Some(StatePlace {
                     index: boundary.index,
                     digest: boundary.digest,
                     bytes: boundary.bytes,
-                    seq: inline.then_some(0),
+                    seq: Some(0),
                     ordinal: self.ordinal,
                 });
                 self.totals.commits += 1;
                 self.totals.state_bytes += boundary.bytes;
                 self.totals.compute_us += boundary.compute_us;
+                EnergyTotals::add(&mut self.totals.energy, boundary.energy);
+            }
+            Event::Emitted { outbox } => {
+                self.must_be_started("emitted")?;
+                self.outbox = Some(*outbox);
             }
             Event::Yielded { cause, .. } => {
                 let Phase::Started(binding) = &self.phase else {
@@ -219,12 +237,58 @@ impl ExecutionState {
                     who: who.clone(),
                 });
             }
+            Event::Reconfigured { .. } => {
+                self.must_be_started("reconfigured")?;
+            }
             Event::Crashed { .. } => {
                 self.must_be_started("crashed")?;
                 self.totals.crashes += 1;
             }
-            Event::Completed { .. } => {
-                self.must_be_started("completed")?;
+            Event::Computed { energy, .. } => {
+                let (true, Phase::Started(binding)) = (self.guarded, &self.phase) else {
+                    return Err(self.refuse("computed"));
+                };
+                let node = binding.node.clone();
+                EnergyTotals::add(&mut self.totals.energy, *energy);
+                self.phase = Phase::Verifying { node };
+            }
+            Event::Verified { .. } => {
+                if !matches!(self.phase, Phase::Verifying { .. }) {
+                    return Err(self.refuse("verified"));
+                }
+                self.guarded = false;
+            }
+            Event::SteppedBack { to, .. } => {
+                if self.phase.is_terminal() {
+                    return Err(self.refuse("stepped back"));
+                }
+                let (last, found) = (self.boundary_index(), to.as_ref().map_or(0, |p| p.index));
+                if found > last {
+                    return Err(TransitionError::Forward { found, last });
+                }
+                let ordinal = self.ordinal;
+                self.boundary = to.clone().map(|mut place| {
+                    if place.seq == Some(0) {
+                        place.ordinal = ordinal;
+                    }
+                    place
+                });
+                self.totals.steps_back += 1;
+                // A pause and its order stand; everything else begins anew.
+                if !matches!(self.phase, Phase::Paused { .. }) {
+                    self.phase = Phase::Pending;
+                    self.requested = None;
+                }
+            }
+            Event::Completed { energy, .. } => {
+                let verified = matches!(self.phase, Phase::Verifying { .. }) && !self.guarded;
+                if !verified {
+                    self.must_be_started("completed")?;
+                    if self.guarded {
+                        return Err(self.refuse("completed unverified"));
+                    }
+                }
+                EnergyTotals::add(&mut self.totals.energy, *energy);
                 self.phase = Phase::Completed;
             }
             Event::Failed { .. } => {

@@ -6,7 +6,13 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::envelope::EnvelopeNow;
 use crate::ids::{BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Timestamp};
+use crate::trust::NodeIdentity;
+
+pub use crate::substrate::{
+    ComputeCapability, DeviceProfile, Measured, MemoryNode, MemoryTier, NodeProfile, Substrate,
+};
 
 /// A component of H(t). Each is normalized to [0, 1], where 1 is exhausted.
 #[derive(
@@ -58,6 +64,18 @@ impl Signal {
             Signal::Errors => "errors",
         }
     }
+
+    /// The declared step: a value that has changed by more than this since it was published last
+    /// is news, and is published before the next heartbeat.
+    pub fn step(self) -> f64 {
+        match self {
+            Signal::Memory => 0.02,
+            Signal::MemoryStall | Signal::Power | Signal::Thermal | Signal::Fabric => 0.05,
+            Signal::Latency | Signal::Contention => 0.10,
+            // Any fault at all.
+            Signal::Errors => 0.0,
+        }
+    }
 }
 
 impl fmt::Display for Signal {
@@ -71,7 +89,10 @@ impl fmt::Display for Signal {
 pub struct Reading {
     /// Which component.
     pub signal: Signal,
-    /// GPU or MIG UUID; absent for the node itself. Devices are never averaged.
+    /// GPU or MIG UUID; absent for the node itself. Devices are never averaged. A part of the
+    /// host, which informs and is judged by no threshold: `machine` (the whole host, where a
+    /// cgroup is tighter), `cgroup:<directory>`, `numa:<n>` (a memory node), `peer:<node>`
+    /// (round trips to another node).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Normalized to [0, 1]; absent when it could not be measured, which is not zero.
@@ -92,6 +113,22 @@ pub struct Reading {
     /// Why there is no value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
+    /// The envelope in force, which `value` is held against in place of `limit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub envelope: Option<EnvelopeNow>,
+}
+
+impl Reading {
+    /// Whether it is about a part of the host, which informs and is judged by no threshold: the
+    /// node's own reading of the signal has taken it into account.
+    pub fn is_part(&self) -> bool {
+        self.device.as_deref().is_some_and(|place| {
+            place == "machine"
+                || ["cgroup:", "numa:", "peer:"]
+                    .iter()
+                    .any(|prefix| place.starts_with(prefix))
+        })
+    }
 }
 
 /// What a running execution has reached, as its agent last heard; not durable.
@@ -215,20 +252,6 @@ pub fn default_thresholds() -> Thresholds {
     ])
 }
 
-/// A place that can execute.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Substrate {
-    /// `host`, or the UUID of a GPU or MIG slice.
-    pub id: String,
-    /// `cpu`, `gpu` or `mig`.
-    pub kind: String,
-    /// For people.
-    pub name: String,
-    /// Memory in bytes that belongs to it, where known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
-
 /// What a node says of itself when it joins: the value of its key in `FIEC_NODES`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeDescriptor {
@@ -260,6 +283,9 @@ pub struct NodeDescriptor {
     pub memory_limit_source: String,
     /// Places that execute.
     pub substrates: Vec<Substrate>,
+    /// What is known and was measured of the machine.
+    #[serde(default, skip_serializing_if = "NodeProfile::is_empty")]
+    pub profile: NodeProfile,
     /// Programs that it runs, as `name@version`.
     pub programs: Vec<String>,
     /// The operator's labels.
@@ -270,6 +296,9 @@ pub struct NodeDescriptor {
     /// Where its `/metrics` and `/healthz` are, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
+    /// Its key and its environment; without them it can prove nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<NodeIdentity>,
 }
 
 /// What an operator has said about a node: the value of its flags key in `FIEC_NODES`.

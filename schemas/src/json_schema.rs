@@ -4,7 +4,7 @@
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;
 
-use crate::{event, hardware, messages, package, programs, submission};
+use crate::{envelope, event, hardware, messages, package, programs, submission, trust};
 
 /// Every schema: file name without its ending, and content.
 pub fn all() -> Vec<(&'static str, Value)> {
@@ -23,8 +23,14 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("hardware-vector", schema::<hardware::HardwareVector>()),
         ("node-descriptor", schema::<hardware::NodeDescriptor>()),
         ("node-flags", schema::<hardware::NodeFlags>()),
+        ("node-proof", schema::<trust::Proof>()),
+        ("node-signed-proof", schema::<trust::SignedProof>()),
+        ("node-quarantine", schema::<trust::Quarantine>()),
+        ("verdict", schema::<trust::Verdict>()),
         ("execution-request", schema::<messages::ExecutionRequest>()),
         ("node-request", schema::<messages::NodeRequest>()),
+        ("node-envelopes", schema::<envelope::NodeEnvelopes>()),
+        ("envelope-request", schema::<messages::EnvelopeRequest>()),
         ("api-reply", schema::<messages::ApiReply>()),
         ("submit-reply", schema::<messages::SubmitReply>()),
         ("record", schema::<messages::Record>()),

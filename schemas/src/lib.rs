@@ -1,6 +1,8 @@
 //! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
 //! Depends on nothing else of FIEC; everything else depends on it.
 
+pub mod energy;
+pub mod envelope;
 pub mod event;
 pub mod fold;
 pub mod hardware;
@@ -9,11 +11,14 @@ pub mod json_schema;
 pub mod messages;
 pub mod package;
 pub mod programs;
-mod strict;
+pub mod requirements;
+pub mod strict;
 pub mod subjects;
 pub mod submission;
+pub mod substrate;
 mod tagged;
 pub mod time;
+pub mod trust;
 
 pub use event::{
     BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Event, Evidence,
@@ -27,4 +32,6 @@ pub use ids::{
     BatchId, BatchName, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, IdError, InstanceId,
     NodeId, Ordinal, Sequence, Tenant, Timestamp,
 };
-pub use submission::{CommitPolicy, Contract, FieldError, LineError, Requirements, Submission};
+pub use submission::{
+    CommitPolicy, Contract, FieldError, LineError, Preferences, Requirements, Submission,
+};

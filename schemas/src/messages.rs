@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{
@@ -11,6 +12,7 @@ use crate::ids::{
 };
 use crate::package::Grant;
 use crate::submission::LineError;
+use crate::trust::{Segment, SignedProof};
 
 /// Header of a handover message that holds a [`Handover`] as JSON.
 pub const HANDOVER_HEADER: &str = "Fiec-Handover";
@@ -56,6 +58,20 @@ pub enum Handover {
         /// The ledger message as it is being appended (with part 0).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ledger: Option<String>,
+        /// Where σ is large: the bytes of all parts, which are the list of its chunks and those of
+        /// them that the commit before does not have.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        delta: Option<u64>,
+    },
+    /// A first binding, told at the moment of its append where nothing else is going on. There is
+    /// no σ; the capsule message that follows the acknowledgement confirms it.
+    Ahead {
+        /// Which execution.
+        execution: ExecutionId,
+        /// The epoch that the append makes.
+        epoch: Epoch,
+        /// The ledger message as it is being appended.
+        ledger: String,
     },
     /// The append was acknowledged: `started` must follow this sequence.
     Confirmed {
@@ -118,6 +134,20 @@ pub enum ControlRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         decision: Option<Decision>,
     },
+    /// Run the canaries anew and publish what they show.
+    Prove,
+    /// Compute a part of an execution once more, beside real work and never before it; what is
+    /// found is published on `fiec.verdict`.
+    Verify {
+        /// Names the question.
+        question: u64,
+        /// Of which execution.
+        execution: ExecutionId,
+        /// Its tenant.
+        tenant: Tenant,
+        /// Which part.
+        segment: Segment,
+    },
     /// Give it up at its next boundary and leave it paused.
     Pause {
         /// Which execution.
@@ -131,8 +161,11 @@ pub enum ControlRequest {
         execution: ExecutionId,
         /// Under which epoch; another one is refused.
         epoch: Epoch,
-        /// What it may use then.
+        /// What it may use then; what is left out stays as it is.
         grant: Grant,
+        /// Who asked.
+        #[serde(default)]
+        who: String,
     },
     /// End it now.
     Cancel {
@@ -171,6 +204,9 @@ pub struct ExecutionRequest {
     /// For `yield`: the node to move to, if the asker has a wish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<NodeId>,
+    /// For `reconfigure`: what is to change of what it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
 }
 
 /// A request about one node on `fiec.api.node.<verb>`: `cordon`, `uncordon`, `drain`.
@@ -182,6 +218,45 @@ pub struct NodeRequest {
     /// Who asks.
     #[serde(default)]
     pub who: String,
+}
+
+/// A request about what a node may offer, on `fiec.api.node.envelope`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EnvelopeRequest {
+    /// The node.
+    pub node: NodeId,
+    /// Who asks; kept in the history.
+    #[serde(default)]
+    pub who: String,
+    /// What to change; absent: nothing, only show what is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<EnvelopeChange>,
+}
+
+/// A change of a node's envelopes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum EnvelopeChange {
+    /// Puts each in the place of the one for its signal and device; leaves the others.
+    Set {
+        /// The new ones, as [`crate::envelope::Envelope`] reads them.
+        envelopes: serde_json::Value,
+    },
+    /// Puts these in the place of all.
+    Replace {
+        /// The new ones.
+        envelopes: serde_json::Value,
+    },
+    /// Takes envelopes away.
+    Clear {
+        /// Only those of this signal.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signal: Option<crate::hardware::Signal>,
+        /// Only those of this device.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
 }
 
 /// The answer to every request that is not a submission.
@@ -205,6 +280,9 @@ pub struct ApiReply {
     /// For `nodes`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeStatus>,
+    /// For `envelope`: what is in force now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub envelopes: Option<NodeEnvelopes>,
 }
 
 /// Why an execution is where it is.
@@ -239,6 +317,22 @@ pub struct NodeStatus {
     pub silent_ms: Option<u64>,
     /// Executions bound to it.
     pub bound: u32,
+    /// The numeric contracts and how it stands with each, on each substrate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contracts: Vec<ContractStanding>,
+}
+
+/// How a node stands with a numeric contract.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ContractStanding {
+    /// The contract.
+    pub contract: crate::submission::Contract,
+    /// On which substrate.
+    pub substrate: String,
+    /// `proved`, `unproved`, `expired`, `failed`, `quarantined`.
+    pub standing: String,
+    /// In words: until when, or why not.
+    pub detail: String,
 }
 
 /// The answer to `fiec.api.submit.<tenant>`: one result for every line that was not blank.
@@ -305,6 +399,43 @@ pub enum Record {
         /// For `joined`: what it said of itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         descriptor: Option<Box<NodeDescriptor>>,
+    },
+    /// A node has proved what it can keep, or has tried to.
+    Proof {
+        /// What it stated and signed.
+        proof: Box<SignedProof>,
+        /// Why it does not count; absent where it was verified.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refused: Option<String>,
+        /// When the policy service judged it.
+        at: Timestamp,
+    },
+    /// A part of an execution was computed once more.
+    Verification {
+        /// Which execution.
+        execution: ExecutionId,
+        /// From which boundary; 0: from the beginning.
+        from: BoundaryIndex,
+        /// To which.
+        to: BoundaryIndex,
+        /// Who had computed it, where that was one node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<NodeId>,
+        /// Who computed it once more.
+        by: Vec<NodeId>,
+        /// `agreed`, `node_corrupt`, `verifier_corrupt`, `undecided`.
+        outcome: String,
+        /// In words.
+        detail: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// Somebody changed what a node may offer.
+    Envelopes {
+        /// The node.
+        node: NodeId,
+        /// All that are in force now, with who set them and when.
+        envelopes: NodeEnvelopes,
     },
 }
 

@@ -301,6 +301,23 @@ pub struct Grant {
     pub device: Option<DeviceGrant>,
 }
 
+impl Grant {
+    /// This grant with what `change` names in its place.
+    #[must_use]
+    pub fn changed_by(&self, change: &Self) -> Self {
+        Self {
+            substrate: self.substrate.clone(),
+            threads: change.threads.or(self.threads),
+            cpus: match change.cpus.is_empty() {
+                true => self.cpus.clone(),
+                false => change.cpus.clone(),
+            },
+            memory_bytes: change.memory_bytes.or(self.memory_bytes),
+            device: change.device.clone().or_else(|| self.device.clone()),
+        }
+    }
+}
+
 /// A granted device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceGrant {

@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::ids::Digest;
 use crate::package::ProgramName;
 use crate::strict::Strict;
-use crate::submission::FieldError;
+use crate::submission::{Contract, FieldError};
 
 pub use dense::{
-    DenseSource, ELEMENTS_LIMIT, GemmParams, LuParams, QrParams, RandomDense, TileRange,
+    Arithmetic, DenseSource, ELEMENTS_LIMIT, GemmParams, LuParams, QrParams, RandomDense, TileRange,
 };
 
 /// Conjugate gradients.
@@ -27,8 +27,10 @@ pub const GEMM: &str = "gemm@1";
 pub const LU: &str = "lu@1";
 /// QR factorization by block columns.
 pub const QR: &str = "qr@1";
+/// The canaries: whether this machine keeps the numeric contracts.
+pub const CANARY: &str = "canary@1";
 /// Every built-in program.
-pub const BUILT_IN: [&str; 5] = [CG, GEMM, LU, QR, SYNTHETIC];
+pub const BUILT_IN: [&str; 6] = [CANARY, CG, GEMM, LU, QR, SYNTHETIC];
 
 /// Parameters of `cg@1`: solves A·x = b by Jacobi-preconditioned conjugate gradients, once for
 /// each load case. One capsule is `iterations_per_capsule` iterations; σ holds x, r, p and the
@@ -109,6 +111,10 @@ pub struct SyntheticParams {
     /// Bytes of σ.
     #[serde(default)]
     pub state_bytes: u64,
+    /// Keeps them in pages of so many bytes outside of σ, which then has their digests; a multiple
+    /// of 64 from 1,024 on. 0: σ is whole.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub page_bytes: u64,
     /// Microseconds of computation in one capsule.
     #[serde(default)]
     pub work_us: u64,
@@ -122,10 +128,33 @@ pub struct SyntheticParams {
     /// Prints a line at each boundary.
     #[serde(default)]
     pub print: bool,
+    /// Emits a message `tick` with its index after every so many capsules; 0: never.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub emit_every: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn one() -> u64 {
     1
+}
+
+/// Parameters of `canary@1`: none. One capsule is one case of the suite; the result says of each
+/// whether it kept the bits and the bound.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CanaryParams {}
+
+impl CanaryParams {
+    /// Reads and checks the parameters.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn from_value(params: &Value) -> Result<Self, FieldError> {
+        parse(params)
+    }
 }
 
 fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
@@ -205,8 +234,39 @@ impl SyntheticParams {
                 format!("must be at most 4 GiB, but is {}", p.state_bytes),
             ));
         }
+        if p.page_bytes != 0 && (p.page_bytes < 1024 || !p.page_bytes.is_multiple_of(64)) {
+            return Err(FieldError::new(
+                "params.page_bytes",
+                format!(
+                    "must be 0, or a multiple of 64 from 1024 on, but is {}",
+                    p.page_bytes
+                ),
+            ));
+        }
         Ok(p)
     }
+}
+
+/// Checks whether parameters, which [`check`] let pass, go with a contract.
+///
+/// # Errors
+/// The field and the rule.
+pub fn check_contract(
+    program: &str,
+    params: &Value,
+    contract: Contract,
+) -> Result<(), FieldError> {
+    if contract == Contract::Bitwise
+        && matches!(program, GEMM | LU | QR)
+        && dense::is_vendor(params)
+    {
+        return Err(FieldError::new(
+            "params.arithmetic",
+            "\"vendor\" is not bitwise: its bits depend on library, device and driver; submit with \
+             \"contract\": \"bounded\", or leave it at \"chain512\"",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks a program's name, and the parameters of a built-in. Whether any other program is
@@ -216,6 +276,7 @@ impl SyntheticParams {
 /// The field and the rule: a name that cannot be one, or a parameter that is refused.
 pub fn check(program: &str, params: &Value) -> Result<(), FieldError> {
     match program {
+        CANARY => CanaryParams::from_value(params).map(|_| ()),
         CG => CgParams::from_value(params).map(|_| ()),
         GEMM => GemmParams::from_value(params).map(|_| ()),
         LU => LuParams::from_value(params).map(|_| ()),

@@ -6,7 +6,8 @@ use crate::ids::{ExecutionId, NodeId, Tenant};
 pub const EVENT_HEADER: &str = "Fiec-Event";
 /// Longest `Fiec-Event` value in bytes; the broker refuses header blocks of 64 KiB.
 pub const EVENT_HEADER_LIMIT: usize = 8 * 1024;
-/// Largest σ in bytes that travels in a ledger message's body; larger ones go to [`STATE_BUCKET`].
+/// Largest σ in bytes that travels in a ledger message's body; of a larger one the body is a list
+/// of its chunks, which lie in [`CHUNK_STREAM`].
 pub const INLINE_STATE_LIMIT: usize = 768 * 1024;
 /// Messages kept for each execution in the ledger stream.
 pub const LEDGER_DEPTH: u64 = 64;
@@ -25,7 +26,11 @@ pub const LOG_STREAM: &str = "FIEC_LOG";
 pub const NODES_BUCKET: &str = "FIEC_NODES";
 /// KV bucket of registered programs, by [`crate::package::ProgramName::key`].
 pub const PROGRAMS_BUCKET: &str = "FIEC_PROGRAMS";
-/// Object store of large σ, by digest.
+/// Stream of the chunks of large σ, one subject an execution.
+pub const CHUNK_STREAM: &str = "FIEC_CHUNK";
+/// Stream of what programs emit.
+pub const OUTBOX_STREAM: &str = "FIEC_OUTBOX";
+/// Object store of the large σ that earlier versions stored whole, by digest.
 pub const STATE_BUCKET: &str = "FIEC_STATE";
 /// Object store of inputs and outputs, by digest.
 pub const DATA_BUCKET: &str = "FIEC_DATA";
@@ -73,6 +78,16 @@ pub fn parse_submit(subject: &str) -> Option<Tenant> {
     subject.strip_prefix("fiec.submit.")?.parse().ok()
 }
 
+/// The chunks of an execution's large σ.
+pub fn chunk(tenant: &Tenant, execution: ExecutionId) -> String {
+    format!("fiec.chunk.{tenant}.{execution}")
+}
+
+/// Where what an execution emits under a name is published; `*` for all names.
+pub fn outbox(tenant: &Tenant, execution: ExecutionId, name: &str) -> String {
+    format!("fiec.outbox.{tenant}.{execution}.{name}")
+}
+
 /// σ on its way to a prepared node.
 pub fn handover(node: &NodeId) -> String {
     format!("fiec.handover.{node}")
@@ -108,6 +123,9 @@ pub fn node_record(node: &NodeId) -> String {
     format!("fiec.record.node.{node}")
 }
 
+/// What nodes found that computed a part of an execution once more.
+pub const VERDICT: &str = "fiec.verdict";
+
 /// Presence of policy services, so that replicas share work without a leader.
 pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
 
@@ -117,6 +135,21 @@ pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";
 /// KV key of a node's descriptor in [`NODES_BUCKET`].
 pub fn node_key(node: &NodeId) -> String {
     format!("node.{node}")
+}
+
+/// KV key of a node's envelopes in [`NODES_BUCKET`].
+pub fn envelopes_key(node: &NodeId) -> String {
+    format!("envelopes.{node}")
+}
+
+/// KV key of what a node has proved, in [`NODES_BUCKET`].
+pub fn proof_key(node: &NodeId) -> String {
+    format!("proof.{node}")
+}
+
+/// KV key of the contracts that a node has lost, in [`NODES_BUCKET`].
+pub fn quarantine_key(node: &NodeId) -> String {
+    format!("quarantine.{node}")
 }
 
 /// KV key of a node's flags (cordoned, draining) in [`NODES_BUCKET`].

@@ -81,6 +81,7 @@ fn handover_message() -> LedgerMessage {
         source: "cgroup v2 memory.current".to_owned(),
         at,
         missing: None,
+        envelope: None,
     };
     let evidence = Evidence {
         node: node("n1"),
@@ -102,11 +103,13 @@ fn handover_message() -> LedgerMessage {
         candidates: vec![
             Candidate {
                 node: node("n2"),
+                substrate: None,
                 score: Some(0.9),
                 rejected: vec![],
             },
             Candidate {
                 node: node("n1"),
+                substrate: None,
                 score: None,
                 rejected: vec!["memory is at 93 %, over 80 %".to_owned()],
             },
@@ -135,6 +138,7 @@ fn handover_message() -> LedgerMessage {
             of: Some(24),
             note: Some("case 1/1, residual 1e-3".to_owned()),
             outputs: vec![],
+            energy: None,
         }),
         Event::Yielded {
             cause: cause.clone(),
@@ -186,6 +190,7 @@ fn golden_messages_are_what_is_written_and_read() {
         digest: Digest::of(b"state"),
         bytes: 5,
         ledger: None,
+            delta: None,
     };
     committed(
         "golden",

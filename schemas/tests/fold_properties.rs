@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
-    NodeId, Phase, Submission, Tenant, Timestamp,
+    NodeId, Phase, StatePlace, Submission, Tenant, Timestamp,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -57,6 +57,7 @@ fn any_event() -> impl Strategy<Value = Event> {
             of: None,
             note: None,
             outputs: vec![],
+            energy: None,
         })),
         (0u8..3).prop_map(move |kind| Event::Yielded {
             cause: cause(kind),
@@ -86,11 +87,36 @@ fn any_event() -> impl Strategy<Value = Event> {
             result: serde_json::Value::Null,
             computed_until: at,
             capsules: 3,
-            outputs: vec![]
+            outputs: vec![],
+            energy: None,
         }),
         Just(Event::Failed {
             reason: "no".to_owned(),
             stderr: String::new()
+        }),
+        Just(Event::Computed {
+            result: serde_json::Value::Null,
+            computed_until: Timestamp::from_micros(4),
+            capsules: 9,
+            outputs: vec![],
+            energy: None,
+        }),
+        Just(Event::Verified {
+            by: vec![NodeId::new("n9").unwrap()],
+            segments: 1,
+        }),
+        proptest::option::of(0u64..9).prop_map(|to| Event::SteppedBack {
+            to: to.map(|index| StatePlace {
+                index,
+                digest: Digest::of(&index.to_le_bytes()),
+                bytes: 8,
+                seq: Some(0),
+                ordinal: 0,
+            }),
+            cause: Cause::Corrupt {
+                node: None,
+                reason: "test".into(),
+            },
         }),
         Just(Event::Cancelled {
             who: "me".to_owned()
@@ -101,9 +127,11 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     #[test]
     fn no_sequence_of_events_breaks_the_invariants(
-        events in proptest::collection::vec(any_event(), 1..60)
+        events in proptest::collection::vec(any_event(), 1..60),
+        guarded: bool,
     ) {
         let mut state = unborn();
+        state.guarded = guarded;
         let mut prev = None;
         let mut sequence = 0;
         for event in events {
@@ -115,7 +143,21 @@ proptest! {
             prop_assert!(!before.phase.is_terminal(), "{event:?} after {}", before.phase.as_str());
             prop_assert!(next.ordinal == before.ordinal + 1);
             prop_assert!(next.epoch == before.epoch || next.epoch == before.epoch + 1);
-            prop_assert!(next.boundary_index() >= before.boundary_index());
+            if matches!(event, Event::SteppedBack { .. }) {
+                prop_assert!(next.boundary_index() <= before.boundary_index());
+                prop_assert!(next.totals.steps_back == before.totals.steps_back + 1);
+                let waits = matches!(next.phase, Phase::Pending | Phase::Paused { .. });
+                prop_assert!(waits, "{}", next.phase.as_str());
+            } else {
+                prop_assert!(next.boundary_index() >= before.boundary_index());
+                prop_assert!(next.totals.steps_back == before.totals.steps_back);
+            }
+            if before.guarded {
+                prop_assert!(!matches!(event, Event::Completed { .. }), "unverified");
+            }
+            if matches!(next.phase, Phase::Verifying { .. }) {
+                prop_assert!(next.epoch > 0);
+            }
             prop_assert!(next.totals.commits >= before.totals.commits);
             if matches!(event, Event::Started { .. }) {
                 prop_assert!(matches!(before.phase, Phase::Bound(_)));
@@ -163,6 +205,7 @@ fn facts_that_become_true_together_travel_in_one_message() {
         of: Some(9),
         note: None,
         outputs: vec![],
+        energy: None,
     };
     let state = state
         .after(

@@ -7,8 +7,8 @@ use fiec_schemas::NodeId;
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    check, data, doctor, history, logs, nodes, operate, output, program, run_local, serve, submit,
-    watch,
+    check, data, device, doctor, health, history, logs, node, nodes, operate, output, program,
+    reconfigure, replay, run_local, serve, simulate, submit, watch,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -49,6 +49,8 @@ enum Command {
     Resume(operate::ExecutionArgs),
     /// Move an execution to another node at its next boundary
     Yield(operate::YieldArgs),
+    /// Give a running execution more or less: threads, memory, processors
+    Reconfigure(reconfigure::ReconfigureArgs),
     /// Say why an execution is where it is, or is not
     Why(operate::ExecutionArgs),
     /// Show what PostgreSQL knows of an execution, or of the last 20
@@ -56,7 +58,8 @@ enum Command {
     /// Write an execution's report: one self-contained HTML page
     Report(history::ReportArgs),
     /// List the nodes with their hardware vectors
-    Nodes,
+    Nodes(nodes::ListArgs),
+    Node(node::NodeArgs),
     /// Place nothing new on a node
     Cordon(nodes::NodeArgs),
     /// Place on a node again
@@ -75,6 +78,10 @@ enum Command {
     Recorder(serve::RecorderArgs),
     /// Measure; every figure with its floor from the same run
     Bench(bench::BenchArgs),
+    Device(device::DeviceArgs),
+    Simulate(simulate::SimulateArgs),
+    Replay(replay::ReplayArgs),
+    Health(health::HealthArgs),
     /// Fill a node's memory, for experiments
     Pressure(pressure::PressureArgs),
     /// The process in which an agent runs programs
@@ -96,7 +103,8 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     // A child speaks frames on a socket and has no use for a run time.
     if matches!(cli.command, Command::ProgramChild) {
-        return fiec_kit::child_main();
+        let devices = fiec_cuda::CudaDevices::default();
+        return fiec_kit::child_main_with(std::sync::Arc::new(devices));
     }
     log_to_stderr(&cli.global, is_service(&cli.command));
     end_quietly_with_the_reader();
@@ -189,12 +197,14 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Pause(args) => operate::run("pause", &args, None, global).await,
         Command::Resume(args) => operate::run("resume", &args, None, global).await,
         Command::Why(args) => operate::run("why", &args, None, global).await,
+        Command::Reconfigure(args) => reconfigure::run(args, global).await,
         Command::Yield(args) => operate::run("yield", &args.execution, args.to, global).await,
         Command::Watch(args) => watch::run(args, global).await,
         Command::Logs(args) => logs::run(args, global).await,
         Command::History(args) => history::run(args, global).await,
         Command::Report(args) => history::report(args, global).await,
-        Command::Nodes => nodes::list(global).await,
+        Command::Nodes(args) => nodes::list(&args, global).await,
+        Command::Node(args) => node::run(args, global).await,
         Command::Cordon(args) => nodes::flag("cordon", args, global).await,
         Command::Uncordon(args) => nodes::flag("uncordon", args, global).await,
         Command::Drain(args) => nodes::flag("drain", args, global).await,
@@ -204,6 +214,10 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,
+        Command::Device(args) => device::run(&args, global),
+        Command::Simulate(args) => simulate::run(&args, global),
+        Command::Replay(args) => replay::run(args, global).await,
+        Command::Health(args) => health::run(args).await,
         Command::Pressure(args) => pressure::run(&args).map(|()| Outcome::Done),
         Command::ProgramChild => Ok(Outcome::BadInput),
     }

@@ -6,7 +6,10 @@ use anyhow::{Context as _, bail};
 use async_nats::RequestErrorKind;
 use bytes::Bytes;
 use fiec_broker::Broker;
-use fiec_schemas::messages::{ApiReply, ExecutionRequest, NodeRequest, SubmitReply};
+use fiec_schemas::messages::{
+    ApiReply, EnvelopeChange, EnvelopeRequest, ExecutionRequest, NodeRequest, SubmitReply,
+};
+use fiec_schemas::package::Grant;
 use fiec_schemas::{NodeId, Tenant};
 use serde::de::DeserializeOwned;
 
@@ -67,10 +70,35 @@ pub async fn execution(
         id: id.to_owned(),
         who: who(),
         to,
+        grant: None,
     };
     request(
         broker,
         format!("fiec.api.{verb}.{tenant}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
+}
+
+/// Changes what an execution may use where it runs.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`ApiReply::error`].
+pub async fn reconfigure(
+    broker: &Broker,
+    tenant: &Tenant,
+    id: &str,
+    grant: Grant,
+) -> anyhow::Result<ApiReply> {
+    let body = ExecutionRequest {
+        id: id.to_owned(),
+        who: who(),
+        to: None,
+        grant: Some(grant),
+    };
+    request(
+        broker,
+        format!("fiec.api.reconfigure.{tenant}"),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -85,6 +113,28 @@ pub async fn node(broker: &Broker, verb: &str, node: NodeId) -> anyhow::Result<A
     request(
         broker,
         format!("fiec.api.node.{verb}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
+}
+
+/// What a node may offer: shown, or changed first.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`ApiReply::error`].
+pub async fn envelope(
+    broker: &Broker,
+    node: NodeId,
+    change: Option<EnvelopeChange>,
+) -> anyhow::Result<ApiReply> {
+    let body = EnvelopeRequest {
+        node,
+        who: who(),
+        change,
+    };
+    request(
+        broker,
+        "fiec.api.node.envelope".to_owned(),
         serde_json::to_vec(&body)?.into(),
     )
     .await

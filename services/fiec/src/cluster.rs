@@ -55,6 +55,13 @@ impl Default for ClusterOptions {
     }
 }
 
+/// True once a node's canaries have said yes or no.
+fn is_judged(node: &NodeStatus) -> bool {
+    let pending = |standing: &str| matches!(standing, "unproved" | "outdated");
+    let mut host = node.contracts.iter().filter(|c| c.substrate == "host");
+    host.all(|c| !pending(&c.standing))
+}
+
 /// A running cluster; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
@@ -72,6 +79,8 @@ pub struct Cluster {
     pub servers: DevServers,
     options: ClusterOptions,
     binary: PathBuf,
+    /// For the worker that is being started.
+    more_environment: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -117,6 +126,7 @@ impl Cluster {
             servers,
             options,
             binary,
+            more_environment: Vec::new(),
         };
         progress.step("starting the policy service, the recorder and the workers");
         if cluster.options.history {
@@ -164,7 +174,9 @@ impl Cluster {
 
     fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
         let log = self.data_dir().join("logs").join(format!("{name}.log"));
-        Process::start(name, &self.binary, args, &self.environment(), log)
+        let mut environment = self.environment();
+        environment.extend_from_slice(&self.more_environment);
+        Process::start(name, &self.binary, args, &environment, log)
     }
 
     /// Starts one more policy service.
@@ -198,6 +210,18 @@ impl Cluster {
         Ok(Self::node(number))
     }
 
+    /// Starts one more worker with this in its environment.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_worker_in(&mut self, environment: &[(String, String)]) -> anyhow::Result<NodeId> {
+        let before = self.more_environment.len();
+        self.more_environment.extend_from_slice(environment);
+        let started = self.start_worker(&[]);
+        self.more_environment.truncate(before);
+        started
+    }
+
     /// Starts the worker with this number again, after it has ended.
     ///
     /// # Errors
@@ -221,7 +245,7 @@ impl Cluster {
         self.spawn(&node, &args)
     }
 
-    /// Waits until every worker is known to a policy service and viable.
+    /// Waits until every worker is known to a policy service, viable, and has run its canaries.
     ///
     /// # Errors
     /// At the deadline, or when a process ends; the message holds the end of its log.
@@ -235,7 +259,7 @@ impl Cluster {
                     let viable = reply
                         .nodes
                         .iter()
-                        .filter(|n| n.viability == "viable")
+                        .filter(|n| n.viability == "viable" && is_judged(n))
                         .count();
                     if viable >= self.workers.len() {
                         return Ok(());

@@ -7,16 +7,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use fiec_probes::MemoryLimit;
+use fiec_schemas::Timestamp;
 
 /// How much, where and how long.
 #[derive(Debug, Clone, Args)]
 pub struct PressureArgs {
-    /// The node's memory limit, as `fiec nodes --json` says in `memory_limit_source`
-    #[arg(long)]
-    pub limit_source: String,
-    /// The limit in bytes
-    #[arg(long)]
-    pub limit_bytes: u64,
+    /// The node's memory limit, as `fiec nodes --json` says in `memory_limit_source` [default: the
+    /// control group around this very process, as inside a container]
+    #[arg(long, requires = "limit_bytes")]
+    pub limit_source: Option<String>,
+    /// The limit in bytes [default: that of this process's control group]
+    #[arg(long, requires = "limit_source")]
+    pub limit_bytes: Option<u64>,
     /// Run folder of the node, for a node with a declared budget
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -29,7 +32,14 @@ pub struct PressureArgs {
     /// Seconds to hold it
     #[arg(long, default_value_t = 30.0)]
     pub hold: f64,
+    /// Say when this share is crossed: `crossed MICROSECONDS`, the wall clock's before the step of
+    /// allocation that crosses it
+    #[arg(long, hide = true)]
+    pub say_share: Option<f64>,
 }
+
+/// A node with a declared budget has found a new process after this long.
+const FOUND: Duration = Duration::from_millis(150);
 
 /// Never beyond this share: the kernel's limit is not to be met.
 const MOST: f64 = 0.95;
@@ -48,9 +58,18 @@ pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
         );
     }
     first_to_be_ended()?;
-    let node = Node::join(args)?;
-    let target = (args.limit_bytes as f64 * args.share) as u64;
-    let most = (args.limit_bytes as f64 * MOST) as u64;
+    let (node, limit_bytes) = match (&args.limit_source, args.limit_bytes) {
+        (Some(source), Some(bytes)) => (Node::join(args, source)?, bytes),
+        _ => Node::around_this_process()?,
+    };
+    let target = (limit_bytes as f64 * args.share) as u64;
+    let most = (limit_bytes as f64 * MOST) as u64;
+    if matches!(node, Node::Declared { .. }) {
+        std::thread::sleep(FOUND);
+    }
+    let mut to_say = args
+        .say_share
+        .map(|share| (limit_bytes as f64 * share) as u64);
     let until = Instant::now() + Duration::from_secs_f64(args.hold.clamp(0.0, 86_400.0));
     let mut held: Vec<Vec<u8>> = Vec::new();
     while Instant::now() < until {
@@ -58,7 +77,15 @@ pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
         let step = STEP as u64;
         if working + step <= target && all + step <= most {
             // Written, not only reserved: a page of zeros would not count.
+            let began = Timestamp::now();
             held.push(vec![0xA5; STEP]);
+            let crossed = |at: u64| node.usage((held.len() * STEP) as u64).map(|(w, _)| w >= at);
+            if let Some(at) = to_say
+                && crossed(at)?
+            {
+                println!("crossed {}", began.micros());
+                to_say = None;
+            }
         } else {
             if working > target + 2 * step || all > most {
                 held.pop();
@@ -84,28 +111,41 @@ enum Node {
 }
 
 impl Node {
-    fn join(args: &PressureArgs) -> anyhow::Result<Self> {
-        let pid = std::process::id();
-        if let Some(path) = cgroup_path(&args.limit_source) {
-            std::fs::write(path.join("cgroup.procs"), pid.to_string())
-                .with_context(|| format!("cannot join {}", path.display()))?;
-            let usage = [
-                path.join("memory.current"),
-                path.join("memory.usage_in_bytes"),
-            ]
+    /// The group that this process is in already, and the least limit that encloses it.
+    fn around_this_process() -> anyhow::Result<(Self, u64)> {
+        let limit = MemoryLimit::detect();
+        match &limit {
+            MemoryLimit::CgroupV1(path) | MemoryLimit::CgroupV2(path) => {
+                let bytes = limit.bytes().context("cannot read the host's memory")?;
+                Ok((Self::group(path)?, bytes))
+            }
+            MemoryLimit::Host | MemoryLimit::Declared { .. } => bail!(
+                "no control group limits the memory of this process, and the host's is not filled: \
+                 name a node's limit with --limit-source and --limit-bytes, as `fiec nodes --json` \
+                 says them"
+            ),
+        }
+    }
+
+    fn group(path: &Path) -> anyhow::Result<Self> {
+        let usage = ["memory.current", "memory.usage_in_bytes"]
+            .map(|name| path.join(name))
             .into_iter()
             .find(|file| file.exists())
             .with_context(|| format!("{} has no memory controller", path.display()))?;
-            return Ok(Self::Cgroup {
-                usage,
-                stat: path.join("memory.stat"),
-            });
+        let stat = path.join("memory.stat");
+        Ok(Self::Cgroup { usage, stat })
+    }
+
+    fn join(args: &PressureArgs, source: &str) -> anyhow::Result<Self> {
+        let pid = std::process::id();
+        if let Some(path) = cgroup_path(source) {
+            std::fs::write(path.join("cgroup.procs"), pid.to_string())
+                .with_context(|| format!("cannot join {}", path.display()))?;
+            return Self::group(path);
         }
         let Some(run_dir) = &args.run_dir else {
-            bail!(
-                "the node's limit {:?} is no cgroup: give --run-dir of the node",
-                args.limit_source
-            );
+            bail!("the node's limit {source:?} is no cgroup: give --run-dir of the node");
         };
         let tree = run_dir.join("tree");
         std::fs::create_dir_all(&tree)
@@ -122,7 +162,11 @@ impl Node {
     /// Bytes in use without reclaimable cache, and with it.
     fn usage(&self, held: u64) -> anyhow::Result<(u64, u64)> {
         match self {
-            Self::Declared { used, .. } => Ok((used + held, used + held)),
+            Self::Declared { used, .. } => {
+                // This process itself counts as well, as the node counts it.
+                let all = used + private_bytes().unwrap_or(held).max(held);
+                Ok((all, all))
+            }
             Self::Cgroup { usage, stat } => {
                 let read = |file: &Path| {
                     std::fs::read_to_string(file)
@@ -153,6 +197,14 @@ impl Drop for Node {
             let _ = std::fs::remove_file(registered);
         }
     }
+}
+
+/// Resident less shared bytes of this process.
+fn private_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = text.split(' ').skip(1).map_while(|w| w.parse::<u64>().ok());
+    let private = pages.next()?.saturating_sub(pages.next()?);
+    Some(private * rustix::param::page_size() as u64)
 }
 
 fn cgroup_path(source: &str) -> Option<&Path> {

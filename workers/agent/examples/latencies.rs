@@ -188,6 +188,7 @@ impl Bench {
                 of: None,
                 note: None,
                 outputs: Vec::new(),
+                energy: None,
             });
             let draft = Draft::new(&tip, vec![event], "worker/raw", Timestamp::now()).unwrap();
             tip = self

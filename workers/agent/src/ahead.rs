@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 
 use fiec_kit::frames::{self, Order};
 use fiec_schemas::Timestamp;
+use fiec_schemas::substrate::HOST;
 
 use crate::attempts::order_to_run;
 use crate::capsules;
@@ -89,6 +90,8 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
             || state.tenant != key.1
             || state.boundary.is_some()
             || state.requested.is_some()
+            // A device is taken by whoever computes on it.
+            || state.phase.binding().is_some_and(|b| b.substrate != HOST)
         {
             return false;
         }

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
-use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{Event, Timestamp};
+use futures_util::future::join_all;
 
-use crate::handover;
+use crate::large;
 use crate::message::{Message, ahead_of};
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
+use crate::{emitted, handover};
+
+/// Outputs of one commit that are stored at once.
+const OUTPUTS_AT_ONCE: usize = 8;
 
 impl Runner {
     /// Puts a message behind those that wait, with `started` if it is the first.
@@ -46,7 +50,10 @@ impl Runner {
         next.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
         // σ need not wait for the append before: its destination waits for the confirmation.
         if let (Some(to), Some(draft)) = (&next.handover, &next.draft) {
-            Box::pin(handover::send(&self.shared, to, draft, &next.state)).await;
+            let before = self.tip.state.boundary.as_ref();
+            let state = (&next.state, &next.cut);
+            let sent = handover::send(&self.shared, to, draft, state, &self.known, before);
+            Box::pin(sent).await;
         }
     }
 
@@ -75,7 +82,16 @@ impl Runner {
                 match Draft::new(&self.tip, events, &self.shared.author, Timestamp::now()) {
                     Ok(draft) => {
                         if let Some(to) = &message.handover {
-                            let sent = handover::send(&self.shared, to, &draft, &message.state);
+                            let before = self.tip.state.boundary.as_ref();
+                            let state = (&message.state, &message.cut);
+                            let sent = handover::send(
+                                &self.shared,
+                                to,
+                                &draft,
+                                state,
+                                &self.known,
+                                before,
+                            );
                             Box::pin(sent).await;
                         }
                         draft
@@ -90,7 +106,7 @@ impl Runner {
             message.state = self.last.clone().unwrap_or_default();
         }
         let shared = self.shared.clone();
-        if !message.is_large() && message.outputs.is_empty() {
+        if !message.is_large() && message.outputs.is_empty() && message.emits.is_empty() {
             // Sent now, not when the acknowledgement is first asked for.
             if let Ok(sent) = shared
                 .ledger
@@ -98,6 +114,7 @@ impl Runner {
                 .await
             {
                 self.flight = Some(Box::pin(async move {
+                    let _until_settled = message.priority;
                     match shared.ledger.settle(sent).await {
                         Err(AppendError::Broker(error)) => {
                             tracing::warn!(%error, "append failed; trying again");
@@ -109,21 +126,51 @@ impl Runner {
                 return;
             }
         }
+        let known = self.known.clone();
+        let commit = message.digest.filter(|_| message.is_large()).map(|digest| {
+            let state = &draft.state;
+            large::Commit {
+                tenant: state.tenant.clone(),
+                execution: state.execution,
+                index: state.boundary_index(),
+                digest,
+                state: message.state.clone(),
+                cut: message.cut.clone(),
+                before: self.tip.state.boundary.clone(),
+                urgent: message.priority.is_some(),
+            }
+        });
         self.flight = Some(Box::pin(async move {
-            for (digest, bytes) in &message.outputs {
-                // Its own execution may ask for it in a later capsule.
-                tokio::join!(
-                    until_done(|| store::put_data(&shared.broker, *digest, bytes)),
-                    shared.data.keep(*digest, bytes)
-                );
+            for some in message.outputs.chunks(OUTPUTS_AT_ONCE) {
+                if message.priority.is_none() {
+                    shared.uploads.turn(&known.hurry).await;
+                }
+                let shared = &shared;
+                join_all(some.iter().map(|(digest, bytes)| async move {
+                    // Its own execution may ask for it in a later capsule.
+                    tokio::join!(
+                        until_done(|| store::put_data(&shared.broker, *digest, bytes)),
+                        shared.data.keep(*digest, bytes)
+                    )
+                }))
+                .await;
             }
-            let mut body = message.state;
-            if let Some(digest) = message.digest.filter(|_| body.len() > INLINE_STATE_LIMIT) {
-                let execution = draft.state.execution;
-                until_done(|| store::put_state(&shared.broker, execution, digest, &body)).await;
-                body = Bytes::new();
+            let Some(commit) = commit else {
+                let tip = append(&shared, draft, message.state).await?;
+                emitted::publish(&shared, &tip, &message.emits).await;
+                return Ok(tip);
+            };
+            let ready = commit.store(&shared, &known).await?;
+            let tip = append(&shared, draft, ready.body()).await?;
+            ready.committed(&shared, &known);
+            emitted::publish(&shared, &tip, &message.emits).await;
+            if commit.urgent {
+                // For when it comes back.
+                tokio::spawn(async move {
+                    large::keep(&shared, commit.execution, commit.state).await;
+                });
             }
-            append(&shared, draft, body).await
+            Ok(tip)
         }));
     }
 

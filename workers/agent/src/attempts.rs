@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::ahead;
 use crate::child_process::Child;
+use crate::large;
 use crate::message::{Message, backoff};
 use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
 use crate::shared::Shared;
@@ -31,6 +32,11 @@ pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, B
         })
 }
 
+/// Bytes of a device's memory that an execution is content with, where it shares the device.
+pub(crate) fn device_budget(spec: &Submission) -> Option<u64> {
+    spec.requires.device.as_ref()?.share_bytes
+}
+
 /// What a child is told to compute.
 pub(crate) fn order_to_run(
     shared: &Shared,
@@ -39,6 +45,12 @@ pub(crate) fn order_to_run(
     package: Option<frames::Package>,
 ) -> Run {
     let binding = state.phase.binding();
+    let mut grant = shared.grant(binding.map(|b| b.substrate.as_str()));
+    if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(spec)) {
+        // Never more than is offered of it now.
+        let offered = device.memory_bytes.unwrap_or(budget);
+        device.memory_bytes = Some(budget.min(offered));
+    }
     Run {
         execution: state.execution,
         epoch: state.epoch,
@@ -49,7 +61,7 @@ pub(crate) fn order_to_run(
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
         interval_ms: *shared.stretch.borrow(),
         package,
-        grant: shared.grant(binding.map(|b| b.substrate.as_str())),
+        grant,
     }
 }
 
@@ -60,6 +72,10 @@ impl Runner {
         let fetched = match (&place, sigma.or_else(|| self.last.clone())) {
             (_, Some(sigma)) => Ok(sigma),
             (None, None) => Ok(Bytes::new()),
+            (Some(place), None) if store::is_large(place) => {
+                let execution = self.tip.state.execution;
+                Box::pin(large::fetch(&self.shared, execution, place)).await
+            }
             (Some(place), None) => {
                 let state = self.shared.ledger.state(self.tip.state.execution, place);
                 Box::pin(state).await
@@ -86,7 +102,10 @@ impl Runner {
         };
         let told = package.as_ref().map(|p| p.told.clone());
         self.stretch.mark_unchanged();
-        let run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
+        let mut run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
+        if let Some(grant) = &self.grant {
+            run.grant = grant.clone();
+        }
         let run = Order::Run(Box::new(run));
         child.logs.serve(
             &self.tip.state.tenant,

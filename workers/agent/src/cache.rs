@@ -4,6 +4,7 @@
 //! ```text
 //! <cache>/programs/<digest>/   an unpacked artifact
 //! <cache>/data/<digest>        an input or an output
+//! <cache>/states/<digest>      the large state of an execution that has left
 //! <cache>/tmp-<pid>/           what is being fetched; renamed when it is complete
 //! ```
 
@@ -26,6 +27,8 @@ pub enum Kind {
     Program,
     /// Bytes.
     Data,
+    /// The last large σ that this node has seen of an execution, by the digest of its id.
+    State,
 }
 
 /// Names an entry.
@@ -157,6 +160,7 @@ fn folder(kind: Kind) -> &'static str {
     match kind {
         Kind::Program => "programs",
         Kind::Data => "data",
+        Kind::State => "states",
     }
 }
 
@@ -189,7 +193,7 @@ impl Cache {
         std::fs::create_dir(&tmp)?;
         sweep(root)?;
         let mut found = Vec::new();
-        for kind in [Kind::Program, Kind::Data] {
+        for kind in [Kind::Program, Kind::Data, Kind::State] {
             let folder = root.join(folder(kind));
             std::fs::create_dir_all(&folder)?;
             for entry in std::fs::read_dir(folder)?.flatten() {

@@ -160,6 +160,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
             progress: progress.clone(),
             begun: false,
             confirm: None,
+            memory: Live::memory_threshold(&state),
         },
     );
     drop(live);

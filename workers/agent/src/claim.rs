@@ -1,5 +1,6 @@
 //! The node's name: held by one instance at a time, by compare-and-set on its key.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{Operation, Store};
@@ -39,7 +40,7 @@ pub struct Claim {
     key: String,
     instance: InstanceId,
     node: NodeId,
-    revision: u64,
+    revision: AtomicU64,
 }
 
 async fn answers(broker: &Broker, node: &NodeId) -> Option<ControlReply> {
@@ -95,7 +96,7 @@ pub async fn claim(broker: &Broker, descriptor: &NodeDescriptor) -> Result<Claim
                     key,
                     instance: descriptor.instance,
                     node,
-                    revision,
+                    revision: AtomicU64::new(revision),
                 };
                 let detail = format!("{} pid {}", descriptor.host, descriptor.pid);
                 record(
@@ -155,7 +156,7 @@ impl Claim {
         while !stop.is_cancelled() {
             let Ok(mut watch) = self
                 .store
-                .watch_from_revision(&self.key, self.revision)
+                .watch_from_revision(&self.key, self.revision.load(Ordering::Acquire))
                 .await
             else {
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -184,12 +185,31 @@ impl Claim {
         }
     }
 
+    /// States anew what the node says of itself.
+    ///
+    /// # Errors
+    /// When another instance has the name, or the broker does not do it.
+    pub async fn renew(&self, descriptor: &NodeDescriptor) -> Result<(), BrokerError> {
+        let value = serde_json::to_vec(descriptor).map_err(|error| BrokerError::Malformed {
+            what: "own descriptor".to_owned(),
+            reason: error.to_string(),
+        })?;
+        let before = self.revision.load(Ordering::Acquire);
+        let revision = self
+            .store
+            .update(&self.key, value.into(), before)
+            .await
+            .map_err(BrokerError::operation("renew the node's claim"))?;
+        self.revision.store(revision, Ordering::Release);
+        Ok(())
+    }
+
     /// Gives the name back.
-    pub async fn release(self, broker: &Broker, why: &str) {
-        record(broker, &self, "left", why.to_owned(), None).await;
+    pub async fn release(&self, broker: &Broker, why: &str) {
+        record(broker, self, "left", why.to_owned(), None).await;
         if let Err(error) = self
             .store
-            .delete_expect_revision(&self.key, Some(self.revision))
+            .delete_expect_revision(&self.key, Some(self.revision.load(Ordering::Acquire)))
             .await
         {
             tracing::warn!(%error, "cannot give the node's name back; it is found silent instead");

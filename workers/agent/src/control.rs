@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use async_nats::{Message, Subject, Subscriber};
+use fiec_broker::store;
 use fiec_kit::frames::Order;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Epoch, ExecutionId};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-use crate::outside;
 use crate::shared::{Control, Shared};
+use crate::verify;
+use crate::{large, outside};
 
 /// Answers until `stop`.
 pub async fn serve(shared: Arc<Shared>, mut requests: Subscriber, stop: CancellationToken) {
@@ -74,9 +76,34 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
             execution,
             epoch,
             grant,
+            who,
         } => {
-            let control = Control::Reconfigure { grant };
-            let error = pass(shared, execution, Some(epoch), control).err();
+            let control = Control::Reconfigure {
+                grant,
+                who,
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, Some(epoch), control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
+        ControlRequest::Prove => {
+            shared.prove.notify_one();
+            shared.answer(reply, None).await;
+        }
+        ControlRequest::Verify {
+            question,
+            execution,
+            tenant,
+            segment,
+        } => {
+            let question = verify::Question {
+                question,
+                execution,
+                tenant,
+                segment,
+            };
+            let error = verify::take(shared, question).err();
             shared.answer(reply, error).await;
         }
         // Answered once it is in the ledger.
@@ -140,13 +167,16 @@ async fn prepare(
         None => return,
     };
     let package = found.package();
-    let spec = match shared.ledger.last(&tenant, execution).await {
-        Ok(entry) => entry.and_then(|entry| entry.message.state.spec),
+    let state = match shared.ledger.last(&tenant, execution).await {
+        Ok(entry) => entry.map(|entry| entry.message.state),
         Err(error) => {
             tracing::warn!(%execution, %error, "cannot read the parameters ahead of time");
             None
         }
     };
+    let large = state.as_ref().and_then(|state| state.boundary.clone());
+    let large = large.filter(store::is_large);
+    let spec = state.and_then(|state| state.spec);
     let spec = spec.filter(|spec| spec.program == program);
     if shared.options.warm {
         let key = (program.clone(), tenant);
@@ -167,6 +197,9 @@ async fn prepare(
         }
         // Given at once: orders wait in its socket in their order.
         shared.pool.give(child);
+    }
+    if let Some(place) = large {
+        large::prepare(&shared, execution, &place).await;
     }
     if let Some(spec) = spec {
         shared.data.fetch_ahead(&spec.params).await;

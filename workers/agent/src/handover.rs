@@ -1,5 +1,6 @@
 //! σ on its way to a prepared destination, ahead of its durable copy: sent with the append that
-//! binds it there, computed on at once, and counted only once that append is confirmed.
+//! binds it there, computed on at once, and counted only once that append is confirmed. A first
+//! binding on an idle system is told ahead in the same way, without σ.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,15 +8,18 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
-use fiec_broker::Draft;
+use fiec_broker::{Draft, store};
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
-use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, Phase, Sequence, subjects};
+use fiec_schemas::{
+    Digest, Epoch, ExecutionId, LedgerMessage, Phase, Sequence, StatePlace, subjects,
+};
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::shared::{Job, Live, ORDERS, Shared, Start, enqueue, start_now};
+use crate::large::{self, Cut, Known};
+use crate::shared::{Job, Live, ORDERS, Shared, Sigma, Start, enqueue, start_now};
 
 const PART_BYTES: usize = 512 * 1024;
 /// Handovers that may arrive at once, and what they may hold in all.
@@ -30,21 +34,48 @@ async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: B
     let mut headers = HeaderMap::new();
     headers.insert(HANDOVER_HEADER, text);
     let subject = subjects::handover(&to.node);
-    if let Err(error) = shared
-        .broker
-        .client
-        .publish_with_headers(subject, headers, body)
-        .await
-    {
+    let client = &shared.broker.client;
+    let sent = match handover {
+        // A few bytes, answered at once: the round trip to that node.
+        Handover::Confirmed { .. } => {
+            let reply = shared.round_trips.ask(&to.node);
+            client
+                .publish_with_reply_and_headers(subject, reply, headers, body)
+                .await
+        }
+        _ => client.publish_with_headers(subject, headers, body).await,
+    };
+    if let Err(error) = sent {
         tracing::warn!(%error, "cannot send σ ahead; the durable capsule will do");
     }
 }
 
-/// Sends σ in parts, with the message that binds it to `to`.
-pub async fn send(shared: &Shared, to: &Destination, draft: &Draft, state: &Bytes) {
+/// Sends σ in parts, with the message that binds it to `to`; of a large one what the commit
+/// `before` does not have.
+pub(crate) async fn send(
+    shared: &Shared,
+    to: &Destination,
+    draft: &Draft,
+    (state, cut): (&Bytes, &Cut),
+    known: &Known,
+    before: Option<&StatePlace>,
+) {
     let Some(place) = &draft.state.boundary else {
         return;
     };
+    let delta = if store::is_large(place) {
+        let before = known.of(shared, before).await;
+        match large::delta(state, cut, before.as_deref()).await {
+            Ok(delta) => Some(delta),
+            Err(error) => {
+                return tracing::warn!(%error, "cannot send σ ahead; the durable capsule will do");
+            }
+        }
+    } else {
+        None
+    };
+    let state = delta.as_ref().unwrap_or(state);
+    shared.metrics.handover_bytes.inc_by(state.len() as u64);
     let parts = state.len().div_ceil(PART_BYTES).max(1);
     for part in 0..parts {
         let body = state.slice(part * PART_BYTES..state.len().min((part + 1) * PART_BYTES));
@@ -56,6 +87,7 @@ pub async fn send(shared: &Shared, to: &Destination, draft: &Draft, state: &Byte
             digest: place.digest,
             bytes: place.bytes,
             ledger: (part == 0).then(|| draft.header.clone()),
+            delta: delta.as_ref().map(|delta| delta.len() as u64),
         };
         publish(shared, to, &head, body).await;
     }
@@ -100,6 +132,8 @@ struct Assembly {
     digest: Digest,
     /// Size of the whole.
     bytes: u64,
+    /// Size of what is sent of it, where that is not the whole.
+    delta: Option<u64>,
     /// The ledger message that binds it here; it comes with one of the pieces.
     ledger: Option<String>,
     /// When its first piece came; one that is never completed is given up.
@@ -121,6 +155,11 @@ pub async fn receive(
             message = messages.next() => message,
         };
         let Some(message) = message else { return };
+        if let Some(reply) = message.reply.clone()
+            && let Err(error) = shared.broker.client.publish(reply, Bytes::new()).await
+        {
+            tracing::debug!(%error, "a round trip was not answered");
+        }
         let head = message
             .headers
             .as_ref()
@@ -142,16 +181,21 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
             digest,
             bytes,
             ledger,
+            delta,
         } => {
             let key = (execution, epoch);
             assemblies.retain(|_, a| a.since.elapsed() < STALE_AFTER);
             if !assemblies.contains_key(&key) {
-                let held: u64 = assemblies.values().map(|a| a.bytes).sum();
+                let held: u64 = assemblies
+                    .values()
+                    .map(|a| a.delta.unwrap_or(a.bytes))
+                    .sum();
+                let coming = delta.unwrap_or(bytes);
                 let fits = parts > 0
-                    && u64::from(parts) == bytes.div_ceil(PART_BYTES as u64).max(1)
+                    && u64::from(parts) == coming.div_ceil(PART_BYTES as u64).max(1)
                     && assemblies.len() < ASSEMBLIES
                     && held
-                        .checked_add(bytes)
+                        .checked_add(coming)
                         .is_some_and(|all| all <= ASSEMBLY_BYTES);
                 if !fits || shared.is_draining() {
                     return;
@@ -160,6 +204,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                     parts: vec![None; parts as usize],
                     digest,
                     bytes,
+                    delta,
                     ledger: None,
                     since: Instant::now(),
                 };
@@ -176,8 +221,19 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
             }
             if assembly.parts.iter().all(Option::is_some)
                 && let Some(assembly) = assemblies.remove(&key)
+                && let Some((ledger, moved)) = assembly.whole()
             {
-                speculate(shared, execution, epoch, assembly);
+                speculate(shared, execution, epoch, &ledger, Some(moved));
+            }
+        }
+        Handover::Ahead {
+            execution,
+            epoch,
+            ledger,
+        } => {
+            // Told ahead is what can begin now; for the rest there is time until the capsule.
+            if shared.running() < shared.options.slots && !shared.is_draining() {
+                speculate(shared, execution, epoch, &ledger, None);
             }
         }
         Handover::Confirmed {
@@ -206,28 +262,71 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
     }
 }
 
+impl Assembly {
+    /// The message that binds it here, and σ; none where that message never came.
+    fn whole(self) -> Option<(String, Moved)> {
+        let Self {
+            mut parts,
+            digest,
+            bytes,
+            delta,
+            ledger,
+            ..
+        } = self;
+        let sigma = match &mut parts[..] {
+            [Some(only)] => std::mem::take(only),
+            parts => {
+                let mut whole =
+                    BytesMut::with_capacity(parts.iter().flatten().map(Bytes::len).sum());
+                parts
+                    .iter()
+                    .flatten()
+                    .for_each(|part| whole.extend_from_slice(part));
+                whole.freeze()
+            }
+        };
+        let sigma = match delta {
+            Some(_) => Sigma::Delta(sigma),
+            None => Sigma::Whole(sigma),
+        };
+        let moved = Moved {
+            sigma,
+            digest,
+            bytes,
+        };
+        Some((ledger?, moved))
+    }
+}
+
+/// σ as it came, with what its sender says of it.
+struct Moved {
+    sigma: Sigma,
+    digest: Digest,
+    bytes: u64,
+}
+
+impl Moved {
+    /// Whether it is the σ of this boundary; one that comes in chunks is checked when they are put
+    /// together.
+    fn is(&self, place: &StatePlace) -> bool {
+        place.digest == self.digest
+            && place.bytes == self.bytes
+            && match &self.sigma {
+                Sigma::Whole(sigma) => Digest::of(sigma) == self.digest,
+                Sigma::Delta(_) => store::is_large(place),
+            }
+    }
+}
+
 /// Computes at once; what the ledger says decides whether it counts.
-fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, assembly: Assembly) {
-    let Assembly {
-        mut parts,
-        digest,
-        bytes,
-        ledger,
-        ..
-    } = assembly;
-    let sigma = match &mut parts[..] {
-        [Some(only)] => std::mem::take(only),
-        parts => {
-            let mut whole = BytesMut::with_capacity(parts.iter().flatten().map(Bytes::len).sum());
-            parts
-                .iter()
-                .flatten()
-                .for_each(|part| whole.extend_from_slice(part));
-            whole.freeze()
-        }
-    };
-    let Some(text) = ledger else { return };
-    let message = match LedgerMessage::decode(&text, 0) {
+fn speculate(
+    shared: &Arc<Shared>,
+    execution: ExecutionId,
+    epoch: Epoch,
+    text: &str,
+    moved: Option<Moved>,
+) {
+    let message = match LedgerMessage::decode(text, 0) {
         Ok(message) => message,
         Err(error) => {
             tracing::warn!(%execution, epoch, %error, "handover with a message that cannot be read");
@@ -236,16 +335,12 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, assembl
     };
     let state = message.state;
     let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
-    let named = state
-        .boundary
-        .as_ref()
-        .is_some_and(|b| b.digest == digest && b.bytes == bytes);
-    if !mine
-        || !named
-        || state.execution != execution
-        || state.epoch != epoch
-        || Digest::of(&sigma) != digest
-    {
+    let fits = match (&state.boundary, &moved) {
+        (Some(place), Some(moved)) => moved.is(place),
+        (None, None) => true,
+        _ => false,
+    };
+    if !mine || !fits || state.execution != execution || state.epoch != epoch {
         tracing::warn!(%execution, epoch, node = %shared.node(), "handover does not fit its message; dropped");
         return;
     }
@@ -275,13 +370,16 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, assembl
             progress: progress.clone(),
             begun: false,
             confirm: Some(confirm),
+            memory: Live::memory_threshold(&state),
         },
     );
     drop(live);
-    shared.metrics.handovers_in.inc();
+    if moved.is_some() {
+        shared.metrics.handovers_in.inc();
+    }
     let start = Start::Speculative {
         state: Box::new(state),
-        sigma,
+        sigma: moved.map(|moved| moved.sigma),
         confirmed,
         digest: bound,
     };

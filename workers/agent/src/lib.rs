@@ -19,12 +19,18 @@ mod ahead;
 mod appends;
 mod attempts;
 pub mod cache;
+pub mod canary;
 pub mod capsules;
 pub mod child_process;
 pub mod claim;
 pub mod control;
 pub mod data;
+pub mod devices;
+mod emitted;
+pub mod envelopes;
 pub mod handover;
+pub mod hardware_metrics;
+mod large;
 pub mod leftovers;
 pub mod link;
 pub mod logs;
@@ -35,25 +41,31 @@ mod orders;
 mod outside;
 pub mod packages;
 pub mod pool;
+pub mod round_trips;
 pub mod run_dir;
 pub mod runner;
 pub mod shared;
 pub mod telemetry;
 pub mod unpack;
+mod uploads;
+pub mod verify;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fiec_broker::{Broker, BrokerError, sight};
-use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig};
+use fiec_probes::energy::EnergyMeter;
+use fiec_probes::latency::LatencyRecorder;
+use fiec_probes::profile::ProfileOptions;
+use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig, Wake};
 use fiec_schemas::messages::RecorderCheckpoint;
 use fiec_schemas::{Cause, InstanceId, NodeDescriptor, Timestamp, subjects};
 use futures_util::FutureExt as _;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use claim::ClaimError;
@@ -64,6 +76,7 @@ use crate::child_process::Spawner;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
+use crate::round_trips::RoundTrips;
 use crate::shared::{Control, Node, Shared};
 
 /// How often idle children and old states are looked for.
@@ -166,7 +179,11 @@ impl Agent {
             }
             None => None,
         };
-        let descriptor = describe(&options, &limit, instance, http)?;
+        let mut descriptor = describe(&options, &limit, instance, http)?;
+        let child = options.child_command.first().map_or("", String::as_str);
+        let (key, identity) = canary::identify(&options.run_dir, &descriptor, child)
+            .map_err(machine("cannot use the node's key"))?;
+        descriptor.identity = Some(identity);
         let spawner = Spawner::new(
             options.child_command.clone(),
             options.data_dir.clone(),
@@ -185,28 +202,44 @@ impl Agent {
         if options.warm {
             pool.warm().await;
         }
+        let woken = Arc::new(Notify::new());
         let config = SamplerConfig {
             memory: limit,
             run_dir: Some(options.run_dir.clone()),
             devices: options.devices,
+            device_file: options.device_file.clone(),
+            sysfs: options.sysfs.clone(),
+            wake: {
+                let woken = woken.clone();
+                Wake::new(move || woken.notify_one())
+            },
             ..SamplerConfig::default()
         };
         let sampler = Sampler::new(config);
+        let envelopes = sampler.envelopes();
+        if let Err(error) = envelopes::load(&broker, &options.node, &envelopes).await {
+            tracing::warn!(%error, "starting without envelopes until they can be read");
+        }
+        let (devices, sysfs) = (sampler.devices(), options.sysfs.clone());
+        let energy = EnergyMeter::start(&sysfs, !devices.latest().is_empty(), devices);
+        metrics.hardware.set_devices(sampler.devices());
+        let round_trips = RoundTrips::new(broker.client.new_inbox(), sampler.latency());
         let (stretch, watched) = watch::channel(0);
         let cache_dir = options.cache_dir.clone();
         let cache_dir = cache_dir.unwrap_or_else(|| options.run_dir.join("cache"));
         let cache = Cache::open(&cache_dir, options.cache_limit, done.child_token())
             .map_err(machine("cannot use the cache folder"))?;
-        let shared = Arc::new(Shared::new(
+        let shared = Shared::new(
             options,
             broker.clone(),
             instance,
             pool,
             metrics,
             watched,
-            Node::of(&descriptor, cache),
-        ));
-        let claim = claim::claim(&broker, &descriptor).await?;
+            Node::of(&descriptor, cache).with(energy, envelopes.clone()),
+        );
+        let shared = Arc::new(shared.with_round_trips(round_trips));
+        let claim = Arc::new(claim::claim(&broker, &descriptor).await?);
         let node = shared.node().clone();
         // Heard from here on: whoever reads the descriptor may speak to this node.
         let subscribe = async |subject: String| {
@@ -228,7 +261,25 @@ impl Agent {
             done.clone(),
         ));
         tokio::spawn(sweep(shared.clone(), done.clone()));
-        let telemetry = tokio::spawn(telemetry::publish(shared.clone(), sampler, done.clone()));
+        tokio::spawn(envelopes::follow(shared.clone(), envelopes, done.clone()));
+        tokio::spawn(measure_round_trips(
+            shared.clone(),
+            sampler.latency(),
+            done.clone(),
+        ));
+        let telemetry = tokio::spawn(telemetry::publish(
+            shared.clone(),
+            sampler,
+            woken,
+            done.clone(),
+        ));
+        tokio::spawn(canary::keep(
+            shared.clone(),
+            key,
+            Arc::clone(&claim),
+            descriptor,
+            done.clone(),
+        ));
         let pulling = stop.child_token();
         let puller = tokio::spawn(capsules::pull(shared.clone(), pulling.clone()));
         tracing::info!(%node, %instance, slots = shared.options.slots, "worker is ready");
@@ -284,14 +335,33 @@ fn describe(
         memory_limit_bytes: 0,
         memory_limit_source: String::new(),
         substrates: Vec::new(),
+        profile: Default::default(),
         programs: packages::offered(&options.allow_programs),
         labels: options.labels.clone(),
         thresholds: options.thresholds.clone(),
         http,
+        identity: None,
     };
-    fiec_probes::descriptor::describe(&mut descriptor, limit)
-        .map_err(machine("cannot read this machine's memory"))?;
+    let profile = ProfileOptions {
+        sysfs: options.sysfs.clone(),
+        cache: options.profile_cache.clone(),
+        anew: false,
+    };
+    let devices = options.device_file.as_deref();
+    fiec_probes::descriptor::describe(&mut descriptor, limit, &profile, devices)
+        .map_err(machine("cannot describe this machine"))?;
     Ok(descriptor)
+}
+
+/// L without round trips is missing, which says why; nothing else depends on them.
+async fn measure_round_trips(
+    shared: Arc<Shared>,
+    recorder: LatencyRecorder,
+    stop: CancellationToken,
+) {
+    if let Err(error) = round_trips::measure(shared, recorder, stop).await {
+        tracing::warn!(%error, "round trips are not measured");
+    }
 }
 
 /// Keeps routine commits apart while the recorder is far behind.
@@ -339,6 +409,8 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
             _ = tick.tick() => {}
         }
         shared.pool.sweep(shared.options.child_idle);
+        shared.tick_energy();
+        shared.warm.sweep();
         tokio::select! {
             () = stop.cancelled() => return,
             () = shared.drop_superseded(false) => {}

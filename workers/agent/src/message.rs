@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_nats::Subject;
 use bytes::Bytes;
+use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
 use fiec_kit::frames::{BoundaryReport, Made};
 use fiec_schemas::messages::Destination;
@@ -11,6 +12,8 @@ use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
     BoundaryEvent, BoundaryIndex, Cause, Decision, Digest, Event, Output, Phase, Timestamp,
 };
+
+use crate::large::{Cut, Priority};
 
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
@@ -43,8 +46,14 @@ pub struct Message {
     pub digest: Option<Digest>,
     /// Outputs that must be stored before it.
     pub outputs: Vec<(Digest, Bytes)>,
+    /// Messages to the outside, published after it.
+    pub emits: Vec<Emit>,
     /// What follows.
     pub after: Vec<After>,
+    /// A large σ's chunks.
+    pub cut: Cut,
+    /// Held where it belongs to a rebinding.
+    pub priority: Priority,
     /// Where σ goes at the same moment.
     pub handover: Option<Destination>,
     /// Built ahead of the message before it being acknowledged.
@@ -89,6 +98,7 @@ impl Message {
             of: report.of,
             note: report.note,
             outputs: made,
+            energy: None,
         });
         Some(Self {
             events: vec![event],

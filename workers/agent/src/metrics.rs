@@ -4,6 +4,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::hardware_metrics::Hardware;
+
 /// Figures of one agent.
 #[derive(Debug, Default, Clone)]
 pub struct Metrics {
@@ -17,6 +19,16 @@ pub struct Metrics {
     pub commits: Counter,
     /// Bytes of σ committed.
     pub commit_bytes: Counter,
+    /// Messages that programs emitted and that were published.
+    pub emitted: Counter,
+    /// Bytes of σ that were committed in chunks.
+    pub chunked_bytes: Counter,
+    /// Bytes of chunks that were stored for those.
+    pub chunk_bytes: Counter,
+    /// Bytes of chunks that were fetched.
+    pub chunk_bytes_fetched: Counter,
+    /// Bytes sent to nodes that executions were handed to.
+    pub handover_bytes: Counter,
     /// Executions handed to another node at a boundary.
     pub handovers_out: Counter,
     /// Executions taken over ahead of their durable capsule.
@@ -33,8 +45,14 @@ pub struct Metrics {
     pub running: Gauge,
     /// Bindings that wait for a slot.
     pub queued: Gauge,
-    /// Memory in use, in thousandths of the limit.
-    pub memory_permille: Gauge,
+    /// Hardware vectors that left.
+    pub vectors: Counter,
+    /// Their bytes.
+    pub vector_bytes: Counter,
+    /// Times that an event of the kernel or of a device woke the publisher.
+    pub pressure_events: Counter,
+    /// What the last vector said.
+    pub hardware: Hardware,
 }
 
 impl Metrics {
@@ -53,6 +71,31 @@ impl Metrics {
             "commit_bytes",
             "Bytes of state committed",
             self.commit_bytes.clone(),
+        );
+        r.register(
+            "emitted",
+            "Messages that programs emitted and that were published",
+            self.emitted.clone(),
+        );
+        r.register(
+            "chunked_state_bytes",
+            "Bytes of states that were committed in chunks",
+            self.chunked_bytes.clone(),
+        );
+        r.register(
+            "chunk_bytes_stored",
+            "Bytes of chunks that were stored for them",
+            self.chunk_bytes.clone(),
+        );
+        r.register(
+            "chunk_bytes_fetched",
+            "Bytes of chunks that were fetched",
+            self.chunk_bytes_fetched.clone(),
+        );
+        r.register(
+            "handover_bytes",
+            "Bytes of states sent to other nodes",
+            self.handover_bytes.clone(),
         );
         r.register(
             "handovers_out",
@@ -87,9 +130,20 @@ impl Metrics {
             self.queued.clone(),
         );
         r.register(
-            "memory_permille",
-            "Memory in use, thousandths of the limit",
-            self.memory_permille.clone(),
+            "vectors",
+            "Hardware vectors published",
+            self.vectors.clone(),
         );
+        r.register(
+            "vector_bytes",
+            "Bytes of hardware vectors published",
+            self.vector_bytes.clone(),
+        );
+        r.register(
+            "pressure_events",
+            "Wakes by the kernel's pressure events and by faults of devices",
+            self.pressure_events.clone(),
+        );
+        registry.register_collector(Box::new(self.hardware.clone()));
     }
 }

@@ -27,6 +27,13 @@ pub struct Options {
     pub cgroup: bool,
     /// Whether to measure NVIDIA devices; true by default.
     pub devices: bool,
+    /// A file of simulated devices in place of the machine's own, for tests; see
+    /// [`fiec_probes::simulated`].
+    pub device_file: Option<PathBuf>,
+    /// Folder of earlier measurements of this machine; in the user's cache by default.
+    pub profile_cache: Option<PathBuf>,
+    /// Where sysfs is: `/sys`, or another tree of its form for tests.
+    pub sysfs: PathBuf,
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
     /// Thresholds of this node.
@@ -71,6 +78,8 @@ pub struct Options {
     pub threads: Option<u32>,
     /// First wait after a crash, doubled each time up to 30 s; 200 ms by default.
     pub backoff: Duration,
+    /// How long what the canaries have shown counts; they run again at half of it. 24 h by default.
+    pub proof_lifetime: Duration,
     /// Leave at once: the second signal.
     pub leave_now: CancellationToken,
 }
@@ -87,6 +96,9 @@ impl Options {
             memory_limit: None,
             cgroup: true,
             devices: true,
+            device_file: None,
+            profile_cache: fiec_probes::profile::default_cache(),
+            sysfs: PathBuf::from("/sys"),
             labels: BTreeMap::new(),
             thresholds: default_thresholds(),
             shard: 0,
@@ -106,6 +118,7 @@ impl Options {
             cache_limit: 8 << 30,
             threads: None,
             backoff: Duration::from_millis(200),
+            proof_lifetime: Duration::from_secs(86_400),
             leave_now: CancellationToken::new(),
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fiec_kit::frames::{Order, Yield};
+use fiec_schemas::package::Grant;
 use fiec_schemas::{Event, Timestamp};
 use tokio::time::Instant;
 
@@ -23,8 +24,9 @@ impl Runner {
                 self.intent = Some(Intent::Pause { who });
                 self.stop().await;
             }
-            // A child that is started later gets what the node grants then.
-            Control::Reconfigure { grant } => self.order(Order::Reconfigure { grant }).await,
+            Control::Reconfigure { grant, who, reply } => {
+                self.reconfigure(&grant, who, reply).await;
+            }
             Control::Cancel { who, reply } => {
                 self.request("cancel", who.clone(), reply).await;
                 if self.child.is_none() {
@@ -41,6 +43,40 @@ impl Runner {
                 ));
             }
         }
+    }
+
+    /// Records another grant, gives it to the program, and answers then; or says why not.
+    async fn reconfigure(
+        &mut self,
+        change: &Grant,
+        who: String,
+        reply: Option<async_nats::Subject>,
+    ) {
+        let binding = self.tip.state.phase.binding();
+        let now = match &self.grant {
+            Some(grant) => grant.clone(),
+            None => self.shared.grant(binding.map(|b| b.substrate.as_str())),
+        };
+        let grant = now.changed_by(change);
+        let refusal = match self.shared.refuses(&grant) {
+            None if grant == now => Some("it has that already".to_owned()),
+            refusal => refusal,
+        };
+        if refusal.is_some() {
+            return self.shared.answer(reply, refusal).await;
+        }
+        let event = Event::Reconfigured {
+            who,
+            grant: grant.clone(),
+        };
+        self.grant = Some(grant.clone());
+        self.stage(Message {
+            after: reply.map(After::Answer).into_iter().collect(),
+            ..Message::of(vec![event])
+        })
+        .await;
+        // A child that is started later, after a crash, is given it with its run.
+        self.order(Order::Reconfigure { grant }).await;
     }
 
     /// Records what was asked before it is done, and answers then.

@@ -9,17 +9,19 @@ use bytes::Bytes;
 use fiec_broker::Tip;
 use fiec_kit::frames::{Order, Report};
 use fiec_schemas::package::OnSilence;
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Digest, Event, Submission};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use crate::attempts::cut;
+use crate::attempts::{cut, device_budget};
 use crate::cache::NotCached;
 use crate::data::NoData;
+use crate::devices::GIVEN_UP_WITHIN;
 use crate::packages::Program;
 use crate::runner::Runner;
-use crate::shared::Shared;
+use crate::shared::{Shared, Slot};
 
 /// A program that took so long to be fetched may have been bound elsewhere meanwhile.
 const MOVED_ON_AFTER: Duration = Duration::from_secs(2);
@@ -80,6 +82,36 @@ pub(crate) async fn program_of(
         Ok(program) => (program, None),
         Err(reason) => (Program::BuiltIn, Some(reason)),
     })
+}
+
+/// Takes the device that a binding names, or says why it must be given back.
+pub(crate) async fn take_device(
+    shared: &Shared,
+    spec: &Submission,
+    tip: &Tip,
+    slot: &mut Slot,
+) -> Option<NotCached> {
+    // What an earlier holder of the slot computed on is not this one's.
+    slot.device = None;
+    let place = tip.state.phase.binding()?.substrate.as_str();
+    if place == HOST {
+        return None;
+    }
+    let lease = shared
+        .devices
+        .lease(place, device_budget(spec), GIVEN_UP_WITHIN);
+    let taken = tokio::select! {
+        biased;
+        () = shared.halt.cancelled() => return Some(NotCached("the node is stopping".to_owned())),
+        taken = Box::pin(lease) => taken,
+    };
+    match taken {
+        Ok(lease) => {
+            slot.device = lease;
+            None
+        }
+        Err(reason) => Some(NotCached(reason)),
+    }
 }
 
 /// Whether a binding that waited long is no more in force. When that cannot be found out the
@@ -183,8 +215,15 @@ impl Runner {
             return self.answer_fetch((digest, answer)).await;
         }
         let data = self.shared.data.clone();
+        let sure = self.sure.clone();
         fetches.push(Box::pin(async move {
-            let found = data.get(digest, bytes).await;
+            let mut found = data.get(digest, bytes).await;
+            if let (Err(_), Some(sure)) = (&found, sure) {
+                // It may be an output of the very commit that brought the execution here, which is
+                // stored before the binding.
+                sure.cancelled().await;
+                found = data.get(digest, bytes).await;
+            }
             (digest, found)
         }));
     }

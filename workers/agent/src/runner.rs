@@ -12,12 +12,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Tip};
+use fiec_broker::{AppendError, Tip, store};
+use fiec_probes::energy::Share;
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
 use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::package::Grant;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::ahead;
@@ -25,6 +28,7 @@ use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
 use crate::handover;
+use crate::large::Known;
 use crate::message::{After, Intent, Message, split_outputs};
 use crate::outside::{self, Fetches};
 use crate::packages::Program;
@@ -119,12 +123,20 @@ pub(crate) struct Runner {
     pub(crate) ended: bool,
     pub(crate) program: Program,
     pub(crate) fetches: Fetches,
+    /// What it may use here, where somebody has changed that.
+    pub(crate) grant: Option<Grant>,
+    /// Ends when the binding is known to be stored, where it began before that.
+    pub(crate) sure: Option<CancellationToken>,
+    /// The chunks of its last commit, where σ is large.
+    pub(crate) known: Arc<Known>,
     /// When the program's patience with itself ends: its manifest's `boundary_ms`.
     pub(crate) silence: Option<Instant>,
+    /// Its part of the node's energy, where that is measured.
+    energy: Option<Share>,
 }
 
 /// Takes an execution up; with a child if that has its run already.
-pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
+pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
     let Job {
         start,
         ack,
@@ -158,7 +170,7 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>
                     _ => Err(AppendError::Conflict),
                 }
             });
-            (tip, Some(sigma), Some(flight), Some(digest))
+            (tip, sigma, Some(flight), Some(digest))
         }
     };
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);
@@ -171,9 +183,14 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>
                 return;
             }
         };
-        let Some((program, refusal)) = outside::program_of(&shared, &spec, &tip).await else {
+        let Some((program, mut refusal)) = outside::program_of(&shared, &spec, &tip).await else {
             return;
         };
+        if refusal.is_none() {
+            refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
+        }
+        let place = tip.state.phase.binding().map(|b| &*b.substrate);
+        let energy = shared.energy_share(place);
         let mut runner = Runner {
             shared: shared.clone(),
             spec,
@@ -199,8 +216,15 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>
             ended: false,
             program,
             fetches: Fetches::default(),
+            grant: None,
+            sure: sigma.is_some().then(CancellationToken::new),
+            known: Arc::default(),
             silence: None,
+            energy,
         };
+        if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
+            Box::pin(runner.settle_outbox()).await;
+        }
         match (&runner.tip.state.requested, given) {
             // Asked of a worker that died before it could.
             (Some(requested), _) if requested.what == "cancel" => {
@@ -210,7 +234,13 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>
             (_, Some(child)) => runner.adopt(child).await,
             (_, None) => match refusal {
                 Some(reason) => runner.refuse(&reason),
-                None => runner.launch(sigma).await,
+                None => {
+                    let sigma = match sigma {
+                        Some(sigma) => runner.received(sigma).await,
+                        None => None,
+                    };
+                    runner.launch(sigma).await;
+                }
             },
         }
         runner.drive().await;
@@ -224,6 +254,9 @@ pub async fn run(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>
 impl Runner {
     async fn drive(&mut self) {
         loop {
+            if let Some(share) = &mut self.energy {
+                share.run(self.child.is_some());
+            }
             self.flush().await;
             if self.ended && self.flight.is_none() && self.staged.is_empty() {
                 return;
@@ -301,15 +334,25 @@ impl Runner {
         let after = std::mem::take(&mut self.after);
         match result {
             Ok(tip) => {
+                let taken_over = self.sure.take();
+                if let Some(sure) = &taken_over {
+                    sure.cancel();
+                }
                 self.shared.supersede(&self.tip.state, &tip.state);
                 self.shared.reached(tip.seq);
-                self.tip = tip;
+                let before = std::mem::replace(&mut self.tip, tip).state.boundary;
+                if taken_over.is_some() && self.tip.state.outbox.is_some() {
+                    Box::pin(self.settle_outbox()).await;
+                }
                 self.flush().await;
                 if self.flight.is_some() {
                     // The connection's task writes the append to its socket before we go on.
                     tokio::task::yield_now().await;
                 }
                 self.prepare_next().await;
+                if let Some(before) = before.filter(store::is_large) {
+                    Box::pin(self.gone_beyond(before)).await;
+                }
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {
                     self.ack = None;
                 }
@@ -416,6 +459,7 @@ impl Runner {
                 computing_since,
                 computed_until,
                 outputs,
+                emits,
             } => {
                 if !self.started {
                     self.since = Some(computing_since);
@@ -423,12 +467,35 @@ impl Runner {
                 let Some((outputs, pieces)) = split_outputs(&outputs, &body) else {
                     return Box::pin(self.lost(None)).await;
                 };
-                let event = Event::Completed {
-                    result,
-                    computed_until,
-                    capsules,
-                    outputs,
+                let energy = self.energy.as_mut().and_then(Share::interval);
+                // What is guarded counts only once others have found the same.
+                let event = if self.tip.state.guarded {
+                    Event::Computed {
+                        result,
+                        computed_until,
+                        capsules,
+                        outputs,
+                        energy,
+                    }
+                } else {
+                    Event::Completed {
+                        result,
+                        computed_until,
+                        capsules,
+                        outputs,
+                        energy,
+                    }
                 };
+                if !emits.is_empty() {
+                    // Published before the execution ends: nobody takes up one that has.
+                    let mut message = Message::default();
+                    if !Box::pin(self.emit(&mut message, emits)).await {
+                        return;
+                    }
+                    if !message.events.is_empty() {
+                        self.stage(message).await;
+                    }
+                }
                 self.shared.metrics.completed.inc();
                 tracing::debug!(capsules, "completed");
                 self.stage(Message {
@@ -514,12 +581,21 @@ impl Runner {
         progress.note = note;
     }
 
-    async fn boundary(&mut self, report: BoundaryReport, body: &Bytes) {
+    async fn boundary(&mut self, mut report: BoundaryReport, body: &Bytes) {
         self.reached(report.index, report.of, report.note.clone());
         let (reason, computed_until) = (report.reason, report.computed_at);
+        let emits = std::mem::take(&mut report.emits);
         let Some(mut message) = Message::boundary(report, body) else {
             return Box::pin(self.lost(None)).await;
         };
+        if !emits.is_empty() && !Box::pin(self.emit(&mut message, emits)).await {
+            return;
+        }
+        if let (Some(share), Some(Event::Boundary(event))) =
+            (&mut self.energy, message.events.first_mut())
+        {
+            event.energy = share.interval();
+        }
         if reason == Reason::Yield {
             let intent = self.intent.take().unwrap_or(Intent::Yield {
                 cause: fiec_schemas::Cause::Balance,
@@ -529,6 +605,8 @@ impl Runner {
             message.events.extend(events);
             message.after.extend(to.clone().map(After::Confirm));
             message.handover = to;
+            message.priority = Some(self.shared.uploads.urgent());
+            self.known.hurry.set();
             self.ended = true;
             tracing::info!("yielded at boundary");
         }

@@ -7,26 +7,37 @@ use std::time::Instant;
 
 use async_nats::Subject;
 use bytes::Bytes;
-use fiec_broker::{Broker, Ledger, Tip, store};
+use fiec_broker::{Broker, Ledger, Tip, chunks, store};
+use fiec_probes::energy::{EnergyMeter, Share};
+use fiec_probes::envelope::Envelopes;
+use fiec_probes::latency::LatencyRecorder;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::{RunningProgress, Substrate};
 use fiec_schemas::messages::{ControlReply, Destination};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
     Cause, Decision, Digest, Epoch, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence,
+    Signal, Threshold, Timestamp,
 };
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::data::Data;
+use crate::devices::{Devices, Lease};
+use crate::large::Warm;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::packages::Packages;
 use crate::pool::Pool;
+use crate::round_trips::RoundTrips;
+use crate::uploads::Uploads;
 
 /// Orders that one execution may have waiting.
 pub const ORDERS: usize = 16;
+
+/// Thresholds of M that are watched at once.
+const MEMORY_THRESHOLDS: usize = 17;
 
 /// Superseded σ that are remembered.
 const SUPERSEDED_LIMIT: usize = 1_024;
@@ -50,8 +61,12 @@ pub enum Control {
     },
     /// Another grant holds from the next boundary on.
     Reconfigure {
-        /// What.
+        /// What changes.
         grant: Grant,
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
     },
     /// End it.
     Cancel {
@@ -79,6 +94,15 @@ impl Drop for CapsuleAck {
     }
 }
 
+/// σ as it was handed over.
+#[derive(Debug)]
+pub enum Sigma {
+    /// All of it, checked.
+    Whole(Bytes),
+    /// The list of a large one's chunks, and the new ones among them.
+    Delta(Bytes),
+}
+
 /// How an execution came here.
 #[derive(Debug)]
 pub enum Start {
@@ -88,8 +112,8 @@ pub enum Start {
     Speculative {
         /// The state that the binding's message gives, its own sequence being 0.
         state: Box<ExecutionState>,
-        /// σ.
-        sigma: Bytes,
+        /// σ; none for a first binding.
+        sigma: Option<Sigma>,
         /// The binding's sequence, or nothing when it was not made.
         confirmed: oneshot::Receiver<Sequence>,
         /// Digest of the binding's message.
@@ -125,6 +149,16 @@ pub struct Live {
     pub begun: bool,
     /// Confirms a speculation.
     pub confirm: Option<oneshot::Sender<Sequence>>,
+    /// Its own threshold of M, where it has brought one.
+    pub memory: Option<Threshold>,
+}
+
+impl Live {
+    /// The threshold of M that an execution has brought with it.
+    pub fn memory_threshold(state: &ExecutionState) -> Option<Threshold> {
+        let submission = state.spec.as_ref()?;
+        submission.viability.get(&Signal::Memory).copied()
+    }
 }
 
 /// What this node has for its programs.
@@ -135,6 +169,10 @@ pub struct Node {
     slots: u32,
     memory_bytes: u64,
     substrates: Vec<Substrate>,
+    /// Counters of energy, where there are any.
+    energy: Option<Arc<EnergyMeter>>,
+    /// What of this may be offered.
+    envelopes: Envelopes,
 }
 
 impl Node {
@@ -146,7 +184,56 @@ impl Node {
             slots: descriptor.slots.max(1),
             memory_bytes: descriptor.memory_limit_bytes,
             substrates: descriptor.substrates.clone(),
+            energy: None,
+            envelopes: Envelopes::default(),
         }
+    }
+
+    /// With counters of energy, if there are any, and the envelopes in force.
+    #[must_use]
+    pub fn with(self, energy: Option<Arc<EnergyMeter>>, envelopes: Envelopes) -> Self {
+        Self {
+            energy,
+            envelopes,
+            ..self
+        }
+    }
+
+    /// Of so many bytes of memory, those that the envelope in force lets be granted now.
+    fn offered(&self, device: Option<&str>, bytes: u64) -> u64 {
+        let now = Timestamp::now();
+        let cap = self
+            .envelopes
+            .cap(Signal::Memory, device, bytes as f64, now);
+        cap.map_or(bytes, |cap| cap as u64)
+    }
+
+    /// Why it cannot grant that, if it cannot.
+    fn refuses(&self, grant: &Grant) -> Option<String> {
+        let cpus = self.cpus.max(1);
+        if let Some(threads) = grant.threads.filter(|n| *n == 0 || *n > cpus) {
+            return Some(format!(
+                "threads: {threads} cannot be granted, the node has {cpus} processors"
+            ));
+        }
+        if let Some(cpu) = grant.cpus.iter().find(|cpu| **cpu >= cpus) {
+            return Some(format!(
+                "cpus: there is no processor {cpu}, the node has 0 to {}",
+                cpus - 1
+            ));
+        }
+        let most = self.offered(None, self.memory_bytes);
+        if let Some(bytes) = grant
+            .memory_bytes
+            .filter(|n| *n == 0 || (self.memory_bytes > 0 && *n > most))
+        {
+            return Some(format!(
+                "memory_bytes: {bytes} cannot be granted, the node's limit is {most}"
+            ));
+        }
+        let known = |uuid: &str| self.substrates.iter().any(|s| s.id == uuid);
+        let device = grant.device.as_ref().filter(|device| !known(&device.uuid));
+        device.map(|device| format!("device: the node has no {}", device.uuid))
     }
 
     /// What one execution may use on a substrate: the node's processors and memory shared among
@@ -155,14 +242,14 @@ impl Node {
         let place = self.substrates.iter().find(|s| Some(&*s.id) == substrate);
         let device = place.filter(|s| s.kind != "cpu").map(|s| DeviceGrant {
             uuid: s.id.clone(),
-            memory_bytes: s.memory_bytes,
+            memory_bytes: s.memory_bytes.map(|all| self.offered(Some(&s.id), all)),
         });
         Grant {
             substrate: substrate.map(str::to_owned),
             threads: Some(threads.unwrap_or(self.cpus / self.slots).max(1)),
             cpus: Vec::new(),
             memory_bytes: (self.memory_bytes > 0)
-                .then_some(self.memory_bytes / u64::from(self.slots)),
+                .then(|| self.offered(None, self.memory_bytes) / u64::from(self.slots)),
             device,
         }
     }
@@ -188,6 +275,8 @@ pub struct Shared {
     pub data: Data,
     /// Where both lie.
     pub cache: Arc<Cache>,
+    /// Who has which device.
+    pub devices: Arc<Devices>,
     resources: Node,
     /// Figures.
     pub metrics: Metrics,
@@ -199,6 +288,8 @@ pub struct Shared {
     pub stretch: watch::Receiver<u32>,
     /// Something is to be told soon.
     pub news: Notify,
+    /// Round trips of real messages.
+    pub round_trips: RoundTrips,
     /// Whatever is bound to this node and known here, waiting or computing.
     live: Mutex<HashMap<ExecutionId, Live>>,
     /// Bindings that wait for a slot, in the order of their coming.
@@ -207,19 +298,43 @@ pub struct Shared {
     running: AtomicU32,
     /// Large σ that no ledger needs any more, with the moment since when, oldest first.
     superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
+    /// Chunks that no ledger needs any more, oldest first.
+    superseded_chunks: Mutex<VecDeque<(Instant, Vec<Sequence>)>>,
+    /// States held ready for handovers that were announced.
+    pub warm: Warm,
+    /// Whose turn it is to send.
+    pub uploads: Uploads,
     /// The last sequence of the ledger stream that was seen here.
     newest: AtomicU64,
     /// An execution has left.
     pub left: Notify,
+    /// The canaries are to run anew.
+    pub prove: Notify,
+    /// A part of an execution is being computed once more.
+    pub verifying: AtomicBool,
 }
 
 /// A place among those that compute; free again when dropped.
-pub struct Slot(Arc<Shared>);
+pub struct Slot {
+    home: Arc<Shared>,
+    /// The device that whoever has the slot computes on, if one.
+    pub device: Option<Lease>,
+}
+
+impl Slot {
+    /// One that was counted already.
+    fn counted(home: &Arc<Shared>) -> Self {
+        Self {
+            home: home.clone(),
+            device: None,
+        }
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
-        dispatch(&self.0);
+        self.home.running.fetch_sub(1, Ordering::AcqRel);
+        dispatch(&self.home);
     }
 }
 
@@ -238,12 +353,15 @@ impl Shared {
         stretch: watch::Receiver<u32>,
         resources: Node,
     ) -> Self {
+        // Nobody reads these, unless they are replaced.
+        let round_trips = RoundTrips::new(broker.client.new_inbox(), LatencyRecorder::default());
         let cache = Arc::clone(&resources.cache);
         let allowed = options.allow_programs.clone();
         Self {
             packages: Packages::new(&broker, Arc::clone(&cache), allowed),
             data: Data::new(&broker, Arc::clone(&cache)),
             cache,
+            devices: Devices::of(&resources.substrates),
             resources,
             ledger: Ledger::new(&broker),
             author: format!("worker/{}/{instance}", options.node),
@@ -256,13 +374,26 @@ impl Shared {
             halt: CancellationToken::new(),
             stretch,
             news: Notify::new(),
+            round_trips,
             live: Mutex::default(),
             queue: Mutex::default(),
             running: AtomicU32::new(0),
             superseded: Mutex::default(),
+            superseded_chunks: Mutex::default(),
+            warm: Warm::default(),
+            uploads: Uploads::default(),
             newest: AtomicU64::new(0),
             left: Notify::new(),
+            prove: Notify::new(),
+            verifying: AtomicBool::new(false),
         }
+    }
+
+    /// Round trips are reported where these say.
+    #[must_use]
+    pub fn with_round_trips(mut self, round_trips: RoundTrips) -> Self {
+        self.round_trips = round_trips;
+        self
     }
 
     /// Notes a large σ that the ledger has gone beyond, to be dropped after
@@ -289,10 +420,35 @@ impl Shared {
         }
     }
 
-    /// Drops the large σ whose time has come, or all that were superseded: for a worker that
-    /// leaves, since nobody else knows of them.
+    /// Notes chunks that the ledger has gone beyond.
+    pub fn supersede_chunks(&self, sequences: Vec<Sequence>) {
+        if sequences.is_empty() {
+            return;
+        }
+        let mut superseded = lock(&self.superseded_chunks);
+        if superseded.len() >= SUPERSEDED_LIMIT {
+            superseded.pop_front();
+        }
+        superseded.push_back((Instant::now(), sequences));
+    }
+
+    /// Drops the chunks and large σ whose time has come, or all that were superseded: for a worker
+    /// that leaves, since nobody else knows of them.
     pub async fn drop_superseded(&self, all: bool) {
         let after = self.options.superseded_after;
+        loop {
+            let due = {
+                let mut superseded = lock(&self.superseded_chunks);
+                match superseded.front() {
+                    Some((at, _)) if all || at.elapsed() >= after => superseded.pop_front(),
+                    _ => None,
+                }
+            };
+            let Some((_, sequences)) = due else { break };
+            if let Err(error) = chunks::drop_chunks(&self.broker, &sequences).await {
+                tracing::debug!(%error, "old chunks were not dropped");
+            }
+        }
         loop {
             let due = {
                 let mut superseded = lock(&self.superseded);
@@ -325,9 +481,31 @@ impl Shared {
         &self.options.node
     }
 
+    /// One execution's part of the energy that is used on a substrate, where that is measured.
+    pub fn energy_share(&self, substrate: Option<&str>) -> Option<Share> {
+        let meter = self.resources.energy.as_ref()?;
+        let places = &self.resources.substrates;
+        let device = places
+            .iter()
+            .find(|s| s.kind != "cpu" && Some(&*s.id) == substrate);
+        Some(Share::new(meter, device.map(|d| &*d.id)))
+    }
+
+    /// Reads counters that were not read for a while.
+    pub fn tick_energy(&self) {
+        if let Some(meter) = &self.resources.energy {
+            meter.tick();
+        }
+    }
+
     /// What one execution may use on a substrate of this node.
     pub fn grant(&self, substrate: Option<&str>) -> Grant {
         self.resources.grant(substrate, self.options.threads)
+    }
+
+    /// Why this node cannot grant that, if it cannot.
+    pub fn refuses(&self, grant: &Grant) -> Option<String> {
+        self.resources.refuses(grant)
     }
 
     /// What lives here, by execution.
@@ -387,6 +565,19 @@ impl Shared {
         }
     }
 
+    /// The thresholds of M that are in force here: the node's, and those that executions have
+    /// brought, 16 different ones at most.
+    pub fn memory_thresholds(&self) -> Vec<Threshold> {
+        let own = self.options.thresholds.get(&Signal::Memory);
+        let mut all: Vec<Threshold> = own.into_iter().copied().collect();
+        for brought in self.live().values().filter_map(|l| l.memory) {
+            if all.len() < MEMORY_THRESHOLDS && !all.contains(&brought) {
+                all.push(brought);
+            }
+        }
+        all
+    }
+
     /// What runs here, 64 at most.
     pub fn progress(&self) -> Vec<RunningProgress> {
         self.live()
@@ -420,9 +611,20 @@ pub fn start_now(shared: &Arc<Shared>, job: Job) {
     tokio::spawn(crate::runner::run(
         shared.clone(),
         job,
-        Slot(shared.clone()),
+        Slot::counted(shared),
         None,
     ));
+}
+
+/// A slot that nothing waits for.
+pub fn spare_slot(shared: &Arc<Shared>) -> Option<Slot> {
+    let queue = lock(&shared.queue);
+    if !queue.is_empty() || shared.running() >= shared.options.slots {
+        return None;
+    }
+    shared.running.fetch_add(1, Ordering::AcqRel);
+    drop(queue);
+    Some(Slot::counted(shared))
 }
 
 /// Puts jobs before those that wait, in their order.
@@ -447,7 +649,7 @@ fn dispatch(shared: &Arc<Shared>) {
         tokio::spawn(crate::runner::run(
             shared.clone(),
             job,
-            Slot(shared.clone()),
+            Slot::counted(shared),
             None,
         ));
     }

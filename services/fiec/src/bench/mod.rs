@@ -2,6 +2,7 @@
 //! Every bench runs the real processes: workers with their program children, services, servers.
 
 pub mod boundary;
+pub mod canary;
 pub mod chain;
 pub mod cpu;
 pub mod figures;
@@ -12,9 +13,11 @@ pub mod kernels;
 pub mod latency;
 pub mod launch;
 mod library;
+pub mod policy;
 pub mod python;
 pub mod rebind;
 pub mod recover;
+pub mod telemetry;
 pub mod throughput;
 
 use anyhow::Context as _;
@@ -49,6 +52,12 @@ pub enum Bench {
     History,
     /// What worker, policy service and recorder cost at rest
     Idle,
+    /// From memory pressure to the first capsule elsewhere, by stage; the cost of telemetry
+    Telemetry,
+    /// How long a node takes to join, with its canaries and without
+    Canary,
+    /// Placements a second on one core at 100, 1,000 and 10,000 nodes; memory of each
+    Policy,
     /// GEMM, LU and QR against faer, CG against the plain loop: what reproducible bits cost
     Kernels,
     /// All of them, one after the other
@@ -116,6 +125,9 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         Bench::Recover,
         Bench::History,
         Bench::Idle,
+        Bench::Telemetry,
+        Bench::Canary,
+        Bench::Policy,
         Bench::Kernels,
     ];
     for bench in all {
@@ -137,6 +149,9 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Recover => recover::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,
             Bench::Idle => idle::run(&mut lab).await,
+            Bench::Telemetry => telemetry::run(&mut lab).await,
+            Bench::Canary => canary::run(&mut lab).await,
+            Bench::Policy => policy::run(&mut lab),
             Bench::Kernels => kernels::run(&mut lab).await,
             Bench::All => Ok(()),
         }

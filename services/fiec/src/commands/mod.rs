@@ -2,14 +2,23 @@
 
 pub mod check;
 pub mod data;
+pub mod device;
 pub mod doctor;
+pub mod envelope;
+pub mod health;
 pub mod history;
 pub mod logs;
+pub mod node;
 pub mod nodes;
 pub mod operate;
 pub mod output;
+pub mod profile;
 pub mod program;
+pub mod reconfigure;
+pub mod record;
+pub mod replay;
 pub mod run_local;
 pub mod serve;
+pub mod simulate;
 pub mod submit;
 pub mod watch;

@@ -1,8 +1,8 @@
 //! `nodes`, `cordon`, `uncordon`, `drain`.
 
 use clap::Args;
-use fiec_schemas::NodeId;
 use fiec_schemas::messages::NodeStatus;
+use fiec_schemas::{NodeId, Timestamp};
 
 use crate::client;
 use crate::context::Global;
@@ -17,11 +17,19 @@ pub struct NodeArgs {
     pub node: NodeId,
 }
 
+/// How much of the nodes to show.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// One row for each signal and place, with what was read, where, how long ago, or why not
+    #[arg(long)]
+    pub signals: bool,
+}
+
 /// Lists the nodes.
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn list(global: &Global) -> anyhow::Result<Outcome> {
+pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("nodes").await?;
     let reply = client::nodes(&broker).await?;
     if global.json {
@@ -30,9 +38,19 @@ pub async fn list(global: &Global) -> anyhow::Result<Outcome> {
         }
         return Ok(Outcome::Done);
     }
+    if args.signals {
+        let head = [
+            "node", "signal", "place", "value", "read", "of", "source", "age",
+        ];
+        let now = Timestamp::now();
+        let rows = reply.nodes.iter().flat_map(|n| signal_rows(n, now));
+        println!("{}", ui::table(head, rows));
+        return Ok(Outcome::Done);
+    }
     let head = [
         "node",
         "viability",
+        "contracts",
         "slots",
         "bound",
         "memory",
@@ -55,15 +73,21 @@ fn row(node: &NodeStatus) -> Vec<String> {
     let vector = node.vector.as_ref();
     let memory = vector
         .and_then(|v| v.host(fiec_schemas::Signal::Memory))
-        .and_then(|r| r.value)
-        .map_or("not measured".to_owned(), |v| format!("{:.1} %", v * 100.0));
+        .and_then(|r| Some((r.value?, r.envelope.as_ref())))
+        .map_or("not measured".to_owned(), |(value, envelope)| {
+            let percent = format!("{:.1} %", value * 100.0);
+            match envelope {
+                Some(e) => format!("{percent} of {} offered", ui::bytes(e.cap as u64)),
+                None => percent,
+            }
+        });
     let signals = vector.map_or(String::new(), |v| {
         v.readings
             .iter()
-            .filter(|r| r.signal != fiec_schemas::Signal::Memory)
-            .filter_map(|r| {
-                r.value
-                    .map(|value| format!("{} {:.0} %", r.signal, value * 100.0))
+            .filter(|r| r.signal != fiec_schemas::Signal::Memory && !r.is_part())
+            .map(|r| match r.value {
+                Some(value) => format!("{} {:.0} %", r.signal, value * 100.0),
+                None => format!("{} missing", r.signal),
             })
             .collect::<Vec<_>>()
             .join(", ")
@@ -74,6 +98,7 @@ fn row(node: &NodeStatus) -> Vec<String> {
     vec![
         d.node.to_string(),
         viability,
+        contracts(node),
         slots,
         node.bound.to_string(),
         memory,
@@ -90,6 +115,65 @@ fn row(node: &NodeStatus) -> Vec<String> {
         node.silent_ms
             .map_or("never heard".to_owned(), |ms| format!("{ms} ms")),
     ]
+}
+
+/// Everything that a node measures, missing readings with the reason.
+fn signal_rows(node: &NodeStatus, now: Timestamp) -> Vec<Vec<String>> {
+    let readings = node.vector.as_ref().map(|v| v.readings.as_slice());
+    readings
+        .unwrap_or_default()
+        .iter()
+        .map(|r| {
+            let quantity = |q: Option<f64>| match (q, r.unit.as_str()) {
+                (None, _) => String::new(),
+                (Some(q), "bytes") => ui::bytes(q as u64),
+                (Some(q), "mW") => format!("{:.1} W", q / 1e3),
+                (Some(q), "celsius") => format!("{q:.1} °C"),
+                (Some(q), "percent") => format!("{q:.1} %"),
+                (Some(q), "us") => format!("{q:.0} µs"),
+                (Some(q), _) => format!("{q:.2}"),
+            };
+            let age = (now.micros() - r.at.micros()).max(0) / 1_000;
+            vec![
+                node.descriptor.node.to_string(),
+                r.signal.to_string(),
+                r.device.clone().unwrap_or_else(|| "node".to_owned()),
+                match (&r.value, &r.missing) {
+                    (Some(value), _) => format!("{:.1} %", value * 100.0),
+                    (None, Some(why)) => format!("missing: {why}"),
+                    (None, None) => "missing".to_owned(),
+                },
+                quantity(r.raw),
+                match &r.envelope {
+                    Some(e) => format!(
+                        "{}, offered of {}",
+                        quantity(Some(e.cap)),
+                        quantity(r.limit)
+                    ),
+                    None => quantity(r.limit),
+                },
+                r.source.clone(),
+                format!("{age} ms"),
+            ]
+        })
+        .collect()
+}
+
+/// The contracts that a node has proved, and why not, where it has not.
+fn contracts(node: &NodeStatus) -> String {
+    let words = node.contracts.iter().map(|c| {
+        let place = match c.substrate.as_str() {
+            "host" => String::new(),
+            device => format!(" on {device}"),
+        };
+        let contract = c.contract.as_str();
+        match c.standing.as_str() {
+            "proved" => format!("{contract}{place}"),
+            "unproved" | "outdated" => format!("{contract}{place}: {}", c.standing),
+            standing => format!("{contract}{place}: {standing}, {}", c.detail),
+        }
+    });
+    words.collect::<Vec<_>>().join("; ")
 }
 
 /// Cordons, uncordons or drains a node.

@@ -79,7 +79,10 @@ fn print_why(why: &Why) {
     println!("{}", why.summary);
     let rows = why.candidates.iter().map(|c| {
         vec![
-            c.node.to_string(),
+            match &c.substrate {
+                Some(substrate) => format!("{} ({substrate})", c.node),
+                None => c.node.to_string(),
+            },
             match c.score {
                 Some(score) => format!("acceptable, score {score:.3}"),
                 None => "rejected".to_owned(),
@@ -138,8 +141,22 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
             state.totals.crashes
         ),
     ));
+    rows.extend(energy(state).map(|words| ("energy", words)));
     rows.extend(ended.map(|words| ("ended", words)));
     for (name, value) in rows {
         println!("{name:<10} {value}");
     }
+}
+
+/// What was measured of it; none where nothing was.
+fn energy(state: &ExecutionState) -> Option<String> {
+    let energy = state.totals.energy?;
+    let part = |name: &str, measured: Option<fiec_schemas::energy::Measured>| {
+        measured.map(|m| {
+            let (joules, intervals) = (m.uj as f64 / 1e6, m.intervals);
+            format!("{joules:.3} J of {name} in {intervals} intervals")
+        })
+    };
+    let parts = [part("hosts", energy.host), part("devices", energy.device)];
+    Some(parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }

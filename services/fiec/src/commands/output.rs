@@ -30,6 +30,7 @@ pub struct OutputArgs {
 }
 
 /// An output with the commit that made it visible.
+#[derive(Clone)]
 struct Listed {
     output: Output,
     boundary: u64,
@@ -40,17 +41,36 @@ struct Listed {
 struct Known {
     /// By name; of several of one name the last counts.
     outputs: BTreeMap<String, Listed>,
+    /// Every one that was listed.
+    all: Vec<Listed>,
     /// Ordinals of the ledger's messages that were read.
     ordinals: BTreeSet<u64>,
+    /// By the last message, nothing is visible before it was verified.
+    guarded: bool,
 }
 
 impl Known {
     fn add(&mut self, boundary: u64, outputs: Vec<Output>) {
         for output in outputs {
-            let before = self.outputs.get(&output.name);
-            if before.is_none_or(|b| b.boundary <= boundary) {
-                let name = output.name.clone();
-                self.outputs.insert(name, Listed { output, boundary });
+            self.list(Listed { output, boundary });
+        }
+    }
+
+    fn list(&mut self, listed: Listed) {
+        let name = &listed.output.name;
+        let before = self.outputs.get(name);
+        if before.is_none_or(|b| b.boundary <= listed.boundary) {
+            self.outputs.insert(name.clone(), listed.clone());
+        }
+        self.all.push(listed);
+    }
+
+    /// What was made beyond this boundary does not count any more; what it had replaced does.
+    fn withdraw(&mut self, beyond: u64) {
+        self.outputs.clear();
+        for listed in std::mem::take(&mut self.all) {
+            if listed.boundary <= beyond {
+                self.list(listed);
             }
         }
     }
@@ -93,6 +113,14 @@ pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
              (--database, FIEC_DATABASE_URL)"
         );
     }
+    if known.guarded {
+        eprintln!(
+            "its outputs are visible once other nodes have computed them with the same bits \
+             (\"verify\": \"all\"); `fiec status {}` tells how far it is",
+            args.id
+        );
+        return Ok(Outcome::Failed);
+    }
     match &args.name {
         None => {
             list(&known, global.json)?;
@@ -111,9 +139,11 @@ async fn from_ledger(
     for item in feed::of_execution(broker, tenant, execution).await? {
         let message = item.message()?;
         known.ordinals.insert(message.state.ordinal);
+        known.guarded = message.state.guarded;
         for event in message.events {
             match event {
                 Event::Boundary(boundary) => known.add(boundary.index, boundary.outputs),
+                Event::SteppedBack { to, .. } => known.withdraw(to.map_or(0, |to| to.index)),
                 Event::Completed {
                     outputs, capsules, ..
                 } => known.add(capsules, outputs),
@@ -141,7 +171,7 @@ async fn from_history(
         pool,
         format!(
             "SELECT index, outputs::text FROM boundaries \
-             WHERE execution = '{execution}' AND outputs IS NOT NULL \
+             WHERE execution = '{execution}' AND outputs IS NOT NULL AND withdrawn_at IS NULL \
              UNION ALL SELECT capsules, outputs::text FROM executions \
              WHERE id = '{execution}' AND outputs IS NOT NULL ORDER BY 1"
         ),
@@ -251,6 +281,18 @@ mod tests {
             (3, Digest::of(b"new"))
         );
         assert_eq!(known.outputs.len(), 2);
+    }
+
+    #[test]
+    fn outputs_beyond_a_step_back_are_withdrawn_and_can_be_made_again() {
+        let mut known = Known::default();
+        known.add(2, vec![output("a", "kept")]);
+        known.add(5, vec![output("a", "wrong"), output("b", "wrong")]);
+        known.withdraw(2);
+        assert!(!known.outputs.contains_key("b"));
+        assert_eq!(known.outputs["a"].output.digest, Digest::of(b"kept"));
+        known.add(4, vec![output("b", "right")]);
+        assert_eq!(known.outputs["b"].output.digest, Digest::of(b"right"));
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use fiec_dev_servers::Progress as _;
-use fiec_schemas::package::Protocol;
+use fiec_schemas::package::{DeviceGrant, Protocol};
 use serde_json::{Value, json};
 
+use super::serve::parse_bytes;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::local::{self, Subject};
@@ -102,6 +103,12 @@ pub struct RunArgs {
     /// Stop at every N-th boundary and go on in a fresh process
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub yield_every: Option<u64>,
+    /// Compute on this device, if the program can; `fiec device` lists them
+    #[arg(long, value_name = "UUID")]
+    pub device: Option<String>,
+    /// Memory of the device at most, e.g. 2GiB; all that is free by default
+    #[arg(long, value_name = "SIZE", requires = "device", value_parser = parse_bytes)]
+    pub device_memory: Option<u64>,
 }
 
 /// Runs the command.
@@ -117,6 +124,10 @@ pub fn run(args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
     };
     subject.echo = true;
+    subject.grant.device = args.device.clone().map(|uuid| DeviceGrant {
+        uuid,
+        memory_bytes: args.device_memory,
+    });
     let steps = ui::Steps::new(global.json);
     let mut told = Throttle::default();
     let whole = local::run(&subject, args.yield_every, false, &mut |text| {

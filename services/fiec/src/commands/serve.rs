@@ -66,6 +66,10 @@ pub struct WorkerArgs {
     /// The node's name; unique in the cluster [default: the host's name]
     #[arg(long, env = "FIEC_NODE", value_parser = crate::cli::parse_node)]
     pub node: Option<NodeId>,
+    /// The host's name, from which the node's is made where --node is not given; a container does
+    /// not know it [default: as the system says]
+    #[arg(long, env = "FIEC_HOST_NAME")]
+    pub host_name: Option<String>,
     /// Executions that run at once
     #[arg(long, env = "FIEC_SLOTS", default_value_t = 1)]
     pub slots: u32,
@@ -111,6 +115,15 @@ pub struct WorkerArgs {
     /// Threads that one execution is granted [default: the processors shared among the slots]
     #[arg(long, env = "FIEC_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
+    /// A JSON file of simulated devices in place of the machine's own (for tests and trials)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub device_file: Option<PathBuf>,
+    /// Where sysfs is (for tests: a tree with counters of its own)
+    #[arg(long, env = "FIEC_SYSFS", hide = true, default_value = "/sys")]
+    pub sysfs: PathBuf,
+    /// Milliseconds between two hardware vectors when nothing changes
+    #[arg(long, env = "FIEC_HEARTBEAT_MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub heartbeat_ms: u64,
     /// Keep no child processes warm (for measurements)
     #[arg(long, hide = true)]
     pub cold: bool,
@@ -131,7 +144,9 @@ pub struct WorkerArgs {
 /// When the node's name is held by another, or the broker cannot be reached.
 pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome> {
     let node = args.node.unwrap_or_else(|| {
-        NodeId::from_host_name(&rustix::system::uname().nodename().to_string_lossy())
+        let system = rustix::system::uname();
+        let own = || system.nodename().to_string_lossy().into_owned();
+        NodeId::from_host_name(&args.host_name.unwrap_or_else(own))
     });
     let mut thresholds: Thresholds = fiec_schemas::hardware::default_thresholds();
     thresholds.extend(args.threshold);
@@ -150,6 +165,9 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     options.allow_programs = args.allow_program;
     options.cache_limit = args.cache_limit;
     options.threads = args.threads;
+    options.heartbeat = Duration::from_millis(args.heartbeat_ms);
+    options.sysfs = args.sysfs;
+    options.device_file = args.device_file;
     let cache = args.cache_dir.or_else(|| match &args.run_dir {
         // The cache of a private cluster goes with its folder.
         Some(_) => None,
@@ -183,8 +201,21 @@ pub struct PolicyArgs {
     /// Silence after which a node is asked whether it is there, and then lost, in milliseconds
     #[arg(long, default_value_t = 5_000)]
     pub liveness_ms: u64,
+    /// Share of the committed boundaries of built-in programs that another node computes once
+    /// more, where a submission does not say `verify` itself; 0 to 1
+    #[arg(long, default_value_t = 0.01, value_parser = parse_share)]
+    pub verify_share: f64,
     #[command(flatten)]
     pub http: HttpArg,
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.0..=1.0).contains(&share) {
+        Ok(share)
+    } else {
+        Err("a share is at least 0 and at most 1".to_owned())
+    }
 }
 
 /// Runs a policy service until it is told to end.
@@ -198,6 +229,7 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
         ..fiec_policy_service::Options::default()
     };
     options.policy.liveness_ms = args.liveness_ms;
+    options.policy.verify_share = args.verify_share;
     let stop = stop_on_signals(CancellationToken::new())?;
     fiec_policy_service::PolicyService::new(options, broker)
         .run(stop)
@@ -268,7 +300,7 @@ fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationT
 }
 
 /// Reads `512MiB`, `2GiB`, `1000000`.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());

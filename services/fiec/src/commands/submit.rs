@@ -193,7 +193,11 @@ pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
         Phase::Completed => Some(Outcome::Done),
         Phase::Failed => Some(Outcome::Failed),
         Phase::Cancelled => Some(Outcome::Cancelled),
-        Phase::Pending | Phase::Bound(_) | Phase::Started(_) | Phase::Paused { .. } => None,
+        Phase::Pending
+        | Phase::Bound(_)
+        | Phase::Started(_)
+        | Phase::Verifying { .. }
+        | Phase::Paused { .. } => None,
     }
 }
 

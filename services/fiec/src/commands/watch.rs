@@ -149,6 +149,11 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         Event::Paused { who } => format!("paused by {who}"),
         Event::Resumed { who } => format!("resumed by {who}"),
         Event::Requested { who, what } => format!("{what} requested by {who}"),
+        Event::Reconfigured { who, grant } => format!(
+            "given {} by {who}",
+            serde_json::to_string(grant).unwrap_or_default()
+        ),
+        Event::Emitted { outbox } => format!("emitted {} messages", outbox.count),
         Event::Crashed {
             attempt,
             exit,
@@ -161,6 +166,24 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             capsules, result, ..
         } => {
             format!("completed after {capsules} capsules: {result}")
+        }
+        Event::Computed { capsules, .. } => {
+            format!(
+                "computed to its end ({capsules} capsules); others compute it once more before it counts"
+            )
+        }
+        Event::Verified { by, segments } => {
+            let by: Vec<_> = by.iter().map(|node| node.as_str()).collect();
+            format!(
+                "verified: the same bits in {segments} parts by {}",
+                by.join(", ")
+            )
+        }
+        Event::SteppedBack { to, cause } => {
+            let to = to.as_ref().map_or("the beginning".to_owned(), |to| {
+                format!("boundary {}", to.index)
+            });
+            format!("stepped back to {to}: {}", cause.in_words())
         }
         Event::Failed { reason, .. } => format!("failed: {reason}"),
         Event::Cancelled { who } => format!("cancelled by {who}"),

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::foreign::Package;
-use fiec_schemas::package::{MANIFEST_FILE, Manifest, Protocol};
+use fiec_schemas::package::{Grant, MANIFEST_FILE, Manifest, Protocol};
 use fiec_schemas::programs::BUILT_IN;
 use fiec_schemas::{BoundaryIndex, Digest};
 use serde::Serialize;
@@ -36,6 +36,8 @@ pub struct Subject {
     pub data_dir: PathBuf,
     /// The command of a child of ours: this program, as `fiec program-child`.
     pub child: Vec<String>,
+    /// What it may use.
+    pub grant: Grant,
     /// Whether what it prints is passed on to standard error.
     pub echo: bool,
     /// Whether it sees a fresh HOME.
@@ -193,6 +195,7 @@ impl Subject {
                 this.to_string_lossy().into_owned(),
                 "program-child".to_owned(),
             ],
+            grant: Grant::default(),
             echo: false,
             fresh_home: false,
             objects: Objects::new()?,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::frames::{self, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV};
-use fiec_schemas::package::{Grant, Protocol};
+use fiec_schemas::package::Protocol;
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, ExecutionId};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -252,7 +252,7 @@ impl<'a> Session<'a> {
             lease_ms: u32::MAX,
             interval_ms: 0,
             package: self.subject.package.clone(),
-            grant: Grant::default(),
+            grant: self.subject.grant.clone(),
         };
         let state = from.map_or(&[][..], |(_, state)| state);
         let stop = stop_at.map(|at| {

@@ -1,0 +1,151 @@
+//! A ledger message as policy services read it: only the fields of [`fiec_policy::LedgerView`],
+//! since a run passes tens of millions of them on. A test holds it against the full encoding.
+
+use fiec_schemas::event::Left;
+use fiec_schemas::{
+    Cause, Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
+};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Message<'a> {
+    v: u8,
+    events: Vec<EventPart<'a>>,
+    state: StatePart<'a>,
+}
+
+#[derive(Serialize, Default)]
+struct EventPart<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    computing_since: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'a Cause>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    computed_until: Option<Timestamp>,
+}
+
+#[derive(Serialize)]
+struct StatePart<'a> {
+    execution: ExecutionId,
+    tenant: &'a Tenant,
+    author: &'a str,
+    at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spec: Option<&'a Submission>,
+    submitted_at: Timestamp,
+    phase: &'a Phase,
+    epoch: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boundary: Option<BoundaryPart>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "slice_is_empty")]
+    left: &'a [Left],
+}
+
+fn slice_is_empty<T>(slice: &&[T]) -> bool {
+    slice.is_empty()
+}
+
+#[derive(Serialize)]
+struct BoundaryPart {
+    index: u64,
+    bytes: u64,
+}
+
+/// The text of a message; with the submission only where the reader may not know it yet.
+///
+/// # Errors
+/// Never for what the fold makes: its times have years of four digits.
+pub fn encode(
+    events: &[Event],
+    state: &ExecutionState,
+    with_spec: bool,
+) -> Result<String, serde_json::Error> {
+    let message = Message {
+        v: 1,
+        events: events.iter().map(part).collect(),
+        state: StatePart {
+            execution: state.execution,
+            tenant: &state.tenant,
+            author: &state.author,
+            at: state.at,
+            spec: state.spec.as_deref().filter(|_| with_spec),
+            submitted_at: state.submitted_at,
+            phase: &state.phase,
+            epoch: state.epoch,
+            boundary: state.boundary.as_ref().map(|b| BoundaryPart {
+                index: b.index,
+                bytes: b.bytes,
+            }),
+            moved_at: state.moved_at,
+            left: &state.left,
+        },
+    };
+    serde_json::to_string(&message)
+}
+
+fn part(event: &Event) -> EventPart<'_> {
+    let kind = name(event);
+    match event {
+        Event::Started {
+            computing_since, ..
+        } => EventPart {
+            kind,
+            computing_since: Some(*computing_since),
+            ..EventPart::default()
+        },
+        Event::Bound { cause, .. } | Event::SteppedBack { cause, .. } => EventPart {
+            kind,
+            cause: Some(cause),
+            ..EventPart::default()
+        },
+        Event::Yielded {
+            cause,
+            computed_until,
+        } => EventPart {
+            kind,
+            cause: Some(cause),
+            computed_until: Some(*computed_until),
+            ..EventPart::default()
+        },
+        Event::Refused { reason, .. } | Event::Failed { reason, .. } => EventPart {
+            kind,
+            reason: Some(reason),
+            ..EventPart::default()
+        },
+        Event::Completed { computed_until, .. } => EventPart {
+            kind,
+            computed_until: Some(*computed_until),
+            ..EventPart::default()
+        },
+        _ => EventPart {
+            kind,
+            ..EventPart::default()
+        },
+    }
+}
+
+/// An event's type, of those that this world's actors write; `other` for the rest, which no policy
+/// looks at.
+pub fn name(event: &Event) -> &'static str {
+    match event {
+        Event::Submitted => "submitted",
+        Event::Bound { .. } => "bound",
+        Event::Started { .. } => "started",
+        Event::Boundary(_) => "boundary",
+        Event::Yielded { .. } => "yielded",
+        Event::Refused { .. } => "refused",
+        Event::Paused { .. } => "paused",
+        Event::Resumed { .. } => "resumed",
+        Event::Completed { .. } => "completed",
+        Event::SteppedBack { .. } => "stepped_back",
+        Event::Failed { .. } => "failed",
+        Event::Cancelled { .. } => "cancelled",
+        _ => "other",
+    }
+}

@@ -1,0 +1,167 @@
+//! Makes a failing scenario smaller while the same promise is broken: fewer faults, workloads,
+//! executions, nodes, services, less noise, less time.
+
+use fiec_schemas::FieldError;
+
+use crate::broken::{Rule, Violation};
+use crate::scenario::{Arrivals, Fault, Load, Quantity, Scenario};
+
+/// Runs a scenario to its first broken promise, if one is broken.
+pub type Player<'a> = dyn FnMut(&Scenario) -> Result<Option<Violation>, FieldError> + 'a;
+
+/// What shrinking has led to.
+#[derive(Debug, Clone)]
+pub struct Shrunk {
+    /// The smallest scenario found.
+    pub scenario: Scenario,
+    /// What is broken in it.
+    pub violation: Violation,
+    /// Runs that it took.
+    pub runs: u32,
+}
+
+/// Shrinks a scenario that breaks a promise, in at most so many runs; none where it breaks nothing.
+///
+/// # Errors
+/// The field of the scenario and the rule that it breaks.
+pub fn shrink(
+    scenario: &Scenario,
+    most_runs: u32,
+    play: &mut Player<'_>,
+) -> Result<Option<Shrunk>, FieldError> {
+    let Some(violation) = play(scenario)? else {
+        return Ok(None);
+    };
+    let mut found = Shrunk {
+        scenario: scenario.clone(),
+        violation,
+        runs: 1,
+    };
+    let rule = found.violation.rule;
+    // Each round tries everything once; it ends when a whole round has changed nothing.
+    loop {
+        let mut changed = false;
+        let mut tried = 0;
+        while let Some(smaller) = candidate(&found.scenario, &found.violation, tried) {
+            if found.runs >= most_runs {
+                return Ok(Some(found));
+            }
+            match attempt(&smaller, rule, play, &mut found.runs) {
+                Some(violation) => {
+                    found.scenario = smaller;
+                    found.violation = violation;
+                    changed = true;
+                    // The same change again: halving goes on, and the next fault has this number.
+                }
+                None => tried += 1,
+            }
+        }
+        if !changed {
+            return Ok(Some(found));
+        }
+    }
+}
+
+fn attempt(
+    smaller: &Scenario,
+    rule: Rule,
+    play: &mut Player<'_>,
+    runs: &mut u32,
+) -> Option<Violation> {
+    // What names a node that is gone, say, is no scenario and so no candidate.
+    smaller.check().ok()?;
+    *runs += 1;
+    play(smaller).ok()?.filter(|v| v.rule == rule)
+}
+
+/// The `number`-th way to make it smaller; none when there are no more.
+fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scenario> {
+    let mut ways: Vec<Scenario> = Vec::new();
+    let mut way = |change: &dyn Fn(&mut Scenario)| {
+        let mut smaller = s.clone();
+        change(&mut smaller);
+        if smaller != *s {
+            ways.push(smaller);
+        }
+    };
+    let ended_ms = violation.at_us.div_ceil(1_000);
+    way(&|s| {
+        s.duration_ms = s.duration_ms.min(ended_ms + 1);
+        s.drain_ms = 60_000;
+    });
+    for half in [false, true] {
+        way(&|s| {
+            let keep = s.faults.len() / 2;
+            s.faults = if half {
+                s.faults.split_off(keep)
+            } else {
+                s.faults.drain(..keep).collect()
+            };
+        });
+    }
+    for n in 0..s.faults.len() {
+        way(&|s| {
+            s.faults.remove(n);
+        });
+    }
+    if s.workloads.len() > 1 {
+        for n in 0..s.workloads.len() {
+            way(&|s| {
+                s.workloads.remove(n);
+            });
+        }
+    }
+    if s.nodes.len() > 1 {
+        for n in 0..s.nodes.len() {
+            way(&|s| {
+                s.nodes.remove(n);
+            });
+        }
+    }
+    for n in 0..s.nodes.len() {
+        way(&|s| s.nodes[n].count = s.nodes[n].count.div_ceil(2).max(2));
+        way(&|s| s.nodes[n].count = (s.nodes[n].count - 1).max(1));
+        way(&|s| s.nodes[n].slots = s.nodes[n].slots.div_ceil(2));
+        way(&|s| s.nodes[n].load.clear());
+        way(&|s| s.nodes[n].speed = Quantity::Fixed(1.0));
+        way(&|s| {
+            for load in s.nodes[n].load.values_mut() {
+                *load = Load::Constant(0.2);
+            }
+        });
+    }
+    for n in 0..s.workloads.len() {
+        for take_one in [false, true] {
+            way(&|s| fewer(&mut s.workloads[n].arrivals, take_one));
+        }
+        way(&|s| s.workloads[n].memory_bytes = Quantity::Fixed(0.0));
+    }
+    way(&|s| s.network = crate::scenario::Network::default());
+    way(&|s| s.network.duplicate = 0.0);
+    way(&|s| s.network.loss = 0.0);
+    way(&|s| {
+        s.policies = 1;
+        s.faults.retain(|f| match f {
+            Fault::PolicyStall(f) | Fault::PolicyLoss(f) => f.policy == 0,
+            _ => true,
+        });
+    });
+    ways.into_iter().nth(number)
+}
+
+fn fewer(arrivals: &mut Arrivals, take_one: bool) {
+    let less = |n: u64| match take_one {
+        true => n.saturating_sub(1).max(1),
+        false => n.div_ceil(2),
+    };
+    match arrivals {
+        Arrivals::AtOnce { count, .. } => *count = less(*count),
+        Arrivals::Poisson { count, .. } | Arrivals::Batches { count, .. } => {
+            *count = Some(less(count.unwrap_or(1 << 20)));
+        }
+        Arrivals::Listed(moments) => {
+            let keep = usize::try_from(less(moments.len() as u64)).unwrap_or(usize::MAX);
+            moments.truncate(keep);
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! Policy services: what they are told, and what they decide is carried out.
+
+use super::*;
+use crate::broken::Rule;
+use crate::world::broker::Stored;
+use fiec_policy::{Action, LedgerView, Ticket};
+use fiec_schemas::messages::Destination;
+use fiec_schemas::trust::{Proof, SignedProof};
+use fiec_schemas::{Cause, InstanceId};
+use uuid::Uuid;
+
+/// How long a node may take to answer a request, and a probe.
+const CONTROL_TIMEOUT_US: u64 = 2_000_000;
+const PROBE_TIMEOUT_US: u64 = 1_000_000;
+/// After this the broker delivers a submission again.
+const REDELIVERY_US: u64 = 1_000_000;
+
+/// A policy service.
+#[derive(Debug)]
+pub(super) struct Replica<D> {
+    /// None while it is dead.
+    pub policy: Option<D>,
+    pub id: InstanceId,
+    pub author: String,
+    pub life: u32,
+    pub stalled_until: u64,
+    /// When its feed's last message arrives.
+    pub fed_at: u64,
+    /// What it decided and is not carried out yet.
+    out: Vec<Action>,
+    /// When it last heard each node (its present life), in microseconds.
+    pub heard: Vec<(InstanceId, u64)>,
+}
+
+/// An append on its way.
+#[derive(Debug)]
+pub(super) struct Append {
+    e: u32,
+    expected: u64,
+    events: Vec<Event>,
+    ticket: Option<Ticket>,
+    /// The message arrives, but not its acknowledgement.
+    unacknowledged: bool,
+    /// It never arrives.
+    lost: bool,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// Stored as this message, with this epoch and phase.
+    Stored(u64, u64, Phase),
+    /// Overtaken, or nobody knows: what the ledger says when the service reads it again.
+    Unknown {
+        /// It was a submission's first.
+        first: bool,
+    },
+}
+
+/// A request on its way to a node.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub sent: u64,
+    pub execution: ExecutionId,
+    pub epoch: u64,
+    pub cause: Cause,
+    pub to: Destination,
+    pub decision: Option<fiec_schemas::Decision>,
+    /// Whoever asked does not wait any more.
+    pub late: bool,
+}
+
+impl<D: Decide> World<'_, D> {
+    pub(super) fn new_replica(&mut self, number: u32, life: u32) -> Replica<D> {
+        let id = InstanceId(Uuid::from_u128(
+            (0xb0 << 120) | (u128::from(number) << 32) | u128::from(life) | (7 << 76) | (2 << 62),
+        ));
+        Replica {
+            policy: Some((self.make)(&self.config, id)),
+            id,
+            author: format!("policy/{id}"),
+            life,
+            stalled_until: 0,
+            fed_at: self.now,
+            out: Vec::new(),
+            heard: self
+                .nodes
+                .iter()
+                .map(|n| (n.descriptor.instance, 0))
+                .collect(),
+        }
+    }
+
+    /// Tells a new service everything that is there, as it would read it from the broker.
+    pub(super) fn introduce(&mut self, p: usize) {
+        for node in 0..self.nodes.len() {
+            self.tell_joined(p, node);
+            let n = &self.nodes[node];
+            if n.cordoned || n.draining {
+                self.tell_flags(p, node);
+            }
+        }
+        let live: Vec<u32> = (0u32..)
+            .zip(&self.execs)
+            .filter(|(_, e)| e.state.is_some())
+            .map(|(n, _)| n)
+            .collect();
+        for e in live {
+            if let Ok(Some((seq, text))) = self.last_message(e)
+                && let Ok(view) = LedgerView::read(&text, seq)
+            {
+                self.tell(p, Input::Ledger(&view));
+            }
+        }
+        self.tell(p, Input::Loaded);
+    }
+
+    /// The clock and the presence of a service.
+    pub(super) fn plan_clock(&mut self, p: usize) {
+        let (number, life) = (p as u8, self.replicas[p].life);
+        let offset = 1_000 * (1 + p as u64);
+        self.queue.plan(self.now + offset, What::Tick(number, life));
+        if self.scenario.policies > 1 {
+            self.queue
+                .plan(self.now + offset, What::Presence(number, life));
+        }
+    }
+
+    /// One input, without what follows from it.
+    pub(super) fn tell(&mut self, p: usize, input: Input<'_>) {
+        let now = self.moment();
+        let replica = &mut self.replicas[p];
+        if let Some(policy) = &mut replica.policy {
+            self.tally.inputs += 1;
+            // A sample of the time that the policy takes is enough.
+            if self.tally.inputs.is_multiple_of(64) {
+                let began = std::time::Instant::now();
+                policy.step(now, input, &mut replica.out);
+                self.tally.in_policy += began.elapsed() * 64;
+            } else {
+                policy.step(now, input, &mut replica.out);
+            }
+        }
+    }
+
+    /// One input, and what follows.
+    pub(super) fn input(&mut self, p: usize, input: Input<'_>) -> Result<(), Wrong> {
+        self.tell(p, input);
+        self.perform(p)
+    }
+
+    /// Carries out what a service decided.
+    pub(super) fn perform(&mut self, p: usize) -> Result<(), Wrong> {
+        let now = self.moment();
+        let replica = &mut self.replicas[p];
+        if let Some(policy) = &mut replica.policy {
+            policy.act(now, &mut replica.out);
+        }
+        while !self.replicas[p].out.is_empty() {
+            for action in std::mem::take(&mut self.replicas[p].out) {
+                self.carry_out(p, action)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, p: usize, action: Action) -> Result<(), Wrong> {
+        match action {
+            Action::Append {
+                execution,
+                expected,
+                events,
+                ticket,
+                ..
+            } => {
+                let e = exec::number(execution);
+                self.heard_before_lost(p, e, expected, &events)?;
+                let lost = self.is_lost();
+                let append = Append {
+                    e,
+                    expected,
+                    events,
+                    ticket,
+                    lost: lost && self.network.chance(0.5),
+                    unacknowledged: lost,
+                };
+                let at = self.arrival();
+                let life = self.replicas[p].life;
+                self.queue
+                    .plan(at, What::Store(p as u8, life, Box::new(append)));
+            }
+            Action::SendCapsule { execution, .. } => self.send_capsule(exec::number(execution)),
+            Action::Control { node, request, .. } => self.send_control(p, &node, request),
+            Action::Probe(node) => {
+                self.tally.probes += 1;
+                let Some(ix) = self.by_name.get(&node).copied() else {
+                    return Ok(());
+                };
+                let sent = self.now;
+                if self.is_lost() {
+                    let silent = What::Probed(p as u8, ix, ProbeOutcome::Silent);
+                    self.queue.plan(sent + PROBE_TIMEOUT_US, silent);
+                } else {
+                    let at = self.arrival();
+                    self.queue.plan(at, What::Probe(p as u8, ix, sent));
+                }
+            }
+            Action::FetchSpec { execution, .. } => {
+                let at = self.arrival();
+                let e = exec::number(execution);
+                self.queue.plan(at, What::Spec(p as u8, e));
+            }
+            Action::Record(_) => self.tally.records += 1,
+            // Submissions are not held, operators do not ask, and nobody computes anything once
+            // more here.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Nobody is bound away from a node of which this very service has just heard. What it decides
+    /// on an older message than the last does not count: the broker refuses it.
+    fn heard_before_lost(
+        &self,
+        p: usize,
+        e: u32,
+        expected: u64,
+        events: &[Event],
+    ) -> Result<(), Wrong> {
+        let lost = |event: &Event| {
+            matches!(
+                event,
+                Event::Bound {
+                    cause: Cause::Lost { .. },
+                    ..
+                }
+            )
+        };
+        let state = self.exec(e).state.as_ref();
+        let Some(held) = state.and_then(|s| s.phase.binding()) else {
+            return Ok(());
+        };
+        if !events.iter().any(lost) || self.exec(e).seq != expected {
+            return Ok(());
+        }
+        let Some(ix) = self.by_name.get(&held.node) else {
+            return Ok(());
+        };
+        let (instance, at) = self.replicas[p].heard[*ix as usize];
+        let silent = self.now.saturating_sub(at);
+        if instance == held.instance && silent < self.config.liveness_ms * 1_000 {
+            return Err((
+                Some(e),
+                (
+                    Rule::OneBinding,
+                    format!(
+                        "it is bound away from {} as lost, which was heard {} ms ago",
+                        held.node,
+                        silent / 1_000
+                    ),
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn send_control(&mut self, p: usize, node: &NodeId, request: ControlRequest) {
+        let (
+            Some(ix),
+            ControlRequest::Yield {
+                execution,
+                epoch,
+                cause,
+                to: Some(to),
+                decision,
+            },
+        ) = (self.by_name.get(node).copied(), request)
+        else {
+            return;
+        };
+        self.tally.orders += 1;
+        let asked = Box::new(Asked {
+            sent: self.now,
+            execution,
+            epoch,
+            cause,
+            to,
+            decision,
+            late: false,
+        });
+        if self.is_lost() {
+            self.no_answer(p as u8, &asked);
+        } else {
+            let at = self.arrival();
+            self.queue.plan(at, What::Control(p as u8, ix, asked));
+        }
+    }
+
+    /// The service gives up waiting for an answer.
+    pub(super) fn no_answer(&mut self, p: u8, asked: &Asked) {
+        let e = exec::number(asked.execution);
+        let outcome = Box::new(ControlOutcome::NoAnswer);
+        self.queue.plan(
+            asked.sent + CONTROL_TIMEOUT_US,
+            What::Ordered(p, e, asked.epoch, outcome),
+        );
+    }
+
+    /// When the service gives up waiting for an answer.
+    pub(super) fn gives_up(asked: &Asked) -> u64 {
+        asked.sent + CONTROL_TIMEOUT_US
+    }
+
+    /// Sends the capsule of a binding to its node.
+    pub(super) fn send_capsule(&mut self, e: u32) {
+        let Some(Phase::Bound(binding)) = self.exec(e).phase() else {
+            return;
+        };
+        let Some(node) = self.by_name.get(&binding.node).copied() else {
+            return;
+        };
+        let seq = self.exec(e).seq;
+        if self.is_lost() {
+            return;
+        }
+        let twice = self.is_doubled();
+        for _ in 0..=u8::from(twice) {
+            let at = self.arrival();
+            self.queue.plan(at, What::Capsule(node, e, seq));
+        }
+    }
+
+    /// True where a service's input must wait, planned again then.
+    fn waits(&mut self, p: u8, what: What) -> Option<What> {
+        let until = self.replicas[p as usize].stalled_until;
+        if until <= self.now {
+            return Some(what);
+        }
+        self.queue.plan(until, what);
+        None
+    }
+
+    fn is_alive(&self, p: u8, life: u32) -> bool {
+        let replica = &self.replicas[p as usize];
+        replica.policy.is_some() && replica.life == life
+    }
+
+    pub(super) fn tick(&mut self, p: usize, life: u32) -> Result<(), Wrong> {
+        if !self.is_alive(p as u8, life) || self.waits(p as u8, What::Tick(p as u8, life)).is_none()
+        {
+            return Ok(());
+        }
+        let next = self.now + self.scenario.tick_ms * 1_000;
+        self.queue.plan(next, What::Tick(p as u8, life));
+        let began = std::time::Instant::now();
+        self.tell(p, Input::Tick);
+        self.tally.in_ticks += began.elapsed();
+        self.perform(p)
+    }
+
+    pub(super) fn presence(&mut self, p: usize, life: u32) -> Result<(), Wrong> {
+        if !self.is_alive(p as u8, life)
+            || self.waits(p as u8, What::Presence(p as u8, life)).is_none()
+        {
+            return Ok(());
+        }
+        self.queue
+            .plan(self.now + 1_000_000, What::Presence(p as u8, life));
+        let id = self.replicas[p].id;
+        for other in 0..self.replicas.len() {
+            let stalled = self.replicas[other].stalled_until > self.now;
+            if other != p && !stalled && !self.is_lost() {
+                self.input(other, Input::Replica { id, leaving: false })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A submission reaches a service; a dead one's are delivered to another.
+    pub(super) fn submit(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
+        if self.replicas[p as usize].policy.is_none() {
+            let other = ((p as usize + 1) % self.replicas.len()) as u8;
+            self.queue
+                .plan(self.now + REDELIVERY_US, What::Submit(other, e));
+            return Ok(());
+        }
+        let Some(What::Submit(p, e)) = self.waits(p, What::Submit(p, e)) else {
+            return Ok(());
+        };
+        let spec = Arc::clone(&self.specs[self.exec(e).workload as usize]);
+        let (tenant, at) = (self.tenant.clone(), self.exec(e).submitted);
+        let submitted_at = self.stamp(at);
+        let execution = self.id_of(e);
+        self.input(
+            p as usize,
+            Input::Submission {
+                execution,
+                tenant: &tenant,
+                spec: &spec,
+                submitted_at,
+                may_hold: false,
+            },
+        )
+    }
+
+    /// An append of a service arrives at the broker.
+    pub(super) fn store(&mut self, p: u8, life: u32, append: Append) -> Result<(), Wrong> {
+        let e = append.e;
+        let first = append.expected == 0;
+        let author = self.replicas[p as usize].author.clone();
+        // What a service wrote before it died is told to its successor like anything else.
+        let own = self.is_alive(p, life).then_some(p);
+        let stored = if append.lost {
+            Stored::No
+        } else {
+            self.append(e, append.expected, &append.events, &author, own)?
+        };
+        let unknown = append.lost || append.unacknowledged;
+        let fate = match (stored, self.exec(e).state.as_ref()) {
+            (Stored::Yes(seq), Some(state)) if !unknown => {
+                Fate::Stored(seq, state.epoch, state.phase.clone())
+            }
+            _ => Fate::Unknown { first },
+        };
+        let _ = append.ticket;
+        let at = match unknown {
+            true => self.now + ACK_TIMEOUT_US,
+            false => self.arrival(),
+        };
+        self.queue.plan(at, What::Fate(p, life, e, Box::new(fate)));
+        Ok(())
+    }
+
+    /// What became of an append reaches the service that wanted it.
+    pub(super) fn fate(&mut self, p: u8, life: u32, e: u32, fate: Box<Fate>) -> Result<(), Wrong> {
+        if !self.is_alive(p, life) {
+            // A submission that nobody took is delivered again.
+            if self.exec(e).seq == 0 && matches!(*fate, Fate::Unknown { first: true }) {
+                self.queue
+                    .plan(self.now + REDELIVERY_US, What::Submit(p, e));
+            }
+            return Ok(());
+        }
+        let Some(What::Fate(p, _, e, fate)) = self.waits(p, What::Fate(p, life, e, fate)) else {
+            return Ok(());
+        };
+        let execution = self.id_of(e);
+        match *fate {
+            Fate::Stored(seq, epoch, phase) => {
+                if matches!(phase, Phase::Bound(_)) {
+                    // Whoever has moved it since then sends what follows.
+                    if self.exec(e).seq == seq {
+                        self.send_capsule(e);
+                    }
+                }
+                self.input(
+                    p as usize,
+                    Input::Appended {
+                        execution,
+                        seq,
+                        epoch,
+                        phase: &phase,
+                    },
+                )
+            }
+            Fate::Unknown { first } => {
+                self.tally.conflicts += 1;
+                match self.last_message(e)? {
+                    Some((seq, text)) => {
+                        let view = read(&text, seq, e)?;
+                        self.input(p as usize, Input::Reread(&view))
+                    }
+                    None => {
+                        if first && self.exec(e).seq == 0 {
+                            self.queue
+                                .plan(self.now + REDELIVERY_US, What::Submit(p, e));
+                        }
+                        self.input(p as usize, Input::Vanished { execution })
+                    }
+                }
+            }
+        }
+    }
+
+    /// A ledger message reaches a service.
+    pub(super) fn fed(&mut self, p: u8, life: u32, message: Box<Message>) -> Result<(), Wrong> {
+        if !self.is_alive(p, life) {
+            return Ok(());
+        }
+        let Some(What::Feed(p, _, message)) = self.waits(p, What::Feed(p, life, message)) else {
+            return Ok(());
+        };
+        let view = read(&message.text, message.seq, u32::MAX)?;
+        if let Some(ix) = view
+            .worker()
+            .and_then(|w| w.parse::<NodeId>().ok())
+            .and_then(|w| self.by_name.get(&w).copied())
+        {
+            self.hear(p, ix);
+        }
+        self.input(p as usize, Input::Ledger(&view))
+    }
+
+    /// Notes that a service has heard a node.
+    pub(super) fn hear(&mut self, p: u8, node: u32) {
+        let instance = self.nodes[node as usize].descriptor.instance;
+        self.replicas[p as usize].heard[node as usize] = (instance, self.now);
+    }
+
+    pub(super) fn ordered(
+        &mut self,
+        p: u8,
+        e: u32,
+        epoch: u64,
+        outcome: Box<ControlOutcome>,
+    ) -> Result<(), Wrong> {
+        let Some(What::Ordered(p, e, epoch, outcome)) =
+            self.waits(p, What::Ordered(p, e, epoch, outcome))
+        else {
+            return Ok(());
+        };
+        let execution = self.id_of(e);
+        self.input(
+            p as usize,
+            Input::Ordered {
+                execution,
+                epoch,
+                outcome: *outcome,
+            },
+        )
+    }
+
+    pub(super) fn probed(&mut self, p: u8, node: u32, outcome: ProbeOutcome) -> Result<(), Wrong> {
+        if self.waits(p, What::Probed(p, node, outcome)).is_none() {
+            return Ok(());
+        }
+        if matches!(outcome, ProbeOutcome::Answered(_)) {
+            self.hear(p, node);
+        }
+        let name = self.nodes[node as usize].descriptor.node.clone();
+        self.input(p as usize, Input::Probe(&name, outcome))
+    }
+
+    pub(super) fn spec(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
+        let spec = Arc::clone(&self.specs[self.exec(e).workload as usize]);
+        let execution = self.id_of(e);
+        self.input(
+            p as usize,
+            Input::Spec {
+                execution,
+                spec: &spec,
+            },
+        )
+    }
+
+    pub(super) fn joined(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
+        if self.waits(p, What::Joined(p, node)).is_none() {
+            return Ok(());
+        }
+        self.tell_joined(p as usize, node as usize);
+        self.perform(p as usize)
+    }
+
+    fn tell_joined(&mut self, p: usize, node: usize) {
+        let descriptor = Arc::clone(&self.nodes[node].descriptor);
+        self.tell(p, Input::Descriptor(Box::new((*descriptor).clone())));
+        let expires = self.stamp(self.end() + 1_000_000_000);
+        let proof = Proof::passing(&descriptor, 1, self.wall(), expires);
+        let signed = SignedProof {
+            v: 1,
+            statement: String::new(),
+            key: String::new(),
+            sig: String::new(),
+        };
+        self.tell(
+            p,
+            Input::Proof {
+                node: &descriptor.node,
+                signed: &signed,
+                judged: Ok(proof),
+            },
+        );
+    }
+
+    pub(super) fn flagged(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
+        if self.waits(p, What::Flags(p, node)).is_none() {
+            return Ok(());
+        }
+        self.tell_flags(p as usize, node as usize);
+        self.perform(p as usize)
+    }
+
+    fn tell_flags(&mut self, p: usize, node: usize) {
+        let n = &self.nodes[node];
+        let name = n.descriptor.node.clone();
+        let flags = NodeFlags {
+            cordoned: n.cordoned || n.draining,
+            draining: n.draining,
+            who: "sim".to_owned(),
+            at: self.wall(),
+        };
+        self.tell(p, Input::Flags(&name, flags));
+    }
+}
+
+fn read(text: &str, seq: u64, e: u32) -> Result<LedgerView<'_>, Wrong> {
+    LedgerView::read(text, seq)
+        .map_err(|error| (Some(e), (Rule::PossibleEvents, error.to_string())))
+}

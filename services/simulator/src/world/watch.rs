@@ -1,0 +1,169 @@
+//! Looks for what waits in vain: nothing may wait for long while a viable node has had room all
+//! that time, and nothing may be forgotten.
+
+use super::*;
+use crate::broken::Rule;
+use crate::scenario::Load;
+use crate::summary::{self, Unfinished};
+use fiec_schemas::{Signal, Threshold};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What follows from all thresholds that are in force.
+pub(super) struct Limits {
+    pub calm_below: f64,
+    pub longest_dwell: u64,
+    pub shortest_dwell: u64,
+}
+
+/// Of the thresholds of nodes and workloads, only those of signals that have a load count.
+pub(super) fn limits(scenario: &Scenario, config: &Config) -> Limits {
+    let mut loads: BTreeMap<Signal, Vec<&Load>> = BTreeMap::from([(Signal::Memory, Vec::new())]);
+    for group in &scenario.nodes {
+        for (signal, load) in &group.load {
+            loads.entry(*signal).or_default().push(load);
+        }
+    }
+    let defaults = fiec_schemas::hardware::default_thresholds();
+    let of_nodes = scenario
+        .nodes
+        .iter()
+        .map(|g| g.thresholds.as_ref().unwrap_or(&defaults));
+    let of_workloads = scenario.workloads.iter().map(|w| &w.submission.viability);
+    let all: Vec<Threshold> = of_nodes
+        .chain(of_workloads)
+        .flatten()
+        .filter(|(signal, _)| loads.contains_key(signal))
+        .map(|(_, t)| *t)
+        .collect();
+    let dwells = all.iter().map(|t| u64::from(t.dwell_ms));
+    let calm_below = all.iter().map(|t| t.low).fold(1.0, f64::min);
+    Limits {
+        calm_below,
+        longest_dwell: dwells.clone().max().unwrap_or(0),
+        shortest_dwell: dwells.min().unwrap_or(config.residency_floor_ms),
+    }
+}
+
+impl<D: Decide> World<'_, D> {
+    /// How long something may wait for a node that has room, in microseconds: twice as long as an
+    /// order keeps a place, all that a recovery takes, and time for lost messages.
+    fn patience(&self) -> u64 {
+        let c = &self.config;
+        let order = 2 * c.order_repeat_ms.max(c.take_ms);
+        let refusals = 8 * c.avoid_ms;
+        1_000 * (order + refusals + 3 * self.longest_dwell + 4 * c.liveness_ms)
+    }
+
+    pub(super) fn watch(&mut self) -> Result<(), Wrong> {
+        self.queue.plan(self.now + WATCH_US, What::Watch);
+        let pending = self.patience();
+        let bound = pending + 2_000 * self.config.take_busy_ms;
+        for workload in 0..self.specs.len() {
+            let oldest = self.pending[workload].first().copied();
+            self.starves(workload, oldest, pending)?;
+            let oldest = self.bound[workload].first().copied();
+            self.starves(workload, oldest, bound)?;
+        }
+        Ok(())
+    }
+
+    fn starves(
+        &self,
+        workload: usize,
+        oldest: Option<(u64, u32)>,
+        patience: u64,
+    ) -> Result<(), Wrong> {
+        let Some((since, e)) = oldest else {
+            return Ok(());
+        };
+        let since = since.max(self.disturbed_until);
+        if self.now < since.saturating_add(patience) {
+            return Ok(());
+        }
+        let spec = &self.specs[workload];
+        // What asks for free memory by a vector is not judged here: that changes all the time.
+        if spec.requires.free_memory_bytes.is_some() {
+            return Ok(());
+        }
+        let needs = self.exec(e).memory_bytes;
+        let own = self.exec(e).phase().and_then(Phase::binding);
+        let long_ago = self.now - patience;
+        let has_room = |n: &&Node| {
+            let room = if needs > 0 {
+                n.empty_since <= long_ago && needs <= n.descriptor.memory_limit_bytes
+            } else {
+                n.room_since <= long_ago
+            };
+            room && own.is_none_or(|b| b.node != n.descriptor.node)
+                && n.meets(&spec.requires, &spec.program).is_ok()
+        };
+        match self.nodes.iter().find(has_room) {
+            None => Ok(()),
+            Some(n) => Err((
+                Some(e),
+                (
+                    Rule::NoStarvation,
+                    format!(
+                        "it waits for {} s, and {} has had room for {} s",
+                        (self.now - since) / 1_000_000,
+                        n.descriptor.node,
+                        (self.now - n.room_since.min(n.empty_since)) / 1_000_000
+                    ),
+                ),
+            )),
+        }
+    }
+
+    /// What an execution that has not ended waits for, in a word.
+    fn why_unfinished(&self, e: &Exec) -> &'static str {
+        match e.phase() {
+            None => "not taken in yet",
+            Some(Phase::Pending) => "waits for a node with room",
+            Some(Phase::Bound(_)) => "bound, not started yet",
+            Some(Phase::Started(_)) => "still computing",
+            Some(_) => "other",
+        }
+    }
+
+    /// The run in numbers.
+    pub(super) fn summarize(&mut self, wall: Duration, steps: u64) -> Summary {
+        let mut slots_us = 0u128;
+        let end = self.tally.last_end.max(1);
+        let begin = self.tally.first_submission.unwrap_or(0);
+        let mut still_busy = 0;
+        for n in &self.nodes {
+            let running = if n.up { self.now - n.up_since } else { 0 };
+            let lived = (n.up_us + running).min(end.saturating_sub(begin));
+            slots_us += u128::from(lived) * u128::from(n.descriptor.slots);
+            for run in n.runs.iter().filter(|r| r.started) {
+                still_busy += self.now.saturating_sub(run.base);
+            }
+        }
+        self.tally.busy_us += still_busy;
+        let mut unfinished: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for e in self.execs.iter().filter(|e| !e.is_done()) {
+            *unfinished.entry(self.why_unfinished(e)).or_default() += 1;
+        }
+        let unfinished: Vec<Unfinished> = unfinished
+            .into_iter()
+            .map(|(why, count)| Unfinished {
+                why: why.to_owned(),
+                count,
+            })
+            .collect();
+        summary::make(
+            &mut self.tally,
+            &summary::Frame {
+                seed: self.scenario.seed,
+                nodes: self.nodes.len() as u64,
+                submitted: self.execs.len() as u64,
+                now_us: self.now,
+                slots_us,
+                wall,
+                steps,
+                unfinished,
+            },
+        )
+    }
+}
