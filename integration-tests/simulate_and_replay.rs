@@ -43,8 +43,10 @@ async fn a_scenario_is_played_and_a_bad_one_is_named_with_its_field() {
 
     // A longer dwell moves less; the same seed otherwise.
     let file = scenario("pressure.json");
-    let patient = simulate(&[&file, "--json", "--set", "dwell_ms=60000"]);
-    let patient = &patient.await.expect(0).json_lines()[0]["summary"];
+    let patient = simulate(&[&file, "--json", "--set", "dwell_ms=60000"])
+        .await
+        .expect(0);
+    let patient = &patient.json_lines()[0]["summary"];
     let moves = |s: &Value| s["rebindings"]["pressure"].as_u64().unwrap_or(0);
     assert!(moves(patient) < moves(summary), "{patient}");
 
@@ -177,16 +179,18 @@ async fn what_really_happened_is_played_again_under_another_policy() {
         "{}",
         bad.stderr
     );
-    let none = lab.fiec(&[
-        "replay",
-        "--since",
-        "2020-01-01T00:00:00Z",
-        "--until",
-        "2020-01-02T00:00:00Z",
-        "--set",
-        "balance_ms=1",
-    ]);
-    let none = none.await.expect(1);
+    let none = lab
+        .fiec(&[
+            "replay",
+            "--since",
+            "2020-01-01T00:00:00Z",
+            "--until",
+            "2020-01-02T00:00:00Z",
+            "--set",
+            "balance_ms=1",
+        ])
+        .await
+        .expect(1);
     assert!(
         none.stderr.contains("no execution was submitted"),
         "{}",

@@ -26,6 +26,8 @@ pub enum Standing<'a> {
     },
     /// Nothing was shown yet.
     Unproved,
+    /// The canaries could not run there.
+    Unable(&'a str),
     /// What was shown does not count.
     Refused(&'a str),
     /// What was shown is of an earlier life or environment of the node, or from before its release.
@@ -50,7 +52,7 @@ impl Trust {
         substrate: &str,
         now: Timestamp,
     ) -> Standing<'_> {
-        if let Some(entry) = self.quarantine.of(contract) {
+        if let Some(entry) = self.quarantine.at(contract, substrate) {
             return Standing::Quarantined(entry);
         }
         if let Some(reason) = &self.refused {
@@ -77,21 +79,27 @@ impl Trust {
                 until: proof.expires_at,
             },
             Some(result) => Standing::Failed(result),
-            None => Standing::Unproved,
+            None => {
+                let mut unproved = proof.unproved.iter();
+                let unable = unproved.find(|u| u.substrate == substrate);
+                unable.map_or(Standing::Unproved, |u| Standing::Unable(&u.reason))
+            }
         }
     }
 
-    /// A contract that the last proof breaks although nobody has taken it away yet, with the
-    /// reason. A proof from before a release says nothing.
-    pub fn broken(&self) -> Option<(Contract, String)> {
-        let proof = self.proof.as_ref()?;
+    /// What the last proof breaks although nobody has taken it away yet. A proof from before a
+    /// release says nothing.
+    pub fn broken(&self) -> Vec<&Proved> {
+        let Some(proof) = &self.proof else {
+            return Vec::new();
+        };
         let released = self.quarantine.released.as_ref();
         if released.is_some_and(|r| proof.at < r.at) {
-            return None;
+            return Vec::new();
         }
-        let mut results = proof.results.iter();
-        let broken = results.find(|r| !r.passed && self.quarantine.of(r.contract).is_none())?;
-        Some((broken.contract, broken.detail.clone()))
+        let results = proof.results.iter().filter(|r| !r.passed);
+        let lost = |r: &&Proved| self.quarantine.at(r.contract, &r.substrate).is_some();
+        results.filter(|r| !lost(r)).collect()
     }
 }
 
@@ -105,7 +113,7 @@ impl Standing<'_> {
     pub fn as_str(self) -> &'static str {
         match self {
             Standing::Proved { .. } => "proved",
-            Standing::Unproved => "unproved",
+            Standing::Unproved | Standing::Unable(_) => "unproved",
             Standing::Refused(_) => "refused",
             Standing::Outdated => "outdated",
             Standing::Expired { .. } => "expired",
@@ -126,6 +134,9 @@ impl Standing<'_> {
                     "it has not proved that it keeps the {contract} contract (its canaries have not run here yet)"
                 )
             }
+            Standing::Unable(reason) => format!(
+                "it has not proved that it keeps the {contract} contract: its canaries could not run there: {reason}"
+            ),
             Standing::Refused(reason) => {
                 format!("its proof of the {contract} contract does not count: {reason}")
             }
@@ -142,8 +153,13 @@ impl Standing<'_> {
                 )
             }
             Standing::Quarantined(entry) => format!(
-                "it is quarantined for the {contract} contract since {}: {}",
-                entry.at, entry.reason
+                "it is quarantined for the {contract} contract{} since {}: {}",
+                entry
+                    .substrate
+                    .as_ref()
+                    .map_or_else(String::new, |device| format!(" on {device}")),
+                entry.at,
+                entry.reason
             ),
         }
     }
@@ -188,6 +204,7 @@ mod tests {
             at: Timestamp::from_micros(500),
             expires_at: Timestamp::from_micros(2_000),
             results: vec![result(Contract::Bitwise), result(Contract::Bounded)],
+            unproved: vec![],
         }
     }
 
@@ -235,19 +252,18 @@ mod tests {
         };
         assert_eq!(word(&trust, Contract::Bitwise), "failed");
         assert_eq!(word(&trust, Contract::Bounded), "proved");
-        let (contract, reason) = trust.broken().unwrap();
-        assert_eq!(
-            (contract, reason.as_str()),
-            (Contract::Bitwise, "canary dot")
-        );
+        let broken = trust.broken();
+        let broken: Vec<_> = broken.iter().map(|r| (r.contract, &*r.detail)).collect();
+        assert_eq!(broken, [(Contract::Bitwise, "canary dot")]);
         trust.quarantine.entries.push(Quarantined {
-            contract,
-            reason,
+            contract: Contract::Bitwise,
+            substrate: None,
+            reason: "canary dot".into(),
             who: "policy/x".into(),
             at: NOW,
         });
         assert_eq!(word(&trust, Contract::Bitwise), "quarantined");
-        assert_eq!(trust.broken(), None);
+        assert_eq!(trust.broken(), Vec::<&Proved>::new());
         trust.quarantine = Quarantine {
             entries: vec![],
             released: Some(Released {
@@ -256,6 +272,51 @@ mod tests {
             }),
         };
         assert_eq!(word(&trust, Contract::Bitwise), "outdated");
-        assert_eq!(trust.broken(), None);
+        assert_eq!(trust.broken(), Vec::<&Proved>::new());
+    }
+
+    #[test]
+    fn a_device_is_lost_alone_and_one_that_could_not_run_is_unproved_with_the_reason() {
+        let mut both = proof(true);
+        for result in proof(false).results {
+            both.results.push(Proved {
+                substrate: "GPU-1".into(),
+                ..result
+            });
+        }
+        both.unproved.push(fiec_schemas::trust::Unproved {
+            substrate: "GPU-2".into(),
+            reason: "no device to compute on".into(),
+        });
+        let mut trust = Trust {
+            proof: Some(Arc::new(both)),
+            ..Trust::default()
+        };
+        let at = |trust: &Trust, substrate: &str| {
+            let d = descriptor();
+            let standing = trust.standing(&d, Contract::Bitwise, substrate, NOW);
+            (standing.as_str(), standing.in_words(Contract::Bitwise))
+        };
+        let broken = trust.broken();
+        assert_eq!(broken.len(), 1);
+        assert_eq!(broken[0].substrate, "GPU-1");
+        trust.quarantine.entries.push(Quarantined {
+            contract: Contract::Bitwise,
+            substrate: Some("GPU-1".into()),
+            reason: "canary dot".into(),
+            who: "policy/x".into(),
+            at: NOW,
+        });
+        assert!(trust.broken().is_empty());
+        let (word, said) = at(&trust, "GPU-1");
+        assert_eq!(word, "quarantined");
+        assert!(
+            said.contains("on GPU-1") && said.contains("canary dot"),
+            "{said}"
+        );
+        assert_eq!(at(&trust, "host").0, "proved");
+        let (word, said) = at(&trust, "GPU-2");
+        assert_eq!(word, "unproved");
+        assert!(said.contains("no device to compute on"), "{said}");
     }
 }

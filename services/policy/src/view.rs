@@ -156,7 +156,9 @@ impl<'a> LedgerView<'a> {
             index: boundary.index,
             digest: boundary.digest?.parse().ok()?,
             bytes: boundary.bytes,
-            seq: boundary.seq.map(|seq| if seq == 0 { self.seq } else { seq }),
+            seq: boundary
+                .seq
+                .map(|seq| if seq == 0 { self.seq } else { seq }),
             ordinal: boundary.ordinal,
         })
     }

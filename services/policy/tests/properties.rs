@@ -52,6 +52,8 @@ struct Checker {
     w: World,
     silent: [bool; 3],
     shadow: Vec<Automaton>,
+    /// What each node told last, and when: it holds for the liveness time.
+    told: [(u64, f64); 3],
     submitted: u64,
     orders: BTreeMap<(String, u64), usize>,
 }
@@ -60,10 +62,12 @@ impl Checker {
     fn new() -> Self {
         let w = World::new(3);
         let shadow = (0..3).map(|_| Automaton::new(Millis(w.now))).collect();
+        let told = [0, 1, 2].map(|i| (w.now, w.reading(i)));
         Self {
             w,
             silent: [false; 3],
             shadow,
+            told,
             submitted: 0,
             orders: BTreeMap::new(),
         }
@@ -129,13 +133,14 @@ impl Checker {
     fn observe(&mut self) {
         let threshold = default_thresholds()[&Signal::Memory];
         if self.w.now.is_multiple_of(500) {
-            let speaking = self
-                .shadow
-                .iter_mut()
-                .enumerate()
-                .filter(|(i, _)| !self.silent[*i]);
-            for (i, automaton) in speaking {
-                automaton.observe(Millis(self.w.now), Some(self.w.reading(i)), &threshold);
+            let liveness = fiec_policy::Config::default().liveness_ms;
+            for (i, automaton) in self.shadow.iter_mut().enumerate() {
+                if !self.silent[i] {
+                    self.told[i] = (self.w.now, self.w.reading(i));
+                }
+                let (at, value) = self.told[i];
+                let fresh = self.w.now - at <= liveness;
+                automaton.observe(Millis(self.w.now), fresh.then_some(value), &threshold);
             }
         }
     }

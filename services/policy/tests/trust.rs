@@ -186,6 +186,36 @@ fn two_nodes_that_disagree_are_asked_for_proofs_and_the_one_that_fails_was_wrong
 }
 
 #[test]
+fn a_third_node_whose_proof_is_being_renewed_is_awaited_and_decides() {
+    let mut w = guarded(3);
+    let holder = w.node(w.node_of(1));
+    w.commit(1, 2, "wrong");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    let third = (0..3).find(|i| w.node(*i) != holder && w.node(*i) != first.0);
+    let third = third.unwrap();
+    let released = Released {
+        who: "ann".into(),
+        at: w.at().wall,
+    };
+    let renewing = Quarantine {
+        entries: vec![],
+        released: Some(released),
+    };
+    w.lose(third, renewing);
+    w.answer(1, (&first.0, first.1), 2, of("two"));
+    w.pass(2_000);
+    let asked = w.take_controls();
+    assert!(asked.is_empty(), "neither proofs nor anybody: {asked:?}");
+    w.prove(third, true);
+    w.pass(1_000);
+    let asked = w.questions();
+    assert_eq!(asked[0].0, w.node(third), "{asked:?}");
+    let actions = w.answer(1, (&asked[0].0, asked[0].1), 2, of("two"));
+    assert_eq!(quarantined(&actions), [holder.to_string()]);
+}
+
+#[test]
 fn a_third_node_that_joins_later_decides() {
     let mut w = guarded(2);
     let holder = w.node(w.node_of(1));
@@ -213,6 +243,7 @@ fn what_a_quarantined_node_holds_beside_is_taken_away_and_a_release_asks_for_a_n
     assert_eq!(quarantined(&actions), [format!("n{holder}")]);
     let lost = Quarantine {
         entries: vec![fiec_schemas::trust::Quarantined {
+            substrate: None,
             contract: Contract::Bitwise,
             reason: "canary dot is off".into(),
             who: "policy/x".into(),
@@ -263,4 +294,33 @@ fn nothing_is_computed_twice_while_real_work_waits_or_nobody_asked_for_it() {
     w.complete(9);
     w.pass(1_500);
     assert_eq!(w.questions().len(), 1);
+}
+
+#[test]
+fn what_cannot_be_compared_is_compared_from_the_beginning_and_blames_nobody() {
+    let mut w = guarded(3);
+    w.commit(1, 2, "two");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("two"));
+    w.commit(1, 4, "four");
+    w.pass(100);
+    let second = w.questions().remove(0);
+    assert_eq!(second.2.from.as_ref().unwrap().index, 2);
+    // Not now: the same is asked again.
+    let mut actions = w.cannot_compare(1, (&second.0, second.1), false);
+    w.pass(2_000);
+    let again = w.questions().remove(0);
+    assert_eq!(again.2.from, second.2.from);
+    // Not at all any more: from the beginning.
+    actions.extend(w.cannot_compare(1, (&again.0, again.1), true));
+    w.pass(2_000);
+    let third = w.questions().remove(0);
+    assert_eq!((third.2.from.clone(), third.2.to), (None, Some(4)));
+    // Even where that differs twice, it is not known whose part was wrong.
+    actions.extend(w.answer(1, (&third.0, third.1), 4, of("other")));
+    w.pass(100);
+    let fourth = w.questions().remove(0);
+    actions.extend(w.answer(1, (&fourth.0, fourth.1), 4, of("other")));
+    assert!(quarantined(&actions).is_empty(), "{actions:?}");
 }

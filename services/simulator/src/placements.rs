@@ -108,6 +108,7 @@ impl Bench {
                 running: Vec::new(),
             };
             policy.step(now, Input::Vector(vector, 0), &mut out);
+            out.clear();
         }
         policy.step(now, Input::Loaded, &mut out);
         Ok(Self {
@@ -124,6 +125,17 @@ impl Bench {
     /// # Errors
     /// Where the policy finds no node for it.
     pub fn place(&mut self) -> Result<(), FieldError> {
+        if self.submit() {
+            return Ok(());
+        }
+        Err(FieldError::new(
+            "nodes",
+            "a node has room, but the policy placed nothing: has a requirement been added that these nodes do not meet?",
+        ))
+    }
+
+    /// Submits one more execution; true where it was placed and does not wait.
+    pub fn submit(&mut self) -> bool {
         self.placed += 1;
         self.out.clear();
         let id = (7 << 76) | (2 << 62) | self.placed;
@@ -145,13 +157,7 @@ impl Bench {
             }
             _ => false,
         };
-        if self.out.iter().any(bound) {
-            return Ok(());
-        }
-        Err(FieldError::new(
-            "nodes",
-            "a node has room, but the policy placed nothing: has a requirement been added that these nodes do not meet?",
-        ))
+        self.out.iter().any(bound)
     }
 }
 

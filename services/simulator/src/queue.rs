@@ -57,7 +57,7 @@ impl<T> Queue<T> {
     }
 
     /// What comes next, and when.
-    pub fn next(&mut self) -> Option<(u64, T)> {
+    pub fn pop(&mut self) -> Option<(u64, T)> {
         self.heap.pop().map(|p| (p.at, p.what))
     }
 }
@@ -72,7 +72,7 @@ mod tests {
         for (at, name) in [(5, "c"), (1, "a"), (5, "d"), (2, "b"), (u64::MAX, "never")] {
             queue.plan(at, name);
         }
-        let all: Vec<_> = std::iter::from_fn(|| queue.next()).collect();
+        let all: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(all, [(1, "a"), (2, "b"), (5, "c"), (5, "d")]);
     }
 }

@@ -18,13 +18,13 @@ const NODES: [u32; 3] = [100, 1_000, 10_000];
 /// # Errors
 /// When an execution that has room is not placed.
 pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    // First, while nothing that was freed can be used again.
+    memory(lab)?;
     let mut before: Option<(u32, f64)> = None;
     for nodes in NODES {
         let case = format!("{nodes} nodes");
         lab.steps_message(&format!("policy: {case}"));
-        let empty = cpu::tree(std::process::id()).resident;
         let mut bench = Bench::new(nodes, &Asks::default())?;
-        let with_nodes = cpu::tree(std::process::id()).resident;
         // Half of the slots, so that the last placement looks for room as the first does.
         let count = lab.samples(2 * nodes.min(5_000) as usize);
         let mut took = Vec::with_capacity(count);
@@ -33,22 +33,12 @@ pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             bench.place()?;
             took.push(began.elapsed().as_secs_f64() * 1e6);
         }
-        let with_all = cpu::tree(std::process::id()).resident;
         let mean = took.iter().sum::<f64>() / took.len() as f64;
         lab.figures
             .add("policy", &case, "placements_per_s", "1/s", 1e6 / mean, None);
         let p99 = quantile(&mut took, 0.99);
         lab.figures
             .add("policy", &case, "decision_p99_us", "us", p99, None);
-        // Resident sizes are no finer than pages of the allocator: only large numbers say something.
-        if nodes >= 10_000 {
-            let each = (with_nodes.saturating_sub(empty)) as f64 / f64::from(nodes);
-            lab.figures
-                .add("policy", &case, "node_bytes", "B", each, None);
-            let each = (with_all.saturating_sub(with_nodes)) as f64 / count as f64;
-            lab.figures
-                .add("policy", &case, "execution_bytes", "B", each, None);
-        }
         if let Some((fewer, less)) = before {
             let n = |n: u32| f64::from(n);
             // One placement of n nodes may cost log n if n of them cost n log n.
@@ -59,5 +49,32 @@ pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         }
         before = Some((nodes, mean));
     }
+    Ok(())
+}
+
+/// What is resident grows by what each node, and each execution, takes; so many of them that pages
+/// and what the allocator keeps do not count.
+fn memory(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    const MANY: u32 = 20_000;
+    const EXECUTIONS: u32 = 200_000;
+    lab.steps_message("policy: memory");
+    let resident = || cpu::tree(std::process::id()).resident as f64;
+    let empty = resident();
+    let nodes = Bench::new(MANY, &Asks::default())?;
+    let each = (resident() - empty) / f64::from(MANY);
+    let case = format!("{MANY} nodes");
+    lab.figures
+        .add("policy", &case, "node_bytes", "B", each, None);
+    // Both live at once, so that nothing of the one is used again for the other.
+    let mut few = Bench::new(10, &Asks::default())?;
+    let begin = resident();
+    for _ in 0..EXECUTIONS {
+        few.submit();
+    }
+    let each = (resident() - begin) / f64::from(EXECUTIONS);
+    let case = format!("{EXECUTIONS} executions");
+    lab.figures
+        .add("policy", &case, "execution_bytes", "B", each, None);
+    drop(nodes);
     Ok(())
 }

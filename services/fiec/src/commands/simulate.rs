@@ -180,10 +180,13 @@ pub fn with_bar(scenario: &Scenario, quiet: bool) -> Result<Played, fiec_schemas
     played
 }
 
+/// A line of the table: its name, and what it says of a summary.
+type Row<'a> = (&'a str, &'a dyn Fn(&Summary) -> String);
+
 /// Summaries beside each other, for people.
 pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
     let ms = |ms: f64| ui::micros((ms * 1e3) as i64);
-    let rows: [(&str, &dyn Fn(&Summary) -> String); 22] = [
+    let rows: [Row<'_>; 22] = [
         ("executions", &|s| {
             format!("{} of {} completed", s.completed, s.submitted)
         }),

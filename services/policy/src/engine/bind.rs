@@ -210,11 +210,19 @@ impl Policy {
             return Placed::Moot;
         }
         let known = e.extra.as_ref().and_then(|x| x.cause.clone());
-        match e.stage {
+        let stage = e.stage;
+        match stage {
             Stage::Pending => self.rebind(now, id, known.unwrap_or(Cause::Initial), None, out),
             Stage::Bound(node, _) | Stage::Started(node, _) => match self.loss(now, id) {
                 Some(cause) => self.rebind(now, id, cause, Some(node), out),
-                None => Placed::Moot,
+                None => {
+                    // Its node has returned, perhaps without its capsule: it is looked at as before.
+                    if matches!(stage, Stage::Bound(..)) {
+                        let due = now.mono.plus(self.balance_check());
+                        self.cluster.set_due(id, due);
+                    }
+                    Placed::Moot
+                }
             },
             Stage::Paused | Stage::Verifying => Placed::Moot,
         }

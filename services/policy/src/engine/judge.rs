@@ -1,8 +1,9 @@
 //! Judges what was computed twice, and says what follows.
 
 use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict};
-use fiec_schemas::{Contract, Event, ExecutionId, NodeId};
+use fiec_schemas::{Contract, Event, ExecutionId, NodeId, StatePlace};
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
@@ -23,6 +24,11 @@ enum Outcome {
     Undecided,
     /// Three findings, the last one this one's.
     Babel(NodeIx),
+}
+
+/// Stored whole beside the ledger, by who verified it.
+fn is_kept(place: &StatePlace) -> bool {
+    place.seq.is_none()
 }
 
 impl Policy {
@@ -48,9 +54,8 @@ impl Policy {
         let finding = match (verdict.finding, verdict.error) {
             (Some(finding), _) => finding,
             (None, Some(reason)) => {
-                let gone = reason.starts_with("σ of boundary");
                 check.failed(now.mono, retry, format!("{}: {reason}", verdict.node));
-                if gone {
+                if verdict.gone {
                     check.from_the_beginning();
                 }
                 return;
@@ -172,8 +177,7 @@ impl Policy {
         };
         let before = check.good.clone();
         let done = check.confirmed(by);
-        let kept = |p: &fiec_schemas::StatePlace| p.seq.is_none();
-        if let Some(old) = before.filter(kept)
+        if let Some(old) = before.filter(is_kept)
             && check
                 .good
                 .as_ref()
@@ -186,6 +190,17 @@ impl Policy {
         }
         if done {
             self.finish(now, id, out);
+        }
+    }
+
+    /// It has ended, or will with the next append: nobody goes back any more.
+    pub(super) fn drop_kept(&self, id: ExecutionId, out: &mut Vec<Action>) {
+        let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
+        if let Some(good) = good.filter(|place| is_kept(place)) {
+            out.push(Action::DropKept {
+                execution: id,
+                digest: good.digest,
+            });
         }
     }
 
@@ -219,6 +234,7 @@ impl Policy {
             events: vec![verified, completed],
             ticket: None,
         });
+        self.drop_kept(id, out);
     }
 
     fn go_back(
@@ -248,8 +264,11 @@ impl Policy {
         proof: &Proof,
         out: &mut Vec<Action>,
     ) {
-        let broken =
-            |r: &&fiec_schemas::trust::Proved| r.contract == Contract::Bitwise && !r.passed;
+        // What is compared is computed once more on the host; a device that broke the contract
+        // has lost it already, and what it held with it.
+        let broken = |r: &&fiec_schemas::trust::Proved| {
+            r.contract == Contract::Bitwise && r.substrate == HOST && !r.passed
+        };
         let Some(broken) = proof.results.iter().find(broken) else {
             return;
         };

@@ -34,6 +34,7 @@ impl Policy {
         }
         if view.is_terminal() {
             self.learn(now, view);
+            self.drop_kept(id, out);
             self.forget(id);
             return;
         }

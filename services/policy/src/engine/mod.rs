@@ -224,6 +224,8 @@ pub enum Action {
         node: NodeId,
         /// Which contract.
         contract: Contract,
+        /// On which of its devices; none: on all of it.
+        substrate: Option<String>,
         /// Why.
         reason: String,
     },

@@ -186,12 +186,7 @@ impl Policy {
 
     /// A node that was given up and whose worker writes something new is there: what it has begun
     /// since it returned must not be taken from it only because its vector comes later.
-    pub(super) fn writes_again(
-        &mut self,
-        now: Now,
-        view: &LedgerView<'_>,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn writes_again(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) {
         let Some(ix) = view
             .worker()
             .and_then(|name| self.cluster.find(&name.parse().ok()?))

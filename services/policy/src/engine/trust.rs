@@ -5,11 +5,13 @@
 use std::sync::Arc;
 
 use fiec_schemas::messages::{ContractStanding, Record};
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{NodeIdentity, Proof, Quarantine, Quarantined, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
 use super::{Action, Good, Policy};
 use crate::cluster::{Node, NodeIx, Stage};
+use crate::places::Claim;
 use crate::time::Now;
 
 /// A proof that is younger is recorded also by a service that has just started.
@@ -100,28 +102,29 @@ impl Policy {
         self.replicas.prefers_self(name.as_str().as_bytes())
     }
 
-    /// Takes a contract away that a node's own canaries have broken.
+    /// Takes contracts away that a node's own canaries have broken: on a device that broke them,
+    /// or on all of a node whose host did, since programs on its devices need that too.
     fn take_broken(&mut self, ix: NodeIx, out: &mut Vec<Action>) {
         let node = self.cluster.node(ix);
-        if self.loaded
-            && self.speaks_for(&node.id)
-            && let Some((contract, reason)) = node.trust.broken()
-        {
-            out.push(Action::Quarantine {
-                node: node.id.clone(),
-                contract,
-                reason,
-            });
+        if !self.loaded || !self.speaks_for(&node.id) {
+            return;
         }
+        out.extend(node.trust.broken().into_iter().map(|r| Action::Quarantine {
+            node: node.id.clone(),
+            contract: r.contract,
+            substrate: (r.substrate != HOST).then(|| r.substrate.clone()),
+            reason: r.detail.clone(),
+        }));
     }
 
     /// Takes a contract away from a node that was found out. It counts here at once.
     pub(super) fn convict(&mut self, now: Now, ix: NodeIx, reason: String, out: &mut Vec<Action>) {
         let contract = Contract::Bitwise;
         let node = self.cluster.node_mut(ix);
-        if node.trust.quarantine.of(contract).is_none() {
+        if node.trust.quarantine.of(contract, None).is_none() {
             node.trust.quarantine.entries.push(Quarantined {
                 contract,
+                substrate: None,
                 reason: reason.clone(),
                 who: "policy".to_owned(),
                 at: now.wall,
@@ -129,6 +132,7 @@ impl Policy {
             out.push(Action::Quarantine {
                 node: node.id.clone(),
                 contract,
+                substrate: None,
                 reason,
             });
         }
@@ -147,8 +151,13 @@ impl Policy {
                 continue;
             };
             let contract = self.cluster.profiles.get(e.profile).map(|p| p.contract);
-            let quarantine = &self.cluster.node(ix).trust.quarantine;
-            let Some(entry) = contract.and_then(|c| quarantine.of(c)) else {
+            let node = self.cluster.node(ix);
+            let place = match e.claim {
+                Claim::Device { device, .. } => node.devices.get(device).map_or(HOST, |d| &*d.id),
+                _ => HOST,
+            };
+            let quarantine = &node.trust.quarantine;
+            let Some(entry) = contract.and_then(|c| quarantine.at(c, place)) else {
                 continue;
             };
             if !self.is_mine(id) {

@@ -15,6 +15,7 @@ use crate::cluster::{NodeIx, Presence};
 use crate::execution::Avoided;
 use crate::placement::{self, Ask};
 use crate::time::{Millis, Now};
+use crate::trust::Standing;
 use crate::verify::{Check, Trial, is_drawn};
 use crate::view::LedgerView;
 
@@ -255,15 +256,19 @@ impl Policy {
         true
     }
 
-    /// True where somebody else keeps the contract, who may have a slot to spare soon.
+    /// True where somebody else may keep the contract and have a slot to spare soon. One that is
+    /// just being asked whether it lives, or whose proof is being renewed, is there.
     fn could_be_asked(&self, now: Now, out_of_question: &[Avoided]) -> bool {
         self.cluster.nodes().any(|(ix, node)| {
             let standing = node.descriptor.as_ref().is_some_and(|d| {
                 let trust = &node.trust;
                 let standing = trust.standing(d, Contract::Bitwise, HOST, now.wall);
-                standing.is_good()
+                !matches!(
+                    standing,
+                    Standing::Quarantined(_) | Standing::Failed(_) | Standing::Refused(_)
+                )
             });
-            let there = matches!(node.presence, Presence::Up) && !node.is_draining();
+            let there = !matches!(node.presence, Presence::Lost { .. }) && !node.is_draining();
             standing && there && out_of_question.iter().all(|a| a.node != ix)
         })
     }

@@ -494,6 +494,29 @@ impl World {
                 outputs: BTreeMap::new(),
             }),
             error: None,
+            gone: false,
+        };
+        let actions = self.step(Input::Verdict(verdict));
+        self.carry_out();
+        actions
+    }
+
+    /// A node could not compare what it was asked for.
+    pub fn cannot_compare(
+        &mut self,
+        n: u64,
+        (node, question): (&NodeId, u64),
+        gone: bool,
+    ) -> Vec<Action> {
+        let verdict = Verdict {
+            v: 1,
+            question,
+            node: node.clone(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            execution: Self::id(n),
+            finding: None,
+            error: Some("cannot be compared".to_owned()),
+            gone,
         };
         let actions = self.step(Input::Verdict(verdict));
         self.carry_out();

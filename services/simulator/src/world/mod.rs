@@ -11,6 +11,7 @@
 mod broker;
 pub mod exec;
 mod faults;
+mod joining;
 mod nodes;
 mod services;
 mod watch;
@@ -260,7 +261,7 @@ impl<'a, D: Decide> World<'a, D> {
         let began = std::time::Instant::now();
         let mut violation = None;
         let mut steps = 0u64;
-        while let Some((at, what)) = self.queue.next() {
+        while let Some((at, what)) = self.queue.pop() {
             if at > self.end() {
                 break;
             }

@@ -5,7 +5,6 @@ use crate::broken::Rule;
 use crate::world::broker::Stored;
 use fiec_policy::{Action, LedgerView, Ticket};
 use fiec_schemas::messages::Destination;
-use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{Cause, InstanceId};
 use uuid::Uuid;
 
@@ -331,7 +330,7 @@ impl<D: Decide> World<'_, D> {
     }
 
     /// True where a service's input must wait, planned again then.
-    fn waits(&mut self, p: u8, what: What) -> Option<What> {
+    pub(super) fn waits(&mut self, p: u8, what: What) -> Option<What> {
         let until = self.replicas[p as usize].stalled_until;
         if until <= self.now {
             return Some(what);
@@ -551,55 +550,6 @@ impl<D: Decide> World<'_, D> {
                 spec: &spec,
             },
         )
-    }
-
-    pub(super) fn joined(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
-        if self.waits(p, What::Joined(p, node)).is_none() {
-            return Ok(());
-        }
-        self.tell_joined(p as usize, node as usize);
-        self.perform(p as usize)
-    }
-
-    fn tell_joined(&mut self, p: usize, node: usize) {
-        let descriptor = Arc::clone(&self.nodes[node].descriptor);
-        self.tell(p, Input::Descriptor(Box::new((*descriptor).clone())));
-        let expires = self.stamp(self.end() + 1_000_000_000);
-        let proof = Proof::passing(&descriptor, 1, self.wall(), expires);
-        let signed = SignedProof {
-            v: 1,
-            statement: String::new(),
-            key: String::new(),
-            sig: String::new(),
-        };
-        self.tell(
-            p,
-            Input::Proof {
-                node: &descriptor.node,
-                signed: &signed,
-                judged: Ok(proof),
-            },
-        );
-    }
-
-    pub(super) fn flagged(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
-        if self.waits(p, What::Flags(p, node)).is_none() {
-            return Ok(());
-        }
-        self.tell_flags(p as usize, node as usize);
-        self.perform(p as usize)
-    }
-
-    fn tell_flags(&mut self, p: usize, node: usize) {
-        let n = &self.nodes[node];
-        let name = n.descriptor.node.clone();
-        let flags = NodeFlags {
-            cordoned: n.cordoned || n.draining,
-            draining: n.draining,
-            who: "sim".to_owned(),
-            at: self.wall(),
-        };
-        self.tell(p, Input::Flags(&name, flags));
     }
 }
 

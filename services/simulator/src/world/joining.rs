@@ -1,0 +1,55 @@
+//! What services are told of nodes that join, and of what operators say about them.
+
+use super::*;
+use fiec_schemas::trust::{Proof, SignedProof};
+
+impl<D: Decide> World<'_, D> {
+    pub(super) fn joined(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
+        if self.waits(p, What::Joined(p, node)).is_none() {
+            return Ok(());
+        }
+        self.tell_joined(p as usize, node as usize);
+        self.perform(p as usize)
+    }
+
+    pub(super) fn tell_joined(&mut self, p: usize, node: usize) {
+        let descriptor = Arc::clone(&self.nodes[node].descriptor);
+        self.tell(p, Input::Descriptor(Box::new((*descriptor).clone())));
+        let expires = self.stamp(self.end() + 1_000_000_000);
+        let proof = Proof::passing(&descriptor, 1, self.wall(), expires);
+        let signed = SignedProof {
+            v: 1,
+            statement: String::new(),
+            key: String::new(),
+            sig: String::new(),
+        };
+        self.tell(
+            p,
+            Input::Proof {
+                node: &descriptor.node,
+                signed: &signed,
+                judged: Ok(proof),
+            },
+        );
+    }
+
+    pub(super) fn flagged(&mut self, p: u8, node: u32) -> Result<(), Wrong> {
+        if self.waits(p, What::Flags(p, node)).is_none() {
+            return Ok(());
+        }
+        self.tell_flags(p as usize, node as usize);
+        self.perform(p as usize)
+    }
+
+    pub(super) fn tell_flags(&mut self, p: usize, node: usize) {
+        let n = &self.nodes[node];
+        let name = n.descriptor.node.clone();
+        let flags = NodeFlags {
+            cordoned: n.cordoned || n.draining,
+            draining: n.draining,
+            who: "sim".to_owned(),
+            at: self.wall(),
+        };
+        self.tell(p, Input::Flags(&name, flags));
+    }
+}
