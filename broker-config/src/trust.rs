@@ -186,6 +186,7 @@ mod tests {
             environment: Digest::of(b"here"),
             at: Timestamp::from_micros(1),
             expires_at: Timestamp::from_micros(2),
+            unproved: vec![],
             results: Vec::new(),
         }
     }

@@ -10,6 +10,7 @@ use crate::{envelope, event, hardware, messages, package, programs, submission, 
 pub fn all() -> Vec<(&'static str, Value)> {
     vec![
         ("submission", schema::<submission::Submission>()),
+        ("canary-params", schema::<programs::CanaryParams>()),
         ("cg-params", schema::<programs::CgParams>()),
         ("gemm-params", schema::<programs::GemmParams>()),
         ("lu-params", schema::<programs::LuParams>()),

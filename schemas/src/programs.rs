@@ -21,6 +21,8 @@ pub use dense::{
 pub const CG: &str = "cg@1";
 /// A program that does declared work with a declared state; for tests and benches.
 pub const SYNTHETIC: &str = "synthetic@1";
+/// What σ of `synthetic@1` begins with, in bytes.
+pub const SYNTHETIC_HEADER: u64 = 24;
 /// A matrix product in tiles.
 pub const GEMM: &str = "gemm@1";
 /// LU factorization by block columns.
@@ -115,6 +117,9 @@ pub struct SyntheticParams {
     /// of 64 from 1,024 on. 0: σ is whole.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub page_bytes: u64,
+    /// What changes in σ with each capsule, in place of 64 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<SyntheticChange>,
     /// Microseconds of computation in one capsule.
     #[serde(default)]
     pub work_us: u64,
@@ -133,6 +138,24 @@ pub struct SyntheticParams {
     pub emit_every: u64,
 }
 
+/// A part of σ that changes with each capsule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SyntheticChange {
+    /// Bytes in all, at least 8 for each place.
+    pub bytes: u64,
+    /// Places over which they are spread, told by σ itself.
+    #[serde(default = "one_place")]
+    pub places: u32,
+    /// Inserted there, and as many dropped at the end; else in place.
+    #[serde(default)]
+    pub insert: bool,
+}
+
+fn one_place() -> u32 {
+    1
+}
+
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }
@@ -142,7 +165,7 @@ fn one() -> u64 {
 }
 
 /// Parameters of `canary@1`: none. One capsule is one case of the suite; the result says of each
-/// whether it kept the bits and the bound.
+/// what digest its bits have and how large its error is against its bound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CanaryParams {}
@@ -243,6 +266,31 @@ impl SyntheticParams {
                 ),
             ));
         }
+        if let Some(change) = &p.change {
+            let fail = |field: &str, rule: String| {
+                Err(FieldError::new(format!("params.change{field}"), rule))
+            };
+            if p.page_bytes != 0 {
+                return fail("", "must not be given with page_bytes".to_owned());
+            }
+            if !(1..=65_536).contains(&change.places) {
+                return fail(
+                    ".places",
+                    format!("must be 1 to 65536, but is {}", change.places),
+                );
+            }
+            let most = p.state_bytes.saturating_sub(SYNTHETIC_HEADER);
+            if change.bytes < 8 * u64::from(change.places) || change.bytes > most {
+                return fail(
+                    ".bytes",
+                    format!(
+                        "must be at least 8 for each of {} places and at most {most}, \
+                         state_bytes less {SYNTHETIC_HEADER}, but is {}",
+                        change.places, change.bytes
+                    ),
+                );
+            }
+        }
         Ok(p)
     }
 }
@@ -251,11 +299,7 @@ impl SyntheticParams {
 ///
 /// # Errors
 /// The field and the rule.
-pub fn check_contract(
-    program: &str,
-    params: &Value,
-    contract: Contract,
-) -> Result<(), FieldError> {
+pub fn check_contract(program: &str, params: &Value, contract: Contract) -> Result<(), FieldError> {
     if contract == Contract::Bitwise
         && matches!(program, GEMM | LU | QR)
         && dense::is_vendor(params)

@@ -54,8 +54,11 @@ pub struct Proof {
     pub at: Timestamp,
     /// Until when it counts.
     pub expires_at: Timestamp,
-    /// One result for each substrate and contract.
+    /// One result for each contract and each substrate that computed.
     pub results: Vec<Proved>,
+    /// Substrates that computed nothing: that is no word about their bits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unproved: Vec<Unproved>,
 }
 
 impl Proof {
@@ -83,8 +86,18 @@ impl Proof {
             at,
             expires_at,
             results: results.collect(),
+            unproved: Vec::new(),
         }
     }
+}
+
+/// A substrate on which the canaries could not run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Unproved {
+    /// Which substrate of the node.
+    pub substrate: String,
+    /// Why, one sentence.
+    pub reason: String,
 }
 
 /// A result of the canaries.
@@ -101,7 +114,7 @@ pub struct Proved {
     pub detail: String,
     /// Cases that were computed.
     pub cases: u32,
-    /// What computed them: `cpu`, or the device's name.
+    /// What computed them: `cpu`, or the device with what the host computed in its stead.
     pub ran_on: String,
     /// Digest over the names and digests of all cases.
     pub digest: Digest,
@@ -110,7 +123,7 @@ pub struct Proved {
 /// Contracts that a node has lost: the value of its quarantine key in `FIEC_NODES`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quarantine {
-    /// The contracts, each once.
+    /// The contracts, each once for a place.
     #[serde(default)]
     pub entries: Vec<Quarantined>,
     /// Who released the node last, with when; proofs from before do not count again.
@@ -123,6 +136,9 @@ pub struct Quarantine {
 pub struct Quarantined {
     /// The contract.
     pub contract: Contract,
+    /// On which of its devices; absent: on all of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub substrate: Option<String>,
     /// Why, in one sentence.
     pub reason: String,
     /// Who found it: `policy/<id>`.
@@ -141,9 +157,16 @@ pub struct Released {
 }
 
 impl Quarantine {
-    /// The entry of this contract.
-    pub fn of(&self, contract: Contract) -> Option<&Quarantined> {
-        self.entries.iter().find(|e| e.contract == contract)
+    /// The entry of this contract for exactly this device, or for all of the node.
+    pub fn of(&self, contract: Contract, substrate: Option<&str>) -> Option<&Quarantined> {
+        let mut entries = self.entries.iter();
+        entries.find(|e| e.contract == contract && e.substrate.as_deref() == substrate)
+    }
+
+    /// The entry that takes this contract away from a substrate.
+    pub fn at(&self, contract: Contract, substrate: &str) -> Option<&Quarantined> {
+        let device = || self.of(contract, Some(substrate));
+        self.of(contract, None).or_else(device)
     }
 }
 
@@ -220,6 +243,13 @@ pub struct Verdict {
     /// Why there is no finding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// It cannot be compared from where the segment begins: that state is not stored any more.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub gone: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The end of a segment, as somebody computed it.

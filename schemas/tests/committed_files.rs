@@ -190,7 +190,7 @@ fn golden_messages_are_what_is_written_and_read() {
         digest: Digest::of(b"state"),
         bytes: 5,
         ledger: None,
-            delta: None,
+        delta: None,
     };
     committed(
         "golden",

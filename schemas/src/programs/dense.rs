@@ -285,10 +285,7 @@ mod tests {
         let refused = check_contract(LU, &params, Contract::Bitwise).unwrap_err();
         assert_eq!(refused.field, "params.arithmetic");
         assert!(refused.to_string().contains("bounded"), "{refused}");
-        assert_eq!(
-            check_contract(LU, &params, Contract::Bounded),
-            Ok(())
-        );
+        assert_eq!(check_contract(LU, &params, Contract::Bounded), Ok(()));
         let plain = json!({"matrix": {"random": {"n": 8}}, "arithmetic": "chain512"});
         assert_eq!(check_contract(LU, &plain, Contract::Bitwise), Ok(()));
         let unknown = json!({"matrix": {"random": {"n": 8}}, "arithmetic": "fast"});

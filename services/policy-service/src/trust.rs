@@ -20,17 +20,24 @@ use crate::events::{Later, Outcome};
 const ATTEMPTS: usize = 16;
 
 impl Effects {
-    /// Takes a contract away from a node, once; whoever does it says so to the recorder.
-    pub async fn quarantine(self, node: NodeId, contract: Contract, reason: String) {
+    /// Takes a contract away from a node, or from one of its devices, once; whoever does it says
+    /// so to the recorder.
+    pub async fn quarantine(
+        self,
+        node: NodeId,
+        (contract, substrate): (Contract, Option<String>),
+        reason: String,
+    ) {
         let (who, at) = (self.author.clone(), Timestamp::now());
         let entry = Quarantined {
             contract,
+            substrate: substrate.clone(),
             reason: reason.clone(),
             who,
             at,
         };
         let changed = self.change_quarantine(&node, |now| {
-            if now.of(contract).is_some() {
+            if now.of(contract, substrate.as_deref()).is_some() {
                 return false;
             }
             now.entries.push(entry.clone());
@@ -39,7 +46,8 @@ impl Effects {
         match changed.await {
             Ok(true) => {
                 tracing::error!(%node, contract = contract.as_str(), reason, "quarantined");
-                let detail = format!("{}: {reason}", contract.as_str());
+                let place = substrate.map_or_else(String::new, |device| format!(" on {device}"));
+                let detail = format!("{}{place}: {reason}", contract.as_str());
                 self.record_node(&node, "quarantined", detail).await;
             }
             Ok(false) => {}
@@ -53,7 +61,12 @@ impl Effects {
     pub async fn release(&self, node: &NodeId, who: &str) -> Result<Vec<Contract>, String> {
         let mut lost = Vec::new();
         self.change_quarantine(node, |now| {
-            lost = now.entries.iter().map(|e| e.contract).collect();
+            lost.clear();
+            for entry in &now.entries {
+                if !lost.contains(&entry.contract) {
+                    lost.push(entry.contract);
+                }
+            }
             if lost.is_empty() {
                 return false;
             }
@@ -168,6 +181,7 @@ impl Effects {
             execution,
             finding: None,
             error: Some(reason),
+            gone: false,
         };
         self.tell(Outcome::Verdict(Box::new(verdict))).await;
     }

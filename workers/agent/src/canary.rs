@@ -1,6 +1,8 @@
 //! Proves what this node can keep: canaries run in a child, as real programs do, on each
 //! substrate; what they show is signed and published. It is done on joining, when the environment
-//! has changed, before the last proof expires, and when a policy service asks.
+//! has changed, before the last proof expires, and when a policy service asks. A node that has
+//! none in force publishes what its host has shown before its devices are looked at, since those
+//! take longer to open.
 
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,9 +13,10 @@ use std::time::Duration;
 use fiec_broker::BrokerError;
 use fiec_broker::trust::NodeKey;
 use fiec_kit::frames::{Order, Report, Run};
-use fiec_kit::programs::canary::{Judgement, judge};
+use fiec_kit::programs::canary::{Judgement, judge, no_device};
 use fiec_schemas::programs::CANARY;
-use fiec_schemas::trust::{NodeIdentity, Proof, Proved, SignedProof};
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::trust::{NodeIdentity, Proof, Proved, Unproved};
 use fiec_schemas::{
     CommitPolicy, Contract, Digest, ExecutionId, NodeDescriptor, Tenant, Timestamp, subjects,
 };
@@ -31,6 +34,12 @@ const WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(30);
 /// A proof that could not be made or published is tried again after this.
 const AGAIN: Duration = Duration::from_secs(1);
+/// A device that could not be had is tried again after this.
+const DEVICE_AGAIN: Duration = Duration::from_secs(300);
+/// The canaries need less of a device's memory; whoever computes there keeps the rest.
+const DEVICE_MEMORY: u64 = 64 << 20;
+/// What a proof says of a device whose turn has not come.
+const NEXT: &str = "they run there next";
 
 /// Digest over what numerics can depend on: the binary that children run, the instruction set,
 /// devices, drivers and libraries.
@@ -90,10 +99,14 @@ pub async fn keep(
     mut descriptor: NodeDescriptor,
     stop: CancellationToken,
 ) {
+    let mut in_force = None;
     let work = async {
         loop {
-            let wait = match renew(&shared, &key, &claim, &mut descriptor).await {
-                Ok(()) => shared.options.proof_lifetime / 2,
+            let renewed = renew(&shared, &key, &claim, &mut descriptor, &mut in_force).await;
+            let lifetime = shared.options.proof_lifetime / 2;
+            let wait = match renewed {
+                Ok(true) => lifetime,
+                Ok(false) => lifetime.min(DEVICE_AGAIN),
                 Err(error) => {
                     tracing::warn!(%error, "cannot prove this node's contracts; trying again");
                     AGAIN
@@ -133,12 +146,14 @@ fn child_of(shared: &Shared) -> &str {
         .map_or("", String::as_str)
 }
 
+/// Runs the canaries and publishes what they show; false where some could not run.
 async fn renew(
     shared: &Arc<Shared>,
     key: &NodeKey,
     claim: &Claim,
     descriptor: &mut NodeDescriptor,
-) -> Result<(), BrokerError> {
+    in_force: &mut Option<Digest>,
+) -> Result<bool, BrokerError> {
     let environment = environment(descriptor, child_of(shared));
     if let Some(identity) = &mut descriptor.identity
         && identity.environment != environment
@@ -147,53 +162,101 @@ async fn renew(
         claim.renew(descriptor).await?;
     }
     let began = Instant::now();
-    let signed = prove(shared, key, descriptor, environment)
-        .await
-        .map_err(|reason| BrokerError::Malformed {
-            what: "the canaries".to_owned(),
-            reason,
-        })?;
+    let mut proof = Proof {
+        v: 1,
+        node: shared.node().clone(),
+        instance: shared.instance,
+        suite: fiec_kit::programs::canary::SUITE,
+        environment,
+        at: Timestamp::now(),
+        expires_at: Timestamp::now(),
+        results: Vec::new(),
+        unproved: Vec::new(),
+    };
+    for (index, substrate) in descriptor.substrates.iter().enumerate() {
+        if index > 0 && *in_force != Some(environment) {
+            let mut first = proof.clone();
+            let rest = descriptor.substrates[index..].iter();
+            first
+                .unproved
+                .extend(rest.map(|s| unproved(&s.id, NEXT.to_owned())));
+            publish(shared, key, first).await?;
+            *in_force = Some(environment);
+        }
+        run_on(shared, &substrate.id, &mut proof).await?;
+    }
+    let complete = proof.unproved.is_empty();
+    publish(shared, key, proof).await?;
+    *in_force = Some(environment);
+    let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(ms, "the canaries' results are published");
+    Ok(complete)
+}
+
+fn unproved(substrate: &str, reason: String) -> Unproved {
+    Unproved {
+        substrate: substrate.to_owned(),
+        reason,
+    }
+}
+
+/// Signs a proof as of now and puts it where everybody reads it.
+async fn publish(shared: &Shared, key: &NodeKey, mut proof: Proof) -> Result<(), BrokerError> {
+    let lifetime = i64::try_from(shared.options.proof_lifetime.as_micros()).unwrap_or(i64::MAX);
+    proof.at = Timestamp::now();
+    proof.expires_at = Timestamp::from_micros(proof.at.micros().saturating_add(lifetime));
+    let malformed = |reason: String| BrokerError::Malformed {
+        what: "own proof".to_owned(),
+        reason,
+    };
+    let signed = key
+        .sign(&proof)
+        .map_err(|error| malformed(error.to_string()))?;
     let store = shared
         .broker
         .js
         .get_key_value(subjects::NODES_BUCKET)
         .await
         .map_err(BrokerError::operation("open the bucket of nodes"))?;
-    let value = serde_json::to_vec(&signed).map_err(|error| BrokerError::Malformed {
-        what: "own proof".to_owned(),
-        reason: error.to_string(),
-    })?;
+    let value = serde_json::to_vec(&signed).map_err(|error| malformed(error.to_string()))?;
     store
         .put(subjects::proof_key(shared.node()), value.into())
         .await
         .map_err(BrokerError::operation("publish the node's proof"))?;
-    let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(ms, "the canaries' results are published");
     Ok(())
 }
 
-/// Runs the suite on each substrate and signs what it shows.
-async fn prove(
+/// Runs the suite on a substrate and adds what it shows.
+async fn run_on(
     shared: &Arc<Shared>,
-    key: &NodeKey,
-    descriptor: &NodeDescriptor,
-    environment: Digest,
-) -> Result<SignedProof, String> {
-    let mut results = Vec::new();
-    let mut suite = fiec_kit::programs::canary::SUITE;
-    for substrate in &descriptor.substrates {
-        let run = tokio::time::timeout(WITHIN, compute(shared, &substrate.id)).await;
-        let judged = match run {
-            Ok(Ok(result)) => judge(&result),
-            Ok(Err(Ended::Program(reason))) => Err(format!("the canaries failed: {reason}")),
-            Ok(Err(Ended::Machine(reason))) => return Err(reason),
-            Err(_) => Err(format!("the canaries did not end within {WITHIN:?}")),
-        };
-        if let Ok(judgement) = &judged {
-            suite = judgement.suite;
+    substrate: &str,
+    proof: &mut Proof,
+) -> Result<(), BrokerError> {
+    let run = tokio::time::timeout(WITHIN, compute(shared, substrate)).await;
+    let judged = match run {
+        Ok(Ok(result)) => match no_device(&result) {
+            Some(reason) => Err(reason.to_owned()),
+            None => judge(&result),
+        },
+        Ok(Err(Ended::Program(reason))) => Err(format!("the canaries failed: {reason}")),
+        Ok(Err(Ended::Machine(reason))) => {
+            return Err(BrokerError::Malformed {
+                what: "the canaries".to_owned(),
+                reason,
+            });
         }
-        results.extend(proved(&substrate.id, &judged));
+        Err(_) => Err(format!("the canaries did not end within {WITHIN:?}")),
+    };
+    // A device that cannot be had, faults or hangs shows no bits, wrong or right.
+    if let (Err(reason), true) = (&judged, substrate != HOST) {
+        tracing::warn!(substrate, reason, "a device cannot be proved");
+        proof.unproved.push(unproved(substrate, reason.clone()));
+        return Ok(());
     }
+    if let Ok(judgement) = &judged {
+        proof.suite = judgement.suite;
+    }
+    let results = proved(substrate, &judged);
     for result in results.iter().filter(|r| !r.passed) {
         tracing::error!(
             contract = result.contract.as_str(),
@@ -202,19 +265,8 @@ async fn prove(
             "this node does not keep a contract"
         );
     }
-    let at = Timestamp::now();
-    let lifetime = i64::try_from(shared.options.proof_lifetime.as_micros()).unwrap_or(i64::MAX);
-    let proof = Proof {
-        v: 1,
-        node: shared.node().clone(),
-        instance: shared.instance,
-        suite,
-        environment,
-        at,
-        expires_at: Timestamp::from_micros(at.micros().saturating_add(lifetime)),
-        results,
-    };
-    key.sign(&proof).map_err(|error| error.to_string())
+    proof.results.extend(results);
+    Ok(())
 }
 
 fn proved(substrate: &str, judged: &Result<Judgement, String>) -> [Proved; 2] {
@@ -253,6 +305,11 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
     let tenant = Tenant::new("fiec").map_err(|error| machine(&error))?;
     let key = (CANARY.to_owned(), tenant);
     let execution = ExecutionId(uuid::Uuid::now_v7());
+    let mut grant = shared.grant(Some(substrate));
+    if let Some(device) = &mut grant.device {
+        let all = device.memory_bytes.unwrap_or(DEVICE_MEMORY);
+        device.memory_bytes = Some(all.min(DEVICE_MEMORY));
+    }
     let order = Order::Run(Box::new(Run {
         execution,
         epoch: 0,
@@ -263,7 +320,7 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         lease_ms: u32::MAX,
         interval_ms: 0,
         package: None,
-        grant: shared.grant(Some(substrate)),
+        grant,
     }));
     let taken = shared.pool.take(&key, execution, None).await;
     let mut child = taken.map_err(|error| machine(&error))?;
@@ -274,7 +331,8 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         child.order(&order, &[]).await.map_err(|e| machine(&e))?;
     }
     let ended = follow(&mut child).await;
-    if ended.is_ok() {
+    // One that had a device may keep its context: it ends.
+    if ended.is_ok() && substrate == HOST {
         // It has seen nothing of anybody's, so it is as good as new for the first execution.
         child.key = None;
         shared.pool.give(child);

@@ -16,8 +16,10 @@ use fiec_kernels::poisson;
 use fiec_kernels::simd::Simd;
 use fiec_kit::local::run_local;
 use fiec_kit::programs;
+use fiec_kit::programs::canary::{judge, no_device};
 use fiec_kit::{Capsule, Inputs, Step};
 use fiec_schemas::package::{DeviceGrant, Grant};
+use fiec_schemas::programs::CANARY;
 use serde_json::json;
 use support::{Kind, UUID, difference, download, emulator, open, random, upload};
 
@@ -278,6 +280,45 @@ fn the_suite_passes_on_the_emulated_device_and_leaves_nothing_behind() {
 }
 
 /// The programs themselves on the emulated device, moving to and fro.
+#[test]
+fn the_canaries_of_a_device_show_the_hosts_bits_by_its_own_launches() {
+    let Some(emulator) = emulator() else { return };
+    let launches = emulator.count("launches");
+    let proof = |memory_bytes| {
+        let devices = Arc::new(CudaDevices::default());
+        let mut inputs = Inputs::default().with_devices(devices);
+        let params = json!({});
+        let mut instance = programs::start(CANARY, None, &params, &mut inputs).unwrap();
+        let grant = Grant {
+            device: Some(DeviceGrant {
+                uuid: UUID.to_owned(),
+                memory_bytes: Some(memory_bytes),
+            }),
+            ..Grant::default()
+        };
+        instance.configure(&grant).unwrap();
+        instance.resume(None).unwrap();
+        let mut cx = Capsule::default();
+        loop {
+            if let Step::Complete { result } = instance.capsule(&mut cx).unwrap() {
+                return result;
+            }
+        }
+    };
+    let shown = judge(&proof(BUDGET)).unwrap();
+    assert_eq!((&shown.not_bitwise, &shown.not_bounded), (&None, &None));
+    assert!(
+        shown.ran_on.starts_with(UUID) && shown.ran_on.ends_with("all of dot, spmv"),
+        "{}",
+        shown.ran_on
+    );
+    assert!(emulator.count("launches") > launches);
+    // More than it has: no proof, with the reason.
+    let result = proof(1 << 40);
+    let reason = no_device(&result).unwrap();
+    assert!(reason.contains(UUID), "{reason}");
+}
+
 #[test]
 fn programs_that_move_between_host_and_device_have_the_bits_of_the_host() {
     let Some(emulator) = emulator() else { return };

@@ -16,15 +16,15 @@ use fiec_schemas::package::Grant;
 use fiec_schemas::{BoundaryIndex, Timestamp};
 
 use crate::commit::{Due, Schedule};
+use crate::flips::Flips;
 use crate::frames::{
     BoundaryReport, DATA_DIR_ENV, FrameError, Order, Package, Reason, Report, Run, SOCKET_ENV,
 };
-use crate::flips::Flips;
 use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step};
 use crate::programs::{self, Instance};
 use crate::writer::{Writer, describe};
-use crate::{foreign, frames};
+use crate::{foreign, frames, simulated};
 
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,6 +58,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     }
     foreign::own_orphans();
     let folder = std::env::var_os(DATA_DIR_ENV).unwrap_or_default();
+    let devices = simulated::in_place_of(devices);
     match serve(socket, Inputs::in_folder(folder).with_devices(devices)) {
         Ok(()) => ExitCode::SUCCESS,
         // The agent is gone: nobody is left to be told.

@@ -15,6 +15,7 @@ pub mod pages;
 pub mod port;
 pub mod program;
 pub mod programs;
+pub mod simulated;
 mod writer;
 
 pub use child::{child_main, child_main_with};

@@ -18,6 +18,25 @@ use crate::events::{Ask, Outcome};
 /// A submission that was just accepted may not have its ledger yet.
 const NEWBORN: Duration = Duration::from_millis(300);
 
+/// What an execution can be given where it runs; what is there to be given, its node knows.
+fn check_grant(grant: &Grant) -> Result<(), String> {
+    if *grant == Grant::default() {
+        return Err(
+            "grant: names nothing that is to change; threads, memory_bytes and cpus can".to_owned(),
+        );
+    }
+    let fixed = [
+        ("substrate", grant.substrate.is_some()),
+        ("device", grant.device.is_some()),
+    ];
+    if let Some((field, _)) = fixed.into_iter().find(|(_, named)| *named) {
+        return Err(format!(
+            "grant.{field}: cannot change while it runs; `fiec yield` moves it to another place"
+        ));
+    }
+    Ok(())
+}
+
 impl Api {
     pub(super) async fn execution(
         &self,
@@ -190,6 +209,7 @@ impl Api {
 
     /// Asks the worker: a program is given another grant while it runs.
     async fn reconfigure(&self, entry: Entry, grant: Grant, who: String) -> Answered<ApiReply> {
+        check_grant(&grant)?;
         let state = entry.message.state;
         let execution = state.execution;
         let Phase::Started(binding) = &state.phase else {

@@ -79,9 +79,11 @@ impl Core {
                 Action::Quarantine {
                     node,
                     contract,
+                    substrate,
                     reason,
                 } => {
-                    tokio::spawn(self.effects.clone().quarantine(node, contract, reason));
+                    let effects = self.effects.clone();
+                    tokio::spawn(effects.quarantine(node, (contract, substrate), reason));
                 }
                 Action::StepBack {
                     execution,

@@ -10,8 +10,11 @@
 //! ([`crate::dense::gemm::DEPTH`]), sums that cancel, results below the normal range (a machine
 //! that flushes them to zero), signs of zeros, pivots that tie, reflectors, substitution, fixed
 //! trees of sums, rows of a sparse product, and all of it together in 20 steps of CG.
+//!
+//! [`device`] computes them by way of an accelerator, as far as it has the operations.
 
 mod bounds;
+pub mod device;
 mod inputs;
 #[cfg(test)]
 mod reference;
@@ -38,6 +41,23 @@ pub struct Found {
 }
 
 impl Found {
+    fn of(name: &'static str, computed: Computed) -> Self {
+        match computed {
+            Ok((values, error)) => Self {
+                name,
+                digest: crate::digest(&values),
+                error,
+                failure: None,
+            },
+            Err(failure) => Self {
+                name,
+                digest: [0; 32],
+                error: f64::NAN,
+                failure: Some(failure),
+            },
+        }
+    }
+
     /// The bits are the golden ones.
     #[must_use]
     pub fn is_bitwise(&self) -> bool {
@@ -146,20 +166,7 @@ pub fn golden(name: &str) -> Option<&'static str> {
 #[must_use]
 pub fn run(index: usize, engine: &mut Engine) -> Option<Found> {
     let case = CASES.get(index)?;
-    Some(match (case.compute)(engine) {
-        Ok((values, error)) => Found {
-            name: case.name,
-            digest: crate::digest(&values),
-            error,
-            failure: None,
-        },
-        Err(failure) => Found {
-            name: case.name,
-            digest: [0; 32],
-            error: f64::NAN,
-            failure: Some(failure),
-        },
-    })
+    Some(Found::of(case.name, (case.compute)(engine)))
 }
 
 fn product(engine: &mut Engine, depth: usize) -> Computed {
@@ -236,8 +243,12 @@ fn twenty_steps(engine: &mut Engine) -> Computed {
     for _ in 0..STEPS {
         cg::step(&problem, &mut state, &mut work).map_err(|e| e.to_string())?;
     }
-    let accuracy = cg::accuracy(&problem, &state.x, &mut work).map_err(|e| e.to_string())?;
-    let error = bounds::recurrence(state.relative_residual(&problem), accuracy.true_residual);
+    after_steps(&problem, state, &mut work)
+}
+
+fn after_steps(problem: &CgProblem, state: CgState, work: &mut CgWork) -> Computed {
+    let accuracy = cg::accuracy(problem, &state.x, work).map_err(|e| e.to_string())?;
+    let error = bounds::recurrence(state.relative_residual(problem), accuracy.true_residual);
     let mut values = state.x;
     values.extend(state.r);
     values.extend([state.rz, state.rr]);

@@ -2,6 +2,11 @@
 //! operations that the kernels' documentation promises. So the golden digests are not merely what
 //! the code once gave.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "definitions are written with indices"
+)]
+
 use super::{CASES, STEPS, inputs};
 use crate::dense::{Into, Mat};
 

@@ -41,6 +41,7 @@ pub struct HostDevices {
     /// Memory of each in bytes; a grant without a budget gets all of it.
     pub memory_bytes: u64,
     ledger: Arc<Mutex<Ledger>>,
+    wrong: bool,
 }
 
 impl HostDevices {
@@ -50,6 +51,17 @@ impl HostDevices {
         Self {
             memory_bytes,
             ledger: Arc::default(),
+            wrong: false,
+        }
+    }
+
+    /// For tests: devices that get one bit wrong in each product, solve of a triangle and
+    /// iteration.
+    #[must_use]
+    pub fn computing_wrongly(self) -> Self {
+        Self {
+            wrong: true,
+            ..self
         }
     }
 
@@ -84,6 +96,7 @@ impl Devices for HostDevices {
             buffers: BTreeMap::new(),
             next: 0,
             solve: None,
+            wrong: self.wrong,
         };
         device.count(|ledger| {
             ledger.open += 1;
@@ -109,6 +122,7 @@ pub struct HostDevice {
     buffers: BTreeMap<u64, Vec<f64>>,
     next: u64,
     solve: Option<Solve>,
+    wrong: bool,
 }
 
 impl std::fmt::Debug for HostDevice {
@@ -147,6 +161,14 @@ impl HostDevice {
         self.count(|ledger| ledger.held -= bytes);
     }
 
+    /// Where it is to compute wrongly: changes the last bit of the first element.
+    fn spoil(&self, mut found: MatMut<'_>) {
+        if self.wrong && found.rows() * found.cols() > 0 {
+            let column = found.col_mut(0);
+            column[0] = flipped(column[0]);
+        }
+    }
+
     /// A copy of a part, transposed as it is.
     fn copy(&self, part: Part) -> Mat {
         let stored = &self.buffers[&part.buffer()];
@@ -168,6 +190,10 @@ impl HostDevice {
             }
         }
     }
+}
+
+fn flipped(number: f64) -> f64 {
+    f64::from_bits(number.to_bits() ^ 1)
 }
 
 impl Drop for HostDevice {
@@ -226,6 +252,7 @@ impl Device for HostDevice {
         let (left, right, mut product) = (self.copy(a), self.copy(b), self.copy(c));
         let to = product.view_mut();
         gemm(&mut self.engine, left.view(), right.view(), into, to);
+        self.spoil(product.view_mut());
         self.put(c, product.view());
         self.count(|ledger| ledger.products += 1);
         Ok(())
@@ -234,6 +261,7 @@ impl Device for HostDevice {
     fn solve_unit_lower(&mut self, _: Arithmetic, l: Part, x: Part) -> Result<(), DeviceError> {
         let (l, mut solved) = (self.copy(l), self.copy(x));
         triangular::solve_unit_lower(&mut self.engine, l.view(), solved.view_mut());
+        self.spoil(solved.view_mut());
         self.put(x, solved.view());
         Ok(())
     }
@@ -308,6 +336,9 @@ impl Device for HostDevice {
             if let Err(error) = cg::step(problem, state, work) {
                 stop = CgStop::Broken(error);
                 break;
+            }
+            if self.wrong {
+                state.x[0] = flipped(state.x[0]);
             }
             done += 1;
         }

@@ -1,11 +1,17 @@
 //! `canary@1`: the canaries of `fiec_kernels::canary`, one capsule a case, and what their results
 //! mean for the numeric contracts.
 //!
+//! Where its grant names a device, the device computes what it can of each case; the result says
+//! which, and the rest is the host's. A device that cannot be had, or that fails on the way, ends
+//! it with a result that says so: that is no word about bits.
+//!
 //! σ: magic `FIECCAN1`, number of cases `u64`, then of each case that was computed the digest
 //! (32 bytes) and the error over its bound (`f64`, NaN where there is no result). Little endian.
 
 pub use fiec_kernels::canary::SUITE;
+use fiec_kernels::canary::device::{Share, run_on, share};
 use fiec_kernels::canary::{self, Found};
+use fiec_kernels::device::About;
 use fiec_kernels::engine::Engine;
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
@@ -13,6 +19,7 @@ use fiec_schemas::programs::CanaryParams;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::place::Place;
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
 const MAGIC: &[u8; 8] = b"FIECCAN1";
@@ -20,10 +27,52 @@ const HEADER: usize = 16;
 const ENTRY: usize = 40;
 /// Threads at most: the kernels' bits do not depend on them, and that is what is to be shown.
 const THREADS: u32 = 4;
+/// What `ran_on` says of the host.
+const CPU: &str = "cpu";
 
 /// The program.
 pub struct Canary {
     engine: Engine,
+    place: Place,
+    /// What computes.
+    ran_on: String,
+    /// Why the device that was granted computes nothing.
+    no_device: Option<String>,
+}
+
+/// What computes on this device, and what does not, for people.
+fn on_device(about: &About) -> String {
+    let named = |what| {
+        let names: Vec<_> = canary::names().filter(|n| share(n) == what).collect();
+        names.join(", ")
+    };
+    format!(
+        "{} ({}); on the host: panels of {}; all of {}",
+        about.uuid,
+        about.name,
+        named(Share::Updates),
+        named(Share::None)
+    )
+}
+
+impl Canary {
+    /// The next case; none where the device fails.
+    fn next(&mut self, index: usize) -> Option<Found> {
+        let Some(mut device) = self.place.take() else {
+            return canary::run(index, &mut self.engine);
+        };
+        match run_on(index, &mut self.engine, device.as_mut()) {
+            Ok(found) => {
+                self.place.put(device);
+                found
+            }
+            Err(error) => {
+                let case = canary::names().nth(index).unwrap_or_default();
+                self.no_device = Some(format!("canary {case}: {error}"));
+                None
+            }
+        }
+    }
 }
 
 /// σ: digest and error of the cases so far.
@@ -66,10 +115,13 @@ impl State for CanaryState {
 impl Program for Canary {
     type State = CanaryState;
 
-    fn start(params: &Value, _: &mut Inputs) -> Result<Self, ProgramError> {
+    fn start(params: &Value, inputs: &mut Inputs) -> Result<Self, ProgramError> {
         CanaryParams::from_value(params).map_err(ProgramError::permanent)?;
         Ok(Self {
             engine: Engine::default(),
+            place: Place::new(inputs),
+            ran_on: CPU.to_owned(),
+            no_device: None,
         })
     }
 
@@ -78,7 +130,16 @@ impl Program for Canary {
     }
 
     fn capsule(&mut self, state: &mut CanaryState, _: &mut Capsule) -> Result<Step, ProgramError> {
-        if let Some(found) = canary::run(state.found.len(), &mut self.engine) {
+        let found = match self.no_device {
+            None => self.next(state.found.len()),
+            Some(_) => None,
+        };
+        if let Some(reason) = &self.no_device {
+            return Ok(Step::Complete {
+                result: json!({ "suite": SUITE, "no_device": reason }),
+            });
+        }
+        if let Some(found) = found {
             if let Some(failure) = &found.failure {
                 eprintln!("canary {}: {failure}", found.name);
             }
@@ -96,7 +157,7 @@ impl Program for Canary {
             })
             .collect();
         Ok(Step::Complete {
-            result: json!({ "suite": SUITE, "ran_on": "cpu", "cases": cases }),
+            result: json!({ "suite": SUITE, "ran_on": self.ran_on, "cases": cases }),
         })
     }
 
@@ -107,7 +168,19 @@ impl Program for Canary {
         }
     }
 
+    fn let_go(&mut self, warm: bool) {
+        self.place.let_go(warm);
+    }
+
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
+        if self.place.changes(grant) {
+            self.no_device = self.place.go(grant).err().map(|error| error.to_string());
+            self.ran_on = CPU.to_owned();
+            if let Some(device) = self.place.take() {
+                self.ran_on = on_device(device.about());
+                self.place.put(device);
+            }
+        }
         let threads = grant.threads.unwrap_or(1).clamp(1, THREADS) as usize;
         if threads != self.engine.threads() {
             self.engine = Engine::new(threads).map_err(ProgramError::transient)?;
@@ -148,6 +221,11 @@ pub struct Judgement {
     pub not_bitwise: Option<String>,
     /// The case that broke the bounded contract, in words.
     pub not_bounded: Option<String>,
+}
+
+/// Why a result of `canary@1` is none: the device that was granted could not be had or failed.
+pub fn no_device(result: &Value) -> Option<&str> {
+    result.get("no_device")?.as_str()
 }
 
 /// Judges a result of `canary@1` by the golden digests and the bounds that this process knows.
@@ -213,9 +291,34 @@ pub fn judge(result: &Value) -> Result<Judgement, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fiec_kernels::device::HostDevices;
+    use fiec_schemas::package::DeviceGrant;
+    use std::sync::Arc;
 
     fn computed(flip_at: Option<usize>) -> Value {
-        let mut program = Canary::start(&json!({}), &mut Inputs::default()).unwrap();
+        let program = Canary::start(&json!({}), &mut Inputs::default()).unwrap();
+        run(program, flip_at)
+    }
+
+    /// On a device of these, with so much of its memory.
+    fn computed_on(devices: &HostDevices, memory_bytes: Option<u64>) -> Value {
+        let mut inputs = Inputs::default().with_devices(Arc::new(devices.clone()));
+        let mut program = Canary::start(&json!({}), &mut inputs).unwrap();
+        let device = DeviceGrant {
+            uuid: "GPU-host".to_owned(),
+            memory_bytes,
+        };
+        let grant = Grant {
+            device: Some(device),
+            ..Grant::default()
+        };
+        program.configure(&grant).unwrap();
+        let result = run(program, None);
+        assert_eq!((devices.ledger().open, devices.ledger().held), (0, 0));
+        result
+    }
+
+    fn run(mut program: Canary, flip_at: Option<usize>) -> Value {
         let mut cx = Capsule::default();
         let mut state = program.initial().unwrap();
         loop {
@@ -228,7 +331,10 @@ mod tests {
                     }
                     state = CanaryState::decode(&bytes).unwrap();
                 }
-                Step::Complete { result } => return result,
+                Step::Complete { result } => {
+                    program.let_go(false);
+                    return result;
+                }
             }
         }
     }
@@ -243,6 +349,44 @@ mod tests {
         let judgement = judge(&computed(None)).unwrap();
         assert_eq!(judgement.cases as usize, canary::names().len());
         assert_eq!((judgement.not_bitwise, judgement.not_bounded), (None, None));
+    }
+
+    #[test]
+    fn a_device_proves_the_same_bits_and_says_what_the_host_computed() {
+        let devices = HostDevices::new(1 << 30);
+        let judgement = judge(&computed_on(&devices, None)).unwrap();
+        assert_eq!((judgement.not_bitwise, judgement.not_bounded), (None, None));
+        assert_eq!(
+            judgement.ran_on,
+            "GPU-host (the host's memory); on the host: panels of lu-panel-ties, qr-panel; all of \
+             dot, spmv"
+        );
+        assert_eq!(
+            judgement.digest,
+            judge(&computed(None)).unwrap().digest,
+            "the host's bits"
+        );
+        assert!(devices.ledger().products > 0 && devices.ledger().iterations == 20);
+    }
+
+    #[test]
+    fn a_device_that_computes_wrongly_loses_the_bitwise_contract() {
+        let devices = HostDevices::new(1 << 30).computing_wrongly();
+        let judgement = judge(&computed_on(&devices, None)).unwrap();
+        let said = judgement.not_bitwise.unwrap();
+        assert!(said.contains("gemm-511"), "{said}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_had_or_fails_gives_a_reason_and_no_digests() {
+        let devices = HostDevices::new(1 << 20);
+        for (memory, words) in [(Some(1 << 21), "granted 2097152"), (Some(512), "gemm-511")] {
+            let result = computed_on(&devices, memory);
+            let said = no_device(&result).unwrap();
+            assert!(said.contains(words), "{said}");
+            assert!(judge(&result).is_err(), "{result}");
+        }
+        assert_eq!(no_device(&computed(None)), None);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! `synthetic@1`: declared work with a declared state, for tests and benches.
 //!
 //! σ: magic `FIECSYN1`, index `u64`, chain `u64` (little endian), then bytes up to the declared
-//! size, of which 64 change with every capsule. The result's digest is over all of σ. With
-//! `page_bytes` the magic is FIECSYN2, and in place of the bytes stand the digests of their pages
+//! size, of which 64 change with every capsule, or what `change` says. The result's digest is over
+//! all of σ. With `page_bytes` the magic is FIECSYN2, and in place of the bytes stand the digests of their pages
 //! (see [`crate::Pages`]): one page is touched in each capsule.
 
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Digest;
-use fiec_schemas::programs::SyntheticParams;
+use fiec_schemas::programs::{SYNTHETIC_HEADER, SyntheticChange, SyntheticParams};
 use serde_json::{Value, json};
 
 use crate::pages::Pages;
@@ -16,7 +16,7 @@ use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, St
 
 const MAGIC: &[u8; 8] = b"FIECSYN1";
 const MAGIC_PAGED: &[u8; 8] = b"FIECSYN2";
-const HEADER: usize = 24;
+const HEADER: usize = SYNTHETIC_HEADER as usize;
 const CHANGED: usize = 64;
 /// What the outputs of its pages begin with.
 const PAGES: &str = "filling";
@@ -51,7 +51,32 @@ impl SyntheticState {
         self.word(8)
     }
 
-    fn advance(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
+    /// Changes so many bytes at places that the chain tells.
+    fn change(&mut self, change: &SyntheticChange, chain: u64) {
+        let filling = &mut self.bytes[HEADER..];
+        let places = u64::from(change.places).max(1);
+        let length = (change.bytes / places) as usize;
+        if length == 0 || length > filling.len() {
+            return;
+        }
+        for place in 0..places {
+            let seed = mix(chain.wrapping_add(place));
+            let at = (seed % (filling.len() - length + 1) as u64) as usize;
+            if change.insert {
+                filling.copy_within(at..filling.len() - length, at + length);
+            }
+            for (word, chunk) in filling[at..at + length].chunks_mut(8).enumerate() {
+                let new = mix(seed.wrapping_add(word as u64 + 1)).to_le_bytes();
+                chunk.copy_from_slice(&new[..chunk.len()]);
+            }
+        }
+    }
+
+    fn advance(
+        &mut self,
+        change: Option<&SyntheticChange>,
+        cx: &mut Capsule,
+    ) -> Result<(), ProgramError> {
         let index = self.index() + 1;
         let chain = mix(self
             .word(16)
@@ -59,6 +84,10 @@ impl SyntheticState {
             .wrapping_add(0x9E37_79B9_7F4A_7C15));
         self.bytes[8..16].copy_from_slice(&index.to_le_bytes());
         self.bytes[16..24].copy_from_slice(&chain.to_le_bytes());
+        if let Some(change) = change {
+            self.change(change, chain);
+            return Ok(());
+        }
         let length = match &self.pages {
             Some(pages) => pages.len(),
             None => self.bytes.len() - HEADER,
@@ -191,7 +220,7 @@ impl Program for Synthetic {
                     std::hint::spin_loop();
                 }
             }
-            state.advance(cx)?;
+            state.advance(self.params.change.as_ref(), cx)?;
             let every = self.params.emit_every;
             if every > 0 && state.index().is_multiple_of(every) {
                 cx.emit("tick", state.index().to_string().as_bytes())?;

@@ -66,7 +66,11 @@ fn the_example_in_a_container_completes_and_goes_on_in_another_one_to_the_same_e
     let length = |mut n: u64| {
         let mut steps = 1;
         while n != 1 {
-            n = if n % 2 == 0 { n / 2 } else { 3 * n + 1 };
+            n = if n.is_multiple_of(2) {
+                n / 2
+            } else {
+                3 * n + 1
+            };
             steps += 1;
         }
         steps
