@@ -12,7 +12,7 @@ use crate::commands::{
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
-use crate::{bench, client, demo, pressure, up};
+use crate::{bench, client, demo, experiment, pressure, up};
 
 /// Long computations that outlive their nodes: capsules, semantic boundaries, measured pressure,
 /// history in SQL.
@@ -78,12 +78,16 @@ enum Command {
     Recorder(serve::RecorderArgs),
     /// Measure; every figure with its floor from the same run
     Bench(bench::BenchArgs),
+    Experiment(experiment::ExperimentArgs),
     Device(device::DeviceArgs),
     Simulate(simulate::SimulateArgs),
     Replay(replay::ReplayArgs),
     Health(health::HealthArgs),
     /// Fill a node's memory, for experiments
     Pressure(pressure::PressureArgs),
+    /// Take processors, for experiments
+    #[command(hide = true)]
+    Burn(experiment::burn::BurnArgs),
     /// The process in which an agent runs programs
     #[command(hide = true)]
     ProgramChild,
@@ -214,11 +218,13 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
         Command::Bench(args) => bench::run(args, global).await,
+        Command::Experiment(args) => experiment::run(args, global).await,
         Command::Device(args) => device::run(&args, global),
         Command::Simulate(args) => simulate::run(&args, global),
         Command::Replay(args) => replay::run(args, global).await,
         Command::Health(args) => health::run(args).await,
         Command::Pressure(args) => pressure::run(&args).map(|()| Outcome::Done),
+        Command::Burn(args) => experiment::burn::run(&args).map(|()| Outcome::Done),
         Command::ProgramChild => Ok(Outcome::BadInput),
     }
 }

@@ -10,6 +10,7 @@ pub mod commands;
 pub mod context;
 pub mod demo;
 pub mod exit;
+pub mod experiment;
 pub mod local;
 pub mod package;
 pub mod pressure;

@@ -1,0 +1,135 @@
+//! The published experiments as people run them, each in its quick form: real processes, real
+//! pressure, bits that stay the same, and the files that are left.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+/// Each experiment gives its nodes processors of their own, so that they run one after the other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+/// An experiment takes some tens of seconds.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The rows of the summary, and the last line with the claims.
+async fn experiment(name: &str, more: &[&str], out: &Path) -> (Vec<Value>, Value) {
+    let _one = ONE_AT_A_TIME.lock().await;
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec"));
+    command
+        .args(["experiment", name, "--quick", "--json", "--out"])
+        .arg(out)
+        .args(more)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output())
+        .await
+        .unwrap_or_else(|_| panic!("{name} took more than {PATIENCE:?}"))
+        .unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "stdout:\n{stdout}\nstderr:\n{stderr}"
+    );
+    let mut lines: Vec<Value> = stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect();
+    let last = lines.pop().unwrap();
+    assert_eq!(last["ok"], true, "{last}");
+    (lines, last)
+}
+
+fn kept_bits_and_moved_for_memory(rows: &[Value], workloads: &[&str]) {
+    for row in rows {
+        assert_eq!(row["monotonic"], true, "{row}");
+        assert_eq!(row["same_bits"], true, "{row}");
+        let moved = row["variant"] == "with rebinding";
+        assert_eq!(row["rebindings"].as_u64().unwrap() > 0, moved, "{row}");
+        if moved {
+            let causes = row["causes"].as_array().unwrap();
+            assert!(causes.contains(&"pressure: memory".into()), "{row}");
+            assert!(row["state_bytes"][0].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+    for name in workloads {
+        assert!(rows.iter().any(|r| r["workload"] == *name), "{name}");
+    }
+}
+
+fn left_files(out: &Path, workloads: &[&str], figures: &[&str]) {
+    let read = |name: &str| {
+        std::fs::read(out.join(name)).unwrap_or_else(|e| panic!("{name} in {out:?}: {e}"))
+    };
+    for (name, column) in [
+        ("capsules.csv", "capsules"),
+        ("pressure.csv", "offered_bytes"),
+        ("location.csv", "node"),
+        ("rebindings.csv", "gap_ms"),
+        ("summary.csv", "monotonic"),
+    ] {
+        let text = String::from_utf8(read(name)).unwrap();
+        assert!(text.lines().next().unwrap().contains(column), "{name}");
+        assert!(text.lines().count() > 1, "{name} has no rows");
+    }
+    for workload in workloads {
+        for figure in figures {
+            let svg = String::from_utf8(read(&format!("{workload}-{figure}.svg"))).unwrap();
+            assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+            let png = read(&format!("{workload}-{figure}.png"));
+            assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.len() > 1_000);
+        }
+    }
+    let report = String::from_utf8(read("report.md")).unwrap();
+    assert!(report.contains("| agrees |"), "{report}");
+}
+
+const FIGURES: [&str; 3] = ["capsules", "pressure", "location"];
+
+#[tokio::test]
+async fn memory_pressure_moves_cg_and_costs_neither_progress_nor_bits() {
+    let out = tempfile::tempdir().unwrap();
+    let (rows, _) = experiment("trigger1", &[], out.path()).await;
+    kept_bits_and_moved_for_memory(&rows, &["cg"]);
+    assert_eq!(rows.len(), 3);
+    let progress = |n: usize| rows[n]["progress"].as_f64().unwrap();
+    // The quick form is too short for the figure itself, but not for its direction.
+    assert!(progress(2) > progress(1), "{rows:?}");
+    left_files(out.path(), &["cg"], &FIGURES);
+}
+
+#[tokio::test]
+async fn an_execution_goes_over_three_nodes_and_back_under_one_identity() {
+    let out = tempfile::tempdir().unwrap();
+    let (rows, last) = experiment("multi-hop", &[], out.path()).await;
+    kept_bits_and_moved_for_memory(&rows, &["cg"]);
+    assert_eq!(rows[1]["rebindings"], 3, "{rows:?}");
+    let claims = last["claims"].as_array().unwrap();
+    let hops = |c: &&Value| c["claim"].as_str().unwrap().starts_with("it goes A, B, C");
+    assert_eq!(claims.iter().find(hops).unwrap()["agrees"], true, "{last}");
+    left_files(out.path(), &["cg"], &FIGURES);
+}
+
+const DENSE: [&str; 3] = ["gemm", "lu", "qr"];
+
+#[tokio::test]
+async fn device_pressure_moves_gemm_lu_and_qr_in_the_middle() {
+    let out = tempfile::tempdir().unwrap();
+    let (rows, _) = experiment("trigger2", &[], out.path()).await;
+    kept_bits_and_moved_for_memory(&rows, &DENSE);
+    left_files(out.path(), &DENSE, &FIGURES);
+}
+
+#[tokio::test]
+async fn work_follows_the_memory_that_swinging_devices_offer() {
+    let out = tempfile::tempdir().unwrap();
+    let (rows, _) = experiment("trigger3", &["--only", "gemm"], out.path()).await;
+    kept_bits_and_moved_for_memory(&rows, &["gemm"]);
+    let figures = ["capsules", "pressure", "location", "envelopes"];
+    left_files(out.path(), &["gemm"], &figures);
+}

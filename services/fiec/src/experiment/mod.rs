@@ -1,0 +1,287 @@
+//! `fiec experiment NAME`: the published experiments on this machine, with real processes and real
+//! pressure. Each is run as *baseline*, *baseline with load* and *with rebinding*, interleaved, and
+//! leaves CSV, figures and a report whose verdicts are computed from what was measured.
+
+pub mod burn;
+mod canvas;
+mod emulated;
+mod figures;
+mod files;
+mod hops;
+mod report;
+mod run;
+mod stand;
+mod swing;
+mod trace;
+mod workload;
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use fiec_dev_servers::Progress as _;
+use fiec_schemas::Threshold;
+use serde_json::json;
+
+use crate::cluster::Cluster;
+use crate::context::Global;
+use crate::exit::Outcome;
+use crate::ui::{self, Steps};
+use run::{Run, Timing, Variant};
+use stand::{Place, Stand, Wants};
+use workload::Kind;
+
+/// Which experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// Static memory pressure: CG, one capsule an iteration
+    Trigger1,
+    /// Static pressure on an emulated device: GEMM, LU, QR
+    Trigger2,
+    /// Three nodes whose offered device memory swings: GEMM, LU, QR
+    Trigger3,
+    /// A, B, C and back to A, by pressure on each
+    MultiHop,
+}
+
+impl Name {
+    /// As on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Name::Trigger1 => "trigger1",
+            Name::Trigger2 => "trigger2",
+            Name::Trigger3 => "trigger3",
+            Name::MultiHop => "multi-hop",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Name::Trigger1 => "Trigger 1: static memory pressure",
+            Name::Trigger2 => "Trigger 2: static device pressure",
+            Name::Trigger3 => "Trigger 3: oscillating capability",
+            Name::MultiHop => "Multi-hop: A, B, C and back to A",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Name::Trigger1 => {
+                "While conjugate gradients compute, one capsule an iteration, a load fills the memory \
+                 of their node and takes three quarters of its processors."
+            }
+            Name::Trigger2 => {
+                "While a dense program computes, the memory of its device fills up and a load takes \
+                 three quarters of the node's processors."
+            }
+            Name::Trigger3 => {
+                "The memory that each of three devices offers follows a sinusoid of its own."
+            }
+            Name::MultiHop => {
+                "A load follows the execution from node to node, and leaves the first one in time for \
+                 it to come back."
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Repeat a published experiment with real processes and real pressure; CSV, figures, a report
+#[derive(Debug, Args)]
+pub struct ExperimentArgs {
+    /// Which
+    #[arg(value_enum)]
+    pub name: Name,
+    /// Runs of each variant [default: 5; with --quick: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub runs: Option<u32>,
+    /// A few seconds a run: to try the experiment itself, not for figures to quote
+    #[arg(long)]
+    pub quick: bool,
+    /// Where to write [default: target/experiments/NAME]
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// For trigger2 and trigger3: only this program
+    #[arg(long, value_parser = ["gemm", "lu", "qr"])]
+    pub only: Option<String>,
+    /// For trigger3: the envelopes' time passes so many times as fast
+    #[arg(long, default_value_t = 120.0)]
+    pub speed: f64,
+}
+
+/// An experiment with all its runs.
+struct Experiment {
+    name: Name,
+    place: Place,
+    threshold: Threshold,
+    nodes: Vec<String>,
+    /// Whether the nodes' memory follows envelopes.
+    swings: bool,
+    /// How it was run, for people.
+    notes: Vec<String>,
+    runs: Vec<Run>,
+}
+
+impl Experiment {
+    fn of(name: Name, stand: &Stand) -> Self {
+        let count = stand.processors.len();
+        let nodes = (1..=count).map(|n| Cluster::node(n).to_string()).collect();
+        let lists = stand.processors.iter().enumerate();
+        let sets = lists.map(|(n, p)| format!("{}: {p:?}", Cluster::node(n + 1)));
+        let mut notes = vec![format!(
+            "{count} nodes; processors of each, shared with its load: {}",
+            sets.collect::<Vec<_>>().join(", ")
+        )];
+        if !stand.apart {
+            notes.push(
+                "There are fewer processors here than nodes, so that nodes share them: a move does \
+                 not get away from a load on the processors."
+                    .to_owned(),
+            );
+        }
+        let Threshold {
+            high,
+            low,
+            dwell_ms,
+        } = stand.threshold;
+        notes.push(format!(
+            "memory: high {high}, low {low}, dwell {dwell_ms} ms; no other signal decides. In the \
+             baseline with load the threshold cannot trip."
+        ));
+        notes.push(match stand.place {
+            Place::Host => "Pressure is real: a process inside the node's own memory limit of \
+                            512 MiB fills it to 88 %."
+                .to_owned(),
+            Place::Device => "Devices are emulated, also where there are real ones: the programs \
+                              compute on the kernels' device in the host's memory with the budget \
+                              of their grant, and a file says what the device's memory reads."
+                .to_owned(),
+        });
+        Self {
+            name,
+            place: stand.place,
+            threshold: stand.threshold,
+            nodes,
+            swings: false,
+            notes,
+            runs: Vec::new(),
+        }
+    }
+
+    /// True where a load is on for a while and progress is measured over it.
+    fn is_static(&self) -> bool {
+        matches!(self.name, Name::Trigger1 | Name::Trigger2)
+    }
+}
+
+/// Runs an experiment; ends with 1 where a promise was broken: bits, monotonic progress, a move.
+///
+/// # Errors
+/// When something could not be started or did not happen in time.
+pub async fn run(args: ExperimentArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let steps = Steps::new(global.json);
+    let experiment = match args.name {
+        Name::Trigger1 | Name::Trigger2 => fixed(&args, &steps).await,
+        Name::Trigger3 => swing::run(&args, &steps).await,
+        Name::MultiHop => hops::run(&args, &steps).await,
+    }
+    .with_context(|| format!("experiment {}", args.name))?;
+    let out = args.out.clone();
+    let folder =
+        out.unwrap_or_else(|| PathBuf::from("target/experiments").join(args.name.as_str()));
+    files::write(&folder, &experiment)?;
+    let claims = report::claims(&experiment);
+    let broken = claims.iter().any(|c| c.promised && !c.holds);
+    if global.json {
+        for row in report::summary_json(&experiment) {
+            println!("{row}");
+        }
+        let found = |c: &report::Claim| json!({"agrees": c.holds, "claim": c.claim, "found": c.found, "promised": c.promised});
+        println!(
+            "{}",
+            json!({"experiment": args.name.as_str(), "ok": !broken, "folder": folder,
+                   "claims": claims.iter().map(found).collect::<Vec<_>>()})
+        );
+    } else {
+        println!("{}", ui::table(report::HEAD, report::summary(&experiment)));
+        let rows = claims.into_iter().map(|c| {
+            let mark = if c.holds { "agrees" } else { "differs" };
+            [mark.to_owned(), c.claim, c.found]
+        });
+        println!("{}", ui::table(["", "claim", "found"], rows));
+        println!("report: {}", folder.join("report.md").display());
+    }
+    Ok(if broken {
+        Outcome::Failed
+    } else {
+        Outcome::Done
+    })
+}
+
+fn wanted(args: &ExperimentArgs, kind: Kind) -> bool {
+    kind == Kind::Cg || args.only.as_deref().is_none_or(|only| only == kind.name())
+}
+
+/// The number of runs of each variant.
+fn runs(args: &ExperimentArgs) -> u32 {
+    args.runs.unwrap_or(if args.quick { 1 } else { 5 })
+}
+
+/// Static pressure: triggers 1 and 2.
+async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
+    let (kinds, place): (&[Kind], Place) = match args.name {
+        Name::Trigger1 => (&[Kind::Cg], Place::Host),
+        _ => (&[Kind::Gemm, Kind::Lu, Kind::Qr], Place::Device),
+    };
+    let (dwell_ms, lead, window) = match (place, args.quick) {
+        (Place::Host, false) => (1_000, 2.0, 24.0),
+        (Place::Host, true) => (200, 0.4, 2.5),
+        (Place::Device, false) => (300, 1.0, 8.0),
+        (Place::Device, true) => (150, 0.3, 1.5),
+    };
+    let timing = Timing { lead, window };
+    // An emulated device computes slower than the host, which it is sized on.
+    let share = if place == Place::Host { 1.15 } else { 0.8 };
+    let seconds = (lead + window) * share;
+    let mut workloads = Vec::new();
+    for kind in kinds.iter().filter(|k| wanted(args, **k)) {
+        steps.step(&format!(
+            "sizing {} and running it undisturbed",
+            kind.name()
+        ));
+        workloads.push(workload::prepare(*kind, place, seconds).await?);
+    }
+    let stand = Stand::start(Wants::new(2, place, dwell_ms), steps).await?;
+    let mut experiment = Experiment::of(args.name, &stand);
+    experiment.notes.push(format!(
+        "The load comes {lead} s after the first capsule began: memory, and then three computing threads \
+         on each processor of the node. It stays for {window} s, over which progress is measured."
+    ));
+    if args.name == Name::Trigger1 {
+        experiment.notes.push(
+            "Left out: a container as one unit. What moves here is σ; a program in a container moves \
+             in the same way (`examples/container`)."
+                .to_owned(),
+        );
+    }
+    let total = runs(args);
+    for number in 1..=total {
+        for workload in &workloads {
+            for variant in Variant::ALL {
+                let (name, what) = (workload.name, variant.name());
+                steps.step(&format!("{name}, {what}, run {number} of {total}"));
+                let run = run::static_load(&stand, workload, variant, number, timing).await;
+                let run = run.with_context(|| format!("{name}, {what}, run {number}"))?;
+                experiment.runs.push(run);
+            }
+        }
+    }
+    stand.cluster.stop().await;
+    steps.finish("stopped");
+    Ok(experiment)
+}

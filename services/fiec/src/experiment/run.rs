@@ -1,0 +1,216 @@
+//! One run of a workload under one variant, and what is measured of it.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fiec_schemas::{Cause, ExecutionId, NodeId, Timestamp};
+
+use super::stand::{Place, Stand};
+use super::trace::{Sample, Trace};
+use super::workload::Workload;
+
+/// How long one step of a run may take, beyond what the experiment itself takes.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Under which conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Variant {
+    Baseline,
+    /// Loaded, with thresholds that cannot trip.
+    Load,
+    Rebinding,
+}
+
+impl Variant {
+    pub const ALL: [Self; 3] = [Self::Baseline, Self::Load, Self::Rebinding];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Load => "baseline with load",
+            Self::Rebinding => "with rebinding",
+        }
+    }
+
+    fn short(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Load => "load",
+            Self::Rebinding => "rebinding",
+        }
+    }
+}
+
+/// When the load comes and goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    /// Seconds of computing before the load.
+    pub lead: f64,
+    /// Seconds of load; progress is measured over them.
+    pub window: f64,
+}
+
+/// What one run gave.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    pub workload: &'static str,
+    pub variant: Variant,
+    pub number: u32,
+    pub trace: Trace,
+    pub samples: Vec<Sample>,
+    /// Where the load was, in seconds since the first capsule began.
+    pub window: (f64, f64),
+    /// The digest and the number of capsules are those of the undisturbed run.
+    pub same: bool,
+}
+
+impl Run {
+    /// Seconds of the execution, first capsule to last.
+    pub fn seconds(&self) -> f64 {
+        let end = self.trace.end.as_ref();
+        end.map_or(0.0, |e| self.trace.seconds(e.at))
+    }
+
+    /// Rebindings because of pressure.
+    pub fn pressed(&self) -> usize {
+        let moves = self.trace.moves();
+        let pressure = |c: &Cause| matches!(c, Cause::Pressure { .. });
+        moves.iter().filter(|m| pressure(&m.cause)).count()
+    }
+
+    /// Seconds from the load to the first capsule elsewhere.
+    pub fn reaction(&self) -> Option<f64> {
+        let moves = self.trace.moves();
+        Some(self.trace.seconds(moves.first()?.at) - self.window.0)
+    }
+
+    /// Seconds computed on a node while its reading was at or above `high`, and in all.
+    pub fn strained(&self, place: Place, high: f64) -> (f64, f64) {
+        let (mut strained, mut all) = (0.0, 0.0);
+        for stay in &self.trace.stays {
+            let (Some(since), Some(until)) = (stay.since, stay.until) else {
+                continue;
+            };
+            let (from, to) = (self.trace.seconds(since), self.trace.seconds(until));
+            all += to - from;
+            let of = self
+                .samples
+                .iter()
+                .filter(|s| s.node == stay.node && s.device.is_some() == (place == Place::Device));
+            let points: Vec<(f64, f64)> = of.map(|s| (self.trace.seconds(s.at), s.value)).collect();
+            for pair in points.windows(2) {
+                if let [(a, value), (b, _)] = pair
+                    && *value >= high
+                {
+                    strained += (b.min(to) - a.max(from)).max(0.0);
+                }
+            }
+        }
+        (strained, all)
+    }
+}
+
+/// The median; 0 of nothing.
+pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+    match (values.get(low), values.get(high)) {
+        (Some(a), Some(b)) => (a + b) / 2.0,
+        _ => 0.0,
+    }
+}
+
+/// Seconds of undisturbed work that a run did in its window, for each second of the window: 1 is
+/// as fast as the baseline. Capsules differ in cost, so they are weighed by the baselines' own
+/// times for the very same capsules (median over the baselines).
+pub(super) fn progress(run: &Run, baselines: &[&Run]) -> f64 {
+    let (from, to) = (run.window.0, run.window.1.min(run.seconds()));
+    if to <= from {
+        return 0.0;
+    }
+    let worth = |at: f64| {
+        let capsules = run.trace.capsules_at(at);
+        median(baselines.iter().map(|b| b.trace.seconds_at(capsules)))
+    };
+    (worth(to) - worth(from)) / (to - from)
+}
+
+/// Submits and waits until it computes.
+pub(super) async fn begin(
+    stand: &Stand,
+    workload: &Workload,
+    variant: Variant,
+    number: u32,
+) -> anyhow::Result<(ExecutionId, NodeId)> {
+    stand.calm().await?;
+    let id = format!("{}-{}-{number}", workload.name, variant.short());
+    let submission = workload.submission(variant == Variant::Rebinding);
+    let execution = stand.submit(&id, submission).await?;
+    let computing = |t: &Trace| t.node().cloned();
+    let what = "it computes";
+    let node = stand
+        .observer
+        .until(what, execution, PATIENCE, computing)
+        .await?;
+    Ok((execution, node))
+}
+
+/// Waits for the end, and puts together what was seen.
+pub(super) async fn end(
+    stand: &Stand,
+    workload: &Workload,
+    variant: Variant,
+    number: u32,
+    execution: ExecutionId,
+    window: (Timestamp, Timestamp),
+) -> anyhow::Result<Run> {
+    let ended = |t: &Trace| t.end.clone();
+    let end = stand
+        .observer
+        .until("it completes", execution, PATIENCE, ended)
+        .await?;
+    let trace = stand.observer.trace(execution);
+    let start = trace
+        .start()
+        .context("it completed without having started")?;
+    Ok(Run {
+        workload: workload.name,
+        variant,
+        number,
+        samples: stand.observer.samples(start, end.at),
+        window: (trace.seconds(window.0), trace.seconds(window.1)),
+        same: end.digest.as_ref() == Some(&workload.digest) && end.capsules == workload.capsules,
+        trace,
+    })
+}
+
+/// One run with a static load, which is on the node that computes first.
+pub(super) async fn static_load(
+    stand: &Stand,
+    workload: &Workload,
+    variant: Variant,
+    number: u32,
+    timing: Timing,
+) -> anyhow::Result<Run> {
+    let (execution, node) = begin(stand, workload, variant, number).await?;
+    let pause = |seconds: f64| tokio::time::sleep(Duration::from_secs_f64(seconds));
+    pause(timing.lead).await;
+    let load = match variant {
+        Variant::Baseline => None,
+        Variant::Load | Variant::Rebinding => Some(stand.press(&node).await?),
+    };
+    // Nothing was loaded fully before.
+    let from = Timestamp::now();
+    pause(timing.window).await;
+    drop(load);
+    end(
+        stand,
+        workload,
+        variant,
+        number,
+        execution,
+        (from, Timestamp::now()),
+    )
+    .await
+}

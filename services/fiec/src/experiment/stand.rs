@@ -1,0 +1,392 @@
+//! The nodes of an experiment, each with processors of its own, and the load on one of them.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use fiec_schemas::envelope::{Amount, EVERY_DEVICE, Envelope, Shape, Sinusoid};
+use fiec_schemas::messages::EnvelopeChange;
+use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, Threshold, Timestamp, subjects};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde_json::Value;
+
+use super::emulated;
+use super::trace::Observer;
+use crate::client;
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::process::Process;
+use crate::ui::Steps;
+
+/// The share of its limit to which a load fills a node's memory.
+const SHARE: f64 = 0.88;
+/// Threads of a load on each processor of the node, besides the node's own.
+const BURNERS: u32 = 3;
+/// Emulated devices at rest and under pressure, as shares of their memory.
+const DEVICE_REST: f64 = 0.10;
+const DEVICE_PRESSED: f64 = 0.92;
+/// A load that nobody ends does so itself.
+const HOLD_S: &str = "300";
+/// How long nodes may take to calm down.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where the pressure is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the memory limit of a node.
+    Host,
+    /// In the emulated memory of its device.
+    Device,
+}
+
+/// What to start.
+pub(super) struct Wants {
+    pub nodes: usize,
+    pub place: Place,
+    pub threshold: Threshold,
+    /// Bytes in use on each emulated device at rest.
+    pub device_used: u64,
+}
+
+impl Wants {
+    pub fn new(nodes: usize, place: Place, dwell_ms: u32) -> Self {
+        Self {
+            nodes,
+            place,
+            threshold: Threshold {
+                high: 0.80,
+                low: 0.60,
+                dwell_ms,
+            },
+            device_used: (emulated::MEMORY_BYTES as f64 * DEVICE_REST) as u64,
+        }
+    }
+}
+
+/// Running nodes.
+pub(super) struct Stand {
+    pub cluster: Cluster,
+    pub observer: Observer,
+    pub place: Place,
+    pub threshold: Threshold,
+    /// Processors of each node.
+    pub processors: Vec<Vec<usize>>,
+    /// False where there are fewer processors than nodes.
+    pub apart: bool,
+    device_used: u64,
+    devices: Vec<PathBuf>,
+    _folder: tempfile::TempDir,
+}
+
+/// The processors that this process may use.
+fn processors() -> anyhow::Result<Vec<usize>> {
+    let set = sched_getaffinity(None).context("cannot ask for this process's processors")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|n| set.is_set(*n)).collect())
+}
+
+/// Confines this thread, and with it what it starts, until it is dropped.
+struct Confined(CpuSet);
+
+impl Confined {
+    fn to(processors: &[usize]) -> anyhow::Result<Self> {
+        let before = sched_getaffinity(None)?;
+        let mut set = CpuSet::new();
+        for n in processors {
+            set.set(*n);
+        }
+        sched_setaffinity(None, &set)
+            .with_context(|| format!("cannot keep to processors {processors:?}"))?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        // What was allowed before is allowed still.
+        let _ = sched_setaffinity(None, &self.0);
+    }
+}
+
+impl Stand {
+    pub async fn start(wants: Wants, steps: &Steps) -> anyhow::Result<Self> {
+        let all = processors()?;
+        let apart = all.len() >= wants.nodes;
+        let of = |n: usize| -> Vec<usize> {
+            let mine = |(i, _): &(usize, &usize)| {
+                i % wants.nodes == n || (!apart && n % all.len().max(1) == *i)
+            };
+            all.iter()
+                .enumerate()
+                .filter(mine)
+                .map(|(_, p)| *p)
+                .collect()
+        };
+        let processors: Vec<Vec<usize>> = (0..wants.nodes).map(of).collect();
+        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let Threshold {
+            high,
+            low,
+            dwell_ms,
+        } = wants.threshold;
+        let limit = match wants.place {
+            Place::Host => "512MiB",
+            // Matrices on the host, and again on the emulated device.
+            Place::Device => "4GiB",
+        };
+        let mut worker_args = vec![
+            "--slots=1".to_owned(),
+            format!("--memory-limit={limit}"),
+            format!("--threshold=memory={high}:{low}:{dwell_ms}"),
+            "--heartbeat-ms=100".to_owned(),
+        ];
+        // The experiment is about memory alone; but a node is returned to once every signal has been
+        // calm for its dwell.
+        for calm in ["memory_stall", "latency", "power", "thermal"] {
+            worker_args.push(format!("--threshold={calm}=1:0.99:{dwell_ms}"));
+        }
+        let options = ClusterOptions {
+            workers: 0,
+            worker_args,
+            history: false,
+            ..ClusterOptions::default()
+        };
+        let cluster = Cluster::start(options, steps).await?;
+        let observer = Observer::open(&cluster.broker).await?;
+        let mut stand = Self {
+            cluster,
+            observer,
+            place: wants.place,
+            threshold: wants.threshold,
+            processors,
+            apart,
+            device_used: wants.device_used,
+            devices: Vec::new(),
+            _folder: folder,
+        };
+        for n in 0..wants.nodes {
+            stand.start_worker(n)?;
+        }
+        stand.cluster.ready().await?;
+        Ok(stand)
+    }
+
+    fn start_worker(&mut self, n: usize) -> anyhow::Result<()> {
+        let mut more = Vec::new();
+        if self.place == Place::Device {
+            let node = Cluster::node(n + 1);
+            let file = self._folder.path().join(format!("{node}.json"));
+            emulated::write(&file, node.as_str(), self.device_used)?;
+            more = vec!["--device-file".to_owned(), file.display().to_string()];
+            self.devices.push(file);
+        }
+        let own = self
+            .processors
+            .get(n)
+            .context("a node without processors")?;
+        let _confined = Confined::to(own)?;
+        self.cluster.start_worker(&more)?;
+        Ok(())
+    }
+
+    fn number(&self, node: &NodeId) -> anyhow::Result<usize> {
+        let mut all = 0..self.processors.len();
+        let found = all.find(|n| Cluster::node(n + 1) == *node);
+        found.with_context(|| format!("{node} is no node of this experiment"))
+    }
+
+    /// Fills the memory of a node, or of its device, and then takes most of its processors, until
+    /// the load is dropped.
+    pub async fn press(&self, node: &NodeId) -> anyhow::Result<Load> {
+        let mut load = self.fill(node).await?;
+        let own = self.of(node)?;
+        let threads = BURNERS * u32::try_from(own.len()).unwrap_or(1);
+        let args = ["burn", "--threads", &threads.to_string(), "--hold", HOLD_S].map(str::to_owned);
+        load.processes.push(self.loading(node, "burn", &args, own)?);
+        Ok(load)
+    }
+
+    fn of(&self, node: &NodeId) -> anyhow::Result<&[usize]> {
+        let own = self.processors.get(self.number(node)?);
+        own.map(Vec::as_slice).context("a node without processors")
+    }
+
+    /// Fills the memory of a node, or of its device, until the load is dropped.
+    pub async fn fill(&self, node: &NodeId) -> anyhow::Result<Load> {
+        let n = self.number(node)?;
+        let own = self.of(node)?;
+        let mut load = Load::default();
+        match self.place {
+            Place::Host => {
+                let args = self.filling(node).await?;
+                let filling = self.loading(node, "memory", &args, own)?;
+                load.processes.push(filling);
+                // Beside computing threads it would take seconds to fill what it shall.
+                self.filled(node).await?;
+            }
+            Place::Device => {
+                let file = self.devices.get(n).context("a node without a device")?;
+                let pressed = emulated::MEMORY_BYTES as f64 * DEVICE_PRESSED;
+                emulated::write(file, node.as_str(), pressed as u64)?;
+                load.device = Some((file.clone(), node.clone(), self.device_used));
+            }
+        }
+        Ok(load)
+    }
+
+    /// Waits until the node reads its memory as pressed.
+    async fn filled(&self, node: &NodeId) -> anyhow::Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while self
+            .observer
+            .newest(node, false)
+            .is_none_or(|v| v < self.threshold.high)
+        {
+            ensure!(
+                Instant::now() < until,
+                "the memory of {node} was not filled within {PATIENCE:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    fn loading(
+        &self,
+        node: &NodeId,
+        what: &str,
+        args: &[String],
+        own: &[usize],
+    ) -> anyhow::Result<Process> {
+        let log = self
+            .cluster
+            .data_dir()
+            .join(format!("logs/load-{what}-{node}.log"));
+        let _confined = Confined::to(own)?;
+        Process::start(what, &std::env::current_exe()?, args, &[], log)
+    }
+
+    async fn filling(&self, node: &NodeId) -> anyhow::Result<Vec<String>> {
+        let status = self.cluster.status_of(node).await?;
+        let reading = status.vector.as_ref().and_then(|v| v.host(Signal::Memory));
+        let used = reading.and_then(|r| r.raw).unwrap_or(0.0);
+        let run_dir = self.cluster.data_dir().join("run").join(node.as_str());
+        let args = [
+            ("--limit-source", status.descriptor.memory_limit_source),
+            (
+                "--limit-bytes",
+                status.descriptor.memory_limit_bytes.to_string(),
+            ),
+            ("--run-dir", run_dir.display().to_string()),
+            ("--used-bytes", format!("{used:.0}")),
+            ("--share", SHARE.to_string()),
+            ("--hold", HOLD_S.to_owned()),
+        ];
+        let pairs = args
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value]);
+        Ok(std::iter::once("pressure".to_owned())
+            .chain(pairs)
+            .collect())
+    }
+
+    /// Waits until no node's memory presses, and has not for the dwell.
+    pub async fn calm(&self) -> anyhow::Result<()> {
+        let dwell = Duration::from_millis(u64::from(self.threshold.dwell_ms));
+        let until = Instant::now() + PATIENCE;
+        let mut since = Instant::now();
+        while since.elapsed() < dwell + Duration::from_millis(150) {
+            ensure!(
+                Instant::now() < until,
+                "the nodes' memory did not calm down within {PATIENCE:?}"
+            );
+            let is_calm = |n: usize| {
+                let value = self
+                    .observer
+                    .newest(&Cluster::node(n + 1), self.place == Place::Device);
+                value.is_some_and(|v| v < self.threshold.low)
+            };
+            if !(0..self.processors.len()).all(is_calm) {
+                since = Instant::now();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Submits under an id of ours.
+    pub async fn submit(&self, id: &str, mut submission: Value) -> anyhow::Result<ExecutionId> {
+        let tenant = Tenant::new("experiment")?;
+        if let Some(object) = submission.as_object_mut() {
+            object.insert("id".to_owned(), id.into());
+        }
+        let body = submission.to_string().into();
+        let sent = self
+            .cluster
+            .broker
+            .js
+            .publish(subjects::submit(&tenant), body)
+            .await?;
+        sent.await.context("the submission was not stored")?;
+        Ok(ExecutionId::from_client(&tenant, &ClientId::new(id)?))
+    }
+
+    /// Lets the devices' memory swing: amplitude in GB and period in seconds for each node.
+    pub async fn swing(&self, of: &[(f64, f64)], speed: f64, at: Timestamp) -> anyhow::Result<()> {
+        for (n, (gigabytes, period_s)) in of.iter().enumerate() {
+            let amplitude: Amount = format!("{gigabytes}GB")
+                .parse()
+                .map_err(anyhow::Error::msg)?;
+            let envelope = Envelope {
+                signal: Signal::Memory,
+                device: Some(EVERY_DEVICE.to_owned()),
+                shape: Shape::Sinusoid(Sinusoid {
+                    amplitude,
+                    period_s: *period_s,
+                    phase_deg: 90.0,
+                    mean: None,
+                }),
+                since: Some(at),
+                speed,
+            };
+            let envelopes = serde_json::to_value([envelope])?;
+            self.envelope(n, EnvelopeChange::Replace { envelopes })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Takes all envelopes away.
+    pub async fn steady(&self) -> anyhow::Result<()> {
+        for n in 0..self.processors.len() {
+            let (signal, device) = (None, None);
+            self.envelope(n, EnvelopeChange::Clear { signal, device })
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn envelope(&self, n: usize, change: EnvelopeChange) -> anyhow::Result<()> {
+        let node = Cluster::node(n + 1);
+        let reply = client::envelope(&self.cluster.broker, node.clone(), Some(change)).await?;
+        match reply.error {
+            Some(error) => bail!("the envelope of {node} was refused: {error}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What presses; ends when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    processes: Vec<Process>,
+    device: Option<(PathBuf, NodeId, u64)>,
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if let Some((file, node, rest)) = &self.device
+            && let Err(error) = emulated::write(file, node.as_str(), *rest)
+        {
+            tracing::warn!(%error, "a device stays under pressure");
+        }
+    }
+}

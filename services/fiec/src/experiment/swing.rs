@@ -1,0 +1,111 @@
+//! Trigger 3: three nodes whose devices offer memory that follows sinusoids, compressed in time.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use fiec_dev_servers::Progress as _;
+use fiec_schemas::{Threshold, Timestamp};
+
+use super::run::{Run, Variant, begin, end};
+use super::stand::{Place, Stand, Wants};
+use super::workload::{Kind, Workload, prepare};
+use super::{Experiment, ExperimentArgs, Name, runs, wanted};
+use crate::ui::Steps;
+
+/// As published: amplitude in GB and period in seconds, of each node.
+const ENVELOPES: [(f64, f64); 3] = [(8.0, 600.0), (7.0, 760.0), (6.0, 890.0)];
+/// In use on each device by others: with it the troughs of all three envelopes press, those of the
+/// smallest amplitude (36 GB of 48) for the shortest time.
+const USED_BYTES: u64 = 30_000_000_000;
+const HIGH: f64 = 0.80;
+const LOW: f64 = 0.75;
+
+/// Runs it.
+pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
+    ensure!(
+        args.speed >= 1.0 && args.speed <= 1_000.0,
+        "--speed must be 1 to 1000, but is {}",
+        args.speed
+    );
+    let speed = if args.quick {
+        args.speed.max(480.0)
+    } else {
+        args.speed
+    };
+    let shortest = ENVELOPES[0].1 / speed;
+    // Two periods and a half of the fastest envelope, as far as the machine's speed lets them be.
+    let seconds = shortest * if args.quick { 1.2 } else { 3.0 };
+    // The published sampling of 10 s, in the same time; a dwell cannot be shorter than 100 ms.
+    let dwell_ms = ((10.0 / speed * 1e3) as u32).max(100);
+    let mut workloads = Vec::new();
+    for kind in [Kind::Gemm, Kind::Lu, Kind::Qr] {
+        if !wanted(args, kind) {
+            continue;
+        }
+        steps.step(&format!(
+            "sizing {} and running it undisturbed",
+            kind.name()
+        ));
+        workloads.push(prepare(kind, Place::Device, seconds).await?);
+    }
+    let wants = Wants {
+        threshold: Threshold {
+            high: HIGH,
+            low: LOW,
+            dwell_ms,
+        },
+        device_used: USED_BYTES,
+        ..Wants::new(ENVELOPES.len(), Place::Device, dwell_ms)
+    };
+    let stand = Stand::start(wants, steps).await?;
+    let mut experiment = Experiment::of(Name::Trigger3, &stand);
+    experiment.swings = true;
+    experiment.notes.push(format!(
+        "Device memory of 48 GB with {} GB in use by others; offered memory swings by 8, 7 and 6 GB \
+         around 48 GB less that, in 600, 760 and 890 s, {speed} times as fast, all from their peaks. \
+         No load takes processors: `baseline with load` is the envelopes without rebinding.",
+        USED_BYTES / 1_000_000_000
+    ));
+    experiment.notes.push(
+        "Left out: envelopes of power. An emulated device draws none, and the host's counter is not \
+         readable everywhere."
+            .to_owned(),
+    );
+    let total = runs(args);
+    for number in 1..=total {
+        for workload in &workloads {
+            for variant in Variant::ALL {
+                let (name, what) = (workload.name, variant.name());
+                steps.step(&format!("{name}, {what}, run {number} of {total}"));
+                let run = one(&stand, workload, variant, number, speed).await;
+                let run = run.with_context(|| format!("{name}, {what}, run {number}"))?;
+                experiment.runs.push(run);
+            }
+        }
+    }
+    stand.cluster.stop().await;
+    steps.finish("stopped");
+    Ok(experiment)
+}
+
+async fn one(
+    stand: &Stand,
+    workload: &Workload,
+    variant: Variant,
+    number: u32,
+    speed: f64,
+) -> anyhow::Result<Run> {
+    stand.steady().await?;
+    let (execution, _) = begin(stand, workload, variant, number).await?;
+    let from = Timestamp::now();
+    if variant != Variant::Baseline {
+        stand.swing(&ENVELOPES, speed, from).await?;
+    }
+    let ended = |t: &super::trace::Trace| t.end.as_ref().map(|e| e.at);
+    let patience = Duration::from_secs(180);
+    let at = stand
+        .observer
+        .until("it completes", execution, patience, ended)
+        .await?;
+    end(stand, workload, variant, number, execution, (from, at)).await
+}
