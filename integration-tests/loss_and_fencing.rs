@@ -4,7 +4,9 @@
 
 mod support;
 
-use fiec_schemas::{Cause, Event, NodeId};
+use async_nats::jetstream::stream;
+use fiec_broker::outbox::PLACE_HEADER;
+use fiec_schemas::{Cause, Event, ExecutionId, NodeId, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{Lab, Line, audit, digest_of, proc, undisturbed_synthetic, until, workers};
@@ -256,4 +258,65 @@ async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
         "two lives of one name are never taken for one"
     );
     lab.none_ended().unwrap();
+}
+
+/// What was published for the outside of an execution: where it was emitted, and what it says.
+async fn published(lab: &Lab, id: ExecutionId) -> Vec<(String, String)> {
+    let js = &lab.broker.js;
+    let mut stream = js.get_stream(subjects::OUTBOX_STREAM).await.unwrap();
+    let last = stream.info().await.unwrap().state.last_sequence;
+    let mut found = Vec::new();
+    for seq in 1..=last {
+        let message = stream.direct_get(seq).await.unwrap();
+        if message.subject.as_str() == subjects::outbox(&lab.tenant, id, "tick") {
+            let place = message.headers.get(PLACE_HEADER).unwrap().to_string();
+            let text = String::from_utf8(message.payload.to_vec()).unwrap();
+            found.push((place, text));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn what_a_killed_worker_had_committed_and_not_published_the_next_one_publishes_once() {
+    const CAPSULES: u64 = 1_500;
+    let mut lab = Lab::start(workers(2)).await;
+    let mut line = submission(
+        "owes",
+        &json!({"capsules": CAPSULES, "work_us": 2_000, "emit_every": 1}),
+    );
+    line["commit"] = json!({"every": 5});
+    let id = lab.publish_json(&line).await;
+    let node = lab.journal.computing(id, 3).await;
+    // From here on commits can be stored, and what they carry cannot be published: the worker is
+    // between the two until it is killed.
+    let js = lab.broker.js.clone();
+    let stream = js.get_stream(subjects::OUTBOX_STREAM).await.unwrap();
+    let config = stream.cached_info().config.clone();
+    js.update_stream(stream::Config {
+        subjects: vec!["elsewhere.*".to_owned()],
+        ..config.clone()
+    })
+    .await
+    .unwrap();
+    let log = lab.data_dir().join("logs");
+    until("the worker tries in vain to publish", async || {
+        let said = std::fs::read_to_string(log.join(format!("{node}.log"))).ok()?;
+        said.contains("publish what was emitted").then_some(())
+    })
+    .await;
+    let there = published(&lab, id).await;
+    lab.worker(&node).kill();
+    js.update_stream(config).await.unwrap();
+    let owed = lab.journal.of(id).into_iter().next_back().unwrap();
+    let owed = owed.state().outbox.unwrap().through;
+    assert!((there.len() as u64) < owed, "{} of {owed}", there.len());
+
+    let next = lab.journal.find(id, "it is bound anew", lost_to).await;
+    assert_ne!(next, node);
+    let last = lab.journal.ended(id, "completed").await;
+    assert_eq!(last.state().epoch, 2);
+    audit(&lab.journal.of(id));
+    let all = (1..=CAPSULES).map(|n| (format!("{n}.0"), n.to_string()));
+    assert_eq!(published(&lab, id).await, all.collect::<Vec<_>>());
 }

@@ -275,7 +275,11 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
             return Err(missing(": a newer commit has superseded it"));
         }
         Ok(Err(error)) => return Err(BrokerError::operation(format!("read {}", what()))(error)),
-        Err(_) => return Err(missing(": nothing came in time")),
+        // It may well be there: whoever asks again may get it.
+        Err(_) => {
+            let late = std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing came in time");
+            return Err(BrokerError::operation(format!("read {}", what()))(late));
+        }
     };
     let digest = Digest::of(&found);
     if digest != chunk.digest {

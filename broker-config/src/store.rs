@@ -1,7 +1,7 @@
 //! σ where its commit says: in a ledger message's body, or in chunks that the body lists. Data by
 //! digest, in an object store.
 
-use async_nats::jetstream::object_store::{ObjectMetadata, ObjectStore};
+use async_nats::jetstream::object_store::{GetErrorKind, ObjectMetadata, ObjectStore};
 use bytes::Bytes;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -314,10 +314,16 @@ async fn get(
     name: String,
     bytes: u64,
 ) -> Result<Bytes, BrokerError> {
-    let mut object = store
-        .get(name)
-        .await
-        .map_err(BrokerError::operation(format!("fetch {what}")))?;
+    let mut object = match store.get(name).await {
+        Ok(object) => object,
+        Err(error) if error.kind() == GetErrorKind::NotFound => {
+            return Err(BrokerError::Missing {
+                what: what.to_owned(),
+                hint: String::new(),
+            });
+        }
+        Err(error) => return Err(BrokerError::operation(format!("fetch {what}"))(error)),
+    };
     // The size comes from a message; the buffer grows with what really arrives.
     let mut buffer = Vec::with_capacity(usize::try_from(bytes.min(1 << 26)).unwrap_or(0));
     object

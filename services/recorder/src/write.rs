@@ -15,7 +15,8 @@ use crate::columns::{
 };
 use crate::copy::{CopyBuffer, json_without_nul, saturate, without_nul};
 use crate::rows::{
-    ExecutionRow, PlacementRow, RebindingRow, Rows, StepBackRow, contract, json, line, measured};
+    ExecutionRow, PlacementRow, RebindingRow, Rows, StepBackRow, contract, json, line, measured,
+};
 use crate::time::PgTime;
 
 /// Rows with their COPY streams.

@@ -68,6 +68,12 @@ pub(crate) fn order_to_run(
 impl Runner {
     /// Gives the program to a child.
     pub(crate) async fn launch(&mut self, sigma: Option<Bytes>) {
+        self.start(sigma, true).await;
+    }
+
+    /// As [`Runner::launch`]; `spare`: a child that is gone before it has the program is replaced
+    /// once.
+    async fn start(&mut self, sigma: Option<Bytes>, spare: bool) {
         let place = self.tip.state.boundary.clone();
         let fetched = match (&place, sigma.or_else(|| self.last.clone())) {
             (_, Some(sigma)) => Ok(sigma),
@@ -117,6 +123,9 @@ impl Runner {
         self.forget_fetches();
         self.expect_boundary();
         if child.order(&run, &state).await.is_err() {
+            if !spare {
+                return self.died(child).await;
+            }
             // It died while idle; a new one has no such past.
             child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
                 Ok(child) => child,
@@ -131,8 +140,8 @@ impl Runner {
                 self.tip.state.boundary_index(),
             );
             self.unheard = false;
-            if let Err(error) = child.order(&run, &state).await {
-                return self.crashed(error.to_string(), String::new());
+            if child.order(&run, &state).await.is_err() {
+                return self.died(child).await;
             }
         }
         if state.len() <= INLINE_STATE_LIMIT && place.is_some() {
@@ -170,6 +179,13 @@ impl Runner {
         }
     }
 
+    /// The child was gone before it had the program.
+    async fn died(&mut self, child: Child) {
+        let logs = child.logs.clone();
+        let exit = child.autopsy().await;
+        self.crashed(exit, logs.tail());
+    }
+
     /// The program ended without a word, or its word cannot be read.
     pub(crate) async fn lost(&mut self, error: Option<FrameError>) {
         let Some(child) = self.child.take() else {
@@ -179,7 +195,7 @@ impl Runner {
             // Died idle in the pool, or at its very start: one more try before it counts.
             drop(child);
             let last = self.last.clone();
-            self.launch(last).await;
+            self.start(last, false).await;
             // Its successor has not been heard either, and is not spared.
             self.unheard = false;
             return;

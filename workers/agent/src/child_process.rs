@@ -5,12 +5,13 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::{DATA_DIR_ENV, Order, SOCKET_ENV};
+use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::net::unix::pipe;
@@ -92,7 +93,7 @@ pub struct Child {
 }
 
 #[allow(unsafe_code)]
-fn start(launch: &Launch, data_dir: &std::path::Path) -> io::Result<Raw> {
+fn start(launch: &Launch, data_dir: &Path, device_file: Option<&Path>) -> io::Result<Raw> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     for socket in [&ours, &theirs] {
         // As much as the system grants; the default is small for a σ of megabytes.
@@ -113,6 +114,9 @@ fn start(launch: &Launch, data_dir: &std::path::Path) -> io::Result<Raw> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    if let Some(file) = device_file {
+        command.env(SIMULATED_DEVICES_ENV, file);
+    }
     for name in OWN_ENVIRONMENT {
         command.env_remove(name);
     }
@@ -146,9 +150,15 @@ impl Spawner {
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn new(command: Vec<String>, data_dir: PathBuf, run_dir: PathBuf) -> io::Result<Self> {
+    pub fn new(
+        command: Vec<String>,
+        data_dir: PathBuf,
+        run_dir: PathBuf,
+        device_file: Option<PathBuf>,
+    ) -> io::Result<Self> {
         // Children of packages run in folders of their own.
         let data_dir = std::path::absolute(data_dir)?;
+        let device_file = device_file.map(std::path::absolute).transpose()?;
         let (tasks, inbox) = mpsc::sync_channel(TASKS);
         std::thread::Builder::new()
             .name("fiec-spawn".to_owned())
@@ -156,7 +166,7 @@ impl Spawner {
                 for task in inbox {
                     match task {
                         Task::Spawn(launch, reply) => {
-                            drop(reply.send(start(&launch, &data_dir)));
+                            drop(reply.send(start(&launch, &data_dir, device_file.as_deref())));
                         }
                         Task::Reap(mut process) => drop(process.wait()),
                     }

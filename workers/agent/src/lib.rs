@@ -188,6 +188,7 @@ impl Agent {
             options.child_command.clone(),
             options.data_dir.clone(),
             options.run_dir.clone(),
+            options.device_file.clone(),
         )
         .map_err(machine("cannot start a thread"))?;
         let kept = if options.warm {

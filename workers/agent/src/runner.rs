@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Tip, store};
-use fiec_probes::energy::Share;
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
+use fiec_probes::energy::Share;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};

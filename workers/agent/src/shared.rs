@@ -399,6 +399,10 @@ impl Shared {
     /// Notes a large σ that the ledger has gone beyond, to be dropped after
     /// [`Options::superseded_after`].
     pub fn supersede(&self, before: &ExecutionState, now: &ExecutionState) {
+        if now.guarded {
+            // It was kept by a verifier: to be gone back to until a later one is verified.
+            return;
+        }
         let large = |state: &ExecutionState| {
             let place = state.boundary.as_ref()?;
             place.seq.is_none().then_some(place.digest)

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{Tip, store};
+use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{Order, Reason, Report, Run, Yield};
 use fiec_schemas::trust::{Finding, Segment, Verdict, digest_of_result};
 use fiec_schemas::{CommitPolicy, Digest, ExecutionId, Output, Tenant, subjects};
@@ -44,6 +44,48 @@ pub struct Question {
     pub segment: Segment,
 }
 
+/// Why there is no finding.
+#[derive(Debug)]
+struct NotCompared {
+    reason: String,
+    /// What it would begin with is not stored any more, whoever is asked.
+    gone: bool,
+}
+
+impl From<String> for NotCompared {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            gone: false,
+        }
+    }
+}
+
+impl From<&str> for NotCompared {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+impl NotCompared {
+    /// The σ of a boundary could not be had: chunks that newer commits have superseded are dropped
+    /// after some seconds, and that says nothing of who computed what.
+    fn without_state(index: u64, error: &BrokerError) -> Self {
+        let gone = !matches!(
+            error,
+            BrokerError::Operation { .. } | BrokerError::Connect { .. }
+        );
+        let cannot = match gone {
+            true => "cannot be compared",
+            false => "cannot be compared now",
+        };
+        Self {
+            reason: format!("{cannot}: σ of boundary {index}: {error}"),
+            gone,
+        }
+    }
+}
+
 /// Takes a question, or says why not now.
 ///
 /// # Errors
@@ -63,13 +105,13 @@ pub fn take(shared: &Arc<Shared>, question: Question) -> Result<(), String> {
     tokio::spawn(async move {
         let found = tokio::select! {
             biased;
-            () = shared.halt.cancelled() => Err("the node is stopping".to_owned()),
-            () = real_work(&shared) => Err(GAVE_WAY.to_owned()),
+            () = shared.halt.cancelled() => Err("the node is stopping".into()),
+            () = real_work(&shared) => Err(GAVE_WAY.into()),
             found = compute(&shared, &question) => found,
         };
         drop(slot);
         shared.verifying.store(false, Ordering::Release);
-        if let Err(reason) = &found {
+        if let Err(NotCompared { reason, .. }) = &found {
             tracing::info!(execution = %question.execution, reason, "a part was not compared");
         }
         say(&shared, &question, Some(found)).await;
@@ -89,11 +131,11 @@ async fn real_work(shared: &Shared) {
 }
 
 /// Publishes what was found, or only that it is still being computed.
-async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding, String>>) {
-    let (finding, error) = match found {
-        Some(Ok(finding)) => (Some(finding), None),
-        Some(Err(reason)) => (None, Some(cut(reason))),
-        None => (None, None),
+async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding, NotCompared>>) {
+    let (finding, error, gone) = match found {
+        Some(Ok(finding)) => (Some(finding), None, false),
+        Some(Err(why)) => (None, Some(cut(why.reason)), why.gone),
+        None => (None, None, false),
     };
     let verdict = Verdict {
         v: 1,
@@ -103,6 +145,7 @@ async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding,
         execution: question.execution,
         finding,
         error,
+        gone,
     };
     let Ok(body) = serde_json::to_vec(&verdict) else {
         return;
@@ -113,7 +156,7 @@ async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding,
     }
 }
 
-async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, String> {
+async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, NotCompared> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let (execution, segment) = (question.execution, &question.segment);
     let last = shared.ledger.last(&question.tenant, execution).await;
@@ -125,14 +168,14 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, S
     let state = match &segment.from {
         Some(place) => {
             let state = shared.ledger.state(execution, place).await;
-            state.map_err(|error| format!("σ of boundary {}: {error}", place.index))?
+            state.map_err(|error| NotCompared::without_state(place.index, &error))?
         }
         None => Bytes::new(),
     };
     let program = match outside::find(shared, &spec.program).await {
         Some(Ok(program)) => program,
-        Some(Err(reason)) => return Err(reason.to_string()),
-        None => return Err("the node is stopping".to_owned()),
+        Some(Err(reason)) => return Err(reason.to_string().into()),
+        None => return Err("the node is stopping".into()),
     };
     let package = program.package().cloned();
     let key = (spec.program.clone(), question.tenant.clone());

@@ -12,6 +12,7 @@ use fiec_broker::chunks::Manifest;
 use fiec_broker::store;
 use fiec_kit::run_local;
 use fiec_schemas::messages::{ControlRequest, Destination};
+use fiec_schemas::trust::{Segment, Verdict};
 use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -398,6 +399,93 @@ async fn the_state_of_a_rebinding_goes_before_that_of_a_routine_commit() {
     }
     assert!(before > 0, "the routine commit was under way");
     assert!(during <= UNDER_WAY, "{during} bytes went in between");
+    a.leave().await;
+    b.leave().await;
+}
+
+#[tokio::test]
+async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was_kept_can() {
+    let world = World::start().await;
+    let soon = Duration::from_millis(50);
+    let (a, b) = (
+        agent(&world, "a", soon).await,
+        agent(&world, "b", soon).await,
+    );
+    let mut verdicts = world
+        .broker
+        .client
+        .subscribe(subjects::VERDICT)
+        .await
+        .unwrap();
+    // Each capsule changes all of it: no chunk outlives its commit.
+    let mut params = steps(2_000);
+    params["change"] = json!({ "bytes": LARGE - 24 });
+    let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 5 } });
+    let id = world.submit(&line.to_string(), &a).await;
+    world
+        .wait(id, "some commits", |m| m.state.totals.commits >= 8)
+        .await;
+    pause(&world, id, &a).await;
+    let mut places = Vec::new();
+    for seq in 1..=world.last(id).await.seq {
+        let entry = world.ledger.by_sequence(seq).await;
+        let place = entry.ok().and_then(|entry| entry.message.state.boundary);
+        places.extend(place.filter(|place| place.seq == Some(seq)));
+    }
+    let (early, later) = (places[1].clone(), places[4].clone());
+    assert!(store::is_large(&early), "{early:?}");
+    poll("the early boundary's chunks to be dropped", async || {
+        let state = world.ledger.state(id, &early).await;
+        state.is_err().then_some(())
+    })
+    .await;
+    let mut asked = 0;
+    let mut ask = async |from: Option<StatePlace>, keep| {
+        asked += 1;
+        let request = ControlRequest::Verify {
+            question: asked,
+            execution: id,
+            tenant: world.tenant.clone(),
+            segment: Segment {
+                from,
+                to: Some(later.index),
+                keep,
+            },
+        };
+        poll("b has a slot to spare", async || {
+            let reply = world.control(&b.node, &request).await?;
+            reply.error.is_none().then_some(())
+        })
+        .await;
+        loop {
+            let message = tokio::time::timeout(common::PATIENCE, verdicts.next());
+            let message = message.await.unwrap().unwrap();
+            let verdict: Verdict = serde_json::from_slice(&message.payload).unwrap();
+            if verdict.finding.is_some() || verdict.error.is_some() {
+                return verdict;
+            }
+        }
+    };
+    let verdict = ask(Some(early.clone()), None).await;
+    assert!(verdict.gone && verdict.finding.is_none(), "{verdict:?}");
+    let error = verdict.error.unwrap();
+    let words = format!("cannot be compared: σ of boundary {}", early.index);
+    assert!(error.starts_with(&words), "{error}");
+
+    // From the beginning it can, and what is kept there can be begun with again.
+    let verdict = ask(None, Some(later.digest)).await;
+    assert_eq!(verdict.finding.unwrap().digest, later.digest);
+    let kept = StatePlace {
+        seq: None,
+        ..later.clone()
+    };
+    let state = world.ledger.state(id, &kept).await.unwrap();
+    assert_eq!(state.len() as u64, LARGE);
+    store::drop_state(&world.broker, id, later.digest)
+        .await
+        .unwrap();
+    let verdict = ask(Some(kept), None).await;
+    assert!(verdict.gone, "{verdict:?}");
     a.leave().await;
     b.leave().await;
 }

@@ -5,6 +5,9 @@
 //! [{"id": "GPU-sim-0", "kind": "gpu", "name": "Simulated H100", "memory_bytes": 85899345920,
 //!   "device": {"compute_capability": "9.0", "multiprocessors": 132}, "used_bytes": 0}]
 //! ```
+//!
+//! Programs that are granted one compute in the host's memory; `"wrong_bits": true` and
+//! `"cannot_open": "why"` let one compute wrongly or not at all.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -17,6 +17,7 @@ pub mod policy;
 pub mod python;
 pub mod rebind;
 pub mod recover;
+pub mod state;
 pub mod telemetry;
 pub mod throughput;
 
@@ -40,6 +41,8 @@ pub enum Bench {
     Chain,
     /// End of the last capsule on A to start of the first on B
     Rebind,
+    /// 24 MB of σ of which 1 % changes: what is stored, what is sent, and how long that takes
+    State,
     /// Publish of a submission to the start of its first capsule, on an idle system
     Latency,
     /// The same for Rust and Python programs, with a warm child and with a new one each time
@@ -119,6 +122,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         Bench::Boundary,
         Bench::Chain,
         Bench::Rebind,
+        Bench::State,
         Bench::Latency,
         Bench::Launch,
         Bench::Throughput,
@@ -143,6 +147,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Boundary => boundary::run(&mut lab).await,
             Bench::Chain => chain::run(&mut lab).await,
             Bench::Rebind => rebind::run(&mut lab).await,
+            Bench::State => state::run(&mut lab).await,
             Bench::Latency => latency::run(&mut lab).await,
             Bench::Launch => launch::run(&mut lab).await,
             Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,

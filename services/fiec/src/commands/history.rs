@@ -44,7 +44,7 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
     Ok(ExecutionId::from_client(tenant, &client))
 }
 
-/// Prints summaries, placements and rebindings.
+/// Prints summaries, placements, rebindings, and what people asked for.
 ///
 /// # Errors
 /// When PostgreSQL cannot be reached.
@@ -77,7 +77,7 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
     show(&pool, execution, global.json).await
 }
 
-/// Prints everything that the views say of one execution.
+/// Prints everything that the history says of one execution.
 ///
 /// # Errors
 /// When PostgreSQL refuses a query.
@@ -128,6 +128,21 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
         if !rows.rows.is_empty() {
             rows.print(json);
         }
+    }
+    let columns = match json {
+        true => "*",
+        false => "at::timestamp(3), kind, who, node, detail",
+    };
+    let asked = format!(
+        "SELECT {columns} FROM execution_events \
+         WHERE execution = '{execution}' AND who IS NOT NULL ORDER BY ordinal"
+    );
+    let asked = sql::query(pool, asked).await?;
+    if !asked.rows.is_empty() {
+        if !json {
+            println!("\nAsked for (all that happened: SELECT * FROM execution_events)");
+        }
+        asked.print(json);
     }
     Ok(Outcome::Done)
 }

@@ -61,7 +61,12 @@ impl Account {
         let since = self.read.replace(now);
         match (since, increase) {
             (Some(since), Some(increase)) => {
-                let runners = busy / (now - since).max(1) as f64;
+                let runners = if now > since {
+                    busy / (now - since) as f64
+                } else {
+                    // Two readings in one microsecond.
+                    f64::from(self.runners)
+                };
                 if runners > 0.0 {
                     self.charged += increase as f64 / runners.max(1.0);
                 }
@@ -119,6 +124,17 @@ mod tests {
         account.leave(3_000);
         account.advance(9_000, Some(7));
         assert_eq!(account.idle, 57.0);
+    }
+
+    #[test]
+    fn what_is_read_twice_in_one_moment_is_charged_to_those_that_run_then() {
+        let mut account = Account::default();
+        account.advance(0, None);
+        account.join(5);
+        let mark = account.mark();
+        account.advance(5, Some(0));
+        account.advance(5, Some(8));
+        assert_eq!(account.since(mark), Some(8.0));
     }
 
     #[test]
