@@ -1,6 +1,7 @@
 //! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
 //! Depends on nothing else of FIEC; everything else depends on it.
 
+mod cause;
 pub mod energy;
 pub mod envelope;
 pub mod event;

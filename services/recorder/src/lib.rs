@@ -16,6 +16,7 @@ mod columns;
 pub mod copy;
 mod error;
 pub mod fold;
+mod known;
 mod ledger;
 mod metrics;
 mod mirror;

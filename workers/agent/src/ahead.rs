@@ -17,7 +17,8 @@ use fiec_schemas::substrate::HOST;
 use crate::attempts::order_to_run;
 use crate::capsules;
 use crate::child_process::{Child, Key};
-use crate::shared::{self, Job, Shared, Start};
+use crate::job::{Job, Start};
+use crate::shared::{self, Shared};
 
 /// Runs that a child has ahead at most.
 const DEPTH: usize = 8;

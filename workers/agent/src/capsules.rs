@@ -12,7 +12,8 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::shared::{CapsuleAck, Job, Live, ORDERS, Shared, Start, enqueue};
+use crate::job::{CapsuleAck, Job, Live, Start};
+use crate::shared::{ORDERS, Shared, enqueue};
 
 /// The consumer's limit of messages without an acknowledgement.
 const UNACKNOWLEDGED: usize = 20_000;

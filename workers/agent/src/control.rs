@@ -10,7 +10,8 @@ use fiec_schemas::{Epoch, ExecutionId};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-use crate::shared::{Control, Shared};
+use crate::job::Control;
+use crate::shared::Shared;
 use crate::verify;
 use crate::{large, outside};
 

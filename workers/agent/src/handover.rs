@@ -18,8 +18,9 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::job::{Job, Live, Sigma, Start};
 use crate::large::{self, Cut, Known};
-use crate::shared::{Job, Live, ORDERS, Shared, Sigma, Start, enqueue, start_now};
+use crate::shared::{ORDERS, Shared, enqueue, start_now};
 
 const PART_BYTES: usize = 512 * 1024;
 /// Handovers that may arrive at once, and what they may hold in all.

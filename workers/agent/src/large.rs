@@ -13,8 +13,9 @@ use fiec_schemas::{BoundaryIndex, Digest, ExecutionId, StatePlace, Tenant};
 use tokio::sync::OnceCell;
 
 use crate::cache::{Fetched, Kind, NotCached};
+use crate::job::Sigma;
 use crate::runner::Runner;
-use crate::shared::{Shared, Sigma};
+use crate::shared::Shared;
 use crate::uploads::{Hurry, Urgent};
 
 /// Bytes of chunks that are unacknowledged at once. Little enough that what is more urgent finds

@@ -30,6 +30,7 @@ mod emitted;
 pub mod envelopes;
 pub mod handover;
 pub mod hardware_metrics;
+pub mod job;
 mod large;
 pub mod leftovers;
 pub mod link;
@@ -45,7 +46,8 @@ pub mod round_trips;
 pub mod run_dir;
 pub mod runner;
 pub mod shared;
-pub mod telemetry;
+mod take_up;
+mod telemetry;
 pub mod unpack;
 mod uploads;
 pub mod verify;
@@ -73,11 +75,12 @@ pub use options::Options;
 
 use crate::cache::Cache;
 use crate::child_process::Spawner;
+use crate::job::Control;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::round_trips::RoundTrips;
-use crate::shared::{Control, Node, Shared};
+use crate::shared::{Node, Shared};
 
 /// How often idle children and old states are looked for.
 const SWEEP: Duration = Duration::from_secs(5);

@@ -8,9 +8,9 @@ use fiec_schemas::{Event, Timestamp};
 use tokio::time::Instant;
 
 use crate::ahead;
+use crate::job::Control;
 use crate::message::{After, Intent, Message};
 use crate::runner::{LONG_AFTER, Runner, Wait};
-use crate::shared::Control;
 
 impl Runner {
     pub(crate) async fn control(&mut self, control: Control) {

@@ -21,25 +21,24 @@ use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
 use crate::handover;
+use crate::job::{CapsuleAck, Control};
 use crate::large::Known;
 use crate::message::{After, Intent, Message, split_outputs};
-use crate::outside::{self, Fetches};
+use crate::outside::Fetches;
 use crate::packages::Program;
-use crate::shared::{self, CapsuleAck, Control, Job, Shared, Slot, Start};
+use crate::shared::{self, Shared, Slot};
+use crate::take_up;
 
 /// `started` waits so long for company.
 pub(crate) const STARTED_ALONE_AFTER: Duration = Duration::from_millis(3);
 /// What a child was given ahead waits so much longer for a run that does not end.
 pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
-/// An unconfirmed speculation is given up after this.
-const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> + Send>>;
 
@@ -132,127 +131,11 @@ pub(crate) struct Runner {
     /// When the program's patience with itself ends: its manifest's `boundary_ms`.
     pub(crate) silence: Option<Instant>,
     /// Its part of the node's energy, where that is measured.
-    energy: Option<Share>,
-}
-
-/// Takes an execution up; with a child if that has its run already.
-pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
-    let Job {
-        start,
-        ack,
-        control,
-        progress,
-    } = job;
-    let (tip, sigma, flight, bound) = match start {
-        Start::Bound(tip) => {
-            let bound = tip.digest;
-            (*tip, None, None, bound)
-        }
-        Start::Speculative {
-            state,
-            sigma,
-            confirmed,
-            digest,
-        } => {
-            let tip = Tip {
-                seq: 0,
-                digest: Some(digest),
-                state: *state,
-            };
-            let mut sure = tip.clone();
-            let flight: Flight = Box::pin(async move {
-                match tokio::time::timeout(CONFIRM_WITHIN, confirmed).await {
-                    Ok(Ok(seq)) => {
-                        sure.seq = seq;
-                        sure.state.resolve(seq);
-                        Ok(sure)
-                    }
-                    _ => Err(AppendError::Conflict),
-                }
-            });
-            (tip, sigma, Some(flight), Some(digest))
-        }
-    };
-    let (execution, epoch) = (tip.state.execution, tip.state.epoch);
-    let span = tracing::info_span!("execution", %execution, epoch, node = %shared.node());
-    let body = async {
-        let spec = match attempts::fetch_spec(&shared, &tip).await {
-            Ok(spec) => spec,
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the submission; it will be bound anew");
-                return;
-            }
-        };
-        let Some((program, mut refusal)) = outside::program_of(&shared, &spec, &tip).await else {
-            return;
-        };
-        if refusal.is_none() {
-            refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
-        }
-        let place = tip.state.phase.binding().map(|b| &*b.substrate);
-        let energy = shared.energy_share(place);
-        let mut runner = Runner {
-            shared: shared.clone(),
-            spec,
-            ack,
-            control,
-            stretch: shared.stretch.clone(),
-            progress,
-            tip,
-            epoch,
-            slot: Some(slot),
-            child: None,
-            unheard: true,
-            flight,
-            after: Vec::new(),
-            ahead: None,
-            staged: VecDeque::new(),
-            started: false,
-            since: None,
-            last: None,
-            intent: None,
-            cancelling: None,
-            wait: None,
-            ended: false,
-            program,
-            fetches: Fetches::default(),
-            grant: None,
-            sure: sigma.is_some().then(CancellationToken::new),
-            known: Arc::default(),
-            silence: None,
-            energy,
-        };
-        if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
-            Box::pin(runner.settle_outbox()).await;
-        }
-        match (&runner.tip.state.requested, given) {
-            // Asked of a worker that died before it could.
-            (Some(requested), _) if requested.what == "cancel" => {
-                let who = requested.who.clone();
-                runner.finish(vec![Event::Cancelled { who }]);
-            }
-            (_, Some(child)) => runner.adopt(child).await,
-            (_, None) => match refusal {
-                Some(reason) => runner.refuse(&reason),
-                None => {
-                    let sigma = match sigma {
-                        Some(sigma) => runner.received(sigma).await,
-                        None => None,
-                    };
-                    runner.launch(sigma).await;
-                }
-            },
-        }
-        runner.drive().await;
-    };
-    body.instrument(span).await;
-    if let Some(bound) = bound {
-        shared.forget(execution, bound);
-    }
+    pub(crate) energy: Option<Share>,
 }
 
 impl Runner {
-    async fn drive(&mut self) {
+    pub(crate) async fn drive(&mut self) {
         loop {
             if let Some(share) = &mut self.energy {
                 share.run(self.child.is_some());
@@ -555,7 +438,7 @@ impl Runner {
         }
         match (child.ahead.next(), self.slot.take()) {
             (Some(job), Some(slot)) => {
-                tokio::spawn(run(self.shared.clone(), job, slot, Some(child)));
+                tokio::spawn(take_up::run(self.shared.clone(), job, slot, Some(child)));
             }
             (None, slot) => {
                 self.slot = slot;

@@ -1,0 +1,150 @@
+//! Why an execution was bound or yielded, and who was considered.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::hardware::{Reading, Signal, Threshold};
+use crate::ids::{NodeId, Timestamp};
+use crate::tagged::tagged;
+
+/// Most candidates that a message lists; the others are counted.
+pub const CANDIDATES_LIMIT: usize = 12;
+
+tagged! { "kind", "Cause",
+    /// Why an execution was bound or yielded.
+    #[derive(Debug, Clone, PartialEq, JsonSchema)]
+    pub enum Cause {
+        /// Its first binding.
+        Initial,
+        /// A signal pressed beyond its threshold for longer than its dwell.
+        Pressure {
+            /// What was seen.
+            evidence: Box<Evidence>,
+        },
+        /// Somebody asked for it.
+        Operator {
+            /// Who.
+            who: String,
+        },
+        /// Its node is leaving.
+        Drain {
+            /// Who asked: an operator, or `sigterm`.
+            who: String,
+        },
+        /// Its node fell silent.
+        Lost {
+            /// For how long, in milliseconds, when that was decided.
+            silent_ms: u64,
+        },
+        /// Its node did not take it, or not in time.
+        NotTaken {
+            /// Why.
+            reason: String,
+        },
+        /// It was resumed after a pause.
+        Resumed,
+        /// It waited in a node's queue while another had room.
+        Balance,
+        /// A node that computed it has lost the contract.
+        Corrupt {
+            /// Which node, where it is known.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            node: Option<NodeId>,
+            /// Why.
+            reason: String,
+        },
+    }
+}
+
+impl Cause {
+    /// The name in SQL and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Cause::Initial => "initial",
+            Cause::Pressure { .. } => "pressure",
+            Cause::Operator { .. } => "operator",
+            Cause::Drain { .. } => "drain",
+            Cause::Lost { .. } => "lost",
+            Cause::NotTaken { .. } => "not_taken",
+            Cause::Resumed => "resumed",
+            Cause::Balance => "balance",
+            Cause::Corrupt { .. } => "corrupt",
+        }
+    }
+
+    /// One sentence for people.
+    pub fn in_words(&self) -> String {
+        match self {
+            Cause::Initial => "first placement".to_owned(),
+            Cause::Pressure { evidence: e } => format!(
+                "{} on {} was {:.1} % (limit {:.1} % for {} ms) since {}",
+                e.signal,
+                e.node,
+                e.value * 100.0,
+                e.threshold.high * 100.0,
+                e.threshold.dwell_ms,
+                e.since
+            ),
+            Cause::Operator { who } => format!("asked for by {who}"),
+            Cause::Drain { who } => format!("node is draining, asked for by {who}"),
+            Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
+            Cause::NotTaken { reason } => format!("node did not take it: {reason}"),
+            Cause::Resumed => "resumed after a pause".to_owned(),
+            Cause::Balance => "another node had a free slot".to_owned(),
+            Cause::Corrupt { node, reason } => format!(
+                "{} computed wrong bits: {reason}",
+                node.as_ref().map_or("a node", |n| n.as_str())
+            ),
+        }
+    }
+}
+
+/// The pressure that made a node unviable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Evidence {
+    /// Where.
+    pub node: NodeId,
+    /// Which signal.
+    pub signal: Signal,
+    /// Which device of the node, if it was one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Its value in [0, 1] at the decision.
+    pub value: f64,
+    /// The threshold in force.
+    pub threshold: Threshold,
+    /// Since when it was at or above `high`.
+    pub since: Timestamp,
+    /// The hardware vector at the decision (readings that were measured, 16 at most).
+    pub vector: Vec<Reading>,
+}
+
+/// A choice of a node, with everybody who was considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Decision {
+    /// Who was considered, the chosen one first ([`CANDIDATES_LIMIT`] at most).
+    pub candidates: Vec<Candidate>,
+    /// Candidates beyond those listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// A node that was considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Candidate {
+    /// The node.
+    pub node: NodeId,
+    /// Which device of it, where a device was considered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub substrate: Option<String>,
+    /// Its score where it was acceptable; higher is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// Why it was rejected, each reason a sentence; empty where it was acceptable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rejected: Vec<String>,
+}

@@ -1,0 +1,77 @@
+//! What must be known of executions so that their next messages can be folded.
+
+use std::collections::HashMap;
+
+use fiec_schemas::{Epoch, ExecutionId, LedgerMessage, NodeId, Ordinal, Sequence, Timestamp};
+
+/// A ledger message with its place in the stream.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// Its sequence.
+    pub seq: Sequence,
+    /// When the broker stored it.
+    pub stored_at: Timestamp,
+    /// What it says.
+    pub message: LedgerMessage,
+}
+
+/// What must be known of an execution to fold its next message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tracked {
+    /// Ordinal of its last message.
+    pub ordinal: Ordinal,
+    /// Sequence of its last message.
+    pub seq: Sequence,
+    /// Epoch of its last binding.
+    pub epoch: Epoch,
+    /// Node of its last binding.
+    pub node: Option<NodeId>,
+    /// True while that binding is in force.
+    pub open: bool,
+    /// When it last left a node on order.
+    pub yielded_at: Option<Timestamp>,
+    /// When its last capsule ended, as far as is known.
+    pub computed_until: Option<Timestamp>,
+}
+
+/// What is known of live executions: a cache of the table.
+#[derive(Debug, Default)]
+pub struct Known {
+    pub(crate) tracked: HashMap<ExecutionId, Tracked>,
+}
+
+impl Known {
+    /// Executions of these messages that must be looked up before folding. Normally one whose
+    /// first message is here cannot be in the table; `careful` looks it up all the same.
+    pub fn unknown(&self, messages: &[Message], careful: bool) -> Vec<ExecutionId> {
+        let mut first = HashMap::new();
+        for m in messages {
+            let state = &m.message.state;
+            if !self.tracked.contains_key(&state.execution) {
+                first.entry(state.execution).or_insert(state.ordinal);
+            }
+        }
+        first.retain(|_, ordinal| careful || *ordinal > 1);
+        first.into_keys().collect()
+    }
+
+    /// Says what the table holds.
+    pub fn learn(&mut self, id: ExecutionId, tracked: Tracked) {
+        self.tracked.insert(id, tracked);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tracked.len()
+    }
+
+    /// True when nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.tracked.is_empty()
+    }
+
+    /// Forgets what the table holds as well, so that memory stays bounded.
+    pub fn forget_up_to(&mut self, written: Sequence) {
+        self.tracked.retain(|_, t| t.seq > written);
+    }
+}

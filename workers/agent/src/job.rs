@@ -1,0 +1,132 @@
+//! An execution on its way into a slot, and what is known of it while it lives here.
+
+use std::sync::{Arc, Mutex};
+
+use async_nats::Subject;
+use bytes::Bytes;
+use fiec_broker::Tip;
+use fiec_schemas::event::ExecutionState;
+use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::messages::Destination;
+use fiec_schemas::package::Grant;
+use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
+use tokio::sync::{mpsc, oneshot};
+
+/// An order for one execution.
+#[derive(Debug)]
+pub enum Control {
+    /// Give it up at the next boundary.
+    Yield {
+        /// Why.
+        cause: Cause,
+        /// Where to.
+        to: Option<(Destination, Option<Decision>)>,
+    },
+    /// The same, and leave it paused.
+    Pause {
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+    /// Another grant holds from the next boundary on.
+    Reconfigure {
+        /// What changes.
+        grant: Grant,
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+    /// End it.
+    Cancel {
+        /// Who asked.
+        who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+}
+
+/// Acknowledges a capsule message when the last of its bindings is done with.
+#[derive(Debug)]
+pub struct CapsuleAck {
+    /// Where the acknowledgement goes.
+    pub reply: Subject,
+    /// Who sends it.
+    pub acks: mpsc::Sender<Subject>,
+}
+
+impl Drop for CapsuleAck {
+    fn drop(&mut self) {
+        // The broker delivers no more unacknowledged messages than the channel holds; were it full
+        // all the same, the capsule would come again and be dropped by its epoch.
+        let _ = self.acks.try_send(self.reply.clone());
+    }
+}
+
+/// σ as it was handed over.
+#[derive(Debug)]
+pub enum Sigma {
+    /// All of it, checked.
+    Whole(Bytes),
+    /// The list of a large one's chunks, and the new ones among them.
+    Delta(Bytes),
+}
+
+/// How an execution came here.
+#[derive(Debug)]
+pub enum Start {
+    /// Its binding is in the ledger.
+    Bound(Box<Tip>),
+    /// Its binding is being appended; nothing may be appended before the confirmation.
+    Speculative {
+        /// The state that the binding's message gives, its own sequence being 0.
+        state: Box<ExecutionState>,
+        /// σ; none for a first binding.
+        sigma: Option<Sigma>,
+        /// The binding's sequence, or nothing when it was not made.
+        confirmed: oneshot::Receiver<Sequence>,
+        /// Digest of the binding's message.
+        digest: Digest,
+    },
+}
+
+/// An execution to take up.
+#[derive(Debug)]
+pub struct Job {
+    /// How it came.
+    pub start: Start,
+    /// Held until `started` is in the ledger.
+    pub ack: Option<Arc<CapsuleAck>>,
+    /// Its orders.
+    pub control: mpsc::Receiver<Box<Control>>,
+    /// What is told of it.
+    pub progress: Arc<Mutex<RunningProgress>>,
+}
+
+/// An execution that lives here.
+#[derive(Debug)]
+pub struct Live {
+    /// Under which binding.
+    pub epoch: Epoch,
+    /// Digest of the message that made the binding.
+    pub bound: Digest,
+    /// Its orders.
+    pub control: mpsc::Sender<Box<Control>>,
+    /// What is told of it.
+    pub progress: Arc<Mutex<RunningProgress>>,
+    /// True once a child computes it.
+    pub begun: bool,
+    /// Confirms a speculation.
+    pub confirm: Option<oneshot::Sender<Sequence>>,
+    /// Its own threshold of M, where it has brought one.
+    pub memory: Option<Threshold>,
+}
+
+impl Live {
+    /// The threshold of M that an execution has brought with it.
+    pub fn memory_threshold(state: &ExecutionState) -> Option<Threshold> {
+        let submission = state.spec.as_ref()?;
+        submission.viability.get(&Signal::Memory).copied()
+    }
+}

@@ -1,0 +1,136 @@
+//! An execution is taken up: from its binding to a runner with a child.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fiec_broker::{AppendError, Tip};
+use fiec_schemas::Event;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::attempts;
+use crate::child_process::Child;
+use crate::job::{Job, Start};
+use crate::outside::{self, Fetches};
+use crate::runner::{Flight, Runner};
+use crate::shared::{Shared, Slot};
+
+/// An unconfirmed speculation is given up after this.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
+
+/// Takes an execution up; with a child if that has its run already.
+pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
+    let Job {
+        start,
+        ack,
+        control,
+        progress,
+    } = job;
+    let (tip, sigma, flight, bound) = match start {
+        Start::Bound(tip) => {
+            let bound = tip.digest;
+            (*tip, None, None, bound)
+        }
+        Start::Speculative {
+            state,
+            sigma,
+            confirmed,
+            digest,
+        } => {
+            let tip = Tip {
+                seq: 0,
+                digest: Some(digest),
+                state: *state,
+            };
+            let mut sure = tip.clone();
+            let flight: Flight = Box::pin(async move {
+                match tokio::time::timeout(CONFIRM_WITHIN, confirmed).await {
+                    Ok(Ok(seq)) => {
+                        sure.seq = seq;
+                        sure.state.resolve(seq);
+                        Ok(sure)
+                    }
+                    _ => Err(AppendError::Conflict),
+                }
+            });
+            (tip, sigma, Some(flight), Some(digest))
+        }
+    };
+    let (execution, epoch) = (tip.state.execution, tip.state.epoch);
+    let span = tracing::info_span!("execution", %execution, epoch, node = %shared.node());
+    let body = async {
+        let spec = match attempts::fetch_spec(&shared, &tip).await {
+            Ok(spec) => spec,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the submission; it will be bound anew");
+                return;
+            }
+        };
+        let Some((program, mut refusal)) = outside::program_of(&shared, &spec, &tip).await else {
+            return;
+        };
+        if refusal.is_none() {
+            refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
+        }
+        let place = tip.state.phase.binding().map(|b| &*b.substrate);
+        let energy = shared.energy_share(place);
+        let mut runner = Runner {
+            shared: shared.clone(),
+            spec,
+            ack,
+            control,
+            stretch: shared.stretch.clone(),
+            progress,
+            tip,
+            epoch,
+            slot: Some(slot),
+            child: None,
+            unheard: true,
+            flight,
+            after: Vec::new(),
+            ahead: None,
+            staged: VecDeque::new(),
+            started: false,
+            since: None,
+            last: None,
+            intent: None,
+            cancelling: None,
+            wait: None,
+            ended: false,
+            program,
+            fetches: Fetches::default(),
+            grant: None,
+            sure: sigma.is_some().then(CancellationToken::new),
+            known: Arc::default(),
+            silence: None,
+            energy,
+        };
+        if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
+            Box::pin(runner.settle_outbox()).await;
+        }
+        match (&runner.tip.state.requested, given) {
+            // Asked of a worker that died before it could.
+            (Some(requested), _) if requested.what == "cancel" => {
+                let who = requested.who.clone();
+                runner.finish(vec![Event::Cancelled { who }]);
+            }
+            (_, Some(child)) => runner.adopt(child).await,
+            (_, None) => match refusal {
+                Some(reason) => runner.refuse(&reason),
+                None => {
+                    let sigma = match sigma {
+                        Some(sigma) => runner.received(sigma).await,
+                        None => None,
+                    };
+                    runner.launch(sigma).await;
+                }
+            },
+        }
+        runner.drive().await;
+    };
+    body.instrument(span).await;
+    if let Some(bound) = bound {
+        shared.forget(execution, bound);
+    }
+}
