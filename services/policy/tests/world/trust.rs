@@ -1,0 +1,165 @@
+//! What is proved, compared and taken back in the played cluster.
+
+use super::*;
+
+impl World {
+    /// A boundary of this index and digest, committed by whoever computes it.
+    pub fn commit(&mut self, n: u64, index: u64, digest: &str) {
+        let (author, at) = (self.author(n), self.wall());
+        let boundary = Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(digest.as_bytes()),
+            bytes: 8,
+            computed_at: at,
+            compute_us: 1,
+            ..serde_json::from_value(serde_json::json!({
+                "index": 0, "digest": Digest::of(b""), "bytes": 0, "computed_at": at,
+                "compute_us": 0,
+            }))
+            .unwrap()
+        });
+        self.append(Self::id(n), vec![boundary], &author, true);
+    }
+
+    /// The program has ended with this result; nothing of that counts yet.
+    pub fn compute(&mut self, n: u64, capsules: u64, result: &str) {
+        let (author, at) = (self.author(n), self.wall());
+        let computed = Event::Computed {
+            result: result.into(),
+            computed_until: at,
+            capsules,
+            outputs: vec![],
+            energy: None,
+        };
+        self.append(Self::id(n), vec![computed], &author, true);
+    }
+
+    /// What was asked to be computed once more since the last call: whom, and the question.
+    pub fn questions(&mut self) -> Vec<(NodeId, u64, Segment)> {
+        let controls = std::mem::take(&mut self.controls);
+        controls
+            .into_iter()
+            .filter_map(|(node, request)| match request {
+                ControlRequest::Verify {
+                    question, segment, ..
+                } => Some((node, question, segment)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// A node answers a question: with this digest at this boundary.
+    pub fn answer(
+        &mut self,
+        n: u64,
+        (node, question): (&NodeId, u64),
+        index: u64,
+        digest: Digest,
+    ) -> Vec<Action> {
+        let verdict = Verdict {
+            v: 1,
+            question,
+            node: node.clone(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            execution: Self::id(n),
+            finding: Some(Finding {
+                index,
+                digest,
+                outputs: BTreeMap::new(),
+            }),
+            error: None,
+            gone: false,
+        };
+        let actions = self.step(Input::Verdict(verdict));
+        self.carry_out();
+        actions
+    }
+
+    /// A node could not compare what it was asked for.
+    pub fn cannot_compare(
+        &mut self,
+        n: u64,
+        (node, question): (&NodeId, u64),
+        gone: bool,
+    ) -> Vec<Action> {
+        let verdict = Verdict {
+            v: 1,
+            question,
+            node: node.clone(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            execution: Self::id(n),
+            finding: None,
+            error: Some("cannot be compared".to_owned()),
+            gone,
+        };
+        let actions = self.step(Input::Verdict(verdict));
+        self.carry_out();
+        actions
+    }
+
+    /// Carries out a step back as the shell would.
+    pub fn step_back(&mut self, action: &Action) {
+        let Action::StepBack {
+            execution,
+            good,
+            cause,
+            ..
+        } = action
+        else {
+            panic!("no step back: {action:?}")
+        };
+        let to = match good {
+            Good::Known(place) => place.clone(),
+            Good::BeforeIt => None,
+        };
+        let back = Event::SteppedBack {
+            to,
+            cause: cause.clone(),
+        };
+        self.append(*execution, vec![back.clone()], "policy/p", false);
+        self.tell_events(*execution, vec![back], true);
+        self.act();
+    }
+
+    /// What a node has lost, as it is stored.
+    pub fn lose(&mut self, node: usize, lost: Quarantine) -> Vec<Action> {
+        let name = self.node(node);
+        self.step(Input::Quarantine(&name, lost))
+    }
+
+    /// One more node.
+    pub fn join(&mut self) -> NodeId {
+        let i = self.nodes.len();
+        let d = descriptor(i, 900 + i as u128);
+        self.nodes.push((d.clone(), 0.2, 0, true));
+        let name = d.node.clone();
+        self.step(Input::Descriptor(Box::new(d)));
+        self.prove(i, true);
+        self.vectors();
+        name
+    }
+
+    /// A node's canaries have run: what it proves has been checked by the shell.
+    pub fn prove(&mut self, node: usize, passed: bool) -> Vec<Action> {
+        let d = self.nodes[node].0.clone();
+        let at = self.wall();
+        let expires = Timestamp::from_micros(4_000_000_000_000_000);
+        let mut proof = Proof::passing(&d, 1, at, expires);
+        for result in &mut proof.results {
+            let broken = !passed && result.contract == Contract::Bitwise;
+            result.passed = !broken;
+            result.detail = if broken { "canary dot is off" } else { "" }.to_owned();
+        }
+        let signed = SignedProof {
+            v: 1,
+            statement: serde_json::to_string(&proof).unwrap(),
+            key: "U".into(),
+            sig: String::new(),
+        };
+        self.step(Input::Proof {
+            node: &d.node,
+            signed: &signed,
+            judged: Ok(proof),
+        })
+    }
+}
