@@ -46,6 +46,7 @@ async fn ask(lab: &Lab, id: &str, grant: Option<Grant>) -> ApiReply {
         who: "ann@lab".to_owned(),
         to: None,
         grant,
+        change: None,
     };
     let subject = format!("fiec.api.reconfigure.{}", lab.tenant);
     let body = serde_json::to_vec(&request).unwrap();

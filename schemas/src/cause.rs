@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::hardware::{Reading, Signal, Threshold};
-use crate::ids::{NodeId, Timestamp};
+use crate::ids::{ExecutionId, NodeId, Timestamp};
+use crate::scheduling::Rule;
 use crate::tagged::tagged;
 
 /// Most candidates that a message lists; the others are counted.
@@ -53,6 +54,40 @@ tagged! { "kind", "Cause",
             /// Why.
             reason: String,
         },
+        /// It gives way to another execution.
+        Preempted {
+            /// By which rule.
+            rule: Rule,
+            /// To which one, where it is one.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            by: Option<ExecutionId>,
+            /// In words, with what the choice of this one costs.
+            reason: String,
+        },
+        /// Another device is the better one for it.
+        Reallocated {
+            /// True for a larger one, false for a smaller one that is sufficient.
+            upgrade: bool,
+            /// In words.
+            reason: String,
+        },
+        /// Its program asked for more than its place has.
+        Asked {
+            /// In words.
+            reason: String,
+        },
+        /// Its node has said when it will be gone.
+        Revoked {
+            /// Who said so.
+            who: String,
+            /// When it will be gone.
+            at: Timestamp,
+        },
+        /// Its place is not viable, and no other is: it waits.
+        Unviable {
+            /// In words.
+            reason: String,
+        },
     }
 }
 
@@ -69,6 +104,11 @@ impl Cause {
             Cause::Resumed => "resumed",
             Cause::Balance => "balance",
             Cause::Corrupt { .. } => "corrupt",
+            Cause::Preempted { .. } => "preempted",
+            Cause::Reallocated { .. } => "reallocated",
+            Cause::Asked { .. } => "asked",
+            Cause::Revoked { .. } => "revoked",
+            Cause::Unviable { .. } => "unviable",
         }
     }
 
@@ -95,6 +135,16 @@ impl Cause {
                 "{} computed wrong bits: {reason}",
                 node.as_ref().map_or("a node", |n| n.as_str())
             ),
+            Cause::Preempted { rule, reason, .. } => {
+                format!("gave way to another ({}): {reason}", rule.as_str())
+            }
+            Cause::Reallocated { upgrade, reason } => {
+                let to = if *upgrade { "larger" } else { "smaller" };
+                format!("moved to a {to} device: {reason}")
+            }
+            Cause::Asked { reason } => format!("the program asked for more: {reason}"),
+            Cause::Revoked { who, at } => format!("node will be gone at {at}, said {who}"),
+            Cause::Unviable { reason } => format!("no place is viable: {reason}"),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::ids::{
     Tenant, Timestamp,
 };
 use crate::package::Grant;
+use crate::scheduling::{Adjustment, Keep, Parked};
 use crate::subjects::EVENT_HEADER_LIMIT;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
@@ -158,6 +159,29 @@ tagged! { "type", "Event",
             who: String,
             /// What it may use then.
             grant: Grant,
+        },
+        /// Something about it is changed from now on.
+        Adjusted {
+            /// Who asked: an operator, or `program`.
+            who: String,
+            /// What is changed.
+            change: Adjustment,
+        },
+        /// It waits at its last committed boundary, where it is.
+        Parked {
+            /// Why.
+            cause: Cause,
+            /// What it keeps.
+            keep: Keep,
+            /// When the last capsule before that ended.
+            computed_until: Timestamp,
+        },
+        /// It goes on where it is parked.
+        Unparked {
+            /// Why, or who asked.
+            reason: String,
+            /// When its next capsule began.
+            computing_since: Timestamp,
         },
         /// The program ended without completing; it is tried again from the last commit.
         Crashed {
@@ -339,6 +363,12 @@ pub struct ExecutionState {
     /// Something that was asked of the holder and is not yet done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
+    /// What was changed about it since it was submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adjusted: Option<Box<Adjustment>>,
+    /// Set while it waits at its last boundary, where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked: Option<Parked>,
     /// What it emitted last. Whoever takes it over makes sure that it is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<Outbox>,

@@ -11,6 +11,8 @@
 //!   verify all: started ── computed ──▶ verifying ── verified+completed ──▶ completed
 //!   stepped_back: from every live phase to pending (a paused one stays paused), at an earlier
 //!   boundary; only there progress goes back.
+//!   started ── parked ──▶ started, waiting ── unparked ──▶ started; every way out of started ends it.
+//!   adjusted: in every live phase.
 //!   cancelled: from every live phase.   bound over started: only when the node is lost.
 //! ```
 
@@ -22,6 +24,7 @@ use crate::event::{
     Requested, StatePlace, Totals,
 };
 use crate::ids::{Digest, ExecutionId, Tenant, Timestamp};
+use crate::scheduling::Parked;
 use crate::submission::Submission;
 use crate::trust::Verify;
 
@@ -94,6 +97,8 @@ impl ExecutionState {
             moved_at: None,
             left: Vec::new(),
             requested: None,
+            adjusted: None,
+            parked: None,
             outbox: None,
             totals: Totals::default(),
         }
@@ -123,7 +128,11 @@ impl ExecutionState {
         if next.phase.is_terminal() {
             next.spec = None;
             next.requested = None;
+            next.adjusted = None;
             next.left.clear();
+        }
+        if !matches!(next.phase, Phase::Started(_)) {
+            next.parked = None;
         }
         Ok(next)
     }
@@ -177,7 +186,7 @@ impl ExecutionState {
                 self.phase = Phase::Started(binding.clone());
             }
             Event::Boundary(boundary) => {
-                self.must_be_started("boundary")?;
+                self.must_compute("boundary")?;
                 let last = self.boundary_index();
                 if boundary.index <= last && self.boundary.is_some() {
                     return Err(TransitionError::Progress {
@@ -239,6 +248,22 @@ impl ExecutionState {
             }
             Event::Reconfigured { .. } => {
                 self.must_be_started("reconfigured")?;
+            }
+            Event::Adjusted { change, .. } => {
+                if self.phase.is_terminal() {
+                    return Err(self.refuse("adjusted"));
+                }
+                self.adjusted.get_or_insert_default().merge(change);
+            }
+            Event::Parked { keep, .. } => {
+                self.must_compute("parked")?;
+                self.parked = Some(Parked { keep: *keep, at });
+            }
+            Event::Unparked { .. } => {
+                self.must_be_started("unparked")?;
+                if self.parked.take().is_none() {
+                    return Err(self.refuse("unparked"));
+                }
             }
             Event::Crashed { .. } => {
                 self.must_be_started("crashed")?;
@@ -335,9 +360,21 @@ impl ExecutionState {
         }
     }
 
+    /// Started, and not waiting.
+    fn must_compute(&self, event: &'static str) -> Result<(), TransitionError> {
+        self.must_be_started(event)?;
+        if self.parked.is_some() {
+            return Err(self.refuse(event));
+        }
+        Ok(())
+    }
+
     fn refuse(&self, event: &'static str) -> TransitionError {
         TransitionError::Phase {
-            phase: self.phase.as_str(),
+            phase: match self.parked {
+                Some(_) => "parked",
+                None => self.phase.as_str(),
+            },
             event,
         }
     }

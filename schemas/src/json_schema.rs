@@ -28,6 +28,8 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("node-signed-proof", schema::<trust::SignedProof>()),
         ("node-quarantine", schema::<trust::Quarantine>()),
         ("verdict", schema::<trust::Verdict>()),
+        ("signed-verdict", schema::<trust::SignedVerdict>()),
+        ("verified-up-to", schema::<trust::VerifiedUpTo>()),
         ("execution-request", schema::<messages::ExecutionRequest>()),
         ("node-request", schema::<messages::NodeRequest>()),
         ("node-envelopes", schema::<envelope::NodeEnvelopes>()),

@@ -13,6 +13,7 @@ pub mod messages;
 pub mod package;
 pub mod programs;
 pub mod requirements;
+pub mod scheduling;
 pub mod strict;
 pub mod subjects;
 pub mod submission;

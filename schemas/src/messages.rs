@@ -11,6 +11,7 @@ use crate::ids::{
     Tenant, Timestamp,
 };
 use crate::package::Grant;
+use crate::scheduling::{Adjustment, Keep};
 use crate::submission::LineError;
 use crate::trust::{Segment, SignedProof};
 
@@ -155,6 +156,35 @@ pub enum ControlRequest {
         /// Who asked.
         who: String,
     },
+    /// Stop at the next boundary, commit, keep this of it, and wait there.
+    Park {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Under which epoch; another one is refused.
+        epoch: Epoch,
+        /// Why.
+        cause: Cause,
+        /// What it keeps.
+        keep: Keep,
+    },
+    /// Go on where it is parked.
+    Unpark {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Under which epoch; another one is refused.
+        epoch: Epoch,
+        /// Why, or who asked.
+        reason: String,
+    },
+    /// Append that something about it is changed from now on.
+    Adjust {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Who asked.
+        who: String,
+        /// What is changed.
+        change: Adjustment,
+    },
     /// Give it more or less from its next boundary on.
     Reconfigure {
         /// Which execution.
@@ -207,6 +237,9 @@ pub struct ExecutionRequest {
     /// For `reconfigure`: what is to change of what it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
+    /// For `adjust`: what is to change about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Adjustment>,
 }
 
 /// A request about one node on `fiec.api.node.<verb>`: `cordon`, `uncordon`, `drain`.

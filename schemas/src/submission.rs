@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest};
 use crate::programs;
+use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
 use crate::strict::Strict;
 use crate::trust::Verify;
 
@@ -136,6 +137,34 @@ pub struct Submission {
     /// nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<Verify>,
+    /// From -100 to 100; higher goes first, and may take the place of lower.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub priority: i16,
+    /// By when it should be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Deadline>,
+    /// How long it takes on an undisturbed node, in seconds, if the client knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_s: Option<u32>,
+    /// What must have ended before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<Dependency>,
+    /// At most so many executions of its batch run at once; the smallest number that one of them
+    /// gives counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_once: Option<u32>,
+    /// The set with which it starts, or not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang: Option<Gang>,
+    /// This line stands for many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<Array>,
+    /// What happens when its place is not viable and no other is.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub when_unviable: WhenUnviable,
+    /// Whether it may be moved for a better use of the devices.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reallocation: Reallocation,
     /// The client's own words, kept in the history.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -170,6 +199,33 @@ fn is_default_retries(value: &u32) -> bool {
 }
 
 impl Submission {
+    /// A run of a program with nothing else said.
+    pub fn of(program: &str) -> Self {
+        Self {
+            id: None,
+            batch: None,
+            program: program.to_owned(),
+            params: empty_object(),
+            commit: CommitPolicy::default(),
+            viability: Thresholds::new(),
+            retries: DEFAULT_RETRIES,
+            requires: Requirements::default(),
+            prefers: Preferences::default(),
+            contract: Contract::default(),
+            verify: None,
+            priority: 0,
+            deadline: None,
+            expected_s: None,
+            after: Vec::new(),
+            at_once: None,
+            gang: None,
+            array: None,
+            when_unviable: WhenUnviable::default(),
+            reallocation: Reallocation::default(),
+            labels: BTreeMap::new(),
+        }
+    }
+
     /// Reads and checks one line.
     ///
     /// # Errors
@@ -213,6 +269,7 @@ impl Submission {
         if self.labels.len() > 32 {
             return Err(FieldError::new("labels", "at most 32 are allowed"));
         }
+        scheduling::check(self)?;
         self.requires.check()?;
         self.prefers.check(&self.requires, self.contract)?;
         if let Some(verify) = self.verify {

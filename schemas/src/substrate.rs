@@ -14,6 +14,9 @@ use crate::submission::Contract;
 /// The id of the substrate that is the host's processors.
 pub const HOST: &str = "host";
 
+/// The word of a node's confinement that says that its worker may start containers.
+pub const CONTAINERS: &str = "containers";
+
 /// CUDA's version of what a device's units can do, e.g. `9.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(with = "String", extend("pattern" = "^[0-9]{1,3}\\.[0-9]{1,3}$"))]

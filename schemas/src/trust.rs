@@ -224,7 +224,7 @@ pub struct Segment {
     pub keep: Option<Digest>,
 }
 
-/// What a node found when it computed a segment: a message on `fiec.verdict`.
+/// What a node states that computed a segment; said in a [`SignedVerdict`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// Version of this message: 1.
@@ -246,6 +246,33 @@ pub struct Verdict {
     /// It cannot be compared from where the segment begins: that state is not stored any more.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gone: bool,
+}
+
+/// A verdict as its node signed it: a message on `fiec.verdict`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SignedVerdict {
+    /// Version of this message: 1.
+    pub v: u8,
+    /// A [`Verdict`] as JSON, exactly the bytes that were signed.
+    pub statement: String,
+    /// The key that signed it.
+    pub key: String,
+    /// Its ed25519 signature in Base64.
+    pub sig: String,
+}
+
+/// How far an execution is verified that is verified as a whole: an object beside the σ that was
+/// kept of that boundary, so that whoever has it verified next goes on from there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifiedUpTo {
+    /// Version of this object: 1.
+    pub v: u8,
+    /// The last verified boundary.
+    pub good: StatePlace,
+    /// Who computed it once more.
+    pub by: Vec<NodeId>,
+    /// In how many parts.
+    pub segments: u32,
 }
 
 fn is_false(value: &bool) -> bool {

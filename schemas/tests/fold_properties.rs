@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
     NodeId, Phase, StatePlace, Submission, Tenant, Timestamp,
@@ -72,6 +73,24 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Resumed {
             who: "me".to_owned()
+        }),
+        (-100i16..100).prop_map(|priority| Event::Adjusted {
+            who: "me".to_owned(),
+            change: Adjustment {
+                priority: Some(priority),
+                ..Adjustment::default()
+            },
+        }),
+        Just(Event::Parked {
+            cause: Cause::Drain {
+                who: "ops".to_owned()
+            },
+            keep: Keep::Device,
+            computed_until: at,
+        }),
+        Just(Event::Unparked {
+            reason: "me".to_owned(),
+            computing_since: at,
         }),
         Just(Event::Requested {
             who: "me".to_owned(),
@@ -161,6 +180,14 @@ proptest! {
             prop_assert!(next.totals.commits >= before.totals.commits);
             if matches!(event, Event::Started { .. }) {
                 prop_assert!(matches!(before.phase, Phase::Bound(_)));
+            }
+            if next.parked.is_some() {
+                prop_assert!(matches!(next.phase, Phase::Started(_)));
+                prop_assert!(!matches!(event, Event::Boundary(_)), "a commit while it waits");
+            }
+            if let Event::Adjusted { change, .. } = &event {
+                let adjusted = next.adjusted.as_ref().unwrap();
+                prop_assert_eq!(adjusted.priority, change.priority);
             }
             let message =
                 LedgerMessage { v: 1, events: vec![event], state: next.clone(), sig: None };

@@ -71,6 +71,7 @@ pub async fn execution(
         who: who(),
         to,
         grant: None,
+        change: None,
     };
     request(
         broker,
@@ -95,6 +96,7 @@ pub async fn reconfigure(
         who: who(),
         to: None,
         grant: Some(grant),
+        change: None,
     };
     request(
         broker,

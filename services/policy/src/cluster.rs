@@ -301,12 +301,17 @@ impl Cluster {
         self.set_due(id, Millis(0));
         let execution = self.executions.remove(&id)?;
         self.uncount(id, execution.stage, execution.claim, execution.long);
-        if self.profiles.release(execution.profile) {
+        self.release_profile(execution.profile);
+        Some(execution)
+    }
+
+    /// One user of a profile less.
+    pub fn release_profile(&mut self, ix: ProfileIx) {
+        if self.profiles.release(ix) {
             for node in &mut self.nodes {
-                node.overrides.remove(&execution.profile);
+                node.overrides.remove(&ix);
             }
         }
-        Some(execution)
     }
 
     /// Sets when an execution is looked at again; 0 for not at all.

@@ -1,6 +1,7 @@
 //! A live execution as the policy keeps it: small, since there may be a hundred thousand. What only
 //! few have lies apart.
 
+use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
 
 use crate::cluster::NodeIx;
@@ -78,6 +79,10 @@ pub struct Extra {
     pub note: Option<String>,
     /// How often its capsule was sent again.
     pub resent: u8,
+    /// What was changed about it since it was submitted.
+    pub adjusted: Option<Box<Adjustment>>,
+    /// Set while it waits at its last boundary, where it is.
+    pub parked: Option<Parked>,
     /// Since when this replica leaves it to the preferred one.
     pub deferred: Option<Millis>,
 }
@@ -157,6 +162,11 @@ impl Execution {
     /// The order under way.
     pub fn order(&self) -> Option<&Order> {
         self.extra.as_ref()?.order.as_ref()
+    }
+
+    /// Set while it waits at its last boundary, where it is.
+    pub fn parked(&self) -> Option<Parked> {
+        self.extra.as_ref()?.parked
     }
 
     /// Nodes that are not asked for a while.

@@ -1,5 +1,8 @@
 //! What placement needs to know of a submission, shared between executions that ask the same.
 
+use std::collections::BTreeSet;
+
+use fiec_schemas::scheduling::{Adjustment, Deadline, Reallocation, WhenUnviable};
 use fiec_schemas::trust::Verify;
 use fiec_schemas::{Contract, Preferences, Requirements, Submission, Thresholds};
 use serde::Deserialize;
@@ -33,16 +36,50 @@ pub struct Profile {
     /// Which part is computed once more; the service's share where nothing is said.
     #[serde(default)]
     pub verify: Option<Verify>,
+    /// Higher goes first.
+    #[serde(default)]
+    pub priority: i16,
+    /// By when it should be done.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
+    /// Seconds that it takes undisturbed, where its client knows.
+    #[serde(default)]
+    pub expected_s: Option<u32>,
+    /// What happens when its place is not viable and no other is.
+    #[serde(default)]
+    pub when_unviable: WhenUnviable,
+    /// Whether it may be moved for a better use of the devices.
+    #[serde(default)]
+    pub reallocation: Reallocation,
+    /// Its program runs in a container: what [`Profiles`] knows, not what a submission says.
+    #[serde(skip)]
+    pub container: bool,
 }
 
 impl Profile {
-    fn is_of(&self, spec: &Submission) -> bool {
+    fn is_of(&self, spec: &Submission, container: bool) -> bool {
         self.program == spec.program
+            && self.container == container
             && self.contract == spec.contract
             && self.verify == spec.verify
             && self.viability == spec.viability
             && self.requires == spec.requires
             && self.prefers == spec.prefers
+            && self.priority == spec.priority
+            && self.deadline == spec.deadline
+            && self.expected_s == spec.expected_s
+            && self.when_unviable == spec.when_unviable
+            && self.reallocation == spec.reallocation
+    }
+
+    /// Takes in what was changed about an execution since it was submitted.
+    pub fn adjust(&mut self, change: &Adjustment) {
+        change.apply_to(
+            &mut self.priority,
+            &mut self.deadline,
+            &mut self.viability,
+            &mut self.requires,
+        );
     }
 }
 
@@ -55,6 +92,12 @@ impl From<&Submission> for Profile {
             viability: spec.viability.clone(),
             contract: spec.contract,
             verify: spec.verify,
+            priority: spec.priority,
+            deadline: spec.deadline,
+            expected_s: spec.expected_s,
+            when_unviable: spec.when_unviable,
+            reallocation: spec.reallocation,
+            container: false,
         }
     }
 }
@@ -71,6 +114,8 @@ pub struct Profiles {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     last: u32,
+    /// Programs that run in containers.
+    contained: BTreeSet<String>,
 }
 
 impl Profiles {
@@ -81,13 +126,29 @@ impl Profiles {
 
     /// Counts one more user of a submission's profile; true where it is new.
     pub fn acquire_spec(&mut self, spec: &Submission) -> (ProfileIx, bool) {
-        self.acquire(|p| p.is_of(spec), || spec.into())
+        let container = self.contained.contains(&spec.program);
+        self.acquire(
+            |p| p.is_of(spec, container),
+            || Profile {
+                container,
+                ..spec.into()
+            },
+        )
     }
 
     /// Counts one more user of a profile; true where it is new.
-    pub fn acquire_profile(&mut self, profile: Profile) -> (ProfileIx, bool) {
+    pub fn acquire_profile(&mut self, mut profile: Profile) -> (ProfileIx, bool) {
+        profile.container = self.contained.contains(&profile.program);
         let same = profile.clone();
         self.acquire(move |p| *p == same, move || profile)
+    }
+
+    /// A program runs in a container. Profiles that are there already stay as they are: whoever
+    /// was taken in before this was known is refused by workers that cannot run it.
+    pub fn runs_in_container(&mut self, program: &str) {
+        if !self.contained.contains(program) {
+            self.contained.insert(program.to_owned());
+        }
     }
 
     fn acquire(
@@ -133,7 +194,10 @@ impl Profiles {
         let profile = &slot.profile;
         let plain = profile.viability.is_empty()
             && profile.requires.is_empty()
-            && profile.prefers.is_empty();
+            && profile.prefers.is_empty()
+            && profile.priority == 0
+            && profile.deadline.is_none()
+            && profile.expected_s.is_none();
         if slot.users > 0 || plain {
             return false;
         }

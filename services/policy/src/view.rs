@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use fiec_schemas::event::MessageError;
+use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::{
     Cause, Digest, ExecutionId, InstanceId, Output, Sequence, StatePlace, Tenant, Timestamp,
 };
@@ -77,6 +78,10 @@ pub struct StateView<'a> {
     #[serde(default)]
     totals: TotalsView,
     moved_at: Option<&'a str>,
+    #[serde(borrow)]
+    adjusted: Option<&'a RawValue>,
+    /// Set while it waits at its last boundary, where it is.
+    pub parked: Option<Parked>,
     /// Nodes left for pressure.
     #[serde(default, borrow)]
     pub left: Vec<LeftView<'a>>,
@@ -226,6 +231,11 @@ impl<'a> StateView<'a> {
     /// The submission as JSON, where the message carries it.
     pub fn spec(&self) -> Option<&'a str> {
         self.spec.map(RawValue::get)
+    }
+
+    /// What was changed about it since it was submitted.
+    pub fn adjusted(&self) -> Option<Box<Adjustment>> {
+        serde_json::from_str(self.adjusted?.get()).ok()
     }
 
     /// Whose, typed.

@@ -271,6 +271,23 @@ impl Folder {
                 let detail = format!("given {grant} by {who}");
                 self.happened(place, tracked, "reconfigured", Some(who), detail);
             }
+            Event::Adjusted { who, change } => {
+                let change = serde_json::to_string(&change).unwrap_or_default();
+                let detail = format!("changed by {who}: {change}");
+                self.happened(place, tracked, "adjusted", Some(who), detail);
+            }
+            Event::Parked {
+                cause,
+                keep,
+                computed_until,
+            } => {
+                tracked.computed_until = Some(computed_until);
+                let detail = format!("keeps its {}: {}", keep.as_str(), cause.in_words());
+                self.happened(place, tracked, "parked", None, detail);
+            }
+            Event::Unparked { reason, .. } => {
+                self.happened(place, tracked, "unparked", None, reason);
+            }
             Event::Emitted { outbox } => {
                 let count = outbox.count;
                 let detail = format!("{count} messages, the last at boundary {}", outbox.through);

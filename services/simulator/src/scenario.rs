@@ -279,20 +279,7 @@ fn default_none() -> Quantity {
 
 /// A submission of the built-in program that computes as told, with all defaults.
 pub fn default_submission() -> Submission {
-    Submission {
-        id: None,
-        batch: None,
-        program: "synthetic@1".to_owned(),
-        params: serde_json::Value::Object(serde_json::Map::new()),
-        commit: fiec_schemas::CommitPolicy::Auto,
-        viability: BTreeMap::new(),
-        retries: 3,
-        requires: fiec_schemas::Requirements::default(),
-        prefers: fiec_schemas::Preferences::default(),
-        contract: fiec_schemas::Contract::Bitwise,
-        verify: None,
-        labels: BTreeMap::new(),
-    }
+    Submission::of("synthetic@1")
 }
 
 /// When executions come. They stop at the scenario's `duration_ms`.

@@ -88,6 +88,25 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 shared.answer(reply, Some(error)).await;
             }
         }
+        // Answered once it is in the ledger.
+        ControlRequest::Adjust {
+            execution,
+            who,
+            change,
+        } => {
+            let control = Control::Adjust {
+                who,
+                change: Box::new(change),
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, None, control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
+        ControlRequest::Park { .. } | ControlRequest::Unpark { .. } => {
+            let error = "this worker does not park";
+            shared.answer(reply, Some(error.to_owned())).await;
+        }
         ControlRequest::Prove => {
             shared.prove.notify_one();
             shared.answer(reply, None).await;

@@ -9,6 +9,7 @@ use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::Destination;
 use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
 
@@ -35,6 +36,15 @@ pub enum Control {
         grant: Grant,
         /// Who asked.
         who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+    /// Something about it is changed from now on.
+    Adjust {
+        /// Who asked.
+        who: String,
+        /// What is changed.
+        change: Box<Adjustment>,
         /// Where to answer once that is in the ledger.
         reply: Option<Subject>,
     },

@@ -27,6 +27,14 @@ impl Runner {
             Control::Reconfigure { grant, who, reply } => {
                 self.reconfigure(&grant, who, reply).await;
             }
+            Control::Adjust { who, change, reply } => {
+                let change = *change;
+                self.stage(Message {
+                    after: reply.map(After::Answer).into_iter().collect(),
+                    ..Message::of(vec![Event::Adjusted { who, change }])
+                })
+                .await;
+            }
             Control::Cancel { who, reply } => {
                 self.request("cancel", who.clone(), reply).await;
                 if self.child.is_none() {

@@ -153,6 +153,16 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             "given {} by {who}",
             serde_json::to_string(grant).unwrap_or_default()
         ),
+        Event::Adjusted { who, change } => format!(
+            "changed by {who}: {}",
+            serde_json::to_string(change).unwrap_or_default()
+        ),
+        Event::Parked { cause, keep, .. } => format!(
+            "waits where it is and keeps its {}: {}",
+            keep.as_str(),
+            cause.in_words()
+        ),
+        Event::Unparked { reason, .. } => format!("goes on where it waited: {reason}"),
         Event::Emitted { outbox } => format!("emitted {} messages", outbox.count),
         Event::Crashed {
             attempt,

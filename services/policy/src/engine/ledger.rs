@@ -103,14 +103,23 @@ impl Policy {
     fn take_up(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) -> bool {
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);
-        if known.is_some_and(|profile| profile != ProfileIx::UNKNOWN) {
+        if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
+            if view.event("adjusted").is_some() {
+                self.adjust(now, id, profile, view);
+            }
             return true;
         }
+        let adjusted = view.state.adjusted();
         let Some(tenant) = view.state.tenant() else {
             return false;
         };
         let profile = match view.state.spec().map(serde_json::from_str::<Profile>) {
-            Some(Ok(profile)) => self.acquire(now, profile),
+            Some(Ok(mut profile)) => {
+                if let Some(change) = &adjusted {
+                    profile.adjust(change);
+                }
+                self.acquire(now, profile)
+            }
             Some(Err(_)) => return false,
             None => {
                 out.push(Action::FetchSpec {
@@ -147,6 +156,23 @@ impl Policy {
             },
         );
         true
+    }
+
+    /// Something about it was changed: from now on it asks for something else.
+    fn adjust(&mut self, now: Now, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
+        let (Some(change), Some(profile)) = (view.state.adjusted(), self.cluster.profiles.get(old))
+        else {
+            return;
+        };
+        let mut profile = profile.clone();
+        profile.adjust(&change);
+        self.stop_waiting(id);
+        let new = self.acquire(now, profile);
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.profile = new;
+        }
+        self.cluster.release_profile(old);
+        self.cluster.claim_anew(id);
     }
 
     /// Counts a user of a profile; one with thresholds of its own is watched on every node.
@@ -214,6 +240,11 @@ impl Policy {
             .map_or(e.since, |at| now.moment_of(at));
         if !left.is_empty() || e.extra.is_some() {
             e.extra().left = left;
+        }
+        let (adjusted, parked) = (view.state.adjusted(), view.state.parked);
+        if adjusted.is_some() || parked.is_some() || e.extra.is_some() {
+            let extra = e.extra();
+            (extra.adjusted, extra.parked) = (adjusted, parked);
         }
         if stage == Stage::Pending {
             let refused = view.event("refused").map(|r| Cause::NotTaken {
@@ -396,7 +427,13 @@ impl Policy {
         {
             return;
         }
-        let profile = self.acquire_spec(now, spec);
+        let adjusted = self.cluster.execution(id);
+        let adjusted = adjusted.and_then(|e| e.extra.as_ref()?.adjusted.clone());
+        let mut profile = Profile::from(spec);
+        if let Some(change) = adjusted {
+            profile.adjust(&change);
+        }
+        let profile = self.acquire(now, profile);
         if let Some(e) = self.cluster.execution_mut(id) {
             e.profile = profile;
             if e.stage == Stage::Pending && !e.busy {

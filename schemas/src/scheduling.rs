@@ -1,0 +1,466 @@
+//! What a submission says about when it runs, what an operator or its program changes about that
+//! while it lives, and what a pause keeps.
+
+use std::str::FromStr as _;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::hardware::Thresholds;
+use crate::ids::{BatchName, ClientId, ExecutionId, NodeId, Tenant, Timestamp};
+use crate::requirements::Requirements;
+use crate::submission::{FieldError, Submission};
+
+/// The highest priority; the lowest is its negative.
+pub const PRIORITY_LIMIT: i16 = 100;
+/// Most executions that one submission may wait for.
+pub const AFTER_LIMIT: usize = 256;
+/// Most members of a gang.
+pub const GANG_LIMIT: u32 = 1_024;
+/// Most elements of an array.
+pub const ARRAY_LIMIT: u32 = 10_000;
+/// Most nodes that an adjustment names in one list.
+const NODES_LIMIT: usize = 32;
+
+/// By when an execution should be done. One of `within_s` and `at` is given.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Deadline {
+    /// So many seconds after the submission.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_s: Option<u32>,
+    /// At this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
+    /// What happens when it is not done by then.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_miss: OnMiss,
+}
+
+/// What happens to an execution that is not done by its deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnMiss {
+    /// It goes on, and its history says that it was late.
+    #[default]
+    GoOn,
+    /// It fails.
+    Fail,
+}
+
+impl Deadline {
+    /// The moment, for an execution submitted at `submitted_at`.
+    pub fn moment(&self, submitted_at: Timestamp) -> Timestamp {
+        match (self.at, self.within_s) {
+            (Some(at), _) => at,
+            (None, within) => {
+                let us = i64::from(within.unwrap_or(u32::MAX)) * 1_000_000;
+                Timestamp::from_micros(submitted_at.micros().saturating_add(us))
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), FieldError> {
+        if self.within_s.is_some() == self.at.is_some() {
+            let rule = "one of within_s and at must be given";
+            return Err(FieldError::new("deadline", rule));
+        }
+        if self.within_s == Some(0) {
+            return Err(FieldError::new("deadline.within_s", "must be at least 1"));
+        }
+        Ok(())
+    }
+}
+
+/// Which end of another execution is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AfterOutcome {
+    /// It completes; should it fail or be cancelled, this one fails.
+    #[default]
+    Ok,
+    /// It ends, however.
+    Any,
+}
+
+/// Another execution of the same tenant that must have ended before this one is placed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Dependency {
+    /// The execution's UUID, or the id that its client gave it.
+    pub id: String,
+    /// How it must have ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on: AfterOutcome,
+}
+
+impl Dependency {
+    /// Which execution that is; none where the id is neither a UUID nor a client's id.
+    pub fn execution(&self, tenant: &Tenant) -> Option<ExecutionId> {
+        if let Ok(uuid) = uuid::Uuid::from_str(&self.id) {
+            return Some(ExecutionId(uuid));
+        }
+        let client = ClientId::new(&self.id).ok()?;
+        Some(ExecutionId::from_client(tenant, &client))
+    }
+}
+
+/// A set of executions that start together or not at all. Its members have the same name and size,
+/// and there are `size` of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Gang {
+    /// Its name, within the tenant.
+    pub name: BatchName,
+    /// How many members it has.
+    pub size: u32,
+}
+
+/// One line that stands for many: the same submission for each index from 0. In its parameters,
+/// labels and `after` the text `{index}` is replaced by the index; a parameter that is nothing but
+/// `"{index}"` becomes the number. A client's id gets `-<index>` at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Array {
+    /// How many.
+    pub count: u32,
+}
+
+/// What happens to a running execution when its place is not viable and no other is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WhenUnviable {
+    /// What costs least, by the length of the wait that is expected, the size of σ and the
+    /// bandwidth of the links.
+    #[default]
+    Cheapest,
+    /// It goes on where it is until there is a place to migrate to.
+    Migrate,
+    /// It stops at a boundary, keeps its place, and waits there.
+    Wait,
+    /// It commits at a boundary, frees its place, and waits for another.
+    Suspend,
+}
+
+/// Whether a running execution may be moved for the sake of a better use of the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reallocation {
+    /// To a smaller device that is sufficient, when others want the large one.
+    #[serde(default = "yes")]
+    pub downgrade: bool,
+    /// To a larger device that idles.
+    #[serde(default = "yes")]
+    pub upgrade: bool,
+}
+
+impl Default for Reallocation {
+    fn default() -> Self {
+        Self {
+            downgrade: true,
+            upgrade: true,
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What a pause that is expected to end keeps of an execution, whose σ is committed in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Its process, and what it has on the device.
+    Device,
+    /// Its process; what it had on the device is in the host's memory.
+    Host,
+}
+
+impl Keep {
+    /// The name in SQL and for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Keep::Device => "device",
+            Keep::Host => "host",
+        }
+    }
+}
+
+/// A running execution that waits at its last committed boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Parked {
+    /// What it keeps.
+    pub keep: Keep,
+    /// Since when.
+    pub at: Timestamp,
+}
+
+/// Why one execution gives way to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// The other one has a higher priority.
+    Priority,
+    /// Its slice of time is over, and the other one has attained less service.
+    TimeSlice,
+    /// Its tenant has more than its share, and the other one's less.
+    FairShare,
+    /// The other one would miss its deadline.
+    Deadline,
+    /// Its tenant is over its quota.
+    Quota,
+}
+
+impl Rule {
+    /// The name in SQL and for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Rule::Priority => "priority",
+            Rule::TimeSlice => "time_slice",
+            Rule::FairShare => "fair_share",
+            Rule::Deadline => "deadline",
+            Rule::Quota => "quota",
+        }
+    }
+}
+
+/// What has been changed about a live execution: by an operator, or by its program, which may ask
+/// beyond its grant. What is absent stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Adjustment {
+    /// Its priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i16>,
+    /// Its deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Deadline>,
+    /// Thresholds, for the signals named.
+    #[serde(default, skip_serializing_if = "Thresholds::is_empty")]
+    pub viability: Thresholds,
+    /// The only nodes on which it may run; an empty list: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Vec<NodeId>>,
+    /// Nodes on which it may not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclude: Option<Vec<NodeId>>,
+    /// Bytes of the host's memory that it needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes of a device's memory that it needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_memory_bytes: Option<u64>,
+}
+
+impl Adjustment {
+    /// True where nothing is changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Takes a later change into this one.
+    pub fn merge(&mut self, later: &Self) {
+        fn take<T: Clone>(old: &mut Option<T>, new: &Option<T>) {
+            if new.is_some() {
+                old.clone_from(new);
+            }
+        }
+        take(&mut self.priority, &later.priority);
+        take(&mut self.deadline, &later.deadline);
+        self.viability.extend(&later.viability);
+        take(&mut self.nodes, &later.nodes);
+        take(&mut self.exclude, &later.exclude);
+        take(&mut self.memory_bytes, &later.memory_bytes);
+        take(&mut self.device_memory_bytes, &later.device_memory_bytes);
+    }
+
+    /// The submission as it stands after the change. Of memory it needs what it asks for, at least.
+    pub fn apply(&self, spec: &mut Submission) {
+        self.apply_to(
+            &mut spec.priority,
+            &mut spec.deadline,
+            &mut spec.viability,
+            &mut spec.requires,
+        );
+    }
+
+    /// The parts of a submission that a change may touch, as they stand after it.
+    pub fn apply_to(
+        &self,
+        priority: &mut i16,
+        deadline: &mut Option<Deadline>,
+        viability: &mut Thresholds,
+        requires: &mut Requirements,
+    ) {
+        *priority = self.priority.unwrap_or(*priority);
+        *deadline = self.deadline.or(*deadline);
+        viability.extend(&self.viability);
+        if let Some(nodes) = &self.nodes {
+            requires.nodes.clone_from(nodes);
+        }
+        if let Some(exclude) = &self.exclude {
+            requires.exclude.clone_from(exclude);
+        }
+        requires.memory_bytes = requires.memory_bytes.max(self.memory_bytes);
+        if let Some(device) = &mut requires.device {
+            let asked = self.device_memory_bytes;
+            device.memory_bytes = device.memory_bytes.max(asked);
+            if device.share_bytes.is_some() {
+                device.share_bytes = device.share_bytes.max(asked);
+            }
+        }
+    }
+
+    /// Checks the rules that types cannot say.
+    ///
+    /// # Errors
+    /// The field and the rule that it breaks.
+    pub fn check(&self) -> Result<(), FieldError> {
+        if self.is_empty() {
+            return Err(FieldError::new("change", "must change something"));
+        }
+        self.priority.map_or(Ok(()), check_priority)?;
+        self.deadline.map_or(Ok(()), |deadline| deadline.check())?;
+        for (signal, threshold) in &self.viability {
+            threshold.check().map_err(|(field, rule)| {
+                FieldError::new(format!("viability.{signal}.{field}"), rule)
+            })?;
+        }
+        for (field, list) in [("nodes", &self.nodes), ("exclude", &self.exclude)] {
+            if list.as_ref().is_some_and(|list| list.len() > NODES_LIMIT) {
+                let rule = format!("at most {NODES_LIMIT} are allowed");
+                return Err(FieldError::new(field, rule));
+            }
+        }
+        if let (Some(nodes), Some(exclude)) = (&self.nodes, &self.exclude)
+            && let Some(both) = nodes.iter().find(|node| exclude.contains(node))
+        {
+            let rule = format!("must not name {both}, which nodes names");
+            return Err(FieldError::new("exclude", rule));
+        }
+        Ok(())
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn check_priority(priority: i16) -> Result<(), FieldError> {
+    let range = -PRIORITY_LIMIT..=PRIORITY_LIMIT;
+    if range.contains(&priority) {
+        return Ok(());
+    }
+    let rule = format!("must be from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, but is {priority}");
+    Err(FieldError::new("priority", rule))
+}
+
+/// The rules of a submission's fields of this module.
+pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
+    check_priority(spec.priority)?;
+    spec.deadline.map_or(Ok(()), |deadline| deadline.check())?;
+    if spec.expected_s == Some(0) {
+        return Err(FieldError::new("expected_s", "must be at least 1"));
+    }
+    if spec.after.len() > AFTER_LIMIT {
+        let rule = format!("at most {AFTER_LIMIT} are allowed");
+        return Err(FieldError::new("after", rule));
+    }
+    for (n, dependency) in spec.after.iter().enumerate() {
+        let array = spec.array.is_some();
+        let name = &dependency.id;
+        let plain = if array {
+            name.replace("{index}", "0")
+        } else {
+            name.clone()
+        };
+        if uuid::Uuid::from_str(&plain).is_err() && ClientId::new(&plain).is_err() {
+            let rule = format!("{name:?} is neither an execution's UUID nor a client's id");
+            return Err(FieldError::new(format!("after[{n}].id"), rule));
+        }
+        if spec.id.as_ref().is_some_and(|id| id.as_str() == plain) && !array {
+            let rule = "it cannot wait for itself";
+            return Err(FieldError::new(format!("after[{n}].id"), rule));
+        }
+    }
+    if spec.at_once == Some(0) {
+        return Err(FieldError::new("at_once", "must be at least 1"));
+    }
+    if spec.at_once.is_some() && spec.batch.is_none() {
+        let rule = "limits how many of a batch run at once: name the batch in `batch`";
+        return Err(FieldError::new("at_once", rule));
+    }
+    if let Some(gang) = &spec.gang
+        && !(2..=GANG_LIMIT).contains(&gang.size)
+    {
+        let rule = format!("must be from 2 to {GANG_LIMIT}, but is {}", gang.size);
+        return Err(FieldError::new("gang.size", rule));
+    }
+    if let Some(array) = spec.array
+        && !(1..=ARRAY_LIMIT).contains(&array.count)
+    {
+        let rule = format!("must be from 1 to {ARRAY_LIMIT}, but is {}", array.count);
+        return Err(FieldError::new("array.count", rule));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Submission, FieldError> {
+        Submission::parse(line.as_bytes())
+    }
+
+    #[test]
+    fn each_bad_field_is_named_with_its_rule() {
+        for (fields, field, word) in [
+            (r#""priority":101"#, "priority", "-100 to 100"),
+            (r#""deadline":{}"#, "deadline", "one of"),
+            (r#""deadline":{"within_s":0}"#, "deadline.within_s", "1"),
+            (r#""after":[{"id":"a.b"}]"#, "after[0].id", "neither"),
+            (r#""id":"a","after":[{"id":"a"}]"#, "after[0].id", "itself"),
+            (r#""at_once":3"#, "at_once", "batch"),
+            (r#""gang":{"name":"g","size":1}"#, "gang.size", "2 to 1024"),
+            (r#""array":{"count":0}"#, "array.count", "1 to 10000"),
+            (r#""expected_s":0"#, "expected_s", "at least 1"),
+        ] {
+            let line = format!(r#"{{"program":"synthetic@1",{fields}}}"#);
+            let error = parse(&line).unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+            assert!(error.reason.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_later_change_wins_and_leaves_the_rest() {
+        let first: Adjustment = serde_json::from_str(
+            r#"{"priority":5,"nodes":["n1"],"viability":{"memory":{"high":0.9,"low":0.8,"dwell_ms":5}}}"#,
+        )
+        .unwrap();
+        let second: Adjustment = serde_json::from_str(r#"{"nodes":[],"memory_bytes":7}"#).unwrap();
+        let mut both = first.clone();
+        both.merge(&second);
+        let mut spec = parse(r#"{"program":"synthetic@1","requires":{"nodes":["n0"]}}"#).unwrap();
+        both.apply(&mut spec);
+        assert_eq!(spec.priority, 5);
+        assert!(spec.requires.nodes.is_empty());
+        assert_eq!(spec.requires.memory_bytes, Some(7));
+        assert_eq!(spec.viability, first.viability);
+    }
+
+    #[test]
+    fn a_dependency_names_an_execution_by_uuid_or_by_its_clients_id() {
+        let tenant = Tenant::new("lab").unwrap();
+        let id = ExecutionId::from_client(&tenant, &ClientId::new("a").unwrap());
+        for name in ["a".to_owned(), id.to_string()] {
+            let dependency = Dependency {
+                id: name,
+                on: AfterOutcome::Ok,
+            };
+            assert_eq!(dependency.execution(&tenant), Some(id));
+        }
+    }
+}
