@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use fiec_kit::foreign::container::Engine;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
@@ -68,7 +69,7 @@ fn left_files(out: &Path, workloads: &[&str], figures: &[&str]) {
     };
     for (name, column) in [
         ("capsules.csv", "capsules"),
-        ("pressure.csv", "offered_bytes"),
+        ("pressure.csv", "offered"),
         ("location.csv", "node"),
         ("rebindings.csv", "gap_ms"),
         ("summary.csv", "monotonic"),
@@ -94,13 +95,25 @@ const FIGURES: [&str; 3] = ["capsules", "pressure", "location"];
 #[tokio::test]
 async fn memory_pressure_moves_cg_and_costs_neither_progress_nor_bits() {
     let out = tempfile::tempdir().unwrap();
-    let (rows, _) = experiment("trigger1", &[], out.path()).await;
+    let (rows, _) = experiment("trigger1", &["--only", "cg"], out.path()).await;
     kept_bits_and_moved_for_memory(&rows, &["cg"]);
     assert_eq!(rows.len(), 3);
     let progress = |n: usize| rows[n]["progress"].as_f64().unwrap();
     // The quick form is too short for the figure itself, but not for its direction.
     assert!(progress(2) > progress(1), "{rows:?}");
     left_files(out.path(), &["cg"], &FIGURES);
+}
+
+#[tokio::test]
+async fn memory_pressure_moves_a_container_as_one_unit() {
+    if let Err(why) = Engine::find() {
+        eprintln!("SKIPPED: no container engine answers here ({why})");
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let (rows, _) = experiment("trigger1", &["--only", "container"], out.path()).await;
+    kept_bits_and_moved_for_memory(&rows, &["container"]);
+    left_files(out.path(), &["container"], &FIGURES);
 }
 
 #[tokio::test]
@@ -130,6 +143,13 @@ async fn work_follows_the_memory_that_swinging_devices_offer() {
     let out = tempfile::tempdir().unwrap();
     let (rows, _) = experiment("trigger3", &["--only", "gemm"], out.path()).await;
     kept_bits_and_moved_for_memory(&rows, &["gemm"]);
-    let figures = ["capsules", "pressure", "location", "envelopes"];
+    let figures = [
+        "capsules",
+        "pressure",
+        "location",
+        "envelopes",
+        "power",
+        "power-envelopes",
+    ];
     left_files(out.path(), &["gemm"], &figures);
 }

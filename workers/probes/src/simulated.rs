@@ -30,6 +30,9 @@ struct Simulated {
     /// A fault, in words.
     #[serde(default)]
     fault: Option<String>,
+    /// What it draws, and the most that it may, in mW.
+    #[serde(default)]
+    power_mw: Option<(u32, u32)>,
     /// Energy since some moment, in mJ.
     #[serde(default)]
     energy_mj: Option<u64>,
@@ -101,7 +104,7 @@ fn facts(device: &Simulated) -> DeviceFacts {
             },
         ),
         energy_mj: device.energy_mj.ok_or_else(untold),
-        power: Err(untold()),
+        power: device.power_mw.ok_or_else(untold),
         power_capped: false,
         thermal: Err(untold()),
         thermally_slowed: false,
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     const FILE: &str = r#"[{"id":"GPU-0","kind":"gpu","name":"S","memory_bytes":100,
-        "device":{"compute_capability":"9.0"},"used_bytes":95}]"#;
+        "device":{"compute_capability":"9.0"},"used_bytes":95,"power_mw":[200,300]}]"#;
 
     #[test]
     fn a_file_says_what_there_is_and_what_it_reads() {
@@ -131,6 +134,7 @@ mod tests {
         );
         let mut source = FileSource::new(file.clone());
         assert_eq!(source.poll()[0].memory.as_ref().unwrap().used, 95);
+        assert_eq!(source.poll()[0].power, Ok((200, 300)));
         std::fs::write(&file, FILE.replace("95", "5")).unwrap();
         assert_eq!(source.poll()[0].memory.as_ref().unwrap().used, 5);
         std::fs::write(&file, "[{").unwrap();

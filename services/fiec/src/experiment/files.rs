@@ -4,15 +4,17 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
+use fiec_schemas::Signal;
 
 use super::Experiment;
 use super::figures::{Bar, Figure, Line};
 use super::report;
 use super::run::{Run, Variant};
 use super::stand::Place;
-use super::trace::cause_name;
+use super::trace::{Sample, cause_name};
 
 const GB: f64 = 1e9;
+const MILLIWATTS: f64 = 1e3;
 
 /// Writes everything; the folder is made where it is not.
 pub(super) fn write(folder: &Path, experiment: &Experiment) -> anyhow::Result<()> {
@@ -63,17 +65,17 @@ fn capsules(runs: &[Run]) -> String {
 }
 
 fn pressure(runs: &[Run]) -> String {
-    let mut csv =
-        "workload,variant,run,seconds,node,device,value,used_bytes,offered_bytes\n".to_owned();
+    let mut csv = "workload,variant,run,seconds,node,device,signal,value,used,offered\n".to_owned();
     for run in runs {
         for s in &run.samples {
             let _ = writeln!(
                 csv,
-                "{},{:.6},{},{},{:.6},{:.0},{:.0}",
+                "{},{:.6},{},{},{},{:.6},{:.0},{:.0}",
                 head(run),
                 run.trace.seconds(s.at),
                 s.node,
                 s.device.as_deref().unwrap_or_default(),
+                s.signal,
                 s.value,
                 s.raw,
                 s.cap
@@ -157,11 +159,10 @@ fn figures(folder: &Path, experiment: &Experiment, name: &str) -> anyhow::Result
         )
     };
     let nodes = experiment.nodes.clone();
-    let series = |value: &dyn Fn(&super::trace::Sample) -> f64| -> Vec<Line> {
+    let device = experiment.place == Place::Device;
+    let series = |signal: Signal, value: &dyn Fn(&Sample) -> f64| -> Vec<Line> {
         let line = |(group, node): (usize, &String)| {
-            let own = run.samples.iter().filter(|s| {
-                s.node.as_str() == node && s.device.is_some() == (experiment.place == Place::Device)
-            });
+            let own = run.samples.iter().filter(|s| s.is(signal, node, device));
             Line {
                 group,
                 name: node.clone(),
@@ -170,30 +171,34 @@ fn figures(folder: &Path, experiment: &Experiment, name: &str) -> anyhow::Result
         };
         nodes.iter().enumerate().map(line).collect()
     };
-    Figure {
-        title: title("memory pressure"),
+    let over_time = |what: &str, y: &str, lines: Vec<Line>| Figure {
+        title: title(what),
         x: "seconds since the first capsule began".to_owned(),
-        y: "memory in use / offered".to_owned(),
-        lines: series(&|s| s.value),
-        levels: vec![
-            ("high", experiment.threshold.high),
-            ("low", experiment.threshold.low),
-        ],
+        y: y.to_owned(),
+        lines,
         marks: marks.clone(),
-        top: Some(1.05),
         ..Figure::default()
-    }
-    .write(folder, &format!("{name}-pressure"))?;
+    };
+    let limits = vec![
+        ("high", experiment.threshold.high),
+        ("low", experiment.threshold.low),
+    ];
+    let pressure = |what: &str, y: &str, signal: Signal| Figure {
+        levels: limits.clone(),
+        top: Some(1.05),
+        ..over_time(what, y, series(signal, &|s| s.value))
+    };
+    pressure("memory pressure", "memory in use / offered", Signal::Memory)
+        .write(folder, &format!("{name}-pressure"))?;
     if experiment.swings {
-        Figure {
-            title: title("envelopes"),
-            x: "seconds since the first capsule began".to_owned(),
-            y: "memory offered, GB".to_owned(),
-            lines: series(&|s| s.cap / GB),
-            marks: marks.clone(),
-            ..Figure::default()
-        }
-        .write(folder, &format!("{name}-envelopes"))?;
+        let offered = series(Signal::Memory, &|s| s.cap / GB);
+        over_time("envelopes of memory", "memory offered, GB", offered)
+            .write(folder, &format!("{name}-envelopes"))?;
+        pressure("power", "power drawn / offered", Signal::Power)
+            .write(folder, &format!("{name}-power"))?;
+        let offered = series(Signal::Power, &|s| s.cap / MILLIWATTS);
+        over_time("envelopes of power", "power offered, W", offered)
+            .write(folder, &format!("{name}-power-envelopes"))?;
     }
     let bars = run.trace.stays.iter().filter_map(|stay| {
         Some(Bar {

@@ -4,6 +4,7 @@
 
 pub mod burn;
 mod canvas;
+mod container;
 mod emulated;
 mod figures;
 mod files;
@@ -17,7 +18,7 @@ mod workload;
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use fiec_dev_servers::Progress as _;
 use fiec_schemas::Threshold;
@@ -34,7 +35,7 @@ use workload::Kind;
 /// Which experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Name {
-    /// Static memory pressure: CG, one capsule an iteration
+    /// Static memory pressure: CG, one capsule an iteration, and a container as one unit
     Trigger1,
     /// Static pressure on an emulated device: GEMM, LU, QR
     Trigger2,
@@ -67,8 +68,9 @@ impl Name {
     fn what(self) -> &'static str {
         match self {
             Name::Trigger1 => {
-                "While conjugate gradients compute, one capsule an iteration, a load fills the memory \
-                 of their node and takes three quarters of its processors."
+                "While conjugate gradients compute, one capsule an iteration, and while a program does \
+                 whose capsules are containers, a load fills the memory of their node and takes three \
+                 quarters of its processors."
             }
             Name::Trigger2 => {
                 "While a dense program computes, the memory of its device fills up and a load takes \
@@ -106,8 +108,8 @@ pub struct ExperimentArgs {
     /// Where to write [default: target/experiments/NAME]
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// For trigger2 and trigger3: only this program
-    #[arg(long, value_parser = ["gemm", "lu", "qr"])]
+    /// Only this program: cg or container for trigger1, another for trigger2 and trigger3
+    #[arg(long, value_parser = ["cg", "container", "gemm", "lu", "qr"])]
     pub only: Option<String>,
     /// For trigger3: the envelopes' time passes so many times as fast
     #[arg(long, default_value_t = 120.0)]
@@ -223,8 +225,8 @@ pub async fn run(args: ExperimentArgs, global: &Global) -> anyhow::Result<Outcom
     })
 }
 
-fn wanted(args: &ExperimentArgs, kind: Kind) -> bool {
-    kind == Kind::Cg || args.only.as_deref().is_none_or(|only| only == kind.name())
+fn wanted(args: &ExperimentArgs, name: &str) -> bool {
+    args.only.as_deref().is_none_or(|only| only == name)
 }
 
 /// The number of runs of each variant.
@@ -249,23 +251,46 @@ async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experimen
     let share = if place == Place::Host { 1.15 } else { 0.8 };
     let seconds = (lead + window) * share;
     let mut workloads = Vec::new();
-    for kind in kinds.iter().filter(|k| wanted(args, **k)) {
+    for kind in kinds.iter().filter(|k| wanted(args, k.name())) {
         steps.step(&format!(
             "sizing {} and running it undisturbed",
             kind.name()
         ));
         workloads.push(workload::prepare(*kind, place, seconds).await?);
     }
+    let mut without = None;
+    if args.name == Name::Trigger1 && wanted(args, "container") {
+        steps.step("making an image and sizing a program whose capsules are containers");
+        match container::prepare(seconds).await? {
+            Ok(unit) => workloads.push(unit),
+            Err(why) => without = Some(why),
+        }
+    }
+    ensure!(
+        !workloads.is_empty(),
+        "nothing to run: {} has no program {}{}",
+        args.name,
+        args.only.as_deref().unwrap_or_default(),
+        without
+            .as_deref()
+            .map_or(String::new(), |why| format!(" here ({why})"))
+    );
     let stand = Stand::start(Wants::new(2, place, dwell_ms), steps).await?;
+    if workloads.iter().any(|w| w.program == container::PROGRAM) {
+        container::push(&stand.cluster.environment()).await?;
+    }
     let mut experiment = Experiment::of(args.name, &stand);
     experiment.notes.push(format!(
         "The load comes {lead} s after the first capsule began: memory, and then three computing threads \
          on each processor of the node. It stays for {window} s, over which progress is measured."
     ));
-    if args.name == Name::Trigger1 {
+    if let Some(why) = &without {
+        let note = format!("Left out: a container as one unit, since none runs here ({why}).");
+        experiment.notes.push(note);
+    } else if args.name == Name::Trigger1 {
         experiment.notes.push(
-            "Left out: a container as one unit. What moves here is σ; a program in a container moves \
-             in the same way (`examples/container`)."
+            "The container is that of `examples/container`: each capsule is a container of its own, \
+             on the processors and under the memory limit of its node, and what moves is its state."
                 .to_owned(),
         );
     }

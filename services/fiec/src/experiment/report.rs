@@ -183,6 +183,7 @@ fn causes(experiment: &Experiment, workload: &str, variant: Variant) -> Vec<Stri
 fn published_state(workload: &str) -> (u64, u64) {
     match workload {
         "cg" => (20_000, 80_000),
+        "container" => (50_000, 150_000),
         "gemm" => (10_000, 40_000),
         _ => (30_000, 120_000),
     }
@@ -230,7 +231,7 @@ pub(super) fn claims(experiment: &Experiment) -> Vec<Claim> {
         moved == wanted.len(),
         "sustained pressure moves the execution".into(),
         format!(
-            "a rebinding because of memory pressure in {moved} of {} runs",
+            "a rebinding because of pressure in {moved} of {} runs",
             wanted.len()
         ),
     );
@@ -407,7 +408,7 @@ pub(super) fn markdown(experiment: &Experiment, workloads: &[&str]) -> String {
     for name in workloads {
         let mut kinds = vec!["capsules", "pressure", "location"];
         if experiment.swings {
-            kinds.push("envelopes");
+            kinds.extend(["envelopes", "power", "power-envelopes"]);
         }
         for kind in kinds {
             let _ = writeln!(text, "![{name}: {kind}]({name}-{kind}.svg)");

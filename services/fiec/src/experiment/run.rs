@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fiec_schemas::{Cause, ExecutionId, NodeId, Timestamp};
+use fiec_schemas::{Cause, ExecutionId, NodeId, Signal, Timestamp};
 
+use super::container::says;
 use super::stand::{Place, Stand};
 use super::trace::{Sample, Trace};
 use super::workload::Workload;
@@ -60,7 +61,7 @@ pub(super) struct Run {
     pub samples: Vec<Sample>,
     /// Where the load was, in seconds since the first capsule began.
     pub window: (f64, f64),
-    /// The digest and the number of capsules are those of the undisturbed run.
+    /// The result and the number of capsules are those of the undisturbed run.
     pub same: bool,
 }
 
@@ -84,7 +85,7 @@ impl Run {
         Some(self.trace.seconds(moves.first()?.at) - self.window.0)
     }
 
-    /// Seconds computed on a node while its reading was at or above `high`, and in all.
+    /// Seconds computed on a node while a reading of its was at or above `high`, and in all.
     pub fn strained(&self, place: Place, high: f64) -> (f64, f64) {
         let (mut strained, mut all) = (0.0, 0.0);
         for stay in &self.trace.stays {
@@ -93,21 +94,31 @@ impl Run {
             };
             let (from, to) = (self.trace.seconds(since), self.trace.seconds(until));
             all += to - from;
-            let of = self
-                .samples
-                .iter()
-                .filter(|s| s.node == stay.node && s.device.is_some() == (place == Place::Device));
-            let points: Vec<(f64, f64)> = of.map(|s| (self.trace.seconds(s.at), s.value)).collect();
-            for pair in points.windows(2) {
-                if let [(a, value), (b, _)] = pair
-                    && *value >= high
-                {
-                    strained += (b.min(to) - a.max(from)).max(0.0);
-                }
+            let mut spans = Vec::new();
+            for signal in [Signal::Memory, Signal::Power] {
+                let of = |s: &&Sample| s.is(signal, stay.node.as_str(), place == Place::Device);
+                let of = self.samples.iter().filter(of);
+                let points: Vec<_> = of.map(|s| (self.trace.seconds(s.at), s.value)).collect();
+                spans.extend(points.windows(2).filter_map(|pair| match pair {
+                    [(a, value), (b, _)] if *value >= high => Some((a.max(from), b.min(to))),
+                    _ => None,
+                }));
             }
+            strained += covered(spans);
         }
         (strained, all)
     }
+}
+
+/// The length that spans cover together.
+fn covered(mut spans: Vec<(f64, f64)>) -> f64 {
+    spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut length, mut reached) = (0.0, f64::NEG_INFINITY);
+    for (from, to) in spans {
+        length += (to - from.max(reached)).max(0.0);
+        reached = reached.max(to);
+    }
+    length
 }
 
 /// The median; 0 of nothing.
@@ -180,7 +191,7 @@ pub(super) async fn end(
         number,
         samples: stand.observer.samples(start, end.at),
         window: (trace.seconds(window.0), trace.seconds(window.1)),
-        same: end.digest.as_ref() == Some(&workload.digest) && end.capsules == workload.capsules,
+        same: says(&end.result, &workload.result) && end.capsules == workload.capsules,
         trace,
     })
 }
@@ -213,4 +224,18 @@ pub(super) async fn static_load(
         (from, Timestamp::now()),
     )
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_that_overlap_are_counted_once() {
+        assert_eq!(
+            covered(vec![(3.0, 4.0), (0.0, 2.0), (1.0, 2.5), (2.0, 2.2)]),
+            3.5
+        );
+        assert_eq!(covered(vec![(2.0, 1.0)]), 0.0);
+    }
 }

@@ -10,8 +10,8 @@ use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, Threshold, Tim
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
-use super::emulated;
 use super::trace::Observer;
+use super::{container, emulated};
 use crate::client;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::process::Process;
@@ -38,6 +38,15 @@ pub(super) enum Place {
     Device,
 }
 
+/// How a signal of a device swings below its limit.
+pub(super) struct Swing {
+    pub signal: Signal,
+    pub amplitude: Amount,
+    pub period_s: f64,
+    /// 90 begins at the limit.
+    pub phase_deg: f64,
+}
+
 /// What to start.
 pub(super) struct Wants {
     pub nodes: usize,
@@ -45,6 +54,8 @@ pub(super) struct Wants {
     pub threshold: Threshold,
     /// Bytes in use on each emulated device at rest.
     pub device_used: u64,
+    /// Whether power is judged as memory is.
+    pub power: bool,
 }
 
 impl Wants {
@@ -58,6 +69,7 @@ impl Wants {
                 dwell_ms,
             },
             device_used: (emulated::MEMORY_BYTES as f64 * DEVICE_REST) as u64,
+            power: false,
         }
     }
 }
@@ -137,11 +149,17 @@ impl Stand {
             format!("--memory-limit={limit}"),
             format!("--threshold=memory={high}:{low}:{dwell_ms}"),
             "--heartbeat-ms=100".to_owned(),
+            format!("--allow-program={}", container::PROGRAM),
         ];
-        // The experiment is about memory alone; but a node is returned to once every signal has been
+        if wants.power {
+            worker_args.push(format!("--threshold=power={high}:{low}:{dwell_ms}"));
+        }
+        // The experiment is about nothing else; but a node is returned to once every signal has been
         // calm for its dwell.
         for calm in ["memory_stall", "latency", "power", "thermal"] {
-            worker_args.push(format!("--threshold={calm}=1:0.99:{dwell_ms}"));
+            if calm != "power" || !wants.power {
+                worker_args.push(format!("--threshold={calm}=1:0.99:{dwell_ms}"));
+            }
         }
         let options = ClusterOptions {
             workers: 0,
@@ -329,25 +347,22 @@ impl Stand {
         Ok(ExecutionId::from_client(&tenant, &ClientId::new(id)?))
     }
 
-    /// Lets the devices' memory swing: amplitude in GB and period in seconds for each node.
-    pub async fn swing(&self, of: &[(f64, f64)], speed: f64, at: Timestamp) -> anyhow::Result<()> {
-        for (n, (gigabytes, period_s)) in of.iter().enumerate() {
-            let amplitude: Amount = format!("{gigabytes}GB")
-                .parse()
-                .map_err(anyhow::Error::msg)?;
-            let envelope = Envelope {
-                signal: Signal::Memory,
+    /// Lets what the devices offer swing from now on, each node's in its own way.
+    pub async fn swing(&self, of: &[Vec<Swing>], speed: f64, at: Timestamp) -> anyhow::Result<()> {
+        for (n, swings) in of.iter().enumerate() {
+            let envelopes = swings.iter().map(|swing| Envelope {
+                signal: swing.signal,
                 device: Some(EVERY_DEVICE.to_owned()),
                 shape: Shape::Sinusoid(Sinusoid {
-                    amplitude,
-                    period_s: *period_s,
-                    phase_deg: 90.0,
+                    amplitude: swing.amplitude,
+                    period_s: swing.period_s,
+                    phase_deg: swing.phase_deg,
                     mean: None,
                 }),
                 since: Some(at),
                 speed,
-            };
-            let envelopes = serde_json::to_value([envelope])?;
+            });
+            let envelopes = serde_json::to_value(envelopes.collect::<Vec<_>>())?;
             self.envelope(n, EnvelopeChange::Replace { envelopes })
                 .await?;
         }

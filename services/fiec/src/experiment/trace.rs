@@ -49,7 +49,8 @@ pub(super) struct Stay {
 pub(super) struct End {
     pub at: Timestamp,
     pub capsules: u64,
-    pub digest: Option<String>,
+    /// The program's own words.
+    pub result: Value,
 }
 
 /// One execution.
@@ -120,11 +121,10 @@ impl Trace {
                         index: *capsules,
                         bytes: 0,
                     });
-                    let digest = result.get("digest").and_then(Value::as_str);
                     self.end = Some(End {
                         at: *computed_until,
                         capsules: *capsules,
-                        digest: digest.map(str::to_owned),
+                        result: result.clone(),
                     });
                 }
                 Event::Failed { reason, stderr } => {
@@ -236,17 +236,25 @@ pub(super) fn interpolate(points: impl Iterator<Item = (f64, f64)>, x: f64) -> f
     before.map_or(0.0, |(_, y)| y)
 }
 
-/// A reading of the memory of a node or of its device.
+/// A reading of the memory of a node or of its device, or of the device's power.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub at: Timestamp,
     pub node: NodeId,
+    pub signal: Signal,
     pub device: Option<String>,
     pub value: f64,
-    /// In use, in bytes.
+    /// In use, in bytes; drawn, in mW.
     pub raw: f64,
-    /// What is offered, in bytes.
+    /// What is offered of it.
     pub cap: f64,
+}
+
+impl Sample {
+    /// Whether it is this signal's, of the node's device or of the node itself.
+    pub fn is(&self, signal: Signal, node: &str, device: bool) -> bool {
+        self.signal == signal && self.node.as_str() == node && self.device.is_some() == device
+    }
 }
 
 #[derive(Default)]
@@ -317,7 +325,7 @@ impl Observer {
     /// The newest reading of a node's memory, or of its device's.
     pub fn newest(&self, node: &NodeId, device: bool) -> Option<f64> {
         let seen = lock(&self.seen);
-        let of = |s: &&Sample| s.node == *node && s.device.is_some() == device;
+        let of = |s: &&Sample| s.is(Signal::Memory, node.as_str(), device);
         seen.samples.iter().rev().find(of).map(|s| s.value)
     }
 
@@ -354,11 +362,16 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
 }
 
 fn samples(vector: &HardwareVector) -> impl Iterator<Item = Sample> {
-    let memory = |r: &&fiec_schemas::Reading| r.signal == Signal::Memory && !r.is_part();
-    vector.readings.iter().filter(memory).filter_map(|r| {
+    let wanted = |r: &&fiec_schemas::Reading| match r.signal {
+        Signal::Memory => !r.is_part(),
+        Signal::Power => r.device.is_some() && !r.is_part(),
+        _ => false,
+    };
+    vector.readings.iter().filter(wanted).filter_map(|r| {
         Some(Sample {
             at: vector.at,
             node: vector.node.clone(),
+            signal: r.signal,
             device: r.device.clone(),
             value: r.value?,
             raw: r.raw?,

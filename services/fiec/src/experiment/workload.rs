@@ -23,10 +23,10 @@ pub(super) struct Workload {
     pub name: &'static str,
     pub program: &'static str,
     pub params: Value,
-    commit: Value,
-    device: bool,
-    /// Digest of the run without any server, node or boundary in between.
-    pub digest: String,
+    pub commit: Value,
+    pub device: bool,
+    /// What its result must say: what the run without any server, node or boundary in between said.
+    pub result: Value,
     pub capsules: u64,
 }
 
@@ -96,10 +96,9 @@ pub(super) async fn prepare(kind: Kind, place: Place, seconds: f64) -> anyhow::R
         params,
         commit,
         device: place == Place::Device,
-        digest: reference
-            .digest
-            .context("its result has no digest")?
-            .to_string(),
+        result: json!({
+            "digest": reference.digest.context("its result has no digest")?.to_string(),
+        }),
         capsules: reference.capsules,
     })
 }
@@ -123,8 +122,12 @@ impl Workload {
                 json!({"device": {"kind": "Emulated*", "viable_by": "device"}});
         }
         if !may_move {
-            submission["viability"] =
-                json!({"memory": {"high": 1.0, "low": 0.99, "dwell_ms": 3_600_000}});
+            let never = json!({"high": 1.0, "low": 0.99, "dwell_ms": 3_600_000});
+            submission["viability"]["memory"] = never.clone();
+            // What is not measured cannot have a threshold.
+            if self.device {
+                submission["viability"]["power"] = never;
+            }
         }
         submission
     }

@@ -1,0 +1,132 @@
+//! The container unit of trigger 1: `examples/container`, each of whose capsules is a container of
+//! its own, moves as one semantic unit.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use fiec_kit::foreign::container::Engine;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::workload::Workload;
+
+/// As it is registered.
+pub(super) const PROGRAM: &str = "collatz@1";
+/// Numbers a capsule.
+const STEP: u64 = 500;
+/// Capsules of the trial that sizes it.
+const TRIAL: u64 = 3;
+/// How long making the image, the trial or the push may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The package's folder.
+fn folder() -> anyhow::Result<PathBuf> {
+    let relative = Path::new("examples/container");
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let places = [relative.to_owned(), built.join(relative)];
+    let found = places.into_iter().find_map(|path| path.canonicalize().ok());
+    found.context("examples/container is not here: run the experiment in the checkout")
+}
+
+/// Makes the image and sizes the unit for about so many seconds; the error says in words why there
+/// can be no containers here.
+pub(super) async fn prepare(seconds: f64) -> anyhow::Result<Result<Workload, String>> {
+    let engine = tokio::task::spawn_blocking(Engine::find).await?;
+    let engine = match engine {
+        Ok(engine) => engine,
+        Err(why) => return Ok(Err(why)),
+    };
+    let folder = folder()?;
+    let mut image = Command::new(folder.join("image.sh"));
+    image.arg(&engine.program);
+    done("making the image of examples/container", image).await?;
+    let params = |capsules: u64| json!({"upto": capsules * STEP, "step": STEP});
+    let began = Instant::now();
+    let mut trial = Command::new(std::env::current_exe()?);
+    trial.args(["run", "--local"]).arg(&folder);
+    trial.args(["--params", &params(TRIAL).to_string()]);
+    done("running examples/container once", trial).await?;
+    let capsule = began.elapsed().as_secs_f64() / TRIAL as f64;
+    let capsules = ((seconds / capsule.max(1e-3)) as u64).clamp(TRIAL, 10_000);
+    let upto = capsules * STEP;
+    let (start, length) = longest_chain(upto);
+    Ok(Ok(Workload {
+        name: "container",
+        program: PROGRAM,
+        params: params(capsules),
+        commit: json!({"every": 1}),
+        device: false,
+        result: json!({"upto": upto, "start": start, "length": length}),
+        capsules,
+    }))
+}
+
+/// Registers the package.
+pub(super) async fn push(environment: &[(String, String)]) -> anyhow::Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["program", "push", PROGRAM]).arg(folder()?);
+    command.envs(environment.iter().cloned());
+    done("pushing examples/container", command).await
+}
+
+async fn done(what: &str, mut command: Command) -> anyhow::Result<()> {
+    command
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await;
+    let output = output
+        .with_context(|| format!("{what} took more than {PATIENCE:?}"))?
+        .with_context(|| what.to_owned())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{what}: {}: {}", output.status, said.trim());
+    }
+    Ok(())
+}
+
+/// The first of the numbers up to `upto` whose Collatz chain is the longest, and its length: what
+/// the unit must find, computed here.
+fn longest_chain(upto: u64) -> (u64, u64) {
+    let (mut start, mut longest) = (1, 1);
+    for first in 1..=upto {
+        let (mut n, mut length) = (first, 1_u64);
+        while n != 1 {
+            n = if n % 2 == 0 { n / 2 } else { 3 * n + 1 };
+            length += 1;
+        }
+        if length > longest {
+            (start, longest) = (first, length);
+        }
+    }
+    (start, longest)
+}
+
+/// True where a result says at least what is expected, with the same values.
+pub(super) fn says(result: &Value, expected: &Value) -> bool {
+    match expected.as_object() {
+        Some(fields) => fields
+            .iter()
+            .all(|(name, value)| result.get(name) == Some(value)),
+        None => result == expected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_chains_are_the_known_ones() {
+        assert_eq!(longest_chain(10), (9, 20));
+        assert_eq!(longest_chain(1_000), (871, 179));
+    }
+
+    #[test]
+    fn a_result_must_say_all_that_is_expected() {
+        let result = json!({"digest": "a", "residual": 1});
+        assert!(says(&result, &json!({"digest": "a"})));
+        assert!(!says(&result, &json!({"digest": "b"})));
+        assert!(!says(&result, &json!({"digest": "a", "more": 1})));
+    }
+}
