@@ -35,7 +35,7 @@ const MAGIC: &[u8; 8] = b"FIECCHK1";
 const HEAD: usize = 28;
 const ENTRY: usize = 48;
 /// Chunks that a manifest lists at most, so that it fits a ledger message.
-const CHUNKS_LIMIT: usize = (subjects::INLINE_STATE_LIMIT - HEAD) / ENTRY;
+pub(crate) const CHUNKS_LIMIT: usize = (subjects::INLINE_STATE_LIMIT - HEAD) / ENTRY;
 /// A chunk that has lain there for so many hours is stored again with the next commit: the stream
 /// forgets what is older than 30 days.
 const REFRESH_HOURS: u32 = 15 * 24;
@@ -45,7 +45,7 @@ const AT_ONCE: usize = 64;
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// A chunk of a σ and where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// Digest of its bytes.
     pub digest: Digest,
@@ -78,10 +78,18 @@ fn length_for(bytes: usize) -> usize {
     }
 }
 
+/// What cuts a σ, and the longest that a chunk can be.
+pub(crate) fn cutter(state: &[u8]) -> (fastcdc::v2020::FastCDC<'_>, usize) {
+    let average = length_for(state.len());
+    let longest = 2 * average;
+    let cutter = fastcdc::v2020::FastCDC::new(state, average / 2, average, longest);
+    (cutter, longest)
+}
+
 /// The pieces of a σ, in order; equal bytes of equal length are cut alike everywhere.
 pub fn cut(state: &[u8]) -> Vec<Piece> {
-    let average = length_for(state.len());
-    fastcdc::v2020::FastCDC::new(state, average / 2, average, average * 2)
+    cutter(state)
+        .0
         .map(|c| {
             let range = c.offset..c.offset + c.length;
             Piece {

@@ -5,8 +5,11 @@
 pub mod chunks;
 mod connection;
 pub mod feed;
+pub mod flags;
 pub mod ledger;
+pub mod lists;
 pub mod outbox;
+pub mod recut;
 pub mod registry;
 pub mod sight;
 pub mod store;

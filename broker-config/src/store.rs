@@ -1,8 +1,11 @@
 //! σ where its commit says: in a ledger message's body, or in chunks that the body lists. Data by
 //! digest, in an object store.
 
-use async_nats::jetstream::object_store::{GetErrorKind, ObjectMetadata, ObjectStore};
+use async_nats::jetstream::object_store::{
+    GetErrorKind, InfoErrorKind, ObjectMetadata, ObjectStore,
+};
 use bytes::Bytes;
+use fiec_schemas::trust::VerifiedUpTo;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -124,7 +127,6 @@ pub async fn put_data_from(
 /// # Errors
 /// When the broker does not answer.
 pub async fn data_size(broker: &Broker, digest: Digest) -> Result<Option<u64>, BrokerError> {
-    use async_nats::jetstream::object_store::InfoErrorKind;
     match broker.data().await?.info(digest.to_string()).await {
         Ok(info) if info.deleted => Ok(None),
         Ok(info) => Ok(Some(info.size as u64)),
@@ -270,6 +272,67 @@ pub async fn drop_state(
         .delete(&name)
         .await
         .map_err(BrokerError::operation(format!("delete state {name}")))
+}
+
+/// The name of the note how far an execution is verified.
+fn verified_name(execution: ExecutionId) -> String {
+    format!("{execution}.verified")
+}
+
+/// Notes how far an execution is verified, beside the σ that [`keep_state`] has stored.
+///
+/// # Errors
+/// When the broker refuses it.
+pub async fn keep_verified(
+    broker: &Broker,
+    execution: ExecutionId,
+    up_to: &VerifiedUpTo,
+) -> Result<(), BrokerError> {
+    let what = "how far it is verified";
+    let value = serde_json::to_vec(up_to).map_err(BrokerError::operation(what))?;
+    let name = verified_name(execution);
+    put(broker.states().await?, what, name, &value).await
+}
+
+/// How far an execution was verified; none where nothing of it was, or it has ended.
+///
+/// # Errors
+/// When the broker does not answer, or the note cannot be read.
+pub async fn get_verified(
+    broker: &Broker,
+    execution: ExecutionId,
+) -> Result<Option<VerifiedUpTo>, BrokerError> {
+    let what = format!("how far {execution} is verified");
+    let name = verified_name(execution);
+    let store = broker.states().await?;
+    match store.info(&name).await {
+        Ok(info) if info.deleted => return Ok(None),
+        Err(error) if error.kind() == InfoErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(BrokerError::operation(format!("look {what} up"))(error)),
+        Ok(_) => {}
+    }
+    let value = match get(store, &what, name, 0).await {
+        Err(BrokerError::Missing { .. }) => return Ok(None),
+        value => value?,
+    };
+    let up_to = serde_json::from_slice(&value);
+    up_to.map(Some).map_err(|error| BrokerError::Malformed {
+        what,
+        reason: error.to_string(),
+    })
+}
+
+/// Removes the note how far an execution was verified.
+///
+/// # Errors
+/// When the broker refuses; where there is none, that is no error.
+pub async fn drop_verified(broker: &Broker, execution: ExecutionId) -> Result<(), BrokerError> {
+    if get_verified(broker, execution).await?.is_none() {
+        return Ok(());
+    }
+    let name = verified_name(execution);
+    let deleted = broker.states().await?.delete(&name).await;
+    deleted.map_err(BrokerError::operation(format!("delete {name}")))
 }
 
 /// The bytes, if they have this digest; `what` they are is for the error.

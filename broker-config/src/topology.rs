@@ -9,7 +9,7 @@ use fiec_schemas::{NodeId, subjects};
 
 use crate::{Broker, BrokerError};
 
-const STREAMS: [(&str, &str); 8] = [
+const STREAMS: [(&str, &str); 9] = [
     ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
     ("FIEC_LEDGER", include_str!("../streams/FIEC_LEDGER.json")),
     ("FIEC_CAPSULE", include_str!("../streams/FIEC_CAPSULE.json")),
@@ -21,6 +21,10 @@ const STREAMS: [(&str, &str); 8] = [
     ("FIEC_LOG", include_str!("../streams/FIEC_LOG.json")),
     ("FIEC_CHUNK", include_str!("../streams/FIEC_CHUNK.json")),
     ("FIEC_OUTBOX", include_str!("../streams/FIEC_OUTBOX.json")),
+    (
+        "FIEC_RESERVED",
+        include_str!("../streams/FIEC_RESERVED.json"),
+    ),
 ];
 
 /// A running program's node may keep a capsule unacknowledged while it fetches σ.
@@ -119,6 +123,11 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
             subjects::PROGRAMS_BUCKET,
             "Programs that were pushed, by name and version",
             1,
+        ),
+        (
+            subjects::QUOTA_BUCKET,
+            "What tenants may use at once, by tenant",
+            8,
         ),
     ] {
         broker
@@ -234,7 +243,7 @@ mod tests {
             ..Profile::default()
         })
         .unwrap();
-        assert_eq!(configs.len(), 9);
+        assert_eq!(configs.len(), 10);
         assert!(configs.iter().all(|c| c.num_replicas == 3));
         let ledger = configs
             .iter()

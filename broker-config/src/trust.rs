@@ -1,4 +1,5 @@
-//! Proofs of nodes: signed by the node's key, checked by whoever relies on them.
+//! What nodes state of themselves and of others' work: signed by the node's key, checked by
+//! whoever relies on it.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -6,8 +7,10 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof};
+use fiec_schemas::NodeId;
+use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof, SignedVerdict, Verdict};
 use nkeys::{KeyPair, KeyPairType};
+use serde::Serialize;
 
 /// A node's key, which signs what it states.
 pub struct NodeKey(KeyPair);
@@ -87,20 +90,59 @@ impl NodeKey {
         self.0.public_key()
     }
 
-    /// Signs a statement.
+    /// Signs what the node has proved.
     ///
     /// # Errors
     /// When it cannot be written as JSON, or the key has no private part.
     pub fn sign(&self, proof: &Proof) -> io::Result<SignedProof> {
-        let statement = serde_json::to_string(proof)?;
-        let sig = self.0.sign(statement.as_bytes()).map_err(other)?;
+        let (statement, sig) = self.signature(proof)?;
         Ok(SignedProof {
             v: 1,
             key: self.public(),
-            sig: BASE64.encode(sig),
+            sig,
             statement,
         })
     }
+
+    /// Signs what the node has found.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON, or the key has no private part.
+    pub fn sign_verdict(&self, verdict: &Verdict) -> io::Result<SignedVerdict> {
+        let (statement, sig) = self.signature(verdict)?;
+        Ok(SignedVerdict {
+            v: 1,
+            key: self.public(),
+            sig,
+            statement,
+        })
+    }
+
+    /// A statement as JSON, and its signature in Base64.
+    fn signature(&self, statement: &impl Serialize) -> io::Result<(String, String)> {
+        let statement = serde_json::to_string(statement)?;
+        let sig = self.0.sign(statement.as_bytes()).map_err(other)?;
+        Ok((statement, BASE64.encode(sig)))
+    }
+}
+
+/// Whether this is a node's public key as its claim states it.
+///
+/// # Errors
+/// What it is instead.
+pub fn check_key(text: &str) -> Result<(), String> {
+    match KeyPair::from_public_key(text) {
+        Ok(key) if key.key_pair_type() == KeyPairType::User => Ok(()),
+        Ok(_) => Err(format!("{text:?} is no node's key (those begin with U)")),
+        Err(error) => Err(format!("{text:?} is no public key: {error}")),
+    }
+}
+
+fn is_signed(statement: &str, key: &str, sig: &str) -> bool {
+    let (Ok(key), Ok(sig)) = (KeyPair::from_public_key(key), BASE64.decode(sig)) else {
+        return false;
+    };
+    key.key_pair_type() == KeyPairType::User && key.verify(statement.as_bytes(), &sig).is_ok()
 }
 
 /// Why a proof does not count.
@@ -150,13 +192,7 @@ pub fn check(
     if identity.key != signed.key {
         return Err(ProofError::OtherKey);
     }
-    let key = KeyPair::from_public_key(&signed.key).map_err(|_| ProofError::Signature)?;
-    let sig = BASE64
-        .decode(&signed.sig)
-        .map_err(|_| ProofError::Signature)?;
-    if key.key_pair_type() != KeyPairType::User
-        || key.verify(signed.statement.as_bytes(), &sig).is_err()
-    {
+    if !is_signed(&signed.statement, &signed.key, &signed.sig) {
         return Err(ProofError::Signature);
     }
     if proof.environment != identity.environment {
@@ -171,11 +207,48 @@ pub fn check(
     Ok(proof)
 }
 
+/// Why a verdict does not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VerdictError {
+    /// No known form.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// Nobody of that name has a key.
+    #[error("the claim of {0} names no key")]
+    NoIdentity(NodeId),
+    /// Not signed by the key of the node's claim.
+    #[error("it is not signed by the key of the claim of {0}")]
+    Signature(NodeId),
+}
+
+/// Checks that a verdict was signed with the key that the claim of its node names. `identity` is
+/// asked for that claim. Whether the node was asked at all is for the caller.
+///
+/// # Errors
+/// The first rule that it breaks.
+pub fn check_verdict(
+    signed: &SignedVerdict,
+    identity: impl FnOnce(&NodeId) -> Option<NodeIdentity>,
+) -> Result<Verdict, VerdictError> {
+    if signed.v != 1 {
+        return Err(VerdictError::Unreadable(format!("version {}", signed.v)));
+    }
+    let verdict: Verdict = serde_json::from_str(&signed.statement)
+        .map_err(|error| VerdictError::Unreadable(error.to_string()))?;
+    let Some(identity) = identity(&verdict.node) else {
+        return Err(VerdictError::NoIdentity(verdict.node));
+    };
+    if identity.key != signed.key || !is_signed(&signed.statement, &signed.key, &signed.sig) {
+        return Err(VerdictError::Signature(verdict.node));
+    }
+    Ok(verdict)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may end so")]
 mod tests {
     use super::*;
-    use fiec_schemas::{Digest, InstanceId, NodeId, Timestamp};
+    use fiec_schemas::{Digest, InstanceId, Timestamp};
 
     fn proof() -> Proof {
         Proof {
@@ -225,6 +298,49 @@ mod tests {
             check(&signed, Some(&moved), 1),
             Err(ProofError::Environment)
         );
+    }
+
+    #[test]
+    fn a_verdict_counts_from_the_node_that_it_names_alone() {
+        let (key, thief) = (NodeKey::random(), NodeKey::random());
+        let identity = |node: &NodeId| {
+            (node.as_str() == "n1").then(|| NodeIdentity {
+                key: key.public(),
+                environment: Digest::of(b"here"),
+            })
+        };
+        let verdict = Verdict {
+            v: 1,
+            question: 7,
+            node: NodeId::new("n1").unwrap(),
+            instance: InstanceId::random(),
+            execution: fiec_schemas::ExecutionId(uuid::Uuid::nil()),
+            finding: None,
+            error: Some("no".into()),
+            gone: false,
+        };
+        let signed = key.sign_verdict(&verdict).unwrap();
+        assert_eq!(check_verdict(&signed, identity), Ok(verdict.clone()));
+        let wrong = Err(VerdictError::Signature(verdict.node.clone()));
+        let stolen = thief.sign_verdict(&verdict).unwrap();
+        assert_eq!(check_verdict(&stolen, identity), wrong);
+        let forged = SignedVerdict {
+            key: key.public(),
+            ..stolen
+        };
+        assert_eq!(check_verdict(&forged, identity), wrong);
+        let changed = SignedVerdict {
+            statement: signed.statement.replace(":7", ":8"),
+            ..signed.clone()
+        };
+        assert_eq!(check_verdict(&changed, identity), wrong);
+        let unknown = check_verdict(&signed, |_| None);
+        assert_eq!(unknown, Err(VerdictError::NoIdentity(verdict.node)));
+        let newer = SignedVerdict { v: 2, ..signed };
+        assert!(matches!(
+            check_verdict(&newer, identity),
+            Err(VerdictError::Unreadable(_))
+        ));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub enum Signal {
     Latency,
     /// C: contention for processors or a device's units.
     Contention,
-    /// F: degradation of a device's links.
+    /// F: degradation of a device's links, or of a node's connection to the broker.
     Fabric,
     /// E: errors reported by a device.
     Errors,
@@ -273,6 +273,9 @@ pub struct NodeDescriptor {
     pub shard: u16,
     /// Executions that it runs at once.
     pub slots: u32,
+    /// Executions that it keeps parked beside them at most; 0: it does not park.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub parks: u32,
     /// Logical processors.
     pub cpus: u32,
     /// Instruction set and the extensions that numeric contracts depend on, e.g. `x86_64+avx2+fma`.
@@ -316,6 +319,28 @@ pub struct NodeFlags {
     /// When.
     #[serde(default)]
     pub at: Timestamp,
+    /// For a drain: what has not reached a boundary by then is given up there, and goes on
+    /// elsewhere from its last commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_by: Option<Timestamp>,
+    /// When the node will be gone. What runs there leaves before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<Timestamp>,
+    /// The life of its agent of which that was said: a later one is not meant. None: every life.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<InstanceId>,
+}
+
+impl NodeFlags {
+    /// When this life of the node will be gone, if somebody has said so.
+    pub fn revocation_of(&self, life: InstanceId) -> Option<Timestamp> {
+        self.revoked_at
+            .filter(|_| self.revoked.is_none_or(|revoked| revoked == life))
+    }
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 #[cfg(test)]

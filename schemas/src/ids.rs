@@ -258,6 +258,19 @@ impl ExecutionId {
             line,
         ))
     }
+
+    /// The same for an element of an array: its line stands for many.
+    pub fn from_element(
+        tenant: &Tenant,
+        stamp: Timestamp,
+        sequence: u64,
+        line: u32,
+        index: u32,
+    ) -> Self {
+        let element = format!("element-{index}");
+        let parts = ["execution", tenant.as_str(), &element];
+        Self(uuid_v7(&parts, stamp, sequence, line))
+    }
 }
 
 impl BatchId {

@@ -4,7 +4,9 @@
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;
 
-use crate::{envelope, event, hardware, messages, package, programs, submission, trust};
+use crate::{
+    envelope, event, hardware, messages, package, programs, quota, submission, surroundings, trust,
+};
 
 /// Every schema: file name without its ending, and content.
 pub fn all() -> Vec<(&'static str, Value)> {
@@ -34,6 +36,12 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("node-request", schema::<messages::NodeRequest>()),
         ("node-envelopes", schema::<envelope::NodeEnvelopes>()),
         ("envelope-request", schema::<messages::EnvelopeRequest>()),
+        ("quota", schema::<quota::Quota>()),
+        ("quota-request", schema::<messages::QuotaRequest>()),
+        ("reservations", schema::<quota::Reservations>()),
+        ("quota-reply", schema::<messages::QuotaReply>()),
+        ("batch-request", schema::<messages::BatchRequest>()),
+        ("batch-reply", schema::<messages::BatchReply>()),
         ("api-reply", schema::<messages::ApiReply>()),
         ("submit-reply", schema::<messages::SubmitReply>()),
         ("record", schema::<messages::Record>()),
@@ -46,6 +54,9 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("manifest", schema::<package::Manifest>()),
         ("program-record", schema::<package::ProgramRecord>()),
         ("grant", schema::<package::Grant>()),
+        ("surroundings", schema::<surroundings::Surroundings>()),
+        ("grant-change", schema::<surroundings::GrantChange>()),
+        ("offers-reply", schema::<surroundings::OffersReply>()),
     ]
 }
 

@@ -1,6 +1,7 @@
 //! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
 //! Depends on nothing else of FIEC; everything else depends on it.
 
+mod array;
 mod cause;
 pub mod energy;
 pub mod envelope;
@@ -9,15 +10,19 @@ pub mod fold;
 pub mod hardware;
 pub mod ids;
 pub mod json_schema;
+pub mod machine;
 pub mod messages;
 pub mod package;
 pub mod programs;
+pub mod quota;
 pub mod requirements;
 pub mod scheduling;
+pub mod spread;
 pub mod strict;
 pub mod subjects;
 pub mod submission;
 pub mod substrate;
+pub mod surroundings;
 mod tagged;
 pub mod time;
 pub mod trust;

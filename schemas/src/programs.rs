@@ -133,9 +133,39 @@ pub struct SyntheticParams {
     /// Prints a line at each boundary.
     #[serde(default)]
     pub print: bool,
+    /// Asks for memory beyond its grant; the answer is its note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<SyntheticReserve>,
+    /// Looks around and asks for another grant; what it was told is its note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ask: Option<SyntheticAsk>,
     /// Emits a message `tick` with its index after every so many capsules; 0: never.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub emit_every: u64,
+}
+
+/// What `synthetic@1` asks for beyond its grant. It uses nothing of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SyntheticReserve {
+    /// Before the capsule of this index, and again when it goes on behind it elsewhere.
+    pub at: u64,
+    /// Bytes of the host's memory in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes of its device's memory in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_memory_bytes: Option<u64>,
+}
+
+/// What `synthetic@1` asks of its node. It does not use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SyntheticAsk {
+    /// Before each capsule whose index is a multiple of this, above 0.
+    pub every: u64,
+    /// Threads.
+    pub threads: u32,
 }
 
 /// A part of σ that changes with each capsule.

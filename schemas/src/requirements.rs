@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
+use crate::machine::MachineRequirement;
 use crate::submission::{Contract, FieldError};
 use crate::substrate::ComputeCapability;
 
@@ -39,6 +40,9 @@ pub struct Requirements {
     /// it when it joined, in bytes a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_bytes_s: Option<u64>,
+    /// Instruction sets, kernel, driver and memory tiers of its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineRequirement>,
     /// These labels with these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -108,6 +112,9 @@ pub struct Preferences {
     /// Copy bandwidth of one thread, in bytes a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_bytes_s: Option<u64>,
+    /// Instruction sets, kernel, driver and memory tiers of its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineRequirement>,
     /// A stronger numeric contract than the one under which it may move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<Contract>,
@@ -179,6 +186,9 @@ impl Requirements {
             "requires.memory_bytes",
             self.memory_bytes,
         )?;
+        if let Some(machine) = &self.machine {
+            machine.check("requires.machine")?;
+        }
         let Some(device) = &self.device else {
             return Ok(());
         };
@@ -233,6 +243,9 @@ impl Preferences {
             ),
         ] {
             more(name, wanted, least)?;
+        }
+        if let Some(machine) = &self.machine {
+            machine.check("prefers.machine")?;
         }
         if let Some(preferred) = self.contract
             && preferred.strength() <= contract.strength()
@@ -340,7 +353,7 @@ mod tests {
 
     #[test]
     fn requirements_and_preferences_are_read_and_canonical() {
-        let text = r#""requires":{"memory_bytes":1,"free_memory_bytes":1,"cores":2,"bandwidth_bytes_s":3,"device":{"kind":"NVIDIA H*","compute_capability":"8.0","multiprocessors":4,"memory_bytes":5,"free_memory_bytes":5,"copy_bytes_s":6,"share_bytes":7,"viable_by":"device"}},"prefers":{"memory_bytes":9,"cores":9,"labels":{"rack":"1"},"device":{"compute_capability":"9.0"}}"#;
+        let text = r#""requires":{"memory_bytes":1,"free_memory_bytes":1,"cores":2,"bandwidth_bytes_s":3,"machine":{"isa":["avx512f"],"kernel":"6.1","driver":"550.54","memory_latency_ns":120,"far_memory_bytes":8},"device":{"kind":"NVIDIA H*","compute_capability":"8.0","multiprocessors":4,"memory_bytes":5,"free_memory_bytes":5,"copy_bytes_s":6,"share_bytes":7,"viable_by":"device"}},"prefers":{"memory_bytes":9,"cores":9,"machine":{"isa":["sve"]},"labels":{"rack":"1"},"device":{"compute_capability":"9.0"}}"#;
         let spec = parse(text).unwrap();
         assert_eq!(
             String::from_utf8(spec.to_json()).unwrap(),
@@ -379,6 +392,21 @@ mod tests {
                 r#""requires":{"memory_bytes":5,"free_memory_bytes":6}"#,
                 "requires.free_memory_bytes",
                 "at most requires.memory_bytes",
+            ),
+            (
+                r#""requires":{"machine":{"isa":["avx2+fma"]}}"#,
+                "requires.machine.isa",
+                "one word of an instruction set",
+            ),
+            (
+                r#""requires":{"machine":{"kernel":"6.1-rc1"}}"#,
+                "requires.machine.kernel",
+                "no release of one to four numbers",
+            ),
+            (
+                r#""prefers":{"machine":{"far_memory_bytes":0}}"#,
+                "prefers.machine.far_memory_bytes",
+                "above 0",
             ),
             (
                 r#""requires":{"device":{"kind":""}}"#,

@@ -24,6 +24,10 @@ pub const TELEMETRY_STREAM: &str = "FIEC_TELEMETRY";
 pub const LOG_STREAM: &str = "FIEC_LOG";
 /// KV bucket of node descriptors and cordon flags.
 pub const NODES_BUCKET: &str = "FIEC_NODES";
+/// Stream of what tenants have reserved, one message a tenant.
+pub const QUOTA_STREAM: &str = "FIEC_RESERVED";
+/// KV bucket of what tenants may use at once, by tenant.
+pub const QUOTA_BUCKET: &str = "FIEC_QUOTA";
 /// KV bucket of registered programs, by [`crate::package::ProgramName::key`].
 pub const PROGRAMS_BUCKET: &str = "FIEC_PROGRAMS";
 /// Stream of the chunks of large σ, one subject an execution.
@@ -60,6 +64,16 @@ pub fn capsule_consumer(node: &NodeId) -> String {
 /// Where a tenant submits.
 pub fn submit(tenant: &Tenant) -> String {
     format!("fiec.submit.{tenant}")
+}
+
+/// What a tenant has reserved.
+pub fn quota(tenant: &Tenant) -> String {
+    format!("fiec.quota.{tenant}")
+}
+
+/// The tenant that a subject of reservations names, if it is one.
+pub fn parse_quota(subject: &str) -> Option<Tenant> {
+    subject.strip_prefix("fiec.quota.")?.parse().ok()
 }
 
 /// An execution's ledger.
@@ -123,11 +137,19 @@ pub fn node_record(node: &NodeId) -> String {
     format!("fiec.record.node.{node}")
 }
 
+/// Why an execution waits.
+pub fn waiting_record(execution: ExecutionId) -> String {
+    format!("fiec.record.waiting.{execution}")
+}
+
 /// What nodes found that computed a part of an execution once more.
 pub const VERDICT: &str = "fiec.verdict";
 
 /// Presence of policy services, so that replicas share work without a leader.
 pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
+
+/// What the nodes could give: answered with a [`crate::surroundings::OffersReply`].
+pub const OFFERS: &str = "fiec.api.offers";
 
 /// The recorder's checkpoint, published once a second so that writers can see it lag.
 pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";

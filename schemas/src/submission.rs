@@ -16,13 +16,16 @@ use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, W
 use crate::strict::Strict;
 use crate::trust::Verify;
 
+pub use crate::machine::MachineRequirement;
 pub use crate::requirements::{
     DevicePreference, DeviceRequirement, Preferences, Requirements, ViableBy,
 };
 
 /// Longest line of a submission in bytes; the broker's message limit is twice this.
 pub const LINE_LIMIT: usize = 512 * 1024;
-/// Most submissions in one message.
+/// Header of a submission message or request that is taken as a whole or not at all: `true`.
+pub const ATOMIC_HEADER: &str = "Fiec-Atomic";
+/// Most submissions in one message, the elements of its arrays counted.
 pub const LINES_LIMIT: usize = 10_000;
 
 /// A field of a submission and the rule that it breaks.
@@ -274,6 +277,10 @@ impl Submission {
         self.prefers.check(&self.requires, self.contract)?;
         if let Some(verify) = self.verify {
             verify.check(self.contract)?;
+        }
+        // What an array's parameters are is known once the index is put in.
+        if self.array.is_some() {
+            return Ok(());
         }
         programs::check(&self.program, &self.params)?;
         programs::check_contract(&self.program, &self.params, self.contract)

@@ -102,6 +102,10 @@ pub struct DeviceProfile {
     /// Where it is on the host's bus, e.g. `0000:1b:00.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
+    /// UUID of the whole GPU that this is a slice of; absent where it is none. The slice draws from
+    /// the same power and is cooled with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<String>,
     /// Numeric contracts that its kernels can keep.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<Contract>,

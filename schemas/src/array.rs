@@ -1,0 +1,116 @@
+//! One line that stands for many: the submissions of an array.
+
+use serde_json::Value;
+
+use crate::ids::ClientId;
+use crate::submission::{FieldError, Submission};
+
+/// What is replaced by the index of an array's element.
+const INDEX: &str = "{index}";
+
+impl Submission {
+    /// How many submissions it stands for.
+    pub fn count(&self) -> usize {
+        self.array.map_or(1, |array| array.count as usize)
+    }
+
+    /// The submissions that it stands for, in order of their indices from 0; itself where it is no
+    /// array. In parameters, labels and `after` the text `{index}` is replaced by the index; a
+    /// parameter that is nothing but `"{index}"` becomes the number. A client's id gets
+    /// `-<index>` at its end.
+    ///
+    /// # Errors
+    /// The field that breaks a rule once the index is put in.
+    pub fn expand(self) -> Result<Vec<Submission>, FieldError> {
+        let Some(array) = self.array else {
+            return Ok(vec![self]);
+        };
+        let plain = Submission {
+            array: None,
+            ..self
+        };
+        (0..array.count).map(|index| plain.element(index)).collect()
+    }
+
+    fn element(&self, index: u32) -> Result<Submission, FieldError> {
+        let mut element = self.clone();
+        let number = index.to_string();
+        if let Some(id) = &self.id {
+            let id = ClientId::new(format!("{id}-{number}")).map_err(|error| {
+                FieldError::new("id", format!("with the index {index} at its end: {error}"))
+            })?;
+            element.id = Some(id);
+        }
+        put_in(&mut element.params, index, &number);
+        for value in element.labels.values_mut() {
+            put_in_text(value, &number);
+        }
+        for dependency in &mut element.after {
+            put_in_text(&mut dependency.id, &number);
+        }
+        element.check()?;
+        Ok(element)
+    }
+}
+
+fn put_in_text(text: &mut String, number: &str) {
+    if text.contains(INDEX) {
+        *text = text.replace(INDEX, number);
+    }
+}
+
+fn put_in(value: &mut Value, index: u32, number: &str) {
+    match value {
+        Value::String(text) if text == INDEX => *value = Value::from(index),
+        Value::String(text) => put_in_text(text, number),
+        Value::Array(list) => list.iter_mut().for_each(|v| put_in(v, index, number)),
+        Value::Object(map) => map.values_mut().for_each(|v| put_in(v, index, number)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(line: &str) -> Result<Vec<Submission>, FieldError> {
+        Submission::parse(line.as_bytes()).and_then(Submission::expand)
+    }
+
+    #[test]
+    fn each_element_has_its_index_wherever_the_line_names_it() {
+        let all = expanded(
+            r#"{"id":"part","program":"mine@1","array":{"count":3},
+                "params":{"seed":"{index}","file":"in/{index}.npy","list":["{index}",[7]]},
+                "labels":{"part":"{index} of 3"},"after":[{"id":"prep-{index}"},{"id":"all"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(all.len(), 3);
+        let second = String::from_utf8(all[1].to_json()).unwrap();
+        assert_eq!(
+            second,
+            r#"{"id":"part-1","program":"mine@1","params":{"file":"in/1.npy","list":[1,[7]],"seed":1},"after":[{"id":"prep-1"},{"id":"all"}],"labels":{"part":"1 of 3"}}"#
+        );
+        // What it has become is a submission that a client could have sent.
+        assert_eq!(Submission::parse(second.as_bytes()).unwrap(), all[1]);
+    }
+
+    #[test]
+    fn what_is_no_array_stays_as_it_is() {
+        let line = r#"{"program":"mine@1","params":{"x":"{index}"}}"#;
+        let one = Submission::parse(line.as_bytes()).unwrap();
+        assert_eq!(one.clone().expand().unwrap(), [one]);
+    }
+
+    #[test]
+    fn an_element_that_breaks_a_rule_is_named_by_its_field() {
+        let long = "x".repeat(63);
+        let line = format!(r#"{{"id":"{long}","program":"mine@1","array":{{"count":2}}}}"#);
+        let error = expanded(&line).unwrap_err();
+        assert_eq!(error.field, "id");
+        assert!(error.reason.contains("index 0"), "{}", error.reason);
+        // An element cannot wait for itself.
+        let line = r#"{"id":"a","program":"mine@1","array":{"count":2},"after":[{"id":"a-1"}]}"#;
+        assert_eq!(expanded(line).unwrap_err().field, "after[0].id");
+    }
+}
