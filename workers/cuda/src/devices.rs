@@ -75,6 +75,14 @@ impl CudaDevices {
 }
 
 impl Devices for CudaDevices {
+    fn heat(&self, uuid: &str) -> Result<(), DeviceError> {
+        Self::heat(self, uuid)
+    }
+
+    fn cool(&self) {
+        Self::cool(self);
+    }
+
     fn open(&self, uuid: &str, memory_bytes: Option<u64>) -> Result<Box<dyn Device>, DeviceError> {
         let context = self.context(uuid)?;
         let (free, total) = context.free_bytes()?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 pub struct Found {
     /// Its number, from 0.
     pub ordinal: i32,
-    /// `GPU-…`, as NVML and `nvidia-smi -L` name it.
+    /// `GPU-…`, or `MIG-…` of a slice, as NVML and `nvidia-smi -L` name it.
     pub uuid: String,
     /// Its name.
     pub name: String,
@@ -82,10 +82,9 @@ fn one(ordinal: i32) -> Result<Found, DriverError> {
     let mut driver = 0;
     // SAFETY: writes one int to where it is told.
     unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result()?;
-    let uuid = result::device::get_uuid(device)?;
     Ok(Found {
         ordinal,
-        uuid: spelled(&uuid.bytes.map(|byte| byte as u8)),
+        uuid: fiec_probes::devices::id_of(device)?,
         name: result::device::get_name(device)?,
         // SAFETY: as above.
         memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
@@ -98,18 +97,6 @@ fn one(ordinal: i32) -> Result<Found, DriverError> {
         clock_khz: ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).map_or(0, positive),
         driver,
     })
-}
-
-/// `GPU-8-4-4-4-12` of 16 bytes.
-fn spelled(bytes: &[u8; 16]) -> String {
-    let mut text = String::from("GPU");
-    for (i, byte) in bytes.iter().enumerate() {
-        if matches!(i, 0 | 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }
 
 /// Whether two names of a device mean the same: `MIG-…` and `GPU-…` differ in the first word only,
@@ -183,12 +170,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_spelled_as_nvidia_smi_does_and_found_under_both_of_its_names() {
-        let bytes: [u8; 16] = std::array::from_fn(|i| i as u8 * 17);
-        let text = spelled(&bytes);
-        assert_eq!(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
-        assert!(same(&text, "MIG-00112233-4455-6677-8899-AABBCCDDEEFF"));
-        assert!(!same(&text, "GPU-10112233-4455-6677-8899-aabbccddeeff"));
+    fn a_device_is_found_under_both_of_its_names() {
+        let text = "MIG-00112233-4455-6677-8899-aabbccddeeff";
+        assert!(same(text, "MIG-00112233-4455-6677-8899-AABBCCDDEEFF"));
+        assert!(same(text, "GPU-00112233-4455-6677-8899-aabbccddeeff"));
+        assert!(!same(text, "MIG-10112233-4455-6677-8899-aabbccddeeff"));
     }
 
     #[test]

@@ -19,8 +19,9 @@ pub const HOST: &str = "host";
 pub const USERS: &str = "users";
 /// It may make control groups: the folder of its own memory group can be written.
 pub const CGROUPS: &str = "cgroups";
-/// It may start containers: it is in none, and `podman` or `docker` is in the PATH.
-pub const CONTAINERS: &str = "containers";
+/// It may start containers: `podman` or `docker` is in the PATH. In a container itself it may still
+/// be refused them; whether one starts is tried when a program asks for it.
+pub const CONTAINERS: &str = fiec_schemas::substrate::CONTAINERS;
 
 /// What container runtimes leave in a container's root.
 const MARKS: [&str; 2] = ["run/.containerenv", ".dockerenv"];
@@ -69,7 +70,7 @@ pub fn confinement() -> Vec<String> {
         (HOST, !contained),
         (USERS, may_change_user(&status)),
         (CGROUPS, group.is_ok_and(|own| is_writable(&own.dir))),
-        (CONTAINERS, !contained && has_engine()),
+        (CONTAINERS, has_engine()),
     ];
     let holds = words.into_iter().filter(|(_, holds)| *holds);
     holds.map(|(word, _)| word.to_owned()).collect()

@@ -43,21 +43,49 @@ fn substrate(ordinal: i32) -> Result<Substrate, result::DriverError> {
     #[allow(unsafe_code)]
     let total = unsafe { result::device::total_mem(device) }?;
     let mig = name.contains(" MIG ");
+    let profile = profile(device);
     Ok(Substrate {
         id: id_of(device)?,
         kind: if mig { "mig" } else { "gpu" }.into(),
         name,
         memory_bytes: Some(total as u64),
-        device: Some(profile(device)),
+        device: Some(DeviceProfile {
+            whole: mig.then(|| whole(&profile)).flatten(),
+            ..profile
+        }),
     })
 }
 
-/// The device's UUID.
-pub(crate) fn id_of(device: sys::CUdevice) -> Result<String, result::DriverError> {
+/// The device's UUID, as NVML and `nvidia-smi -L` write it: `GPU-…`, or `MIG-…` of a slice.
+///
+/// # Errors
+/// What the driver says.
+///
+/// # Panics
+/// cudarc does, where the driver lacks the call.
+pub fn id_of(device: sys::CUdevice) -> Result<String, result::DriverError> {
     let mig = result::device::get_name(device)?.contains(" MIG ");
-    let uuid = result::device::get_uuid(device)?.bytes;
-    let uuid = uuid.map(|b| b.cast_unsigned());
+    let uuid = if mig {
+        // The first version of the call tells the UUID of the whole device.
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the device comes from the driver, which writes sixteen bytes.
+        #[allow(unsafe_code)]
+        unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }.result()?;
+        uuid
+    } else {
+        result::device::get_uuid(device)?
+    };
+    let uuid = uuid.bytes.map(|b| b.cast_unsigned());
     Ok(format_uuid(if mig { "MIG" } else { "GPU" }, uuid))
+}
+
+/// The UUID of the whole GPU where a slice is: CUDA tells the place on the bus alone. None where
+/// NVML does not answer; then the readings of the whole count for nobody.
+fn whole(slice: &DeviceProfile) -> Option<String> {
+    let bus = slice.bus.as_deref()?;
+    let told = nvml_wrapper::Nvml::init().and_then(|nvml| nvml.device_by_pci_bus_id(bus)?.uuid());
+    told.inspect_err(|why| tracing::warn!(bus, "the whole GPU of a slice is not known: {why}"))
+        .ok()
 }
 
 /// What the driver tells of a device; what it does not tell is left out.

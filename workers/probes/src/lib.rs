@@ -30,6 +30,7 @@ pub mod recording;
 pub mod sampler;
 pub mod simulated;
 pub mod stall;
+pub mod tcp;
 pub mod thermal;
 mod tree;
 pub mod trigger;

@@ -23,11 +23,16 @@ const FATAL_XIDS: [u64; 10] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143];
 /// `NVML_NVLINK_MAX_LINKS`: links of a device at most.
 const NVLINK_MOST: u32 = 18;
 
+/// `NVML_DEVICE_MIG_ENABLE`: the device is partitioned.
+const MIG_ENABLED: u32 = 1;
+
 /// What is remembered of a device between polls.
 #[derive(Default)]
 struct Memory {
     /// Most NVLink links seen active: a card without bridges is not degraded.
     links: u32,
+    /// UUIDs of its MIG slices, as they were seen last.
+    slices: Vec<String>,
     /// A fault stays until the agent starts anew, as the device stays unusable.
     fault: Option<String>,
 }
@@ -72,16 +77,26 @@ impl DeviceSource for NvmlSource {
             memory,
             ..
         } = self;
-        uuids
-            .iter()
-            .map(|uuid| {
-                let remembered = memory.entry(uuid.clone()).or_default();
-                match nvml.device_by_uuid(uuid.as_str()) {
-                    Ok(device) => facts(uuid, &device, remembered),
-                    Err(e) => unreachable_device(uuid, &e, remembered),
+        let mut all = Vec::with_capacity(uuids.len());
+        for uuid in uuids.iter() {
+            let remembered = memory.entry(uuid.clone()).or_default();
+            match nvml.device_by_uuid(uuid.as_str()) {
+                Ok(device) => {
+                    let whole = facts(uuid, &device, remembered);
+                    let slices = slices(&device, &whole, &mut remembered.slices);
+                    all.push(whole);
+                    all.extend(slices);
                 }
-            })
-            .collect()
+                Err(e) => {
+                    let lost = unreachable_device(uuid, &e, remembered);
+                    let why = || Err(e.to_string());
+                    let gone = remembered.slices.iter();
+                    all.extend(gone.map(|slice| lost.slice(slice.clone(), why())));
+                    all.push(lost);
+                }
+            }
+        }
+        all
     }
 
     /// Sleeps on the driver's fault events where it has them.
@@ -195,6 +210,35 @@ fn facts(uuid: &str, device: &Device<'_>, remembered: &mut Memory) -> DeviceFact
         nvlink: nvlink(device, remembered),
         fault: Ok(remembered.fault.clone()),
     }
+}
+
+/// The MIG slices of a device that is partitioned, each under its own UUID; nothing of any other.
+/// They may be made and removed under a running agent, so they are looked for each time.
+fn slices(device: &Device<'_>, whole: &DeviceFacts, seen: &mut Vec<String>) -> Vec<DeviceFacts> {
+    let partitioned = device
+        .mig_mode()
+        .is_ok_and(|mode| mode.current == MIG_ENABLED);
+    // The highest index that there may be; those in between may be free.
+    let most = match partitioned {
+        true => device.mig_device_count().unwrap_or(0),
+        false => 0,
+    };
+    seen.clear();
+    let mut found = Vec::new();
+    for index in 0..most {
+        let Ok(slice) = device.mig_device_by_index(index) else {
+            continue;
+        };
+        let Ok(uuid) = slice.uuid() else { continue };
+        let memory = why(slice.memory_info().map(|m| DeviceMemory {
+            used: m.used,
+            reserved: m.reserved,
+            total: m.total,
+        }));
+        seen.push(uuid.clone());
+        found.push(whole.slice(uuid, memory));
+    }
+    found
 }
 
 fn slowdown(device: &Device<'_>) -> Result<u32, NvmlError> {

@@ -313,6 +313,7 @@ impl Recording {
             memory,
             run_dir: None,
             latency: LatencyConfig::default(),
+            connections: false,
             device_file: None,
             devices: false,
             procfs: root.join("proc"),

@@ -18,6 +18,7 @@ use crate::numa::NumaProbe;
 use crate::power::HostPowerProbe;
 use crate::simulated::FileSource;
 use crate::stall::StallProbe;
+use crate::tcp::ConnectionProbe;
 use crate::thermal::HostThermalProbe;
 use crate::watch::{PressureWatch, Wake, at_rest};
 
@@ -30,6 +31,8 @@ pub struct SamplerConfig {
     pub run_dir: Option<PathBuf>,
     /// How round trips become L.
     pub latency: LatencyConfig,
+    /// Whether the connections of this process tell of the way to the broker.
+    pub connections: bool,
     /// Whether NVIDIA devices are measured, where there is a driver.
     pub devices: bool,
     /// A file of simulated devices in place of the machine's own.
@@ -49,6 +52,7 @@ impl Default for SamplerConfig {
             memory: MemoryLimit::detect(),
             run_dir: None,
             latency: LatencyConfig::default(),
+            connections: true,
             devices: true,
             device_file: None,
             procfs: "/proc".into(),
@@ -90,6 +94,9 @@ impl Sampler {
             Box::new(HostThermalProbe::at(&config.sysfs)),
             Box::new(NumaProbe::at(&config.sysfs)),
         ];
+        if config.connections {
+            others.push(Box::new(ConnectionProbe::own()));
+        }
         let mut devices = DeviceHandle::default();
         if config.devices || config.device_file.is_some() {
             let probe = match config.device_file {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cgroup::Version;
-use crate::kernel_file::Once;
 use crate::stall::SOME_LIMIT_PERCENT;
 use crate::trigger::cgroup::{MemoryEvents, UsageThreshold};
 use crate::trigger::psi::StallTrigger;
@@ -74,7 +73,8 @@ pub(crate) struct PressureWatch {
     events: BTreeSet<PathBuf>,
     stall: Option<f64>,
     covered: BTreeSet<PathBuf>,
-    once: Once,
+    /// Groups without usage thresholds, each told of once.
+    polled: BTreeSet<PathBuf>,
 }
 
 impl PressureWatch {
@@ -92,7 +92,7 @@ impl PressureWatch {
             events: BTreeSet::new(),
             stall: None,
             covered: BTreeSet::new(),
-            once: Once::default(),
+            polled: BTreeSet::new(),
         }
     }
 
@@ -141,8 +141,11 @@ impl PressureWatch {
                 Ok(trigger) => triggers.push(Box::new(trigger)),
                 Err(e) => {
                     covered.remove(&one.dir);
-                    let what = format!("no usage threshold in {}: {e}", one.dir.display());
-                    self.once.warn("trigger", &what);
+                    // Usual in a container, where the group may only be read: it is measured as
+                    // before, by looking.
+                    if self.polled.insert(one.dir.clone()) {
+                        tracing::info!(dir = %one.dir.display(), "no usage threshold can be set ({e}); memory is looked at every {SOONEST:?} to {LATEST:?} instead");
+                    }
                 }
             }
         }
@@ -218,6 +221,28 @@ mod tests {
             Duration::from_millis(125)
         );
         assert_eq!(next_look(90 << 20, 100 << 20, &[0.95]), SOONEST);
+    }
+
+    #[test]
+    fn a_group_that_takes_no_threshold_is_looked_at_instead_and_told_of_once() {
+        let dir = tempfile::tempdir().unwrap();
+        // As in a container: usage can be read, and no event can be asked for.
+        std::fs::write(dir.path().join("memory.usage_in_bytes"), "100\n").unwrap();
+        let group = GroupLevel {
+            version: Version::V1,
+            dir: dir.path().to_owned(),
+            limit: 1000,
+            inactive: 0,
+        };
+        let mut watch = PressureWatch::start(Wake::default());
+        for share in [0.5, 0.6] {
+            watch.arm(std::slice::from_ref(&group), &[share], None);
+            assert!(!watch.covers(dir.path()));
+            assert_eq!(watch.polled, BTreeSet::from([dir.path().to_owned()]));
+        }
+        std::fs::write(dir.path().join("cgroup.event_control"), "").unwrap();
+        watch.arm(std::slice::from_ref(&group), &[0.7], None);
+        assert!(watch.covers(dir.path()), "where it can be set, it is");
     }
 
     #[test]

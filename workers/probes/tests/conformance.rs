@@ -13,6 +13,7 @@ use fiec_probes::latency::{LatencyConfig, LatencyProbe};
 use fiec_probes::numa::NumaProbe;
 use fiec_probes::power::HostPowerProbe;
 use fiec_probes::stall::StallProbe;
+use fiec_probes::tcp::{Connection, ConnectionProbe, ConnectionSource};
 use fiec_probes::thermal::HostThermalProbe;
 use fiec_probes::{MemoryLimit, MemoryProbe, Probe, Sampler, SamplerConfig, Wake, conformance};
 use fiec_schemas::hardware::Signal;
@@ -20,6 +21,15 @@ use fiec_schemas::ids::Timestamp;
 
 fn at(ms: i64) -> Timestamp {
     Timestamp::from_micros(1_700_000_000_000_000 + ms * 1000)
+}
+
+/// A kernel that tells nothing.
+struct NoConnections;
+
+impl ConnectionSource for NoConnections {
+    fn connections(&mut self) -> Result<Vec<Connection>, String> {
+        Err("no /proc".to_owned())
+    }
 }
 
 /// Each probe as it is on this machine, and as it is where its source is not there.
@@ -82,6 +92,11 @@ fn probes() -> Vec<(&'static str, Box<dyn Probe>)> {
             Box::new(HostThermalProbe::at(Path::new("/nonexistent"))),
         ),
         ("memory nodes", Box::new(NumaProbe::at(Path::new("/sys")))),
+        ("connections", Box::new(ConnectionProbe::own())),
+        (
+            "connections of nothing",
+            Box::new(ConnectionProbe::of(NoConnections)),
+        ),
         ("devices", Box::new(DeviceProbe::nvml(Wake::default()))),
         (
             "trace",

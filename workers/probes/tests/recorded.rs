@@ -76,6 +76,48 @@ fn every_recording_keeps_the_rules_at_every_step() {
 }
 
 #[test]
+fn each_mig_slice_has_its_own_memory_and_what_the_driver_does_not_tell_of_it_is_missing() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
+    let steps = play(&folder.join("composed-mig"));
+    let [first, second, last] = &steps[..] else {
+        panic!("{} steps", steps.len())
+    };
+    let whole = "GPU-3f2c8a1e-0000-4000-8000-000000000001";
+    let slices = [
+        ("MIG-7a1b2c3d-0000-5000-8000-00000000000a", [0.9, 0.25]),
+        ("MIG-7a1b2c3d-0000-5000-8000-00000000000b", [0.1, 0.5]),
+    ];
+    near(of(first, Signal::Memory, Some(whole)), 39.0 / 80.0);
+    for (slice, memory) in slices {
+        for (readings, value) in [first, second].iter().zip(memory) {
+            near(of(readings, Signal::Memory, Some(slice)), value);
+            near(of(readings, Signal::Errors, Some(slice)), 0.0);
+        }
+        for signal in [
+            Signal::Power,
+            Signal::Thermal,
+            Signal::Contention,
+            Signal::Fabric,
+        ] {
+            let reading = of(first, signal, Some(slice));
+            let why = reading.missing.as_deref().unwrap();
+            assert!(
+                why.contains(whole) && reading.value.is_none(),
+                "{reading:?}"
+            );
+        }
+        // What breaks the device breaks its slices.
+        let broken = of(last, Signal::Errors, Some(slice));
+        near(broken, 1.0);
+        assert!(broken.source.contains("Xid 79"), "{broken:?}");
+        near(of(last, Signal::Memory, Some(slice)), memory[1]);
+    }
+    // The device's own readings stay the device's.
+    near(of(first, Signal::Power, Some(whole)), 0.5);
+    near(of(first, Signal::Thermal, Some(whole)), 0.5);
+}
+
+#[test]
 fn two_sockets_with_far_memory_sensors_and_a_device_read_as_composed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let steps = play(&folder.join("composed-two-sockets"));

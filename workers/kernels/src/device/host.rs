@@ -33,6 +33,93 @@ pub struct Ledger {
     pub iterations: u64,
     /// Devices closed warm.
     pub kept_warm: u64,
+    /// Contexts that were made.
+    pub made: u64,
+}
+
+/// What happens to the context of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContextEvent {
+    /// It was made.
+    Made,
+    /// A device was opened with one that was kept warm.
+    Taken,
+    /// It is kept warm.
+    Kept,
+    /// It is gone.
+    Gone,
+}
+
+type Told = Arc<dyn Fn(ContextEvent, &str) + Send + Sync>;
+
+/// The contexts of a process's devices, of which one at most is kept warm, as a real driver's are.
+#[derive(Clone, Default)]
+pub struct Contexts {
+    warm: Arc<Mutex<Option<String>>>,
+    told: Option<Told>,
+}
+
+impl std::fmt::Debug for Contexts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Contexts")
+            .field("warm", &self.warm())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Contexts {
+    /// `told` hears what happens to the context of which device.
+    #[must_use]
+    pub fn telling(told: impl Fn(ContextEvent, &str) + Send + Sync + 'static) -> Self {
+        Self {
+            warm: Arc::default(),
+            told: Some(Arc::new(told)),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.warm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device whose context is kept warm.
+    #[must_use]
+    pub fn warm(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    fn tell(&self, event: ContextEvent, uuid: &str) {
+        if let Some(told) = &self.told {
+            told(event, uuid);
+        }
+    }
+
+    /// Takes the warm context where it is this device's; another device's goes. True: one is to
+    /// be made.
+    fn take(&self, uuid: &str) -> bool {
+        let kept = self.lock().take();
+        match &kept {
+            Some(kept) if kept == uuid => self.tell(ContextEvent::Taken, uuid),
+            Some(other) => self.tell(ContextEvent::Gone, other),
+            None => {}
+        }
+        kept.as_deref() != Some(uuid)
+    }
+
+    fn put(&self, uuid: &str) {
+        let other = self.lock().replace(uuid.to_owned());
+        if let Some(other) = other {
+            self.tell(ContextEvent::Gone, &other);
+        }
+        self.tell(ContextEvent::Kept, uuid);
+    }
+
+    /// Lets the warm context go, if there is one.
+    pub fn cool(&self) {
+        let kept = self.lock().take();
+        if let Some(uuid) = kept {
+            self.tell(ContextEvent::Gone, &uuid);
+        }
+    }
 }
 
 /// Opens devices in the host's memory.
@@ -41,6 +128,7 @@ pub struct HostDevices {
     /// Memory of each in bytes; a grant without a budget gets all of it.
     pub memory_bytes: u64,
     ledger: Arc<Mutex<Ledger>>,
+    contexts: Contexts,
     wrong: bool,
 }
 
@@ -51,8 +139,15 @@ impl HostDevices {
         Self {
             memory_bytes,
             ledger: Arc::default(),
+            contexts: Contexts::default(),
             wrong: false,
         }
+    }
+
+    /// With these contexts, which others may share.
+    #[must_use]
+    pub fn with_contexts(self, contexts: Contexts) -> Self {
+        Self { contexts, ..self }
     }
 
     /// For tests: devices that get one bit wrong in each product, solve of a triangle and
@@ -70,9 +165,29 @@ impl HostDevices {
     pub fn ledger(&self) -> Ledger {
         *self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// A context of this device, made where none is kept warm.
+    fn context(&self, uuid: &str) {
+        if self.contexts.take(uuid) {
+            let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+            ledger.made += 1;
+            drop(ledger);
+            self.contexts.tell(ContextEvent::Made, uuid);
+        }
+    }
 }
 
 impl Devices for HostDevices {
+    fn heat(&self, uuid: &str) -> Result<(), DeviceError> {
+        self.context(uuid);
+        self.contexts.put(uuid);
+        Ok(())
+    }
+
+    fn cool(&self) {
+        self.contexts.cool();
+    }
+
     fn open(&self, uuid: &str, memory_bytes: Option<u64>) -> Result<Box<dyn Device>, DeviceError> {
         let budget = memory_bytes.unwrap_or(self.memory_bytes);
         if budget > self.memory_bytes {
@@ -81,6 +196,7 @@ impl Devices for HostDevices {
                 self.memory_bytes
             )));
         }
+        self.context(uuid);
         let device = HostDevice {
             about: About {
                 uuid: uuid.to_owned(),
@@ -97,6 +213,8 @@ impl Devices for HostDevices {
             next: 0,
             solve: None,
             wrong: self.wrong,
+            contexts: self.contexts.clone(),
+            warm: false,
         };
         device.count(|ledger| {
             ledger.open += 1;
@@ -123,6 +241,9 @@ pub struct HostDevice {
     next: u64,
     solve: Option<Solve>,
     wrong: bool,
+    contexts: Contexts,
+    /// Its context is kept when it goes.
+    warm: bool,
 }
 
 impl std::fmt::Debug for HostDevice {
@@ -203,6 +324,10 @@ impl Drop for HostDevice {
             ledger.open -= 1;
             ledger.held -= held;
         });
+        match self.warm {
+            true => self.contexts.put(&self.about.uuid),
+            false => self.contexts.tell(ContextEvent::Gone, &self.about.uuid),
+        }
     }
 }
 
@@ -371,7 +496,8 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn close(self: Box<Self>, warm: bool) {
+    fn close(mut self: Box<Self>, warm: bool) {
+        self.warm = warm;
         if warm {
             self.count(|ledger| ledger.kept_warm += 1);
         }

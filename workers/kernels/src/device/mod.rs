@@ -16,7 +16,7 @@ use crate::cg::{CgError, CgProblem, CgState};
 use crate::dense::lu::LuError;
 use crate::dense::{Into, MatMut, MatRef};
 
-pub use host::{HostDevice, HostDevices, Ledger};
+pub use host::{ContextEvent, Contexts, HostDevice, HostDevices, Ledger};
 pub use parts::{Buffer, Part};
 
 /// Who decides the order of operations of a product, a solve or a panel.
@@ -262,6 +262,18 @@ pub trait Devices: Send + Sync {
     /// # Errors
     /// When it cannot be had; the text says why and what to do.
     fn open(&self, uuid: &str, memory_bytes: Option<u64>) -> Result<Box<dyn Device>, DeviceError>;
+
+    /// Makes what takes long to make (a context) ahead of the first [`Devices::open`] of this
+    /// device, and keeps it until then. Where nothing takes long, nothing is done.
+    ///
+    /// # Errors
+    /// As [`Devices::open`].
+    fn heat(&self, _uuid: &str) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Lets go of what is kept and used by nobody.
+    fn cool(&self) {}
 }
 
 /// Where there are none, and why.
