@@ -261,6 +261,7 @@ impl Bench {
                 tenant: self.tenant.clone(),
                 program: "synthetic@1".to_owned(),
                 state_bytes,
+                substrate: None,
             };
             let prepare = serde_json::to_vec(&prepare).unwrap();
             self.broker

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{self, FrameError, Order, Run};
 use fiec_schemas::event::ExecutionState;
+use fiec_schemas::package::Grant;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{Event, Submission, Timestamp};
 use tokio::time::Instant;
@@ -14,12 +15,21 @@ use tokio::time::Instant;
 use crate::ahead;
 use crate::child_process::Child;
 use crate::large;
-use crate::message::{Message, backoff};
+use crate::message::{Intent, Message, backoff};
 use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
 use crate::shared::Shared;
 
-/// The submission, from the message or by its digest.
+/// The submission, from the message or by its digest, with what was changed about it since.
 pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
+    let mut spec = submitted(shared, tip).await?;
+    if let Some(change) = &tip.state.adjusted {
+        change.apply(Arc::make_mut(&mut spec));
+    }
+    Ok(spec)
+}
+
+/// As it was submitted.
+async fn submitted(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
     if let Some(spec) = &tip.state.spec {
         return Ok(spec.clone());
     }
@@ -37,6 +47,32 @@ pub(crate) fn device_budget(spec: &Submission) -> Option<u64> {
     spec.requires.device.as_ref()?.share_bytes
 }
 
+/// Bytes of memory that its program has asked for.
+pub(crate) fn asked_memory(state: &ExecutionState) -> Option<u64> {
+    state.adjusted.as_ref()?.memory_bytes
+}
+
+/// What an execution may use here when its run begins.
+fn first_grant(shared: &Shared, state: &ExecutionState, spec: &Submission) -> Grant {
+    let binding = state.phase.binding();
+    let mut grant = shared.grant(binding.map(|b| b.substrate.as_str()));
+    if let Some(share) = &mut grant.memory_bytes {
+        // Where others were granted more than theirs, what is left, and a quarter at least.
+        let taken = shared.grants.of_others(state.execution);
+        let left = shared.offered_memory().saturating_sub(taken);
+        *share = (*share).min(left.max(*share / 4));
+        // What its program has asked for elsewhere it has here only where that is left.
+        let asked = asked_memory(state).filter(|asked| *asked <= left);
+        *share = asked.map_or(*share, |asked| asked.max(*share));
+    }
+    if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(spec)) {
+        // Never more than is offered of it now.
+        let offered = device.memory_bytes.unwrap_or(budget);
+        device.memory_bytes = Some(budget.min(offered));
+    }
+    grant
+}
+
 /// What a child is told to compute.
 pub(crate) fn order_to_run(
     shared: &Shared,
@@ -44,13 +80,6 @@ pub(crate) fn order_to_run(
     spec: &Submission,
     package: Option<frames::Package>,
 ) -> Run {
-    let binding = state.phase.binding();
-    let mut grant = shared.grant(binding.map(|b| b.substrate.as_str()));
-    if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(spec)) {
-        // Never more than is offered of it now.
-        let offered = device.memory_bytes.unwrap_or(budget);
-        device.memory_bytes = Some(budget.min(offered));
-    }
     Run {
         execution: state.execution,
         epoch: state.epoch,
@@ -61,7 +90,7 @@ pub(crate) fn order_to_run(
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
         interval_ms: *shared.stretch.borrow(),
         package,
-        grant,
+        grant: first_grant(shared, state, spec),
     }
 }
 
@@ -99,7 +128,10 @@ impl Runner {
         let execution = self.tip.state.execution;
         let package = self.program.package().cloned();
         let pool = self.shared.pool.clone();
-        let taken = Box::pin(pool.take(&key, execution, package.as_ref())).await;
+        let device = self.device();
+        let taken = pool.take(&key, execution, package.as_ref(), device.as_deref());
+        let taken = Box::pin(taken).await;
+        self.take_memory_back();
         let mut child = match taken {
             Ok(child) => child,
             Err(error) => {
@@ -112,6 +144,10 @@ impl Runner {
         if let Some(grant) = &self.grant {
             run.grant = grant.clone();
         }
+        self.shared.grants.note(execution, &run.grant);
+        self.given = Some(run.grant.clone());
+        child.confine(&run.grant.cpus);
+        let cpus = run.grant.cpus.clone();
         let run = Order::Run(Box::new(run));
         child.logs.serve(
             &self.tip.state.tenant,
@@ -140,6 +176,7 @@ impl Runner {
                 self.tip.state.boundary_index(),
             );
             self.unheard = false;
+            child.confine(&cpus);
             if child.order(&run, &state).await.is_err() {
                 return self.died(child).await;
             }
@@ -151,11 +188,16 @@ impl Runner {
     }
 
     /// Takes over a child that has this execution's run already.
-    pub(crate) async fn adopt(&mut self, child: Child) {
+    pub(crate) async fn adopt(&mut self, mut child: Child) {
+        // Its run was given ahead, without any wish for processors.
+        child.confine(&[]);
         let state = &self.tip.state;
         child
             .logs
             .serve(&state.tenant, state.execution, self.epoch, 0);
+        let grant = first_grant(&self.shared, state, &self.spec);
+        self.shared.grants.note(state.execution, &grant);
+        self.given = Some(grant);
         self.unheard = true;
         if *self.stretch.borrow() == 0 {
             // What its run said already; any other wish may be newer than the run.
@@ -191,14 +233,22 @@ impl Runner {
         let Some(child) = self.child.take() else {
             return;
         };
-        if self.unheard {
+        if self.unheard && self.cancelling.is_none() {
             // Died idle in the pool, or at its very start: one more try before it counts.
             drop(child);
+            self.forget_park();
             let last = self.last.clone();
             self.start(last, false).await;
             // Its successor has not been heard either, and is not spared.
             self.unheard = false;
+            if self.intent.is_some() && !self.ended {
+                // Nor has it been told to stop.
+                self.stop().await;
+            }
             return;
+        }
+        if self.is_parked() {
+            return self.died_parked(child).await;
         }
         let logs = child.logs.clone();
         let mut exit = child.autopsy().await;
@@ -215,8 +265,23 @@ impl Runner {
         self.crashed(exit, logs.tail());
     }
 
+    /// The next attempt is not told to park; whoever wants that asks again.
+    fn forget_park(&mut self) {
+        if matches!(self.intent, Some(Intent::Park { .. })) {
+            self.intent = None;
+            self.parked = None;
+        }
+    }
+
     pub(crate) fn crashed(&mut self, exit: String, stderr: String) {
         self.shared.metrics.crashes.inc();
+        if let Some(who) = self.cancelling.take() {
+            // No attempt follows that could end it.
+            self.finish(vec![Event::Cancelled { who }]);
+            self.wait = None;
+            return;
+        }
+        self.forget_park();
         let waiting = self.staged.iter().flat_map(|m| &m.events);
         let unrecorded = waiting
             .filter(|e| matches!(e, Event::Crashed { .. }))
@@ -253,6 +318,12 @@ impl Runner {
                 self.spec.retries
             );
             events.push(Event::Failed { reason, stderr });
+            self.finish(events);
+            self.wait = None;
+        } else if let Some(intent) = self.intent.take() {
+            // It was to leave: it stands at its last commit, and no attempt follows here.
+            let (more, _) = intent.events(self.epoch, Timestamp::now());
+            events.extend(more);
             self.finish(events);
             self.wait = None;
         } else {

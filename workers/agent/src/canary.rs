@@ -94,7 +94,7 @@ pub fn identify(
 /// Keeps the node's proof in force until `stop`.
 pub async fn keep(
     shared: Arc<Shared>,
-    key: NodeKey,
+    key: Arc<NodeKey>,
     claim: Arc<Claim>,
     mut descriptor: NodeDescriptor,
     stop: CancellationToken,
@@ -322,7 +322,7 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         package: None,
         grant,
     }));
-    let taken = shared.pool.take(&key, execution, None).await;
+    let taken = shared.pool.take(&key, execution, None, None).await;
     let mut child = taken.map_err(|error| machine(&error))?;
     if child.order(&order, &[]).await.is_err() {
         // It died while it was idle.

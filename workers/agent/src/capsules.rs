@@ -131,6 +131,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
     if let Some(known) = live.get_mut(&execution) {
         if known.epoch == epoch && known.bound == digest {
             // Its handover came first; this is its confirmation too.
+            known.seq = seq;
             if let Some(confirm) = known.confirm.take() {
                 let _ = confirm.send(seq);
             }
@@ -138,7 +139,10 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
         }
         // An unconfirmed speculation on another message gives way: the durable one is right.
         let speculation = known.epoch == epoch && known.confirm.take().is_some();
-        if known.epoch >= epoch && !speculation {
+        // Somebody changed something about it before it was started: what follows the message
+        // before that would lose its race.
+        let changed = known.epoch == epoch && known.seq > 0 && known.seq < seq;
+        if known.epoch >= epoch && !speculation && !changed {
             return;
         }
         // An older binding of this execution is still winding down here; what it does from now
@@ -157,6 +161,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
         Live {
             epoch,
             bound: digest,
+            seq,
             control,
             progress: progress.clone(),
             begun: false,

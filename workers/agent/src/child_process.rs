@@ -18,6 +18,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::affinity;
 use crate::ahead::Ahead;
 use crate::leftovers;
 use crate::link::Link;
@@ -86,6 +87,10 @@ pub struct Child {
     pub ahead: Ahead,
     /// It serves nobody after its present run.
     pub spent: bool,
+    /// The device whose context it holds while it is idle.
+    pub context: Option<String>,
+    /// The processors that it is confined to; empty: the worker's own.
+    confined: Vec<u32>,
     pid: u32,
     process: Option<std::process::Child>,
     readers: Vec<JoinHandle<()>>,
@@ -226,6 +231,8 @@ impl Spawner {
             quick: false,
             ahead: Ahead::default(),
             spent: false,
+            context: None,
+            confined: Vec::new(),
             pid,
             process: Some(process),
             readers,
@@ -247,6 +254,19 @@ impl Child {
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Confines it, and what it has started, to these processors; empty: to the worker's own. What
+    /// the kernel refuses is said in the log: the grant was looked at before.
+    pub fn confine(&mut self, cpus: &[u32]) {
+        if self.confined == cpus {
+            return;
+        }
+        // Also where that fails half-way: what it had is not what it has.
+        self.confined = cpus.to_vec();
+        if let Err(error) = affinity::confine(self.pid, cpus) {
+            tracing::warn!(%error, ?cpus, "a program cannot be confined to its processors");
+        }
     }
 
     /// Sends an order.

@@ -131,6 +131,7 @@ async fn record(
         instance: Some(claim.instance),
         what: what.to_owned(),
         detail,
+        who: None,
         at: Timestamp::now(),
         descriptor,
     };

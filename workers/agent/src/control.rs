@@ -3,17 +3,15 @@
 use std::sync::Arc;
 
 use async_nats::{Message, Subject, Subscriber};
-use fiec_broker::store;
-use fiec_kit::frames::Order;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Epoch, ExecutionId};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Control;
+use crate::prepare::{self, Coming};
 use crate::shared::Shared;
 use crate::verify;
-use crate::{large, outside};
 
 /// Answers until `stop`.
 pub async fn serve(shared: Arc<Shared>, mut requests: Subscriber, stop: CancellationToken) {
@@ -49,6 +47,7 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
             execution,
             tenant,
             program,
+            substrate,
             ..
         } => {
             if shared.is_draining() {
@@ -57,7 +56,13 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                     .await;
             }
             shared.answer(reply, None).await;
-            tokio::spawn(prepare(shared.clone(), execution, tenant, program));
+            let coming = Coming {
+                execution,
+                tenant,
+                program,
+                substrate,
+            };
+            tokio::spawn(prepare::prepare(shared.clone(), coming));
         }
         ControlRequest::Yield {
             execution,
@@ -70,6 +75,15 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 cause,
                 to: to.map(|to| (to, decision)),
             };
+            let error = pass(shared, execution, Some(epoch), control).err();
+            shared.answer(reply, error).await;
+        }
+        ControlRequest::GiveUp {
+            execution,
+            epoch,
+            cause,
+        } => {
+            let control = Control::GiveUp { cause };
             let error = pass(shared, execution, Some(epoch), control).err();
             shared.answer(reply, error).await;
         }
@@ -103,9 +117,33 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 shared.answer(reply, Some(error)).await;
             }
         }
-        ControlRequest::Park { .. } | ControlRequest::Unpark { .. } => {
-            let error = "this worker does not park";
-            shared.answer(reply, Some(error.to_owned())).await;
+        ControlRequest::Park {
+            execution,
+            epoch,
+            cause,
+            keep,
+        } => {
+            let control = Control::Park {
+                cause,
+                keep,
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, Some(epoch), control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
+        ControlRequest::Unpark {
+            execution,
+            epoch,
+            reason,
+        } => {
+            let control = Control::Unpark {
+                reason,
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, Some(epoch), control) {
+                shared.answer(reply, Some(error)).await;
+            }
         }
         ControlRequest::Prove => {
             shared.prove.notify_one();
@@ -169,59 +207,4 @@ fn pass(
         .control
         .try_send(Box::new(control))
         .map_err(|_| "the execution is leaving, or has too many orders waiting".to_owned())
-}
-
-/// Has the program here, a child ready with its inputs parsed, and on this node's disk the objects
-/// that the parameters name. What the parameters are, the ledger says.
-async fn prepare(
-    shared: Arc<Shared>,
-    execution: ExecutionId,
-    tenant: fiec_schemas::Tenant,
-    program: String,
-) {
-    let found = match outside::find(&shared, &program).await {
-        Some(Ok(found)) => found,
-        Some(Err(reason)) => {
-            return tracing::warn!(%execution, %reason, "cannot prepare the program");
-        }
-        None => return,
-    };
-    let package = found.package();
-    let state = match shared.ledger.last(&tenant, execution).await {
-        Ok(entry) => entry.map(|entry| entry.message.state),
-        Err(error) => {
-            tracing::warn!(%execution, %error, "cannot read the parameters ahead of time");
-            None
-        }
-    };
-    let large = state.as_ref().and_then(|state| state.boundary.clone());
-    let large = large.filter(store::is_large);
-    let spec = state.and_then(|state| state.spec);
-    let spec = spec.filter(|spec| spec.program == program);
-    if shared.options.warm {
-        let key = (program.clone(), tenant);
-        let mut child = match shared.pool.take(&key, execution, package).await {
-            Ok(child) => child,
-            Err(error) => return tracing::warn!(%execution, %error, "cannot prepare a child"),
-        };
-        child.prepared_for = Some(execution);
-        if let Some(spec) = &spec {
-            let order = Order::Prepare {
-                program,
-                params: spec.params.clone(),
-                package: package.map(|p| p.told.clone()),
-            };
-            if let Err(error) = child.order(&order, &[]).await {
-                return tracing::warn!(%execution, %error, "the prepared child is gone");
-            }
-        }
-        // Given at once: orders wait in its socket in their order.
-        shared.pool.give(child);
-    }
-    if let Some(place) = large {
-        large::prepare(&shared, execution, &place).await;
-    }
-    if let Some(spec) = spec {
-        shared.data.fetch_ahead(&spec.params).await;
-    }
 }

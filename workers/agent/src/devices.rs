@@ -26,6 +26,8 @@ struct Device {
     taken: bool,
     /// Budgets of those that share it.
     budgets: Vec<u64>,
+    /// One of its signals is beyond the node's threshold.
+    presses: bool,
 }
 
 /// A device, or a part of one, until it is dropped.
@@ -34,6 +36,55 @@ pub struct Lease {
     devices: Arc<Devices>,
     at: usize,
     budget: Option<u64>,
+}
+
+impl Lease {
+    /// Whether nobody else may have a part of it.
+    pub fn is_whole(&self) -> bool {
+        self.budget.is_none()
+    }
+
+    /// Bytes of the device's memory that are its part; none where it has the device to itself.
+    pub fn budget(&self) -> Option<u64> {
+        self.budget
+    }
+
+    /// Makes a part of a device so large, if nobody else has what is missing.
+    ///
+    /// # Errors
+    /// Why that cannot be had, for people.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
+        let mut all = self.devices.lock();
+        let Some(device) = all.get_mut(self.at) else {
+            return Err("its device is gone".to_owned());
+        };
+        let memory = device.memory_bytes.unwrap_or(u64::MAX);
+        let id = &device.id;
+        let Some(own) = self.budget else {
+            // It has the device to itself, and with it all of its memory.
+            return match bytes > memory {
+                true => Err(format!(
+                    "device {id} has {memory} bytes, and it asks for {bytes}"
+                )),
+                false => Ok(()),
+            };
+        };
+        let used: u64 = device.budgets.iter().sum();
+        let free = memory.saturating_sub(used.saturating_sub(own));
+        if bytes > free {
+            return Err(format!(
+                "it asks for {bytes} bytes of device {id}, and {free} are not granted to others"
+            ));
+        }
+        if let Some(budget) = device.budgets.iter_mut().find(|b| **b == own) {
+            *budget = bytes;
+        }
+        self.budget = Some(bytes);
+        drop(all);
+        // It may have become smaller.
+        self.devices.freed.notify_waiters();
+        Ok(())
+    }
 }
 
 impl Drop for Lease {
@@ -63,6 +114,7 @@ impl Devices {
             memory_bytes: s.memory_bytes,
             taken: false,
             budgets: Vec::new(),
+            presses: false,
         });
         Arc::new(Self {
             all: Mutex::new(all.collect()),
@@ -72,6 +124,26 @@ impl Devices {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Device>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The devices.
+    pub fn ids(&self) -> Vec<String> {
+        self.lock().iter().map(|d| d.id.clone()).collect()
+    }
+
+    /// Notes whether a device presses.
+    pub fn press(&self, id: &str, presses: bool) {
+        if let Some(device) = self.lock().iter_mut().find(|d| d.id == id) {
+            device.presses = presses;
+        }
+    }
+
+    /// Whether it has memory to spare for a context that nobody uses yet: nobody has it to himself,
+    /// and it does not press.
+    pub fn spares(&self, id: &str) -> bool {
+        let all = self.lock();
+        let device = all.iter().find(|d| d.id == id);
+        device.is_some_and(|d| !d.taken && !d.presses)
     }
 
     /// Takes a place for one execution, waiting for whoever is about to give it up; none for the
@@ -199,6 +271,46 @@ mod tests {
         assert!(alone.contains("shared by 2"), "{alone}");
         drop(one);
         assert!(devices.lease("g0", Some(60), SOON).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_part_grows_by_what_nobody_has_and_what_it_gives_back_is_free() {
+        let devices = devices();
+        let mut one = devices.lease("g0", Some(30), SOON).await.unwrap().unwrap();
+        let two = devices.lease("g0", Some(40), SOON).await.unwrap();
+        let refused = one.grow(61).unwrap_err();
+        assert!(refused.contains("60 are not granted"), "{refused}");
+        one.grow(60).unwrap();
+        assert_eq!(one.budget(), Some(60));
+        // Whoever waits for what it gives back gets it.
+        let waiter = devices.lease("g0", Some(30), Duration::from_secs(60));
+        let (got, ()) = tokio::join!(waiter, async {
+            tokio::task::yield_now().await;
+            one.grow(30).unwrap();
+        });
+        drop((got.unwrap(), two));
+        drop(one);
+        let mut whole = devices.lease("g0", None, SOON).await.unwrap().unwrap();
+        assert_eq!(whole.budget(), None);
+        whole.grow(100).unwrap();
+        assert!(whole.grow(101).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_taken_or_presses_spares_nothing() {
+        let devices = devices();
+        assert_eq!(devices.ids(), ["g0"]);
+        assert!(devices.spares("g0") && !devices.spares(HOST));
+        devices.press("g0", true);
+        assert!(!devices.spares("g0"));
+        devices.press("g0", false);
+        let held = devices.lease("g0", Some(60), SOON).await.unwrap();
+        assert!(devices.spares("g0"), "it is shared");
+        drop(held);
+        let held = devices.lease("g0", None, SOON).await.unwrap();
+        assert!(held.as_ref().unwrap().is_whole() && !devices.spares("g0"));
+        drop(held);
+        assert!(devices.spares("g0"));
     }
 
     #[tokio::test]

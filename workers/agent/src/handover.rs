@@ -52,7 +52,7 @@ async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: B
 }
 
 /// Sends σ in parts, with the message that binds it to `to`; of a large one what the commit
-/// `before` does not have.
+/// `before` does not have. Gives what comes true once the broker has passed it on.
 pub(crate) async fn send(
     shared: &Shared,
     to: &Destination,
@@ -60,22 +60,22 @@ pub(crate) async fn send(
     (state, cut): (&Bytes, &Cut),
     known: &Known,
     before: Option<&StatePlace>,
-) {
-    let Some(place) = &draft.state.boundary else {
-        return;
-    };
+) -> Option<oneshot::Receiver<()>> {
+    let place = draft.state.boundary.as_ref()?;
+    let began = Instant::now();
     let delta = if store::is_large(place) {
-        let before = known.of(shared, before).await;
-        match large::delta(state, cut, before.as_deref()).await {
+        match large::delta(shared, (state, cut), known, before).await {
             Ok(delta) => Some(delta),
             Err(error) => {
-                return tracing::warn!(%error, "cannot send σ ahead; the durable capsule will do");
+                tracing::warn!(%error, "cannot send σ ahead; the durable capsule will do");
+                return None;
             }
         }
     } else {
         None
     };
     let state = delta.as_ref().unwrap_or(state);
+    tracing::debug!(took = ?began.elapsed(), bytes = state.len(), "σ is ready to be sent ahead");
     shared.metrics.handover_bytes.inc_by(state.len() as u64);
     let parts = state.len().div_ceil(PART_BYTES).max(1);
     for part in 0..parts {
@@ -92,6 +92,7 @@ pub(crate) async fn send(
         };
         publish(shared, to, &head, body).await;
     }
+    shared.round_trips.turn(&shared.broker.client).await
 }
 
 /// The append that binds it there is acknowledged.
@@ -247,6 +248,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 && known.epoch == epoch
                 && let Some(confirm) = known.confirm.take()
             {
+                known.seq = seq;
                 let _ = confirm.send(seq);
             }
         }
@@ -367,6 +369,7 @@ fn speculate(
         Live {
             epoch,
             bound,
+            seq: 0,
             control,
             progress: progress.clone(),
             begun: false,

@@ -9,7 +9,7 @@ use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::Destination;
 use fiec_schemas::package::Grant;
-use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,10 +23,31 @@ pub enum Control {
         /// Where to.
         to: Option<(Destination, Option<Decision>)>,
     },
-    /// The same, and leave it paused.
+    /// Give it up now: what was computed since the last commit is computed again elsewhere.
+    GiveUp {
+        /// Why.
+        cause: Cause,
+    },
+    /// The same as a yield, and leave it paused.
     Pause {
         /// Who asked.
         who: String,
+        /// Where to answer once that is in the ledger.
+        reply: Option<Subject>,
+    },
+    /// Stop at the next boundary and wait there.
+    Park {
+        /// Why.
+        cause: Cause,
+        /// What it keeps.
+        keep: Keep,
+        /// Where to answer, before it has reached that boundary.
+        reply: Option<Subject>,
+    },
+    /// Go on where it is parked.
+    Unpark {
+        /// Why.
+        reason: String,
         /// Where to answer once that is in the ledger.
         reply: Option<Subject>,
     },
@@ -119,8 +140,10 @@ pub struct Job {
 pub struct Live {
     /// Under which binding.
     pub epoch: Epoch,
-    /// Digest of the message that made the binding.
+    /// Digest of the message that it follows: the one that made the binding, or a later change.
     pub bound: Digest,
+    /// That message's sequence; 0 where it is not known to be stored.
+    pub seq: Sequence,
     /// Its orders.
     pub control: mpsc::Sender<Box<Control>>,
     /// What is told of it.
@@ -134,9 +157,11 @@ pub struct Live {
 }
 
 impl Live {
-    /// The threshold of M that an execution has brought with it.
+    /// The threshold of M that an execution has brought with it, or was given since.
     pub fn memory_threshold(state: &ExecutionState) -> Option<Threshold> {
-        let submission = state.spec.as_ref()?;
-        submission.viability.get(&Signal::Memory).copied()
+        let adjusted = state.adjusted.as_ref();
+        let adjusted = adjusted.and_then(|change| change.viability.get(&Signal::Memory));
+        let submitted = || state.spec.as_ref()?.viability.get(&Signal::Memory);
+        adjusted.or_else(submitted).copied()
     }
 }

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use fiec_broker::chunks::{self, Manifest, Piece};
-use fiec_broker::{BrokerError, store};
+use fiec_broker::recut::{Earlier, cut_after};
+use fiec_broker::{AppendError, BrokerError, lists, store};
 use fiec_schemas::{BoundaryIndex, Digest, ExecutionId, StatePlace, Tenant};
 use tokio::sync::OnceCell;
 
 use crate::cache::{Fetched, Kind, NotCached};
+use crate::fetched::{Before, Pieces};
 use crate::job::Sigma;
 use crate::runner::Runner;
 use crate::shared::Shared;
@@ -21,33 +23,43 @@ use crate::uploads::{Hurry, Urgent};
 /// Bytes of chunks that are unacknowledged at once. Little enough that what is more urgent finds
 /// its way to the broker soon.
 const WINDOW: usize = 2 << 20;
-/// Earlier states that are held in memory for handovers that were announced, and for how long.
-const WARM: usize = 4;
-const WARM_BYTES: usize = 512 << 20;
-const WARM_FOR: Duration = Duration::from_secs(60);
-
-/// Chunks by their digests.
-pub(crate) type Pieces = HashMap<Digest, Bytes>;
+/// Bytes of a σ that is kept until the next one was cut, which is many times faster then.
+const CUT_KEPT: usize = 256 << 20;
 
 /// The pieces of a σ, cut once however many ask.
 #[derive(Debug, Clone, Default)]
 pub struct Cut(Arc<OnceCell<Arc<Vec<Piece>>>>);
 
 impl Cut {
-    async fn of(&self, state: &Bytes) -> Arc<Vec<Piece>> {
+    /// What stands in the σ that `known` has cut last is not cut again.
+    async fn of(&self, state: &Bytes, known: &Known) -> Arc<Vec<Piece>> {
         let cut = || async {
-            let bytes = state.clone();
-            let cut = tokio::task::spawn_blocking(move || chunks::cut(&bytes)).await;
-            Arc::new(cut.unwrap_or_else(|_| chunks::cut(state)))
+            let (bytes, earlier) = (state.clone(), known.cut().take());
+            let cut = move || match earlier {
+                Some((state, pieces)) => {
+                    let (state, pieces) = (&state[..], &pieces[..]);
+                    cut_after(&bytes, Earlier { state, pieces })
+                }
+                None => chunks::cut(&bytes),
+            };
+            let cut = tokio::task::spawn_blocking(cut).await;
+            let pieces = Arc::new(cut.unwrap_or_else(|_| chunks::cut(state)));
+            known.has_cut(state, &pieces);
+            pieces
         };
         Arc::clone(self.0.get_or_init(cut).await)
     }
 }
 
+/// A σ with its pieces.
+type Whole = (Bytes, Arc<Vec<Piece>>);
+
 /// The chunks of one execution's last commit, as far as this node knows them.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     last: Mutex<Option<(BoundaryIndex, Digest, Arc<Manifest>)>>,
+    /// The σ that was cut last, up to [`CUT_KEPT`].
+    cut: Mutex<Option<Whole>>,
     /// Whether the execution is leaving.
     pub(crate) hurry: Hurry,
 }
@@ -55,6 +67,16 @@ pub(crate) struct Known {
 impl Known {
     fn lock(&self) -> MutexGuard<'_, Option<(BoundaryIndex, Digest, Arc<Manifest>)>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cut(&self) -> MutexGuard<'_, Option<Whole>> {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_cut(&self, state: &Bytes, pieces: &Arc<Vec<Piece>>) {
+        if state.len() <= CUT_KEPT {
+            *self.cut() = Some((state.clone(), Arc::clone(pieces)));
+        }
     }
 
     fn has(&self, place: &StatePlace) -> bool {
@@ -114,7 +136,7 @@ impl Commit {
     /// When there are too many.
     pub(crate) async fn store(&self, shared: &Shared, known: &Known) -> Result<Ready, BrokerError> {
         let before = known.of(shared, self.before.as_ref()).await;
-        let pieces = self.cut.of(&self.state).await;
+        let pieces = self.cut.of(&self.state, known).await;
         let mut manifest = Manifest::of(&pieces, before.as_deref(), chunks::hour_now())?;
         let metrics = &shared.metrics;
         metrics.chunked_bytes.inc_by(self.state.len() as u64);
@@ -208,20 +230,39 @@ impl Ready {
 }
 
 impl Runner {
-    /// σ as it was handed over; none where the durable one must be fetched.
+    /// σ as it was handed over; none where the durable one must be fetched. One that came in chunks
+    /// is computed on while the whole of it is being digested: nothing is appended before that.
     pub(crate) async fn received(&mut self, sigma: Sigma) -> Option<Bytes> {
         let delta = match sigma {
             Sigma::Whole(sigma) => return Some(sigma),
             Sigma::Delta(delta) => delta,
         };
         let state = &self.tip.state;
-        let digest = state.boundary.as_ref()?.digest;
-        let whole = Box::pin(from_handover(&self.shared, state.execution, digest, delta)).await;
-        whole
+        let (execution, digest) = (state.execution, state.boundary.as_ref()?.digest);
+        let whole = Box::pin(from_handover(&self.shared, execution, delta)).await;
+        let (state, pieces) = whole
             .inspect_err(|error| {
                 tracing::warn!(%error, "σ that was handed over cannot be put together");
             })
-            .ok()
+            .ok()?;
+        self.known.has_cut(&state, &Arc::new(pieces));
+        let check = verified(execution, digest, state.clone());
+        let Some(flight) = self.flight.take() else {
+            return Box::pin(check).await.ok().map(|()| state);
+        };
+        // Under way from now on, whoever waits for it.
+        let check = tokio::spawn(check);
+        self.flight = Some(Box::pin(async move {
+            match check.await {
+                Ok(Ok(())) => flight.await,
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "σ that was handed over is not the one that was bound");
+                    Err(AppendError::Broker(error))
+                }
+                Err(_) => Err(AppendError::Conflict),
+            }
+        }));
+        Some(state)
     }
 
     /// The ledger has a message behind one whose σ was large.
@@ -248,19 +289,24 @@ impl Runner {
     }
 }
 
-/// What a handover sends of a large σ: the list of its chunks, and those that the commit before
-/// does not have.
+/// What a handover sends of a large σ: the list of its chunks, after that of the commit `before`
+/// where there is one, and those chunks that this one does not have.
 ///
 /// # Errors
 /// When there are too many.
 pub(crate) async fn delta(
-    state: &Bytes,
-    cut: &Cut,
-    before: Option<&Manifest>,
+    shared: &Shared,
+    (state, cut): (&Bytes, &Cut),
+    known: &Known,
+    before: Option<&StatePlace>,
 ) -> Result<Bytes, BrokerError> {
-    let pieces = cut.of(state).await;
-    let manifest = Manifest::of(&pieces, before, chunks::hour_now())?;
-    let list = manifest.encode();
+    let earlier = known.of(shared, before).await;
+    let pieces = cut.of(state, known).await;
+    let manifest = Manifest::of(&pieces, earlier.as_deref(), chunks::hour_now())?;
+    let list = match (&earlier, before) {
+        (Some(earlier), Some(before)) => lists::encode(&manifest, earlier, before)?,
+        _ => manifest.encode(),
+    };
     let mut out = BytesMut::with_capacity(4 + list.len() + manifest.stored as usize);
     out.put_u32_le(list.len() as u32);
     out.extend_from_slice(&list);
@@ -270,27 +316,33 @@ pub(crate) async fn delta(
     Ok(out.freeze())
 }
 
-/// Reads what [`delta`] made: the list, and the chunks that came along.
-fn parts_of(mut delta: Bytes) -> Result<(Manifest, Pieces), BrokerError> {
-    let short = || BrokerError::Malformed {
+fn short() -> BrokerError {
+    BrokerError::Malformed {
         what: "handover of a large state".to_owned(),
         reason: "it is shorter than it says".to_owned(),
-    };
-    if delta.len() < 4 {
+    }
+}
+
+/// The list of what [`delta`] made, and what follows it.
+fn list_of(mut delta: Bytes) -> Result<(Bytes, Bytes), BrokerError> {
+    let length = *delta.first_chunk().ok_or_else(short)?;
+    let mut list = delta.split_off(4);
+    let length = u32::from_le_bytes(length) as usize;
+    if list.len() < length {
         return Err(short());
     }
-    let length = delta.split_to(4);
-    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
-    if delta.len() < length {
-        return Err(short());
-    }
-    let manifest = Manifest::decode(&delta.split_to(length))?;
+    let chunks = list.split_off(length);
+    Ok((list, chunks))
+}
+
+/// The chunks that came along.
+fn sent_with(manifest: &Manifest, mut chunks: Bytes) -> Result<Pieces, BrokerError> {
     let mut sent = Pieces::new();
     for (_, chunk) in manifest.missing() {
-        if delta.len() < chunk.bytes as usize {
+        if chunks.len() < chunk.bytes as usize {
             return Err(short());
         }
-        let bytes = delta.split_to(chunk.bytes as usize);
+        let bytes = chunks.split_to(chunk.bytes as usize);
         if Digest::of(&bytes) != chunk.digest {
             return Err(BrokerError::Digest {
                 what: "chunk of a handover".to_owned(),
@@ -300,62 +352,28 @@ fn parts_of(mut delta: Bytes) -> Result<(Manifest, Pieces), BrokerError> {
         }
         sent.insert(chunk.digest, bytes);
     }
-    Ok((manifest, sent))
-}
-
-/// With the moment since when, and the bytes of each.
-type Held = VecDeque<(Instant, ExecutionId, usize, Arc<Pieces>)>;
-
-/// Earlier states of executions that were announced.
-#[derive(Default)]
-pub struct Warm(Mutex<Held>);
-
-impl Warm {
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn hold(&self, execution: ExecutionId, pieces: Arc<Pieces>) {
-        let bytes: usize = pieces.values().map(Bytes::len).sum();
-        let mut warm = self.lock();
-        warm.retain(|(_, id, ..)| *id != execution);
-        warm.push_back((Instant::now(), execution, bytes, pieces));
-        while warm.len() > WARM || warm.iter().map(|w| w.2).sum::<usize>() > WARM_BYTES {
-            warm.pop_front();
-        }
-    }
-
-    fn take(&self, execution: ExecutionId) -> Option<Arc<Pieces>> {
-        let mut warm = self.lock();
-        let at = warm.iter().position(|(_, id, ..)| *id == execution)?;
-        warm.remove(at).map(|(.., pieces)| pieces)
-    }
-
-    /// Lets go of those that did not come.
-    pub(crate) fn sweep(&self) {
-        self.lock().retain(|(at, ..)| at.elapsed() < WARM_FOR);
-    }
+    Ok(sent)
 }
 
 fn key(execution: ExecutionId) -> (Kind, Digest) {
     (Kind::State, Digest::of(execution.0.as_bytes()))
 }
 
-/// The pieces of the σ that this node has kept of an execution, none where it has none. They are
-/// what they are: cut and digested anew.
-async fn kept(shared: &Shared, execution: ExecutionId) -> Option<Arc<Pieces>> {
-    if let Some(pieces) = shared.warm.take(execution) {
-        return Some(pieces);
-    }
+/// The pieces of the σ that this node has kept of an execution on its disk, none where it has none.
+/// They are what they are: cut and digested anew.
+async fn kept(shared: &Shared, execution: ExecutionId) -> Option<Arc<Before>> {
     let held = shared.cache.get(key(execution))?;
     let read = move || {
         let state = Bytes::from(std::fs::read(held.path())?);
         let pieces = chunks::cut(&state).into_iter();
         let pieces = pieces.map(|piece| (piece.digest, state.slice(piece.range)));
-        Ok::<_, std::io::Error>(Arc::new(pieces.collect()))
+        Ok::<_, std::io::Error>(Before {
+            pieces: pieces.collect(),
+            list: None,
+        })
     };
     match tokio::task::spawn_blocking(read).await {
-        Ok(Ok(pieces)) => Some(pieces),
+        Ok(Ok(before)) => Some(Arc::new(before)),
         Ok(Err(error)) => {
             tracing::warn!(%error, "a state that was kept cannot be read");
             None
@@ -386,49 +404,76 @@ pub(crate) async fn keep(shared: &Shared, execution: ExecutionId, state: Bytes) 
     }
 }
 
+/// Puts a σ together, of which each chunk has its digest; that of the whole is still to be compared.
 async fn assemble(
     shared: &Shared,
-    execution: ExecutionId,
-    digest: Digest,
     manifest: &Manifest,
     sent: &Pieces,
-) -> Result<Bytes, BrokerError> {
-    let all_sent = manifest.chunks.iter().all(|c| sent.contains_key(&c.digest));
-    let kept = if all_sent {
-        None
-    } else {
-        kept(shared, execution).await
-    };
+    before: Option<&Before>,
+) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     let have = |digest: &Digest| {
-        let kept = || kept.as_ref()?.get(digest);
-        sent.get(digest).or_else(kept).cloned()
+        let before = || before?.pieces.get(digest);
+        sent.get(digest).or_else(before).cloned()
     };
     let assembled = chunks::assemble(&shared.broker, manifest, have).await?;
     shared.metrics.chunk_bytes_fetched.inc_by(assembled.fetched);
-    let what = format!("state of {execution}");
-    let state = assembled.state;
-    let check = tokio::task::spawn_blocking(move || store::verify(&what, digest, state));
-    check.await.unwrap_or_else(|error| {
-        Err(BrokerError::operation("verify a state")(Box::<
-            dyn std::error::Error + Send + Sync,
-        >::from(
-            error
-        )))
-    })
+    let mut at = 0;
+    let pieces = manifest.chunks.iter().map(|chunk| {
+        let from = at;
+        at += chunk.bytes as usize;
+        Piece {
+            digest: chunk.digest,
+            range: from..at,
+        }
+    });
+    let pieces = pieces.collect();
+    if at != assembled.state.len() {
+        return Err(short());
+    }
+    Ok((assembled.state, pieces))
 }
 
-/// The σ of a handover.
+/// Digests all of it, beside everything else.
+async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Result<(), BrokerError> {
+    let what = format!("state of {execution}");
+    let check = tokio::task::spawn_blocking(move || store::verify(&what, digest, state));
+    check
+        .await
+        .map(|state| state.map(drop))
+        .unwrap_or_else(|error| {
+            let error: Box<dyn std::error::Error + Send + Sync> = error.into();
+            Err(BrokerError::operation("verify a state")(error))
+        })
+}
+
+/// The σ of a handover with its pieces; the digest of the whole is still to be compared.
 ///
 /// # Errors
 /// When it cannot be put together; the durable one can still be fetched later.
-pub(crate) async fn from_handover(
+async fn from_handover(
     shared: &Shared,
     execution: ExecutionId,
-    digest: Digest,
     delta: Bytes,
-) -> Result<Bytes, BrokerError> {
-    let (manifest, sent) = parts_of(delta)?;
-    assemble(shared, execution, digest, &manifest, &sent).await
+) -> Result<(Bytes, Vec<Piece>), BrokerError> {
+    let began = Instant::now();
+    let (list, chunks) = list_of(delta)?;
+    let mut before = shared.warm.take(execution).await;
+    let manifest = match lists::earlier_of(&list)? {
+        None => Manifest::decode(&list)?,
+        Some(place) => match before.as_ref().and_then(|before| before.list.as_ref()) {
+            Some((fetched, earlier)) if *fetched == place => lists::decode(&list, earlier)?,
+            _ => lists::decode(&list, &store::manifest(&shared.broker, &place).await?)?,
+        },
+    };
+    let (waited, list) = (began.elapsed(), list.len());
+    let sent = sent_with(&manifest, chunks)?;
+    let all_sent = || manifest.chunks.iter().all(|c| sent.contains_key(&c.digest));
+    if before.is_none() && !all_sent() {
+        before = kept(shared, execution).await;
+    }
+    let whole = assemble(shared, &manifest, &sent, before.as_deref()).await?;
+    tracing::debug!(?waited, took = ?began.elapsed(), list, "σ that was handed over is put together");
+    Ok(whole)
 }
 
 /// The σ of a commit.
@@ -441,22 +486,43 @@ pub(crate) async fn fetch(
     place: &StatePlace,
 ) -> Result<Bytes, BrokerError> {
     let manifest = store::manifest(&shared.broker, place).await?;
-    let state = assemble(shared, execution, place.digest, &manifest, &Pieces::new()).await?;
+    let before = match shared.warm.take(execution).await {
+        None => kept(shared, execution).await,
+        held => held,
+    };
+    let (state, _) = assemble(shared, &manifest, &Pieces::new(), before.as_deref()).await?;
+    verified(execution, place.digest, state.clone()).await?;
     Ok(state)
 }
 
-/// The execution will come here: what the last commit has is fetched ahead, and held ready.
+/// The execution will come here: what the last commit has is fetched ahead, and held ready by its
+/// pieces, each of which has its digest.
 pub(crate) async fn prepare(shared: &Shared, execution: ExecutionId, place: &StatePlace) {
-    let state = match fetch(shared, execution, place).await {
-        Ok(state) => state,
+    let Some(_coming) = shared.warm.begin(execution) else {
+        return;
+    };
+    let fetched = async {
+        let manifest = store::manifest(&shared.broker, place).await?;
+        let before = match shared.warm.held(execution) {
+            None => kept(shared, execution).await,
+            held => held,
+        };
+        let whole = assemble(shared, &manifest, &Pieces::new(), before.as_deref()).await?;
+        Ok::<_, BrokerError>((manifest, whole))
+    };
+    let (manifest, (state, pieces)) = match fetched.await {
+        Ok(fetched) => fetched,
         Err(error) => {
             return tracing::debug!(%execution, %error, "a state was not fetched ahead");
         }
     };
-    let cut = Cut::default().of(&state).await;
-    let pieces = cut.iter();
-    let pieces = pieces.map(|piece| (piece.digest, state.slice(piece.range.clone())));
-    shared.warm.hold(execution, Arc::new(pieces.collect()));
+    let pieces = pieces.into_iter();
+    let pieces = pieces.map(|piece| (piece.digest, state.slice(piece.range)));
+    let before = Before {
+        pieces: pieces.collect(),
+        list: Some((place.clone(), manifest)),
+    };
+    shared.warm.hold(execution, before);
 }
 
 /// Held while a rebinding's last message is under way; none for a routine commit.

@@ -15,6 +15,7 @@
 //! runs best on a current-thread run time. Nothing is decided here that the policy service
 //! decides: where an execution goes, and whether a node is viable.
 
+pub mod affinity;
 mod ahead;
 mod appends;
 mod attempts;
@@ -28,6 +29,7 @@ pub mod data;
 pub mod devices;
 mod emitted;
 pub mod envelopes;
+mod fetched;
 pub mod handover;
 pub mod hardware_metrics;
 pub mod job;
@@ -41,11 +43,17 @@ pub mod options;
 mod orders;
 mod outside;
 pub mod packages;
+mod park;
 pub mod pool;
+mod prepare;
+mod reserve;
+pub mod revocation;
 pub mod round_trips;
+mod run_delay;
 pub mod run_dir;
 pub mod runner;
 pub mod shared;
+mod surroundings;
 mod take_up;
 mod telemetry;
 pub mod unpack;
@@ -72,6 +80,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use claim::ClaimError;
 pub use options::Options;
+pub use revocation::RevocationOptions;
 
 use crate::cache::Cache;
 use crate::child_process::Spawner;
@@ -187,6 +196,7 @@ impl Agent {
         let (key, identity) = canary::identify(&options.run_dir, &descriptor, child)
             .map_err(machine("cannot use the node's key"))?;
         descriptor.identity = Some(identity);
+        let key = Arc::new(key);
         let spawner = Spawner::new(
             options.child_command.clone(),
             options.data_dir.clone(),
@@ -194,14 +204,17 @@ impl Agent {
             options.device_file.clone(),
         )
         .map_err(machine("cannot start a thread"))?;
+        let contexts = options.warm_contexts + 1;
         let kept = if options.warm {
-            options.slots as usize + 2
+            let devices = descriptor.substrates.iter().filter(|s| s.is_device());
+            options.slots as usize + 2 + options.warm_contexts * devices.count()
         } else {
             0
         };
         let pool = {
             let (broker, node) = (broker.clone(), options.node.clone());
-            Arc::new(Pool::new(kept, spawner, move || Logs::new(&broker, &node)))
+            let logs = move || Logs::new(&broker, &node);
+            Arc::new(Pool::new((kept, contexts), spawner, logs))
         };
         if options.warm {
             pool.warm().await;
@@ -242,7 +255,7 @@ impl Agent {
             watched,
             Node::of(&descriptor, cache).with(energy, envelopes.clone()),
         );
-        let shared = Arc::new(shared.with_round_trips(round_trips));
+        let shared = Arc::new(shared.with_round_trips(round_trips).with_key(key.clone()));
         let claim = Arc::new(claim::claim(&broker, &descriptor).await?);
         let node = shared.node().clone();
         // Heard from here on: whoever reads the descriptor may speak to this node.
@@ -265,6 +278,7 @@ impl Agent {
             done.clone(),
         ));
         tokio::spawn(sweep(shared.clone(), done.clone()));
+        tokio::spawn(revocation::follow(shared.clone(), done.clone()));
         tokio::spawn(envelopes::follow(shared.clone(), envelopes, done.clone()));
         tokio::spawn(measure_round_trips(
             shared.clone(),
@@ -334,6 +348,7 @@ fn describe(
         started_at: Timestamp::now(),
         shard: options.shard,
         slots: options.slots,
+        parks: options.parked.unwrap_or(options.slots),
         cpus: 0,
         isa: String::new(),
         memory_limit_bytes: 0,
@@ -412,7 +427,7 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             _ = tick.tick() => {}
         }
-        shared.pool.sweep(shared.options.child_idle);
+        shared.sweep_pool().await;
         shared.tick_energy();
         shared.warm.sweep();
         tokio::select! {

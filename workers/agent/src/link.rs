@@ -1,6 +1,6 @@
 //! The agent's end of a child's socket. Reading may be given up at any await and taken up again.
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use fiec_kit::frames::{self, FrameError, Order, PREFIX_BYTES, Report};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -90,9 +90,13 @@ impl Link {
     /// When the child is gone or the order is too large.
     pub async fn send(&mut self, order: &Order, body: &[u8]) -> Result<(), FrameError> {
         let head = frames::head(order, body.len() as u64)?;
-        self.stream.write_all(&head).await?;
-        if !body.is_empty() {
-            self.stream.write_all(body).await?;
+        // Both in one system call: at the first byte the child wakes, and where cores are few it
+        // takes ours before we could send the rest.
+        let mut rest = Buf::chain(head.as_slice(), body);
+        while rest.has_remaining() {
+            if self.stream.write_buf(&mut rest).await? == 0 {
+                return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into());
+            }
         }
         Ok(())
     }

@@ -8,10 +8,13 @@ use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
 use fiec_kit::frames::{BoundaryReport, Made};
 use fiec_schemas::messages::Destination;
+use fiec_schemas::scheduling::Keep;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
     BoundaryEvent, BoundaryIndex, Cause, Decision, Digest, Event, Output, Phase, Timestamp,
 };
+
+use tokio::sync::oneshot;
 
 use crate::large::{Cut, Priority};
 
@@ -56,6 +59,8 @@ pub struct Message {
     pub priority: Priority,
     /// Where σ goes at the same moment.
     pub handover: Option<Destination>,
+    /// Comes true when the broker has passed on what was handed over.
+    pub turn: Option<oneshot::Receiver<()>>,
     /// Built ahead of the message before it being acknowledged.
     pub draft: Option<Draft>,
 }
@@ -181,13 +186,20 @@ pub enum Intent {
         /// Who asked.
         who: String,
     },
+    /// It stays here and waits.
+    Park {
+        /// Why.
+        cause: Cause,
+        /// What it keeps.
+        keep: Keep,
+    },
 }
 
 impl Intent {
     /// Why, for the program.
     pub fn in_words(&self) -> String {
         match self {
-            Self::Yield { cause, .. } => cause.in_words(),
+            Self::Yield { cause, .. } | Self::Park { cause, .. } => cause.in_words(),
             Self::Pause { who } => format!("paused by {who}"),
         }
     }
@@ -199,6 +211,14 @@ impl Intent {
         computed_until: Timestamp,
     ) -> (Vec<Event>, Option<Destination>) {
         match self {
+            Self::Park { cause, keep } => {
+                let parked = Event::Parked {
+                    cause,
+                    keep,
+                    computed_until,
+                };
+                (vec![parked], None)
+            }
             Self::Yield { cause, to: None } => (
                 vec![Event::Yielded {
                     cause,

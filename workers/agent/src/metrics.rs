@@ -45,6 +45,8 @@ pub struct Metrics {
     pub running: Gauge,
     /// Bindings that wait for a slot.
     pub queued: Gauge,
+    /// Times that an execution was parked.
+    pub parked: Counter,
     /// Hardware vectors that left.
     pub vectors: Counter,
     /// Their bytes.
@@ -122,6 +124,11 @@ impl Metrics {
             "taken_back",
             "Runs given ahead and taken back",
             self.taken_back.clone(),
+        );
+        r.register(
+            "parked",
+            "Times that an execution was parked",
+            self.parked.clone(),
         );
         r.register("running", "Executions that compute", self.running.clone());
         r.register(

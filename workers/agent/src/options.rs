@@ -9,6 +9,7 @@ use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::{NodeId, Thresholds};
 use tokio_util::sync::CancellationToken;
 
+use crate::revocation::RevocationOptions;
 use crate::run_dir;
 
 /// An agent's configuration; see the fields for the defaults.
@@ -18,6 +19,8 @@ pub struct Options {
     pub node: NodeId,
     /// Executions at once; 1 by default.
     pub slots: u32,
+    /// Executions that may be parked at once; as many as slots by default.
+    pub parked: Option<u32>,
     /// Bindings that may wait for a slot; beyond them it refuses. 20,000 by default.
     pub queue: usize,
     /// Memory limit in bytes: of a cgroup where permitted, else a declared budget. None: whatever
@@ -56,6 +59,11 @@ pub struct Options {
     /// Whether children are started ahead and kept for the next execution; true by default, false
     /// only to measure what that is worth.
     pub warm: bool,
+    /// New children that hold a device's context, for each device; 0 by default. Those that are
+    /// prepared for an execution, or have just served one, come to no more than one beside them.
+    pub warm_contexts: usize,
+    /// How long an idle child keeps a device's context that nobody has asked for; 30 s by default.
+    pub context_idle: Duration,
     /// A program parks at a boundary when it could not commit for so long; 30 s by default.
     pub lease: Duration,
     /// How long a large σ that was superseded stays in the object store, since readers may be
@@ -80,6 +88,8 @@ pub struct Options {
     pub backoff: Duration,
     /// How long what the canaries have shown counts; they run again at half of it. 24 h by default.
     pub proof_lifetime: Duration,
+    /// How it learns that its machine will be gone.
+    pub revocation: RevocationOptions,
     /// Leave at once: the second signal.
     pub leave_now: CancellationToken,
 }
@@ -92,6 +102,7 @@ impl Options {
         Self {
             node,
             slots: 1,
+            parked: None,
             queue: 20_000,
             memory_limit: None,
             cgroup: true,
@@ -109,6 +120,8 @@ impl Options {
             child_command: vec![exe.display().to_string(), "program-child".to_owned()],
             child_idle: Duration::from_secs(60),
             warm: true,
+            warm_contexts: 0,
+            context_idle: Duration::from_secs(30),
             lease: Duration::from_secs(30),
             superseded_after: Duration::from_secs(15),
             drain_deadline: Duration::from_secs(30),
@@ -119,6 +132,7 @@ impl Options {
             threads: None,
             backoff: Duration::from_millis(200),
             proof_lifetime: Duration::from_secs(86_400),
+            revocation: RevocationOptions::default(),
             leave_now: CancellationToken::new(),
         }
     }

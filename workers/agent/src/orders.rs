@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fiec_kit::frames::{Order, Yield};
 use fiec_schemas::package::Grant;
-use fiec_schemas::{Event, Timestamp};
+use fiec_schemas::{Cause, Event, Signal, Timestamp};
 use tokio::time::Instant;
 
 use crate::ahead;
@@ -16,19 +16,32 @@ impl Runner {
     pub(crate) async fn control(&mut self, control: Control) {
         match control {
             Control::Yield { cause, to } => {
-                self.intent = Some(Intent::Yield { cause, to });
-                self.stop().await;
+                // Whoever paused it wants it nowhere.
+                if !matches!(self.intent, Some(Intent::Pause { .. })) {
+                    self.intent = Some(Intent::Yield { cause, to });
+                    self.stop().await;
+                }
             }
+            Control::GiveUp { cause } => self.drop_now(cause).await,
             Control::Pause { who, reply } => {
                 self.request("pause", who.clone(), reply).await;
                 self.intent = Some(Intent::Pause { who });
                 self.stop().await;
             }
+            Control::Park { cause, keep, reply } => self.park(cause, keep, reply).await,
+            Control::Unpark { reason, reply } => self.unpark(reason, reply).await,
             Control::Reconfigure { grant, who, reply } => {
                 self.reconfigure(&grant, who, reply).await;
             }
             Control::Adjust { who, change, reply } => {
                 let change = *change;
+                if let Some(threshold) = change.viability.get(&Signal::Memory) {
+                    // From now on a crossing of this one is told at once.
+                    let mut live = self.shared.live();
+                    if let Some(live) = live.get_mut(&self.tip.state.execution) {
+                        live.memory = Some(*threshold);
+                    }
+                }
                 self.stage(Message {
                     after: reply.map(After::Answer).into_iter().collect(),
                     ..Message::of(vec![Event::Adjusted { who, change }])
@@ -38,7 +51,7 @@ impl Runner {
             Control::Cancel { who, reply } => {
                 self.request("cancel", who.clone(), reply).await;
                 if self.child.is_none() {
-                    // Between two attempts.
+                    // Between two attempts, or parked without a process.
                     self.finish(vec![Event::Cancelled { who }]);
                     self.wait = None;
                     return;
@@ -53,6 +66,33 @@ impl Runner {
         }
     }
 
+    /// Ends the child wherever it stands. What it has reported is appended before; what it computed
+    /// since then counts for nothing.
+    async fn drop_now(&mut self, cause: Cause) {
+        if self.ended {
+            return;
+        }
+        tracing::warn!(
+            cause = cause.as_str(),
+            boundary = self.tip.state.boundary_index(),
+            "given up before the next boundary; it goes on elsewhere from its last commit"
+        );
+        self.child = None;
+        self.wait = None;
+        self.silence = None;
+        let mut events = vec![Event::Yielded {
+            cause,
+            computed_until: Timestamp::now(),
+        }];
+        if let Some(Intent::Pause { who }) = self.intent.take() {
+            // That was promised, and holds wherever it is.
+            events.push(Event::Paused { who });
+        }
+        self.stage(Message::of(events)).await;
+        self.ended = true;
+        self.slot = None;
+    }
+
     /// Records another grant, gives it to the program, and answers then; or says why not.
     async fn reconfigure(
         &mut self,
@@ -60,11 +100,7 @@ impl Runner {
         who: String,
         reply: Option<async_nats::Subject>,
     ) {
-        let binding = self.tip.state.phase.binding();
-        let now = match &self.grant {
-            Some(grant) => grant.clone(),
-            None => self.shared.grant(binding.map(|b| b.substrate.as_str())),
-        };
+        let now = self.granted();
         let grant = now.changed_by(change);
         let refusal = match self.shared.refuses(&grant) {
             None if grant == now => Some("it has that already".to_owned()),
@@ -78,6 +114,11 @@ impl Runner {
             grant: grant.clone(),
         };
         self.grant = Some(grant.clone());
+        let execution = self.tip.state.execution;
+        self.shared.grants.note(execution, &grant);
+        if let Some(child) = &mut self.child {
+            child.confine(&grant.cpus);
+        }
         self.stage(Message {
             after: reply.map(After::Answer).into_iter().collect(),
             ..Message::of(vec![event])
@@ -101,7 +142,12 @@ impl Runner {
         .await;
     }
 
-    async fn stop(&mut self) {
+    /// Has it stop as its intent says.
+    pub(crate) async fn stop(&mut self) {
+        if self.is_parked() {
+            return self.leave_parked().await;
+        }
+        self.parked = None;
         if self.child.is_some() {
             let wanted = Yield {
                 cause: self.intent.as_ref().map(Intent::in_words),
@@ -111,7 +157,9 @@ impl Runner {
         } else if let Some(intent) = self.intent.take() {
             // Between two attempts it stands at its last commit already; σ goes by the store.
             let (events, _) = intent.events(self.epoch, Timestamp::now());
-            self.finish(events);
+            self.stage(Message::of(events)).await;
+            self.ended = true;
+            self.slot = None;
             self.wait = None;
         }
     }
@@ -135,6 +183,8 @@ impl Runner {
                 if let Some(who) = self.cancelling.take() {
                     self.stage(Message::of(vec![Event::Cancelled { who }]))
                         .await;
+                } else if self.is_parked() {
+                    self.left();
                 }
                 self.ended = true;
                 self.slot = None;

@@ -1,10 +1,11 @@
 //! Idle children, kept so that the next execution of the same program and tenant starts at once.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use fiec_kit::frames::Order;
 use fiec_schemas::ExecutionId;
 
 use crate::child_process::{Child, Key, Spawner};
@@ -17,21 +18,40 @@ pub struct Pool {
     idle: Mutex<VecDeque<Child>>,
     /// How many are kept.
     limit: usize,
+    /// How many of them may hold the context of the same device.
+    contexts: usize,
     spawner: Spawner,
     /// Makes a new child's logs.
     logs: Box<dyn Fn() -> Logs + Send + Sync>,
 }
 
+/// How well an idle child serves; the least is taken.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// It was prepared for this execution.
+    Prepared,
+    /// It has served the same, and holds the device's context.
+    Known,
+    /// It has served nobody, and holds the device's context.
+    Warm,
+    /// It has served the same.
+    Used,
+    /// It has served nobody.
+    New,
+}
+
 impl Pool {
-    /// At most `limit` are kept.
+    /// At most `limit` are kept, and of those that hold a device's context `contexts` for each
+    /// device.
     pub fn new(
-        limit: usize,
+        (limit, contexts): (usize, usize),
         spawner: Spawner,
         logs: impl Fn() -> Logs + Send + Sync + 'static,
     ) -> Self {
         Self {
             idle: Mutex::default(),
             limit,
+            contexts,
             spawner,
             logs: Box::new(logs),
         }
@@ -41,22 +61,40 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, key: &Key, execution: ExecutionId, own: bool) -> Option<Child> {
+    fn find(
+        &self,
+        key: &Key,
+        execution: ExecutionId,
+        own: bool,
+        device: Option<&str>,
+    ) -> Option<Child> {
         let mut idle = self.lock();
-        let same = |c: &Child| c.key.as_ref() == Some(key);
-        let at = idle
-            .iter()
-            .rposition(|c| same(c) && c.prepared_for == Some(execution))
-            .or_else(|| {
-                idle.iter()
-                    .rposition(|c| same(c) && c.prepared_for.is_none())
-            })
-            .or_else(|| idle.iter().rposition(|c| !own && c.key.is_none()))?;
+        let fit = |child: &Child| {
+            let holds = child.context.is_some() && child.context.as_deref() == device;
+            // A context is left for whom it was made; a process of a package's own is worth more.
+            let other = child.context.is_some() && !holds && !own;
+            match &child.key {
+                Some(of) if of == key => match child.prepared_for {
+                    Some(prepared) => (prepared == execution).then_some(Fit::Prepared),
+                    None if holds => Some(Fit::Known),
+                    None => (!other).then_some(Fit::Used),
+                },
+                None if own || other => None,
+                None if holds => Some(Fit::Warm),
+                None => Some(Fit::New),
+                Some(_) => None,
+            }
+        };
+        // Of those that serve alike, the one that was idle for the shortest time.
+        let fits = idle.iter().enumerate().rev();
+        let fits = fits.filter_map(|(at, child)| Some((fit(child)?, at)));
+        let (_, at) = fits.min_by(|(a, _), (b, _)| a.cmp(b))?;
         idle.remove(at)
     }
 
     /// A child for this key: an idle one, a new one that nobody has used yet, or one started now.
-    /// `package` is the program, where it is not built in.
+    /// `package` is the program, where it is not built in; `device`, where it will compute, so that
+    /// one that holds that device's context is taken if there is one.
     ///
     /// # Errors
     /// When none can be started.
@@ -65,12 +103,14 @@ impl Pool {
         key: &Key,
         execution: ExecutionId,
         package: Option<&Arc<Package>>,
+        device: Option<&str>,
     ) -> io::Result<Child> {
         let own = package.is_some_and(|p| p.command().is_some());
-        let mut child = match self.find(key, execution, own) {
+        let mut child = match self.find(key, execution, own, device) {
             Some(child) => child,
             None => self.spawner.spawn(package, (self.logs)()).await?,
         };
+        child.confine(&[]);
         child.key = Some(key.clone());
         child.prepared_for = None;
         child.package = package.cloned();
@@ -95,26 +135,103 @@ impl Pool {
         }
     }
 
-    /// Takes a child back; the oldest goes when there are too many.
-    pub fn give(&self, mut child: Child) {
-        child.idle_since = std::time::Instant::now();
+    /// Has so many new children waiting that hold this device's context.
+    pub async fn heat(&self, device: &str, count: usize) {
+        let new = |c: &Child| c.key.is_none() && c.context.as_deref() == Some(device);
+        let there = self.lock().iter().filter(|child| new(child)).count();
+        for _ in there..count.min(self.contexts) {
+            let heated = async {
+                let mut child = self.spawner.spawn(None, (self.logs)()).await?;
+                let device = device.to_owned();
+                let order = Order::Heat { device };
+                let sent = child.order(&order, &[]).await;
+                sent.map_err(io::Error::other).map(|()| child)
+            };
+            match heated.await {
+                Ok(mut child) => {
+                    child.context = Some(device.to_owned());
+                    self.give(child);
+                }
+                Err(error) => {
+                    return tracing::warn!(%error, device, "cannot make a context ahead of time");
+                }
+            }
+        }
+    }
+
+    /// Whether one more child may hold this device's context, for an execution that is coming: one
+    /// that nobody is expected for goes for it.
+    pub fn makes_room(&self, device: &str) -> bool {
         let mut idle = self.lock();
+        let holds = |c: &Child| c.context.as_deref() == Some(device);
+        while idle.iter().filter(|child| holds(child)).count() >= self.contexts.max(1) {
+            let free = |c: &Child| holds(c) && c.prepared_for.is_none();
+            let Some(at) = idle.iter().position(free) else {
+                return false;
+            };
+            drop(idle.remove(at));
+        }
+        true
+    }
+
+    /// Ends the idle children that hold this device's context: its memory is wanted.
+    pub fn cool(&self, device: &str) {
+        self.lock()
+            .retain(|child| child.context.as_deref() != Some(device));
+    }
+
+    /// Takes a child back; the oldest goes when there are too many, in all or of those that hold
+    /// the same device's context.
+    pub fn give(&self, mut child: Child) {
+        child.idle_since = Instant::now();
+        let mut idle = self.lock();
+        let device = child.context.clone();
         idle.push_back(child);
+        if let Some(device) = device {
+            let holds = |c: &Child| c.context.as_ref() == Some(&device);
+            let too_many = |idle: &VecDeque<Child>| {
+                idle.iter().filter(|child| holds(child)).count() > self.contexts.max(1)
+            };
+            while too_many(&idle)
+                && let Some(at) = idle.iter().position(holds)
+            {
+                drop(idle.remove(at));
+            }
+        }
         while idle.len() > self.limit {
             idle.pop_front();
         }
     }
 
-    /// Ends children that were idle for longer than this, except one.
-    pub fn sweep(&self, longest: Duration) {
+    /// Ends children that were idle for longer than `longest`, except one; and those that hold a
+    /// device's context for longer than `with_context`, except `standing` that serve anybody for
+    /// each device.
+    pub fn sweep(&self, longest: Duration, with_context: Duration, standing: usize) {
         let mut idle = self.lock();
-        while idle.len() > 1
-            && idle
-                .front()
-                .is_some_and(|c| c.idle_since.elapsed() > longest)
+        let mut kept: HashMap<String, usize> = HashMap::new();
+        idle.retain(|child| {
+            let Some(device) = &child.context else {
+                return true;
+            };
+            if child.key.is_none() {
+                let kept = kept.entry(device.clone()).or_default();
+                *kept += 1;
+                return *kept <= standing || child.idle_since.elapsed() <= with_context;
+            }
+            child.idle_since.elapsed() <= with_context
+        });
+        let is_old = |c: &Child| c.context.is_none() && c.idle_since.elapsed() > longest;
+        while idle.iter().filter(|c| c.context.is_none()).count() > 1
+            && let Some(at) = idle.iter().position(is_old)
         {
-            idle.pop_front();
+            drop(idle.remove(at));
         }
+    }
+
+    /// How many idle children hold this device's context.
+    pub fn contexts(&self, device: &str) -> usize {
+        let holds = |c: &&Child| c.context.as_deref() == Some(device);
+        self.lock().iter().filter(holds).count()
     }
 
     /// Ends all.

@@ -2,19 +2,23 @@
 //! executions use, and to another node and back when an execution is handed over there.
 //!
 //! Flushing a connection only hands bytes to the kernel, so a few bytes are published to a subject
-//! that only this node listens to.
+//! that only this node listens to. What this process has waited for a processor meanwhile is no part of
+//! the way to the broker: on a busy machine that is C, not L.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_nats::Subject;
+use async_nats::{Client, Subject};
+use bytes::Bytes;
 use fiec_broker::BrokerError;
 use fiec_probes::latency::LatencyRecorder;
 use fiec_schemas::NodeId;
 use futures_util::StreamExt;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::run_delay;
 use crate::shared::Shared;
 
 /// A round trip that takes longer counts as this long.
@@ -34,6 +38,7 @@ pub struct RoundTrips {
 struct Open {
     next: u64,
     asked: HashMap<u64, (Instant, NodeId)>,
+    turns: HashMap<u64, oneshot::Sender<()>>,
 }
 
 impl RoundTrips {
@@ -58,9 +63,35 @@ impl RoundTrips {
         format!("{}.{number}", self.inbox).into()
     }
 
+    /// Sends a few bytes to this node itself and gives what comes true when they are back: then
+    /// the broker has passed on what was sent before them. None where too many are under way or
+    /// they cannot be sent.
+    pub async fn turn(&self, client: &Client) -> Option<oneshot::Receiver<()>> {
+        let (subject, turn) = self.expect_turn()?;
+        client.publish(subject, Bytes::new()).await.ok()?;
+        Some(turn)
+    }
+
+    fn expect_turn(&self) -> Option<(Subject, oneshot::Receiver<()>)> {
+        let (back, turn) = oneshot::channel();
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.turns.retain(|_, back| !back.is_closed());
+        if open.turns.len() >= OPEN {
+            return None;
+        }
+        let number = open.next;
+        open.next += 1;
+        open.turns.insert(number, back);
+        Some((format!("{}.{number}", self.inbox).into(), turn))
+    }
+
     /// Takes the answer to the question with this number.
     fn answered(&self, number: u64) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(back) = open.turns.remove(&number) {
+            // Nobody waits any more where that took too long.
+            let _ = back.send(());
+        }
         if let Some((asked, node)) = open.asked.remove(&number) {
             let us = asked.elapsed().as_secs_f64() * 1e6;
             self.recorder.record_peer(node.as_str(), us);
@@ -87,19 +118,20 @@ pub async fn measure(
         .map_err(BrokerError::operation("subscribe"))?;
     let mut tick = tokio::time::interval(shared.options.heartbeat.max(Duration::from_millis(200)));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // When the way to the broker was last asked for; none once it has answered.
-    let mut asked: Option<Instant> = None;
+    // When the way to the broker was last asked for, and what this process had waited by then; none
+    // once it has answered.
+    let mut asked: Option<(Instant, Option<Duration>)> = None;
     let own = format!("{}.broker", trips.inbox);
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             _ = tick.tick() => match asked {
-                Some(at) if at.elapsed() < LONGEST => {}
+                Some((at, _)) if at.elapsed() < LONGEST => {}
                 late => {
                     if late.is_some() {
                         recorder.record(LONGEST.as_secs_f64() * 1e6);
                     }
-                    asked = Some(Instant::now());
+                    asked = Some((Instant::now(), run_delay::waited()));
                     if let Err(error) = client.publish(own.clone(), "".into()).await {
                         tracing::debug!(%error, "cannot measure the way to the broker");
                     }
@@ -109,8 +141,11 @@ pub async fn measure(
                 let Some(answer) = answer else { return Ok(()) };
                 match answer.subject.rsplit('.').next().unwrap_or_default() {
                     "broker" => {
-                        if let Some(at) = asked.take() {
-                            recorder.record(at.elapsed().as_secs_f64() * 1e6);
+                        if let Some((at, before)) = asked.take() {
+                            let took = at.elapsed();
+                            let way =
+                                run_delay::without_waiting(took, before, run_delay::waited());
+                            recorder.record(way.as_secs_f64() * 1e6);
                         }
                     }
                     number => {
@@ -142,5 +177,20 @@ mod tests {
         trips.answered(0);
         trips.answered(1_000_000);
         assert_eq!(count(), OPEN - 1);
+    }
+
+    #[test]
+    fn a_turn_comes_true_with_its_own_answer_and_those_given_up_make_room() {
+        let trips = RoundTrips::new("_INBOX.x".into(), LatencyRecorder::default());
+        let (subject, mut first) = trips.expect_turn().unwrap();
+        let (_, mut second) = trips.expect_turn().unwrap();
+        assert_eq!(subject.as_str(), "_INBOX.x.0");
+        trips.answered(0);
+        assert_eq!(first.try_recv(), Ok(()));
+        assert!(second.try_recv().is_err());
+        let held: Vec<_> = (1..OPEN).filter_map(|_| trips.expect_turn()).collect();
+        assert!(trips.expect_turn().is_none());
+        drop(held);
+        assert!(trips.expect_turn().is_some());
     }
 }

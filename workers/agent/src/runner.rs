@@ -17,6 +17,7 @@ use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
 use fiec_probes::energy::Share;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -32,6 +33,7 @@ use crate::large::Known;
 use crate::message::{After, Intent, Message, split_outputs};
 use crate::outside::Fetches;
 use crate::packages::Program;
+use crate::park::Parked;
 use crate::shared::{self, Shared, Slot};
 use crate::take_up;
 
@@ -39,6 +41,10 @@ use crate::take_up;
 pub(crate) const STARTED_ALONE_AFTER: Duration = Duration::from_millis(3);
 /// What a child was given ahead waits so much longer for a run that does not end.
 pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
+
+/// While so many messages wait to be appended nothing more is heard of the child: a program that
+/// asks without end waits for the broker.
+const STAGED: usize = 64;
 
 pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> + Send>>;
 
@@ -124,6 +130,14 @@ pub(crate) struct Runner {
     pub(crate) fetches: Fetches,
     /// What it may use here, where somebody has changed that.
     pub(crate) grant: Option<Grant>,
+    /// What its present run was given.
+    pub(crate) given: Option<Grant>,
+    /// Set while it is parked, or on its way to that.
+    pub(crate) parked: Option<Parked>,
+    /// What its program has asked for beyond this node.
+    pub(crate) asked: Option<Adjustment>,
+    /// Its program knows how to park.
+    pub(crate) parks: bool,
     /// Ends when the binding is known to be stored, where it began before that.
     pub(crate) sure: Option<CancellationToken>,
     /// The chunks of its last commit, where σ is large.
@@ -137,8 +151,9 @@ pub(crate) struct Runner {
 impl Runner {
     pub(crate) async fn drive(&mut self) {
         loop {
+            let is_parked = self.is_parked();
             if let Some(share) = &mut self.energy {
-                share.run(self.child.is_some());
+                share.run(self.child.is_some() && !is_parked);
             }
             self.flush().await;
             if self.ended && self.flight.is_none() && self.staged.is_empty() {
@@ -174,6 +189,7 @@ impl Runner {
             stretch,
             child,
             flight,
+            staged,
             wait,
             ended,
             fetches,
@@ -187,7 +203,7 @@ impl Runner {
             () = shared.halt.cancelled() => Input::Halt,
             result = async { match flight { Some(f) => f.await, None => std::future::pending().await } } => Input::Settled(result),
             answer = fetches.next(), if fetches.any() => Input::Fetched(answer),
-            report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } } => Input::Report(report),
+            report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
             control = control.recv(), if !closed && !*ended => Input::Control(control),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
             () = async { match *silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
@@ -313,6 +329,10 @@ impl Runner {
             return;
         }
         let ends = report.ends_run();
+        if ends && self.is_parked() {
+            return Box::pin(self.ended_parked(&report)).await;
+        }
+        let context = ends.then(|| self.context_after(&report)).flatten();
         if let Some(child) = &mut self.child {
             child.quick = match &report {
                 Report::Completed {
@@ -322,6 +342,7 @@ impl Runner {
                 } => ahead::was_short(*computing_since, *computed_until),
                 _ => false,
             };
+            child.context = context;
             if matches!(report, Report::Boundary(_) | Report::Progress { .. }) && !ends {
                 ahead::withdraw(child);
             }
@@ -329,7 +350,12 @@ impl Runner {
         match report {
             Report::Fetch { digest, bytes } => self.fetch(digest, bytes).await,
             Report::Ready | Report::Prepared { .. } => {}
-            Report::Began { at } => {
+            Report::Reserve(wish) => Box::pin(self.reserve(wish)).await,
+            Report::Surroundings => Box::pin(self.look_around()).await,
+            Report::Ask(change) => Box::pin(self.ask(&change)).await,
+            Report::Aside => self.set_aside(),
+            Report::Began { at, parks } => {
+                self.parks |= parks;
                 if !self.started {
                     self.since = Some(at);
                 }
@@ -412,6 +438,14 @@ impl Runner {
             }
             Report::Cancelled => {
                 let Some(who) = self.cancelling.clone() else {
+                    if self.intent.is_some() {
+                        // It stood already when it was asked to leave.
+                        self.left();
+                        if let Some(child) = self.child.take() {
+                            self.pass_on(child);
+                        }
+                        return;
+                    }
                     // Nobody asked for it.
                     return Box::pin(self.lost(None)).await;
                 };
@@ -478,6 +512,9 @@ impl Runner {
             (&mut self.energy, message.events.first_mut())
         {
             event.energy = share.interval();
+        }
+        if reason == Reason::Park {
+            self.stands(&mut message, computed_until);
         }
         if reason == Reason::Yield {
             let intent = self.intent.take().unwrap_or(Intent::Yield {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_nats::Subject;
+use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, Ledger, chunks, store};
 use fiec_probes::energy::{EnergyMeter, Share};
 use fiec_probes::envelope::Envelopes;
@@ -20,16 +21,20 @@ use fiec_schemas::{
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::affinity;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::devices::{Devices, Lease};
+use crate::fetched::Warm;
 use crate::job::{Job, Live};
-use crate::large::Warm;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::packages::Packages;
+use crate::park::Parks;
 use crate::pool::Pool;
+use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
+use crate::surroundings::Outlook;
 use crate::uploads::Uploads;
 
 /// Orders that one execution may have waiting.
@@ -96,10 +101,12 @@ impl Node {
                 "threads: {threads} cannot be granted, the node has {cpus} processors"
             ));
         }
-        if let Some(cpu) = grant.cpus.iter().find(|cpu| **cpu >= cpus) {
+        if !grant.cpus.is_empty()
+            && let Ok(own) = affinity::own()
+            && let Some(cpu) = grant.cpus.iter().find(|cpu| !own.contains(*cpu))
+        {
             return Some(format!(
-                "cpus: there is no processor {cpu}, the node has 0 to {}",
-                cpus - 1
+                "cpus: there is no processor {cpu} for this worker, which has {own:?}"
             ));
         }
         let most = self.offered(None, self.memory_bytes);
@@ -190,6 +197,14 @@ pub struct Shared {
     pub left: Notify,
     /// The canaries are to run anew.
     pub prove: Notify,
+    /// Who is parked here.
+    pub parks: Arc<Parks>,
+    /// What is granted of the node's memory.
+    pub grants: Grants,
+    /// What programs are told of where they run.
+    pub outlook: Outlook,
+    /// Signs what this node states.
+    pub key: Arc<NodeKey>,
     /// A part of an execution is being computed once more.
     pub verifying: AtomicBool,
 }
@@ -237,6 +252,7 @@ impl Shared {
         let round_trips = RoundTrips::new(broker.client.new_inbox(), LatencyRecorder::default());
         let cache = Arc::clone(&resources.cache);
         let allowed = options.allow_programs.clone();
+        let parked = options.parked.unwrap_or(options.slots);
         Self {
             packages: Packages::new(&broker, Arc::clone(&cache), allowed),
             data: Data::new(&broker, Arc::clone(&cache)),
@@ -265,6 +281,11 @@ impl Shared {
             newest: AtomicU64::new(0),
             left: Notify::new(),
             prove: Notify::new(),
+            parks: Arc::new(Parks::new(parked)),
+            grants: Grants::default(),
+            outlook: Outlook::default(),
+            // Nobody's, unless it is replaced.
+            key: Arc::new(NodeKey::random()),
             verifying: AtomicBool::new(false),
         }
     }
@@ -273,6 +294,13 @@ impl Shared {
     #[must_use]
     pub fn with_round_trips(mut self, round_trips: RoundTrips) -> Self {
         self.round_trips = round_trips;
+        self
+    }
+
+    /// What this node states is signed with the key that its claim names.
+    #[must_use]
+    pub fn with_key(mut self, key: Arc<NodeKey>) -> Self {
+        self.key = key;
         self
     }
 
@@ -387,6 +415,20 @@ impl Shared {
         self.resources.grant(substrate, self.options.threads)
     }
 
+    /// Logical processors of this node.
+    pub fn cpus(&self) -> u32 {
+        self.resources.cpus.max(1)
+    }
+
+    /// Bytes of memory that the node may grant in all.
+    pub fn offered_memory(&self) -> u64 {
+        match self.resources.memory_bytes {
+            // Not limited.
+            0 => u64::MAX,
+            bytes => self.resources.offered(None, bytes),
+        }
+    }
+
     /// Why this node cannot grant that, if it cannot.
     pub fn refuses(&self, grant: &Grant) -> Option<String> {
         self.resources.refuses(grant)
@@ -429,11 +471,14 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Removes an execution under the binding that this message made.
+    /// Removes an execution under the binding that this message made, with what it was granted;
+    /// both stay where it lives here under another binding by now.
     pub fn forget(&self, execution: ExecutionId, bound: Digest) {
         let mut live = self.live();
-        if live.get(&execution).is_some_and(|l| l.bound == bound) {
+        if live.get(&execution).is_none_or(|l| l.bound == bound) {
             live.remove(&execution);
+            self.grants.forget(execution);
+            self.outlook.forget(execution);
         }
         drop(live);
         self.left.notify_waiters();

@@ -13,6 +13,8 @@ use crate::attempts;
 use crate::child_process::Child;
 use crate::job::{Job, Start};
 use crate::outside::{self, Fetches};
+use crate::packages::Program;
+use crate::reserve;
 use crate::runner::{Flight, Runner};
 use crate::shared::{Shared, Slot};
 
@@ -73,6 +75,7 @@ pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Ch
         if refusal.is_none() {
             refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
         }
+        let refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
         let place = tip.state.phase.binding().map(|b| &*b.substrate);
         let energy = shared.energy_share(place);
         let mut runner = Runner {
@@ -98,9 +101,13 @@ pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Ch
             cancelling: None,
             wait: None,
             ended: false,
+            parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
             program,
             fetches: Fetches::default(),
             grant: None,
+            given: None,
+            parked: None,
+            asked: None,
             sure: sigma.is_some().then(CancellationToken::new),
             known: Arc::default(),
             silence: None,

@@ -21,6 +21,7 @@ use fiec_schemas::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::park;
 use crate::shared::Shared;
 
 /// The least time between vectors that tell of changes.
@@ -148,6 +149,8 @@ pub async fn publish(
         };
         if all || told > News::None {
             let sample = sampler.sample(now);
+            shared.note_pressure(&sample, &shared.options.thresholds);
+            park::relieve(&shared, &sample);
             told = told.max(news(
                 &published,
                 &sample,
@@ -214,6 +217,7 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
             return;
         }
     };
+    shared.outlook.note(vector.clone());
     let bytes = body.len() as u64;
     let client = &shared.broker.client;
     match client

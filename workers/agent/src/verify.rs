@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
+use fiec_kit::Reserved;
 use fiec_kit::frames::{Order, Reason, Report, Run, Yield};
+use fiec_schemas::surroundings::{Asked, Surroundings};
 use fiec_schemas::trust::{Finding, Segment, Verdict, digest_of_result};
 use fiec_schemas::{CommitPolicy, Digest, ExecutionId, Output, Tenant, subjects};
 use tokio::time::Instant;
@@ -147,8 +149,13 @@ async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding,
         error,
         gone,
     };
-    let Ok(body) = serde_json::to_vec(&verdict) else {
-        return;
+    let signed = shared.key.sign_verdict(&verdict);
+    let body = match signed.and_then(|signed| Ok(serde_json::to_vec(&signed)?)) {
+        Ok(body) => body,
+        Err(error) => {
+            tracing::warn!(%error, "cannot sign a verdict; the question will be asked again");
+            return;
+        }
     };
     let client = &shared.broker.client;
     if let Err(error) = client.publish(subjects::VERDICT, body.into()).await {
@@ -225,7 +232,7 @@ async fn give(
         let taken = if fresh {
             shared.pool.fresh(key, package).await
         } else {
-            shared.pool.take(key, execution, package).await
+            shared.pool.take(key, execution, package, None).await
         };
         let mut child = taken.map_err(|error| format!("cannot start a child: {error}"))?;
         let mut given = Ok(());
@@ -288,6 +295,28 @@ async fn follow(
                 let (outputs, _) =
                     split_outputs(&outputs, &body).ok_or("outputs without their bytes")?;
                 return found(capsules, digest_of_result(&result), &outputs);
+            }
+            // The part is computed with what there is: what is granted changes no bits.
+            Report::Reserve(_) => {
+                let reason = "a part that is computed once more gets no more".to_owned();
+                let answer = Order::Reserved(Reserved::Refused { reason });
+                let told = child.order(&answer, &[]).await;
+                told.map_err(|error| error.to_string())?;
+            }
+            Report::Surroundings => {
+                let answer = Box::new(Surroundings {
+                    node: Some(shared.node().clone()),
+                    unknown: Some("a part that is computed once more needs none".to_owned()),
+                    ..Surroundings::default()
+                });
+                let told = child.order(&Order::Surroundings(answer), &[]).await;
+                told.map_err(|error| error.to_string())?;
+            }
+            Report::Ask(_) => {
+                let reason = "a part that is computed once more keeps its grant".to_owned();
+                let answer = Order::Asked(Asked::Refused { reason });
+                let told = child.order(&answer, &[]).await;
+                told.map_err(|error| error.to_string())?;
             }
             Report::Failed { reason, .. } => return Err(format!("the program failed: {reason}")),
             Report::Cancelled => return Err("the program was cancelled".to_owned()),

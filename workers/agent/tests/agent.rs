@@ -242,6 +242,38 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
 }
 
 #[tokio::test]
+async fn a_pause_holds_although_the_child_dies_before_its_next_boundary() {
+    const GIB: u64 = 1 << 30;
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.memory_limit = Some(8 * GIB);
+    options.slots = 2;
+    let agent = world.agent_with(options.clone()).await;
+    // Its one capsule lasts minutes, and what it asks for at the beginning says that it is in it.
+    let params = json!({ "work_us": 600_000_000,
+        "reserve": { "at": 0, "memory_bytes": 6 * GIB } });
+    let id = world
+        .submit(&synthetic(params, json!("auto")), &agent)
+        .await;
+    let granted = |e: &Event| matches!(e, Event::Reconfigured { .. });
+    world
+        .wait(id, "the capsule", |m| m.events.iter().any(granted))
+        .await;
+    let pause = ControlRequest::Pause {
+        execution: id,
+        who: "ann".to_owned(),
+    };
+    let answer = world.control(&agent.node, &pause).await.unwrap();
+    assert_eq!(answer.error, None);
+    children(&options).into_iter().for_each(kill);
+    let last = world.wait_phase(id, "paused").await;
+    assert_eq!(names(&last.events), ["crashed", "yielded", "paused"]);
+    assert_eq!(last.state.totals.crashes, 1);
+    assert_eq!(last.state.requested, None);
+    agent.leave().await;
+}
+
+#[tokio::test]
 async fn cancel_and_pause_are_recorded_before_they_are_done() {
     let world = World::start().await;
     let mut options = world.options("n1");
@@ -351,6 +383,44 @@ async fn a_second_agent_of_a_living_node_is_refused_and_a_successor_fences_the_f
     })
     .await;
     assert_eq!(world.last(id).await.message.state.phase.as_str(), "started");
+}
+
+/// Run as a process of its own by the test below.
+#[tokio::test]
+#[ignore = "started by a_test_that_fails_ends as another process"]
+async fn a_test_that_fails() {
+    let world = World::start().await;
+    let agent = world.agent("n1").await;
+    let params = json!({ "capsules": 1_000_000, "work_us": 500 });
+    let id = world
+        .submit(&synthetic(params, json!("auto")), &agent)
+        .await;
+    world.wait_phase(id, "started").await;
+    panic!("it fails on purpose");
+}
+
+#[test]
+fn a_test_that_fails_ends() {
+    let own = std::env::current_exe().unwrap();
+    let mut test = std::process::Command::new(own)
+        .args(["--exact", "a_test_that_fails", "--ignored", "--nocapture"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let began = std::time::Instant::now();
+    let ended = loop {
+        match test.try_wait().unwrap() {
+            Some(ended) => break ended,
+            None if began.elapsed() > PATIENCE => {
+                test.kill().unwrap();
+                test.wait().unwrap();
+                panic!("it did not end within {PATIENCE:?}");
+            }
+            None => std::thread::sleep(std::time::Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(ended.code(), Some(101));
 }
 
 /// Run as a process of its own by the test below.

@@ -12,7 +12,7 @@ use fiec_broker::chunks::Manifest;
 use fiec_broker::store;
 use fiec_kit::run_local;
 use fiec_schemas::messages::{ControlRequest, Destination};
-use fiec_schemas::trust::{Segment, Verdict};
+use fiec_schemas::trust::{Segment, SignedVerdict, Verdict};
 use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -74,6 +74,7 @@ async fn move_to(world: &World, id: ExecutionId, from: &Running, to: Destination
         tenant: world.tenant.clone(),
         program: "synthetic@1".to_owned(),
         state_bytes: 0,
+        substrate: None,
     };
     world.control(&to.node, &request).await.unwrap();
     let request = ControlRequest::Yield {
@@ -460,7 +461,8 @@ async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was
         loop {
             let message = tokio::time::timeout(common::PATIENCE, verdicts.next());
             let message = message.await.unwrap().unwrap();
-            let verdict: Verdict = serde_json::from_slice(&message.payload).unwrap();
+            let signed: SignedVerdict = serde_json::from_slice(&message.payload).unwrap();
+            let verdict: Verdict = serde_json::from_str(&signed.statement).unwrap();
             if verdict.finding.is_some() || verdict.error.is_some() {
                 return verdict;
             }

@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{World, poll};
+use common::{World, poll, result};
 use fiec_agent::cache::Cache;
 use fiec_agent::data::Data;
 use fiec_agent::packages::{Packages, Program};
 use fiec_broker::{registry, store};
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::package::{Manifest, ProgramRecord};
+use fiec_schemas::package::{Grant, Manifest, ProgramRecord};
 use fiec_schemas::{Digest, Event, ExecutionId, Timestamp, subjects};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -204,6 +204,7 @@ async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objec
         tenant: world.tenant.clone(),
         program: "x@1".to_owned(),
         state_bytes: 0,
+        substrate: None,
     };
     let reply = world.control(&to.node, &request).await.unwrap();
     assert_eq!(reply.error, None);
@@ -262,5 +263,51 @@ async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_bu
     // A process may die of what it did before, so the first of an attempt is spared.
     let starts = std::fs::read_to_string(&starts).unwrap().lines().count();
     assert!((2..=4).contains(&starts), "{starts} starts");
+    agent.leave().await;
+}
+
+/// Runs until it is confined to one processor, and says to which.
+const CONFINED: &str = "#!/bin/sh
+list=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
+echo \"$list\" > \"$FIEC_STATE_DIR/list\"
+case $list in *[,-]*) sleep 0.05; exit 85;; esac
+echo \"{\\\"list\\\": \\\"$list\\\"}\" > \"$FIEC_RESULT\"
+";
+
+#[tokio::test]
+async fn a_program_is_confined_to_the_processors_of_its_grant_and_the_next_is_not() {
+    let own = fiec_agent::affinity::own().unwrap();
+    let (Some(last), true) = (own.last(), own.len() > 1) else {
+        panic!("this needs two processors, and there are {own:?}");
+    };
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    let text = r#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
+    let artifact = tar(&[("fiec.json", Some(text)), ("run.sh", Some(CONFINED))]);
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    world.register_as("x@1", manifest, &artifact).await;
+    let line = json!({"program": "x@1", "commit": {"every": 1}}).to_string();
+    for _ in 0..2 {
+        // The second time the same child serves it, and begins with all processors again.
+        let id = world.submit(&line, &agent).await;
+        let committed = world
+            .wait(id, "three commits", |m| m.state.boundary_index() >= 3)
+            .await;
+        let request = ControlRequest::Reconfigure {
+            execution: id,
+            epoch: committed.state.epoch,
+            grant: Grant {
+                cpus: vec![*last],
+                ..Grant::default()
+            },
+            who: "ann".to_owned(),
+        };
+        let reply = world.control(&agent.node, &request).await.unwrap();
+        assert_eq!(reply.error, None);
+        let done = world.wait_phase(id, "completed").await;
+        assert_eq!(result(&done)["list"], last.to_string());
+    }
     agent.leave().await;
 }

@@ -95,11 +95,19 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
                 program,
                 params,
                 package,
+                device,
             } => {
+                // First what takes longest and needs no input.
+                let heated = device.map_or(Ok(()), |device| child.heat(&device));
                 let error = child
                     .prepare(&program, &params, package.as_ref())
                     .err()
-                    .map(|e| e.to_string());
+                    .map(|e| e.to_string())
+                    .or(heated.err());
+                child.writer.report(&Report::Prepared { error }, &[])?;
+            }
+            Order::Heat { device } => {
+                let error = child.heat(&device).err();
                 child.writer.report(&Report::Prepared { error }, &[])?;
             }
             Order::Run(run) => child.run(&run, body)?,
@@ -107,9 +115,14 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
             // Crossed with the end of the run that they were meant for.
             Order::Yield(_)
             | Order::Cancel
+            | Order::Park(_)
+            | Order::Unpark { .. }
             | Order::Committed { .. }
             | Order::Stretch { .. }
             | Order::Reconfigure { .. }
+            | Order::Reserved(_)
+            | Order::Surroundings(_)
+            | Order::Asked(_)
             | Order::Data { .. } => {}
         }
     }
@@ -147,6 +160,10 @@ struct Orders {
     /// A `yield` that is not due before this boundary.
     later: Option<(BoundaryIndex, Option<String>)>,
     grant: Option<Grant>,
+    /// What it may use while it is parked, where that is to change.
+    aside: Option<Grant>,
+    /// It may go on from where it is parked.
+    go_on: bool,
 }
 
 struct Running<'a> {
@@ -171,6 +188,12 @@ impl Child {
             Some(order) => Ok(Some(order)),
             None => self.port.take(),
         }
+    }
+
+    /// Makes a device's context.
+    fn heat(&self, device: &str) -> Result<(), String> {
+        let heated = self.inputs.devices().heat(device);
+        heated.map_err(|error| error.to_string())
     }
 
     /// Has the program's inputs parsed.
@@ -235,7 +258,13 @@ impl Child {
         let began = self.now();
         let since = Timestamp::now();
         if !self.brief || run.boundary.is_some() {
-            self.writer.report(&Report::Began { at: since }, &[])?;
+            self.writer.report(
+                &Report::Began {
+                    at: since,
+                    parks: true,
+                },
+                &[],
+            )?;
         }
         let mut running = Running {
             schedule: Schedule::new(
@@ -340,6 +369,13 @@ impl Child {
                     self.kept = Some(kept);
                     return Ok(());
                 }
+                if reason == Reason::Park {
+                    if !self.stand(&mut running, kept.instance.as_mut())? {
+                        self.kept = Some(kept);
+                        return Ok(self.writer.report(&Report::Cancelled, &[])?);
+                    }
+                    looked = Duration::ZERO;
+                }
                 told = now;
             } else if now - told >= PROGRESS_INTERVAL && !self.writer.is_busy()? {
                 told = now;
@@ -400,6 +436,42 @@ impl Child {
         Ok(())
     }
 
+    /// Waits at a boundary that was just committed, with what it may keep meanwhile. False where it
+    /// does not go on: the run has ended here.
+    fn stand(
+        &mut self,
+        running: &mut Running<'_>,
+        instance: &mut dyn Instance,
+    ) -> Result<bool, End> {
+        self.brief = false;
+        running.orders.stop = None;
+        let aside = running.orders.aside.take();
+        if let Some(grant) = &aside {
+            instance.configure(grant)?;
+        }
+        self.writer.report(&Report::Aside, &[])?;
+        let ended = |orders: &Orders| orders.cancel || orders.stop.is_some();
+        // One order at a time: what follows the one to go on is for the capsules after that.
+        while !running.orders.go_on && !ended(&running.orders) {
+            self.take_order(running)?;
+            if running.orders.stop == Some(Reason::Park) {
+                // It is parked already.
+                running.orders.stop = None;
+            }
+        }
+        running.empty_at = self.now();
+        running.orders.go_on = false;
+        if ended(&running.orders) {
+            instance.stop(running.orders.cause.as_deref().unwrap_or("cancel"));
+            return Ok(false);
+        }
+        if let Some(grant) = running.orders.grant.take() {
+            instance.configure(&grant)?;
+        }
+        running.mark = self.now();
+        Ok(true)
+    }
+
     /// Takes the orders that have arrived.
     fn look(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
         while self.port.has_order(Duration::ZERO)? {
@@ -444,7 +516,26 @@ impl Child {
                 running.orders.cause = stop.cause;
                 running.orders.stop = Some(Reason::Yield);
             }
+            // A stop for good stands.
+            Order::Park(_) if running.orders.stop.is_some() => {}
+            Order::Park(park) => {
+                running.orders.cause = park.cause;
+                running.orders.aside = park.grant;
+                running.orders.stop = Some(Reason::Park);
+                running.orders.go_on = false;
+            }
+            Order::Unpark { grant } => {
+                running.orders.go_on = true;
+                if grant.is_some() {
+                    running.orders.grant = grant;
+                }
+                if running.orders.stop == Some(Reason::Park) {
+                    running.orders.stop = None;
+                }
+            }
             Order::Reconfigure { grant } => running.orders.grant = Some(grant),
+            // Asked for by a capsule that is over.
+            Order::Reserved(_) | Order::Surroundings(_) | Order::Asked(_) => {}
             // Nobody waits for it any more.
             Order::Data { .. } => {}
             Order::Cancel => running.orders.cancel = true,
@@ -465,7 +556,9 @@ impl Child {
                     .stretch(Duration::from_millis(interval_ms.into()));
             }
             // For later: a preparation while something runs.
-            order @ (Order::Prepare { .. } | Order::Run(_)) => self.orders.push_back((order, body)),
+            order @ (Order::Prepare { .. } | Order::Heat { .. } | Order::Run(_)) => {
+                self.orders.push_back((order, body))
+            }
         }
         Ok(())
     }

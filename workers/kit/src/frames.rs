@@ -14,10 +14,13 @@ use std::io::{self, IoSlice, Read, Write};
 use std::path::PathBuf;
 
 use fiec_schemas::package::{Grant, Manifest};
+use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::reserve::{Reserve, Reserved};
 
 /// Names the descriptor of the socket in a child's environment.
 pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
@@ -43,13 +46,36 @@ pub enum Order {
         /// Where it is no built-in.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         package: Option<Package>,
+        /// The device that the run will be granted: its context is made now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
+    /// Make the context of this device, for whatever comes. Answered by `prepared`. Only the
+    /// built-in programs' own child is asked for that.
+    Heat {
+        /// Its UUID.
+        device: String,
     },
     /// Compute. The body is σ.
     Run(Box<Run>),
     /// Commit the next boundary and stop there.
     Yield(Yield),
-    /// Stop at the next boundary without a commit.
+    /// Stop at the next boundary without a commit. A parked run stops where it is.
     Cancel,
+    /// Commit the next boundary and wait there for `unpark` or `cancel`. The run is not over.
+    Park(Park),
+    /// Go on from where it is parked.
+    Unpark {
+        /// What may be used from now on, where that has changed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grant: Option<Grant>,
+    },
+    /// The answer to `reserve`.
+    Reserved(Reserved),
+    /// The answer to `surroundings`.
+    Surroundings(Box<Surroundings>),
+    /// The answer to `ask`.
+    Asked(Asked),
     /// From the next boundary on another grant holds.
     Reconfigure {
         /// What may be used then.
@@ -104,6 +130,18 @@ pub struct Yield {
     pub at: Option<BoundaryIndex>,
 }
 
+/// Why an execution is to wait at a boundary, and with what.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Park {
+    /// In a few words; told to programs that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// What may be used while it waits: without a device, where what it has there is to go to the
+    /// host's memory. None: what it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
+}
+
 /// An execution to compute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -144,6 +182,8 @@ pub enum Reason {
     Commit,
     /// A `yield`; the execution has stopped.
     Yield,
+    /// A `park`; the execution waits at this boundary.
+    Park,
 }
 
 /// An output whose bytes are in the body.
@@ -223,6 +263,9 @@ pub enum Report {
     Began {
         /// When.
         at: Timestamp,
+        /// Whether it knows `park`. Programs in the agent's own child always do.
+        #[serde(default, skip_serializing_if = "is_default")]
+        parks: bool,
     },
     /// A boundary to be committed.
     Boundary(Box<BoundaryReport>),
@@ -264,6 +307,15 @@ pub enum Report {
         #[serde(default)]
         bytes: u64,
     },
+    /// It is parked, and has moved what it was to move.
+    Aside,
+    /// It needs more than its grant, and waits for the answer: `reserved`; orders may come before
+    /// that.
+    Reserve(Reserve),
+    /// It wants to know where it is, and waits for the answer: `surroundings`.
+    Surroundings,
+    /// It wants another grant of its node, and waits for the answer: `asked`.
+    Ask(GrantChange),
     /// It cannot complete.
     Failed {
         /// Whether trying again is pointless.
@@ -391,6 +443,9 @@ pub fn write<T: Serialize>(
     Ok(())
 }
 
+/// Of a body so much is read at once, into memory that was taken for it.
+const WHOLE_BYTES: u64 = 1 << 20;
+
 /// Reads a frame; none at a clean end.
 ///
 /// # Errors
@@ -410,10 +465,13 @@ pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u
     let mut text = vec![0; head];
     from.read_exact(&mut text)?;
     let message = parse(&text)?;
-    // The buffer grows with what really arrives.
-    let mut bytes = Vec::with_capacity(body.min(1 << 26) as usize);
-    let found = from.take(body).read_to_end(&mut bytes)? as u64;
-    if found < body {
+    // In one piece where that is no risk; otherwise the buffer grows with what really arrives.
+    let mut bytes = vec![0; body.min(WHOLE_BYTES) as usize];
+    from.read_exact(&mut bytes)?;
+    let rest = body - bytes.len() as u64;
+    bytes.reserve(rest.min(1 << 26) as usize);
+    let found = from.take(rest).read_to_end(&mut bytes)? as u64;
+    if found < rest {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
     Ok(Some((message, bytes)))

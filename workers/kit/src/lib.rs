@@ -15,10 +15,14 @@ pub mod pages;
 pub mod port;
 pub mod program;
 pub mod programs;
+pub mod reserve;
 pub mod simulated;
+pub mod surroundings;
 mod writer;
 
 pub use child::{child_main, child_main_with};
 pub use local::{LocalOutcome, run_local};
 pub use pages::Pages;
 pub use program::{Capsule, Fetch, Inputs, Program, ProgramError, Progress, State, Step};
+pub use reserve::{Reserve, Reserved};
+pub use surroundings::{Asked, GrantChange, Offer, Offers, Surroundings};

@@ -12,10 +12,12 @@ use std::time::Duration;
 
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
+use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::frames::{self, FrameError, Order, Report, Yield};
 use crate::program::{Fetch, ProgramError};
+use crate::reserve::{Reserve, Reserved};
 
 /// Most orders that wait; an agent sends a few.
 const WAITING_LIMIT: usize = 10_000;
@@ -43,6 +45,24 @@ pub trait Wishes: Send + Sync {
     /// # Errors
     /// When the agent is gone.
     fn wanted(&self) -> Result<Wanted, ProgramError>;
+
+    /// Asks for more than the grant.
+    ///
+    /// # Errors
+    /// When the agent is gone.
+    fn reserve(&self, wish: Reserve) -> Result<Reserved, ProgramError>;
+
+    /// What there is around it.
+    ///
+    /// # Errors
+    /// When the agent is gone.
+    fn surroundings(&self) -> Result<Surroundings, ProgramError>;
+
+    /// Asks for another grant of its node.
+    ///
+    /// # Errors
+    /// When the agent is gone.
+    fn ask(&self, change: GrantChange) -> Result<Asked, ProgramError>;
 }
 
 /// The socket.
@@ -111,6 +131,23 @@ impl Port {
         Ok(())
     }
 
+    /// Sends a report and waits for the order that answers it; others wait in their order.
+    pub(crate) fn converse<T>(
+        &self,
+        report: &Report,
+        answer: impl Fn(&Order) -> Option<T>,
+    ) -> Result<T, FrameError> {
+        let mut waiting = self.waiting();
+        self.write(report, &[])?;
+        loop {
+            self.hear(&mut waiting)?;
+            if let Some(found) = waiting.back().and_then(|(order, _)| answer(order)) {
+                waiting.pop_back();
+                return Ok(found);
+            }
+        }
+    }
+
     fn ask(&self, digest: Digest, bytes: u64) -> Result<Result<Vec<u8>, ProgramError>, FrameError> {
         let mut waiting = self.waiting();
         self.write(&Report::Fetch { digest, bytes }, &[])?;
@@ -155,12 +192,31 @@ impl Wishes for Port {
         for (order, _) in waiting.iter() {
             match order {
                 Order::Yield(stop) => wanted.stop = Some(stop.clone()),
+                Order::Park(park) => {
+                    let cause = park.cause.clone();
+                    wanted.stop.get_or_insert(Yield {
+                        cause,
+                        ..Yield::default()
+                    });
+                }
                 Order::Cancel => wanted.cancel = true,
                 Order::Reconfigure { grant } => wanted.grant = Some(grant.clone()),
                 _ => {}
             }
         }
         Ok(wanted)
+    }
+
+    fn reserve(&self, wish: Reserve) -> Result<Reserved, ProgramError> {
+        Port::reserve(self, wish).map_err(agent_gone)
+    }
+
+    fn surroundings(&self) -> Result<Surroundings, ProgramError> {
+        Port::surroundings(self).map_err(agent_gone)
+    }
+
+    fn ask(&self, change: GrantChange) -> Result<Asked, ProgramError> {
+        Port::ask_for(self, change).map_err(agent_gone)
     }
 }
 

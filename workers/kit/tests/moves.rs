@@ -302,6 +302,7 @@ fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
                 program: CG.to_owned(),
                 params: params.clone(),
                 package: None,
+                device: None,
             },
             &[],
         );

@@ -29,7 +29,7 @@ from .cli import main
 from .data import Batches, Stream
 from .errors import Cancelled, Failed, StateError, Stop, Yielded
 from .rng import GlobalRandom
-from .run import Device, Grant, Run, State, inputs
+from .run import Device, Grant, Reserved, Run, State, Surroundings, inputs
 
 __all__ = [
     "Batches",
@@ -38,6 +38,8 @@ __all__ = [
     "Failed",
     "GlobalRandom",
     "Grant",
+    "Reserved",
+    "Surroundings",
     "Run",
     "State",
     "StateError",

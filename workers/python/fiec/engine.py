@@ -84,6 +84,10 @@ class Boundaries:
         self.cancel = False
         self.ended: Stop | None = None
 
+    def wanted(self) -> bool:
+        """Whether a stop at the next boundary is wanted, for good or for a while."""
+        return self.stop is not None or self.cancel
+
     def check(self) -> None:
         """Raises again what has ended the run, where a program has caught it."""
         if self.ended is not None:
@@ -134,6 +138,20 @@ class Boundaries:
         """Asks for data by digest and waits for it; other orders are taken meanwhile."""
         raise NotImplementedError
 
+    def reserve(self, wish: Message) -> Message:
+        """Asks for more than the grant and waits for the answer."""
+        reason = "this run has no worker that could grant it, or speaks JSON lines"
+        return {"is": "reserved", "answer": "refused", "reason": reason}
+
+    def surroundings(self) -> Message:
+        """Asks what there is around it and waits for the answer."""
+        return {"is": "surroundings", "unknown": "this run has no worker, or speaks JSON lines"}
+
+    def ask(self, change: Message) -> Message:
+        """Asks for another grant of its node and waits for the answer."""
+        reason = "this run has no worker that could grant it, or speaks JSON lines"
+        return {"is": "asked", "answer": "refused", "reason": reason}
+
 
 class Engine(Boundaries):
     """Takes one execution from boundary to boundary over frames."""
@@ -170,6 +188,10 @@ class Engine(Boundaries):
         self._stop_at, self._cause = start.stop_at, "it was asked to stop here"
         self._set_gate()
         self._grant: Message | None = None
+        # An order to park that waits for the next boundary, and whether it may go on again.
+        self._parks: Message | None = None
+        self._goes_on = False
+        self._answers: deque[Message] = deque()
         self._data: deque[Order] = deque()
         # So much was emitted that a commit is due.
         self._much = False
@@ -202,17 +224,20 @@ class Engine(Boundaries):
             due = COMMIT_WHEN_ACKNOWLEDGED
         if self.index >= self._stop_at and self.stop is None:
             self.stop = self._cause
-        if due != NO or self.stop is not None or self.cancel:
+        if due != NO or self.wanted():
             computed_at = now()
             if due == COMMIT_WHEN_ACKNOWLEDGED:
-                while self._schedule.is_full() and self.stop is None and not self.cancel:
+                while self._schedule.is_full() and not self.wanted():
                     self._wait()
             if self.cancel:
                 self._end(Cancelled(), {"is": "cancelled"})
-            reason = "commit" if self.stop is None else "yield"
-            self._commit(at, computed_at, reason)
+            parks, self._parks = self._parks, None
             if self.stop is not None:
+                self._commit(at, computed_at, "yield")
                 self._end(Yielded(self.stop))
+            self._commit(at, computed_at, "commit" if parks is None else "park")
+            if parks is not None:
+                self._stand(parks)
             self._told = at
         elif at - self._told >= PROGRESS_INTERVAL and not self._writer.is_busy():
             self._told = at
@@ -259,8 +284,26 @@ class Engine(Boundaries):
         self._sent.append((self.index, sent))
         self._mark = self._clock()
         self._set_gate()
-        if reason == "yield":
+        if reason != "commit":
             self._writer.settle()
+
+    def wanted(self) -> bool:
+        return super().wanted() or self._parks is not None
+
+    def _stand(self, order: Message) -> None:
+        """Waits at the boundary that was just committed, with what may be kept meanwhile."""
+        aside = order.get("grant")
+        if isinstance(aside, dict):
+            self._reconfigure(aside)
+        self._writer.report({"is": "aside"})
+        self._goes_on = False
+        # One order at a time: what follows the one to go on is for the capsules after that.
+        while not self._goes_on and self.stop is None and not self.cancel:
+            self._take_order()
+            self._parks = None  # it is parked already
+        if self.stop is not None or self.cancel:
+            self._end(Cancelled(), {"is": "cancelled"})
+        self._mark = self._clock()
 
     def look(self) -> None:
         while self._link.has_order(0):
@@ -310,6 +353,16 @@ class Engine(Boundaries):
                 self._schedule.stretch(ms / 1000)
             case {"is": "reconfigure", "grant": dict(grant)}:
                 self._grant = grant
+            case {"is": "park"}:
+                if self.stop is None:
+                    self._parks, self._goes_on = head, False
+            case {"is": "unpark"}:
+                self._parks, self._goes_on = None, True
+                again = head.get("grant")
+                if isinstance(again, dict):
+                    self._grant = again
+            case {"is": "reserved" | "surroundings" | "asked"}:
+                self._answers.append(head)
             case {"is": "data"}:
                 self._data.append((head, body))
             case {"is": "prepare" | "run"}:
@@ -317,7 +370,7 @@ class Engine(Boundaries):
                 self._kept.append((head, body))
             case _:
                 raise FrameError(f"order {head['is']!r} is not known, or lacks a field")
-        if self.stop is not None or self.cancel or self._grant is not None:
+        if self.wanted() or self._grant is not None:
             # The next boundary acts on it at once.
             self._at_time = 0.0
 
@@ -329,6 +382,22 @@ class Engine(Boundaries):
                 if head.get("digest") == digest:
                     return head, body
             self._take_order()
+
+    def reserve(self, wish: Message) -> Message:
+        return self._converse({"is": "reserve", **wish})
+
+    def surroundings(self) -> Message:
+        return self._converse({"is": "surroundings"})
+
+    def ask(self, change: Message) -> Message:
+        return self._converse({"is": "ask", **change})
+
+    def _converse(self, head: Message) -> Message:
+        """Says something and waits for its answer; other orders are taken meanwhile."""
+        self._writer.report(head)
+        while not self._answers:
+            self._take_order()
+        return self._answers.popleft()
 
     def complete(self, result: Any) -> None:
         """The program has returned."""

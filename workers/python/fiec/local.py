@@ -185,6 +185,17 @@ class LocalLink:
                 print(f"failed: {head['reason']}{again}", file=sys.stderr, flush=True)
             case "fetch":
                 self._fetch(head["digest"])
+            case "surroundings":
+                self.order({"is": "surroundings", "unknown": "this run has no node"})
+            case "ask":
+                asked = {name: value for name, value in head.items() if name != "is"}
+                self.order({"is": "reconfigure", "grant": asked})
+                self.order({"is": "asked", "answer": "granted", "grant": asked})
+            case "reserve":
+                # Nothing here counts what others use.
+                granted = {"memory_bytes": head.get("memory_bytes")}
+                self.order({"is": "reserved", "answer": "granted", "grant": granted})
+                self.order({"is": "reconfigure", "grant": granted})
 
     def _fetch(self, digest: str) -> None:
         head: Message = {"is": "data", "digest": digest}

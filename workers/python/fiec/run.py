@@ -84,6 +84,53 @@ def inputs(path: str | os.PathLike[str] = "") -> Path:
     return found
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """What became of a wish for more; see :meth:`Run.reserve`."""
+
+    answer: str
+    """``granted``, ``moves`` or ``refused``."""
+    reason: str | None = None
+    """Why it is not granted here."""
+    grant: Grant | None = None
+    """What may be used from the next boundary on, where it is granted."""
+
+    def __bool__(self) -> bool:
+        return self.answer == "granted"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known of where a run is; see :meth:`Run.surroundings`."""
+
+    node: str | None
+    """Its node; ``None`` where it runs without one."""
+    grant: Grant
+    """What it may use."""
+    vector: dict[str, Any] | None
+    """What its node told last of its hardware (``readings``, ``slots``, …)."""
+    offers: list[dict[str, Any]] | None
+    """What other nodes could give (``node``, ``free_slots``, ``cores``, ``free_memory_bytes``,
+    ``devices``), the freest first; ``None`` where that is not known, which is not nothing."""
+    unknown: str | None
+    """Why it is not known."""
+
+    @property
+    def free_slots(self) -> int | None:
+        """Free slots of the nodes that are offered; ``None`` where that is not known."""
+        if self.offers is None:
+            return None
+        return sum(int(offer.get("free_slots") or 0) for offer in self.offers)
+
+    def reading(self, signal: str) -> float | None:
+        """A reading of its own node, as ``memory``, from 0 to 1; ``None`` where there is none."""
+        for reading in (self.vector or {}).get("readings") or ():
+            if reading.get("signal") == signal and reading.get("device") is None:
+                value = reading.get("value")
+                return None if value is None else float(value)
+        return None
+
+
 class Run:
     """One attempt at an execution: from its last commit, or from its beginning."""
 
@@ -215,7 +262,7 @@ class Run:
         """Whether a stop at the next boundary is wanted. Never let results depend on it."""
         engine = self._engine
         engine.look()
-        return engine.stop is not None or engine.cancel or engine.ended is not None
+        return engine.wanted() or engine.ended is not None
 
     # --- what others see -----------------------------------------------------------------------
 
@@ -261,6 +308,67 @@ class Run:
         self._engine.emit(name, bytes(data))
 
     # --- what it is given ----------------------------------------------------------------------
+
+    def reserve(
+        self, *, memory_bytes: int | None = None, device_memory_bytes: int | None = None
+    ) -> Reserved:
+        """Asks for so much memory in all, beyond the grant; best at the beginning of a capsule.
+
+        ``granted``: the node has it; the new grant holds from the next boundary on
+        (:meth:`on_reconfigure`). ``moves``: this place does not have it; the execution stops at a
+        boundary soon and goes on where it is there, or waits, as its submission says
+        (``when_unviable``). ``refused``: no place will have it. The answer may change the speed,
+        never the bits."""
+        self._engine.check()
+        wish = {"memory_bytes": memory_bytes, "device_memory_bytes": device_memory_bytes}
+        wish = {name: bytes for name, bytes in wish.items() if bytes is not None}
+        if not wish:
+            raise Failed("reserve: name memory_bytes, or device_memory_bytes")
+        head = self._engine.reserve(wish)
+        grant = head.get("grant")
+        return Reserved(
+            answer=str(head.get("answer")),
+            reason=head.get("reason"),
+            grant=Grant.parse(grant) if isinstance(grant, dict) else None,
+        )
+
+    def surroundings(self) -> Surroundings:
+        """What is known of where it runs: its node's last vector, its grant, and what other nodes
+        could give. State, outputs and result must not depend on it: it differs from run to run."""
+        self._engine.check()
+        head = self._engine.surroundings()
+        offers = head.get("offers")
+        return Surroundings(
+            node=head.get("node"),
+            grant=Grant.parse(head["grant"]) if head.get("grant") else self.grant,
+            vector=head.get("vector"),
+            offers=None if offers is None else list(offers.get("nodes") or ()),
+            unknown=head.get("unknown"),
+        )
+
+    def ask(
+        self,
+        *,
+        threads: int | None = None,
+        cpus: Iterable[int] = (),
+        memory_bytes: int | None = None,
+    ) -> Reserved:
+        """Asks its node for another grant: more or fewer threads, other processors, less memory
+        (more is :meth:`reserve`). ``granted``: it holds from the next boundary on
+        (:meth:`on_reconfigure`). ``refused``: it keeps what it has. The answer may change the
+        speed, never the bits."""
+        self._engine.check()
+        change = {"threads": threads, "cpus": list(cpus) or None, "memory_bytes": memory_bytes}
+        change = {name: value for name, value in change.items() if value is not None}
+        if not change:
+            raise Failed("ask: name threads, cpus or memory_bytes")
+        head = self._engine.ask(change)
+        grant = head.get("grant")
+        return Reserved(
+            answer=str(head.get("answer")),
+            reason=head.get("reason"),
+            grant=Grant.parse(grant) if isinstance(grant, dict) else None,
+        )
 
     def on_reconfigure(self, callback: Callable[[Grant], T]) -> Callable[[Grant], T]:
         """Calls ``callback(grant)`` at the boundary from which on another grant holds. Also a

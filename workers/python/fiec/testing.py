@@ -75,6 +75,18 @@ class _Memory:
             if found is None:
                 answer["error"] = "no such object was given to the test"
             self.orders.append((answer, found or b""))
+        elif head["is"] == "surroundings":
+            self.orders.append(({"is": "surroundings", "unknown": "this is a test"}, b""))
+        elif head["is"] == "ask":
+            granted = {name: value for name, value in head.items() if name != "is"}
+            answer = {"is": "asked", "answer": "granted", "grant": granted}
+            self.orders.append(({"is": "reconfigure", "grant": granted}, b""))
+            self.orders.append((answer, b""))
+        elif head["is"] == "reserve":
+            granted = {"memory_bytes": head.get("memory_bytes")}
+            answer = {"is": "reserved", "answer": "granted", "grant": granted}
+            self.orders.append((answer, b""))
+            self.orders.append(({"is": "reconfigure", "grant": granted}, b""))
 
 
 def run(

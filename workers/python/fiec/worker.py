@@ -84,6 +84,8 @@ class Server:
                         return 1
                 case "yield" | "cancel" | "committed" | "stretch" | "reconfigure" | "data":
                     pass  # crossed with the end of the run that they were meant for
+                case "park" | "unpark" | "reserved" | "surroundings" | "asked":
+                    pass  # crossed with the end of the run that they were meant for
                 case other:
                     raise FrameError(f"order {other!r} is not known")
 
@@ -113,7 +115,7 @@ class Server:
         run._engine = engine
         brief, self._brief = self._brief, False
         if not brief or start.boundary is not None:
-            self.writer.report({"is": "began", "at": engine.began_at})
+            self.writer.report({"is": "began", "at": engine.began_at, "parks": True})
         end = attempt(self._main, run, self._local)
         self.result = end.result
         if end.ending == "completed":

@@ -12,7 +12,7 @@ import unittest
 from datetime import datetime
 from typing import Any
 
-from .support import PROGRAMS, Child, Report, environment, frame, until
+from .support import DEADLINE, PROGRAMS, Child, Report, environment, frame, until
 
 STEPS = {"steps": 20}
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -290,6 +290,75 @@ class Moves(unittest.TestCase):
             child.order({"is": "reconfigure", "grant": {"threads": 5}})
             result = child.finish()[-1].head["result"]
             self.assertEqual((result["grants"], result["threads"]), ([5], 5))
+
+    def test_a_parked_run_waits_with_another_grant_and_goes_on_bit_by_bit(self) -> None:
+        with Child("sums.py") as child:
+            child.run({"steps": 300, "sleep": 0.001}, grant={"threads": 2})
+            child.until("began")
+            child.order({"is": "park", "cause": "others go first", "grant": {"threads": 1}})
+            stop = child.until("boundary")
+            while stop.head["reason"] != "park":
+                stop = child.until("boundary")
+            self.assertEqual(child.next().head, {"is": "aside"})
+            child.order({"is": "committed", "index": stop.head["index"]})
+            child.socket.settimeout(0.3)
+            with self.assertRaises(TimeoutError):
+                child.next()
+            child.socket.settimeout(DEADLINE)
+            child.order({"is": "unpark", "grant": {"threads": 5}})
+            result = child.finish()[-1].head["result"]
+            self.assertEqual((result["grants"], result["threads"]), ([1, 5], 5))
+        self.assertEqual(result["total"], undisturbed({"steps": 300}).head["result"]["total"])
+
+    def test_a_parked_run_ends_where_it_stands(self) -> None:
+        with Child("sums.py") as child:
+            for order in ({"is": "cancel"}, {"is": "yield"}):
+                child.run({"steps": 10**6, "sleep": 0.001})
+                child.until("began")
+                child.order({"is": "park"})
+                child.until("aside")
+                child.order(order)
+                self.assertEqual(child.until("cancelled").kind, "cancelled")
+            child.run(STEPS)
+            self.assertEqual(child.finish()[-1].kind, "completed")
+
+    def test_a_wish_for_more_is_answered_and_orders_may_come_before(self) -> None:
+        with Child("sums.py") as child:
+            child.run({"mode": "reserve"})
+            asked = child.until("reserve")
+            self.assertEqual(asked.head, {"is": "reserve", "memory_bytes": 8 << 30})
+            child.order({"is": "stretch", "interval_ms": 10})
+            grant = {"memory_bytes": 8 << 30}
+            child.order({"is": "reserved", "answer": "granted", "grant": grant})
+            self.assertEqual(child.until("reserve").head["device_memory_bytes"], 1)
+            child.order({"is": "reserved", "answer": "moves", "reason": "not here"})
+            result = child.finish()[-1].head["result"]
+            self.assertEqual(result["memory"], 8 << 30)
+            self.assertEqual(
+                result["answers"], [["granted", True, None], ["moves", False, "not here"]]
+            )
+
+    def test_a_program_is_told_where_it_is_and_what_it_gets(self) -> None:
+        with Child("sums.py") as child:
+            child.run({"mode": "surroundings"})
+            child.until("surroundings")
+            child.order({"is": "stretch", "interval_ms": 10})
+            vector = {"readings": [{"signal": "memory", "value": 0.5, "unit": "bytes"}]}
+            offers = {"nodes": [{"node": "n2", "free_slots": 2}, {"node": "n3", "free_slots": 1}]}
+            known = {"node": "n1", "grant": {}, "vector": vector, "offers": offers}
+            child.order({"is": "surroundings", **known})
+            child.until("surroundings")
+            child.order({"is": "surroundings", "node": "n1", "unknown": "nobody answers"})
+            self.assertEqual(child.until("ask").head, {"is": "ask", "threads": 3})
+            child.order({"is": "reconfigure", "grant": {"threads": 3}})
+            child.order({"is": "asked", "answer": "granted", "grant": {"threads": 3}})
+            asked = child.until("ask").head
+            self.assertEqual(asked, {"is": "ask", "cpus": [0, 1], "memory_bytes": 5})
+            child.order({"is": "asked", "answer": "refused", "reason": "no"})
+            result = child.finish()[-1].head["result"]
+            around = [["n1", 3, 0.5, None], ["n1", None, None, "nobody answers"]]
+            self.assertEqual(result["around"], around)
+            self.assertEqual(result["asked"], [["granted", 3], ["refused", None]])
 
     def test_what_is_emitted_travels_with_the_next_commit_and_with_the_end(self) -> None:
         with Child("sums.py") as child:

@@ -37,6 +37,17 @@ pub struct Running {
     pub instance: InstanceId,
     pub stop: CancellationToken,
     pub task: JoinHandle<Result<(), AgentError>>,
+    _guard: Guard,
+}
+
+/// Ends an agent when its test drops it, however the test ends: at once and without its children.
+struct Guard(CancellationToken, CancellationToken);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.cancel();
+        self.1.cancel();
+    }
 }
 
 impl Running {
@@ -95,17 +106,22 @@ impl World {
         let connect = ConnectOptions::new(self.servers.nats_url(), format!("worker {node}"));
         let stop = CancellationToken::new();
         let token = stop.clone();
-        // A run time of its own, as in a process of its own.
-        let task = tokio::task::spawn_blocking(move || {
+        let guard = Guard(stop.clone(), options.leave_now.clone());
+        let (ended, end) = tokio::sync::oneshot::channel();
+        // A run time of its own, as in a process of its own; and a thread that no run time waits
+        // for, so that a test that fails ends.
+        std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
-            runtime.block_on(async {
+            let left = runtime.block_on(async {
                 let broker = Broker::connect(connect).await.unwrap();
                 Agent::run(options, broker, token).await
-            })
+            });
+            let _ = ended.send(left);
         });
+        let task = tokio::spawn(async move { end.await.expect("the agent's thread panicked") });
         let instance = poll("the agent to claim its name", async || {
             let found = self.descriptor(&node).await?.instance;
             (Some(found) != before && self.control(&node, &ControlRequest::Ping).await.is_some())
@@ -117,6 +133,7 @@ impl World {
             instance,
             stop,
             task,
+            _guard: guard,
         }
     }
 

@@ -213,6 +213,27 @@ impl JsonLines {
         }
     }
 
+    /// The next thing that it says of its capsule; what it asks before that is answered.
+    fn hear_and_answer(
+        &mut self,
+        cx: &mut Capsule,
+        patience: &mut Patience<'_>,
+    ) -> Result<Said, ProgramError> {
+        loop {
+            match self.hear(cx, patience, false)? {
+                Said::Surroundings => {
+                    let answer = cx.surroundings()?;
+                    self.tell(&Told::Surroundings(&answer))?;
+                }
+                Said::Ask(change) => {
+                    let answer = cx.ask(change)?;
+                    self.tell(&Told::Asked(&answer))?;
+                }
+                said => return Ok(said),
+            }
+        }
+    }
+
     fn take_state(&mut self, text: &str) -> Result<(), ProgramError> {
         let state = from_text(text).map_err(|why| self.wrong(&format!("sent σ, but {why}")))?;
         check_state(&self.package, state.len() as u64)?;
@@ -229,7 +250,7 @@ impl JsonLines {
         }
         let package = self.package.clone();
         let mut patience = Patience::new(&package, cx);
-        match self.hear(cx, &mut patience, false)? {
+        match self.hear_and_answer(cx, &mut patience)? {
             Said::Boundary {
                 of,
                 note,
@@ -263,7 +284,7 @@ impl JsonLines {
                 true => ProgramError::Permanent(reason),
                 false => ProgramError::Transient(reason),
             }),
-            said @ Said::State { .. } => {
+            said @ (Said::State { .. } | Said::Surroundings | Said::Ask(_)) => {
                 Err(self.wrong(&format!("said {:?} though nobody asked", said.name())))
             }
         }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_schemas::package::Grant;
+use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, ExecutionId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -84,6 +85,10 @@ pub enum Said {
         #[serde(default)]
         outputs: Vec<String>,
     },
+    /// It wants to know where it runs.
+    Surroundings,
+    /// It asks for another grant.
+    Ask(GrantChange),
     /// It is done.
     Completed {
         /// A few words.
@@ -112,6 +117,8 @@ impl Said {
         match self {
             Self::Boundary { .. } => "boundary",
             Self::State { .. } => "state",
+            Self::Surroundings => "surroundings",
+            Self::Ask(_) => "ask",
             Self::Completed { .. } => "completed",
             Self::Failed { .. } => "failed",
         }
@@ -150,6 +157,10 @@ pub enum Told<'a> {
         /// Why.
         cause: &'a str,
     },
+    /// The answer to `surroundings`.
+    Surroundings(&'a Surroundings),
+    /// The answer to `ask`.
+    Asked(&'a Asked),
     /// Another grant holds.
     Reconfigure {
         /// It.

@@ -49,6 +49,13 @@ impl StateDir {
 
     /// One process from its start to its end.
     fn process(&mut self, cx: &Capsule) -> Result<(Option<i32>, String), ProgramError> {
+        // Left from a stop after which it goes on here.
+        match std::fs::remove_file(self.work.yield_file()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(ProgramError::transient(error));
+            }
+            _ => {}
+        }
         let mut process = self.work.spawn(&self.package, cx, true)?;
         let mut words = Words::new(process.take_stderr())?;
         let mut patience = Patience::new(&self.package, cx);

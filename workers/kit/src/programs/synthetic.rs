@@ -8,11 +8,14 @@
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Digest;
+use fiec_schemas::package::Grant;
 use fiec_schemas::programs::{SYNTHETIC_HEADER, SyntheticChange, SyntheticParams};
 use serde_json::{Value, json};
 
 use crate::pages::Pages;
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
+use crate::reserve::{Reserve, Reserved};
+use crate::surroundings::{Asked, GrantChange};
 
 const MAGIC: &[u8; 8] = b"FIECSYN1";
 const MAGIC_PAGED: &[u8; 8] = b"FIECSYN2";
@@ -24,6 +27,10 @@ const PAGES: &str = "filling";
 /// The program.
 pub struct Synthetic {
     params: SyntheticParams,
+    /// What became of its wish for more.
+    reserved: Option<Reserved>,
+    /// What it was told when it looked around and asked.
+    told: Option<String>,
 }
 
 /// σ as its own bytes.
@@ -180,12 +187,62 @@ impl Synthetic {
     }
 }
 
+impl Synthetic {
+    fn ask_if_due(&mut self, index: u64, cx: &mut Capsule) -> Result<(), ProgramError> {
+        let Some(wish) = &self.params.reserve else {
+            return Ok(());
+        };
+        if index < wish.at || self.reserved.is_some() {
+            return Ok(());
+        }
+        self.reserved = Some(cx.reserve(Reserve {
+            memory_bytes: wish.memory_bytes,
+            device_memory_bytes: wish.device_memory_bytes,
+        })?);
+        Ok(())
+    }
+}
+
+impl Synthetic {
+    fn look_if_due(&mut self, index: u64, cx: &mut Capsule) -> Result<(), ProgramError> {
+        let Some(ask) = self.params.ask else {
+            return Ok(());
+        };
+        if index == 0 || !index.is_multiple_of(ask.every.max(1)) {
+            return Ok(());
+        }
+        let around = cx.surroundings()?;
+        let asked = cx.ask(GrantChange::threads(ask.threads))?;
+        self.told = Some(format!(
+            "vector: {}; offers: {}; {} threads: {}",
+            match &around.vector {
+                Some(vector) => vector.node.as_str(),
+                None => "unknown",
+            },
+            match &around.offers {
+                Some(offers) => format!("{} slots", offers.free_slots()),
+                None => "unknown".to_owned(),
+            },
+            ask.threads,
+            match asked {
+                Asked::Granted { .. } => "granted",
+                Asked::Refused { .. } => "refused",
+            }
+        ));
+        Ok(())
+    }
+}
+
 impl Program for Synthetic {
     type State = SyntheticState;
 
     fn start(params: &Value, _: &mut Inputs) -> Result<Self, ProgramError> {
         let params = SyntheticParams::from_value(params).map_err(ProgramError::permanent)?;
-        Ok(Self { params })
+        Ok(Self {
+            params,
+            reserved: None,
+            told: None,
+        })
     }
 
     fn initial(&mut self) -> Result<SyntheticState, ProgramError> {
@@ -213,6 +270,8 @@ impl Program for Synthetic {
     ) -> Result<Step, ProgramError> {
         let index = state.index();
         self.crash_if_due(index);
+        self.ask_if_due(index, cx)?;
+        self.look_if_due(index, cx)?;
         if index < self.params.capsules {
             if self.params.work_us > 0 {
                 let (start, work) = (Instant::now(), Duration::from_micros(self.params.work_us));
@@ -237,10 +296,28 @@ impl Program for Synthetic {
         })
     }
 
+    fn configure(&mut self, _: &Grant) -> Result<(), ProgramError> {
+        // Under another grant, or in another run, the answer may be another one.
+        self.reserved = None;
+        Ok(())
+    }
+
     fn progress(&self, _: &SyntheticState) -> Progress {
         Progress {
             of: Some(self.params.capsules),
-            note: None,
+            note: self
+                .reserved
+                .as_ref()
+                .map(|answer| match answer {
+                    Reserved::Granted { .. } => "reserve: granted".to_owned(),
+                    Reserved::Moves { .. } => "reserve: moves".to_owned(),
+                    Reserved::Refused { .. } => "reserve: refused".to_owned(),
+                })
+                .or_else(|| self.told.clone()),
         }
+    }
+
+    fn let_go(&mut self, _: bool) {
+        self.told = None;
     }
 }

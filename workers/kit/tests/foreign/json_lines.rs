@@ -1,6 +1,7 @@
 //! A process that speaks JSON lines.
 
 use fiec_kit::frames::{Order, Reason, Report};
+use fiec_kit::{Asked, GrantChange};
 use fiec_schemas::package::Grant;
 use serde_json::{Value, json};
 
@@ -189,4 +190,34 @@ say(**{"is": "completed", "result": len(state)})
     assert_eq!(first.state(0).len(), 20_000_001);
     let second = Child::outcome(&made.package, &json!({}), Some((1, first.state(0))));
     assert_eq!(second.result().0, &json!(20_000_001));
+}
+
+#[test]
+fn a_program_asks_where_it_is_and_for_another_grant_within_its_capsule() {
+    let made = json_lines(
+        r#"
+run = hear()
+say(**{"is": "surroundings"})
+around = hear()
+say(**{"is": "ask", "threads": 2})
+asked = hear()
+free = around["offers"]["nodes"][0]["free_slots"]
+say(**{"is": "completed", "result": [around["node"], free, asked["answer"], asked["reason"]]})
+"#,
+        json!({}),
+    );
+    let child = Child::start();
+    child.run(&made.package, &json!({}), None);
+    let until = |is: fn(&Report) -> bool| while !is(&child.hear().0) {};
+    until(|r| *r == Report::Surroundings);
+    let around = json!({ "node": "n1", "offers": { "at": "2026-05-01T12:00:00.000001Z", "nodes":
+        [{ "node": "n2", "free_slots": 3, "slots": 4, "cores": 8 }] } });
+    let around = serde_json::from_value(around).unwrap();
+    child.send(&Order::Surroundings(around));
+    until(|r| *r == Report::Ask(GrantChange::threads(2)));
+    child.send(&Order::Asked(Asked::Refused {
+        reason: "busy".to_owned(),
+    }));
+    let outcome = child.all();
+    assert_eq!(outcome.result().0, &json!(["n1", 3, "refused", "busy"]));
 }

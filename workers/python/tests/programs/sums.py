@@ -52,6 +52,17 @@ def main(run: fiec.Run) -> object:
         grants=[],
     )
     run.on_reconfigure(lambda grant: state.grants.append(grant.threads))
+    if mode == "reserve":
+        answers = [run.reserve(memory_bytes=8 << 30), run.reserve(device_memory_bytes=1)]
+        memory = answers[0].grant.memory_bytes if answers[0].grant else None
+        return {"answers": [(a.answer, bool(a), a.reason) for a in answers], "memory": memory}
+    if mode == "surroundings":
+        around = [run.surroundings(), run.surroundings()]
+        asked = [run.ask(threads=3), run.ask(cpus=[0, 1], memory_bytes=5)]
+        return {
+            "around": [(a.node, a.free_slots, a.reading("memory"), a.unknown) for a in around],
+            "asked": [(a.answer, a.grant.threads if a.grant else None) for a in asked],
+        }
     if mode == "fetch":
         return {
             "bytes": len(run.fetch("ab" * 32, 5)),

@@ -1,0 +1,404 @@
+//! Executions that wait here, at their last committed boundary, with their process alive.
+//!
+//! ```text
+//! park ─▶ place reserved ─▶ child: park ─▶ boundary + parked in one message ─▶ slot free
+//!                                            keep=host: the device is free once the child has
+//!                                            moved what it has there to the host's memory
+//! unpark ─▶ a slot, the device again ─▶ unparked in the ledger, child: unpark ─▶ the next capsule
+//! ```
+//!
+//! A parked execution is started, and this worker is still its only writer: a yield, a pause or a
+//! cancel ends its run where it stands, since σ is committed. Should its process die it stays
+//! parked, and goes on from σ. How many may be parked is bounded, none is parked while the node's
+//! memory is beyond its threshold, and then those that are parked are given up, one at a time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::Subject;
+use fiec_kit::frames::{Order, Park, Report};
+use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Keep;
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::{Cause, Event, ExecutionId, Reading, Signal, Timestamp};
+use tokio::time::Instant;
+
+use crate::attempts::device_budget;
+use crate::child_process::Child;
+use crate::devices::Lease;
+use crate::job::Control;
+use crate::message::{After, Intent, Message};
+use crate::runner::{Runner, Wait};
+use crate::shared::{self, Shared};
+
+/// After one was told to give up its memory, the next one is not told for so long.
+const RELIEF_WITHIN: Duration = Duration::from_secs(2);
+
+/// Who is parked on this node, or about to be.
+#[derive(Debug)]
+pub struct Parks {
+    most: usize,
+    /// Oldest first.
+    all: Mutex<Vec<ExecutionId>>,
+    /// The node's memory is beyond its threshold.
+    presses: AtomicBool,
+    relieved: Mutex<Option<Instant>>,
+}
+
+impl Parks {
+    /// So many at most.
+    pub fn new(most: u32) -> Self {
+        Self {
+            most: most as usize,
+            all: Mutex::default(),
+            presses: AtomicBool::new(false),
+            relieved: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<ExecutionId>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// A place for one more, or why there is none.
+    fn enter(self: &Arc<Self>, execution: ExecutionId) -> Result<Place, String> {
+        if self.presses.load(Ordering::Acquire) {
+            return Err("the node's memory is beyond its threshold: nothing is parked".to_owned());
+        }
+        let mut all = self.lock();
+        if all.len() >= self.most {
+            return Err(format!(
+                "{} executions are parked here, and {} may be",
+                all.len(),
+                self.most
+            ));
+        }
+        all.push(execution);
+        drop(all);
+        Ok(Place {
+            parks: Arc::clone(self),
+            execution,
+        })
+    }
+}
+
+/// A place among those that are parked, until it is dropped.
+#[derive(Debug)]
+struct Place {
+    parks: Arc<Parks>,
+    execution: ExecutionId,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.parks.lock().retain(|id| *id != self.execution);
+    }
+}
+
+/// One execution that is parked, or will be at its next boundary.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    _place: Place,
+    keep: Keep,
+    /// When its last capsule ended; none while it is still on its way to the boundary.
+    at: Option<Timestamp>,
+    /// Its device, as long as it has something there.
+    lease: Option<Lease>,
+}
+
+/// Looks at the node's memory: beyond the threshold the one that was parked first is given up.
+pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
+    let threshold = shared.options.thresholds.get(&Signal::Memory);
+    let memory = readings
+        .iter()
+        .find(|r| r.signal == Signal::Memory && r.device.is_none());
+    let (Some(threshold), Some(value)) = (threshold, memory.and_then(|r| r.value)) else {
+        return;
+    };
+    let parks = &shared.parks;
+    let presses = value >= threshold.high;
+    parks.presses.store(presses, Ordering::Release);
+    let Some(first) = parks.lock().first().copied().filter(|_| presses) else {
+        return;
+    };
+    let relieved = &mut *parks
+        .relieved
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if relieved.is_some_and(|at| at.elapsed() < RELIEF_WITHIN) {
+        return;
+    }
+    let order = Control::Yield {
+        to: None,
+        cause: Cause::Unviable {
+            reason: format!(
+                "it was parked, and memory was {:.1} % (limit {:.1} %)",
+                value * 100.0,
+                threshold.high * 100.0
+            ),
+        },
+    };
+    if let Some(live) = shared.live().get(&first)
+        && live.control.try_send(Box::new(order)).is_ok()
+    {
+        *relieved = Some(Instant::now());
+    }
+}
+
+impl Runner {
+    /// Whether it stands at a boundary and waits.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked.as_ref().is_some_and(|p| p.at.is_some())
+    }
+
+    /// What it may use now.
+    pub(crate) fn granted(&self) -> Grant {
+        let binding = self.tip.state.phase.binding();
+        let now = self.grant.as_ref().or(self.given.as_ref()).cloned();
+        now.unwrap_or_else(|| self.shared.grant(binding.map(|b| b.substrate.as_str())))
+    }
+
+    /// Has it parked at its next boundary, or says why not.
+    pub(crate) async fn park(&mut self, cause: Cause, keep: Keep, reply: Option<Subject>) {
+        let place = self.may_park();
+        let shared = self.shared.clone();
+        let place = match place {
+            Ok(place) => place,
+            Err(reason) => return shared.answer(reply, Some(reason)).await,
+        };
+        self.parked = Some(Parked {
+            _place: place,
+            keep,
+            at: None,
+            lease: None,
+        });
+        let mut grant = self.granted();
+        let aside = keep == Keep::Host && grant.device.take().is_some();
+        if aside {
+            grant.substrate = Some(HOST.to_owned());
+        }
+        let order = Order::Park(Park {
+            cause: Some(cause.in_words()),
+            grant: aside.then_some(grant),
+        });
+        self.intent = Some(Intent::Park { cause, keep });
+        self.order(order).await;
+        shared.answer(reply, None).await;
+    }
+
+    fn may_park(&self) -> Result<Place, String> {
+        if self.parked.is_some() {
+            return Err("it is parked already, or about to be".to_owned());
+        }
+        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
+            return Err("it is leaving".to_owned());
+        }
+        if self.shared.is_draining() {
+            return Err("the node is draining".to_owned());
+        }
+        if self.child.is_none() {
+            return Err("it is between two attempts".to_owned());
+        }
+        if !self.parks {
+            return Err("its program does not know how to park; let it yield".to_owned());
+        }
+        self.shared.parks.enter(self.tip.state.execution)
+    }
+
+    /// The child stands at the boundary of this message.
+    pub(crate) fn stands(&mut self, message: &mut Message, computed_until: Timestamp) {
+        if self.cancelling.is_some() {
+            // Its end follows.
+            return;
+        }
+        let Some(Intent::Park { .. }) = &self.intent else {
+            // Something else is wanted by now, and follows.
+            return;
+        };
+        let (Some(Intent::Park { cause, keep }), Some(parked)) =
+            (self.intent.take(), &mut self.parked)
+        else {
+            return;
+        };
+        message.events.push(Event::Parked {
+            cause,
+            keep,
+            computed_until,
+        });
+        parked.at = Some(computed_until);
+        if let Some(slot) = &mut self.slot {
+            parked.lease = slot.device.take();
+        }
+        self.slot = None;
+        self.wait = None;
+        self.silence = None;
+        self.shared.metrics.parked.inc();
+        tracing::info!(keep = keep.as_str(), "parked at boundary");
+    }
+
+    /// The child has moved what it was to move, or had nothing to move.
+    pub(crate) fn set_aside(&mut self) {
+        if let Some(parked) = &mut self.parked
+            && parked.at.is_some()
+            && parked.keep == Keep::Host
+        {
+            parked.lease = None;
+        }
+    }
+
+    /// Lets it go on where it is parked, or says why not.
+    pub(crate) async fn unpark(&mut self, reason: String, reply: Option<Subject>) {
+        let shared = self.shared.clone();
+        let Some(parked) = &self.parked else {
+            return shared
+                .answer(reply, Some("it is not parked".to_owned()))
+                .await;
+        };
+        if parked.at.is_none() {
+            // Its child may stand at that boundary already, and its report be under way.
+            let reason = "it is on its way to be parked; ask again once it is".to_owned();
+            return shared.answer(reply, Some(reason)).await;
+        }
+        if let Err(reason) = self.take_place().await {
+            return shared.answer(reply, Some(reason)).await;
+        }
+        let grant = match self.grant_asked() {
+            Ok(grant) => grant,
+            Err(reason) => {
+                // It waits on, and keeps what it had.
+                let device = self.slot.as_mut().and_then(|slot| slot.device.take());
+                self.slot = None;
+                if let Some(parked) = &mut self.parked {
+                    parked.lease = device.filter(|_| parked.keep == Keep::Device);
+                }
+                return shared.answer(reply, Some(reason)).await;
+            }
+        };
+        self.parked = None;
+        let computing_since = Timestamp::now();
+        tracing::info!(reason, "goes on where it was parked");
+        let mut events = vec![Event::Unparked {
+            reason,
+            computing_since,
+        }];
+        events.extend(grant);
+        self.stage(Message {
+            after: reply.map(After::Answer).into_iter().collect(),
+            ..Message::of(events)
+        })
+        .await;
+        if self.child.is_some() {
+            self.expect_boundary();
+            let grant = Some(self.granted());
+            self.order(Order::Unpark { grant }).await;
+        } else {
+            // From its last commit, once what was sent before is settled.
+            self.wait = Some((Wait::Retry, Instant::now()));
+        }
+    }
+
+    /// A slot, and the device that it had.
+    async fn take_place(&mut self) -> Result<(), String> {
+        let shared = self.shared.clone();
+        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
+            return Err("it is leaving".to_owned());
+        }
+        if shared.is_draining() {
+            return Err("the node is draining".to_owned());
+        }
+        let Some(mut slot) = shared::spare_slot(&shared) else {
+            return Err(format!(
+                "no slot is free: {} of {} compute, {} wait; one that completes or leaves would \
+                 help",
+                shared.running(),
+                shared.options.slots,
+                shared.queued()
+            ));
+        };
+        let binding = self.tip.state.phase.binding();
+        let place = binding.map_or(HOST, |b| b.substrate.as_str()).to_owned();
+        let held = self.parked.as_mut().and_then(|p| p.lease.take());
+        slot.device = match held {
+            Some(lease) => Some(lease),
+            None => {
+                // A reserve may have made its part larger than its submission says.
+                let has = self.granted().device.and_then(|d| d.memory_bytes);
+                let own = device_budget(&self.spec);
+                let budget = own.map(|own| has.map_or(own, |has| has.max(own)));
+                let lease = shared.devices.lease(&place, budget, Duration::ZERO);
+                lease.await?
+            }
+        };
+        self.slot = Some(slot);
+        Ok(())
+    }
+
+    /// The process of one that stands has ended: it stays, and goes on from σ.
+    pub(crate) async fn died_parked(&mut self, child: Child) {
+        let exit = child.autopsy().await;
+        tracing::warn!(exit, "the process of a parked execution is gone");
+        if self.cancelling.is_some() || self.intent.is_some() {
+            return self.ended_here();
+        }
+        self.set_free();
+    }
+
+    /// The run of one that stands has ended, as it was to, or since it could not stand.
+    pub(crate) async fn ended_parked(&mut self, report: &Report) {
+        if let Some(child) = self.child.take()
+            && !child.spent
+        {
+            self.shared.pool.give(child);
+        }
+        if let Report::Failed { reason, .. } = report {
+            tracing::warn!(reason, "a parked program failed; it goes on from its σ");
+        }
+        if self.cancelling.is_some() || self.intent.is_some() {
+            return self.ended_here();
+        }
+        self.set_free();
+    }
+
+    /// What was to follow its end follows.
+    fn ended_here(&mut self) {
+        self.wait = None;
+        match self.cancelling.take() {
+            Some(who) => self.finish(vec![Event::Cancelled { who }]),
+            None => self.left(),
+        }
+    }
+
+    /// Without its process it has nothing on a device.
+    fn set_free(&mut self) {
+        if let Some(parked) = &mut self.parked {
+            parked.lease = None;
+        }
+    }
+
+    /// Ends the run of one that stands: σ is committed, and whoever takes it up fetches it.
+    pub(crate) async fn leave_parked(&mut self) {
+        if self.child.is_some() {
+            self.order(Order::Cancel).await;
+            let grace = self.shared.options.cancel_grace;
+            self.wait = Some((Wait::Kill, Instant::now() + grace));
+        } else {
+            self.left();
+        }
+    }
+
+    /// The run of one that stood has ended: it goes where it was to go.
+    pub(crate) fn left(&mut self) {
+        let since = self.parked.take().and_then(|p| p.at);
+        if let Some(intent) = self.intent.take() {
+            let (events, _) = intent.events(self.epoch, since.unwrap_or_else(Timestamp::now));
+            self.finish(events);
+            self.wait = None;
+        }
+    }
+}

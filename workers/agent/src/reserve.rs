@@ -1,0 +1,225 @@
+//! What is granted of this node's memory, and programs that ask for more.
+//!
+//! A node grants each execution its share (memory ÷ slots), or what others have left of it, and a
+//! quarter at least. A program may ask for more at a
+//! boundary: it gets what nobody else has been granted. Where that does not suffice, the change of
+//! its needs is written into its ledger, and the policy moves it, has it wait, or suspends it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fiec_kit::Reserve;
+use fiec_kit::Reserved;
+use fiec_kit::frames::Order;
+use fiec_schemas::event::ExecutionState;
+use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::{Event, ExecutionId};
+
+use crate::attempts::asked_memory;
+use crate::cache::NotCached;
+use crate::message::Message;
+use crate::runner::Runner;
+use crate::shared::Shared;
+
+/// Who asks, in the ledger.
+const PROGRAM: &str = "program";
+
+/// Bytes of the host's memory that are granted, by execution.
+#[derive(Debug, Default)]
+pub struct Grants(Mutex<HashMap<ExecutionId, u64>>);
+
+impl Grants {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what an execution may use.
+    pub fn note(&self, execution: ExecutionId, grant: &Grant) {
+        if let Some(bytes) = grant.memory_bytes {
+            self.lock().insert(execution, bytes);
+        }
+    }
+
+    /// It has left.
+    pub fn forget(&self, execution: ExecutionId) {
+        self.lock().remove(&execution);
+    }
+
+    /// Bytes that the others have.
+    pub fn of_others(&self, execution: ExecutionId) -> u64 {
+        let all = self.lock();
+        let others = all.iter().filter(|(id, _)| **id != execution);
+        others.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// Makes an execution's grant so large, if what is `offered` of the node has it.
+    fn grow(&self, execution: ExecutionId, bytes: u64, offered: u64) -> Result<(), u64> {
+        let mut all = self.lock();
+        let others = all.iter().filter(|(id, _)| **id != execution);
+        let taken = others.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        let free = offered.saturating_sub(taken);
+        if bytes > free {
+            return Err(free);
+        }
+        all.insert(execution, bytes);
+        Ok(())
+    }
+}
+
+/// Has an execution granted what its program has asked for elsewhere, or says why this node cannot
+/// take it.
+pub(crate) fn lacks(shared: &Shared, state: &ExecutionState) -> Option<NotCached> {
+    let asked = asked_memory(state)?;
+    // Claimed at once: of two that are taken up together both would find it.
+    let offered = shared.offered_memory();
+    let claimed = shared.grants.grow(state.execution, asked, offered);
+    let free = claimed.err()?;
+    Some(NotCached(format!(
+        "its program has asked for {asked} bytes of memory, and {free} are not granted to others \
+         here"
+    )))
+}
+
+impl Runner {
+    /// The program asks for more than its grant.
+    pub(crate) async fn reserve(&mut self, wish: Reserve) {
+        let answer = match self.grow(wish) {
+            Ok(grant) => self.give_more(grant).await,
+            Err(reason) => self.wants_more(wish, reason).await,
+        };
+        self.order(Order::Reserved(answer)).await;
+    }
+
+    /// The grant after it has got what it asked for, or what is missing here.
+    fn grow(&mut self, wish: Reserve) -> Result<Grant, String> {
+        let mut grant = self.granted();
+        let asked = wish.memory_bytes.filter(|b| Some(*b) > grant.memory_bytes);
+        // First what is given back if the other cannot be had.
+        let mut had = None;
+        if let Some(bytes) = wish.device_memory_bytes {
+            let Some(device) = &mut grant.device else {
+                return Err(format!(
+                    "it asks for {bytes} bytes of a device and is on the host"
+                ));
+            };
+            if device.memory_bytes.is_some_and(|has| has < bytes) {
+                let lease = self.slot.as_mut().and_then(|slot| slot.device.as_mut());
+                let Some(lease) = lease else {
+                    return Err("it has no device here".to_owned());
+                };
+                had = lease.budget();
+                lease.grow(bytes)?;
+                device.memory_bytes = Some(bytes);
+            }
+        }
+        if let (Some(bytes), Some(_)) = (asked, grant.memory_bytes) {
+            let offered = self.shared.offered_memory();
+            let execution = self.tip.state.execution;
+            let grown = self.shared.grants.grow(execution, bytes, offered);
+            if let Err(free) = grown {
+                let lease = self.slot.as_mut().and_then(|slot| slot.device.as_mut());
+                if let (Some(lease), Some(had)) = (lease, had) {
+                    lease.grow(had)?;
+                }
+                return Err(format!(
+                    "it asks for {bytes} bytes of memory, and of {offered} that the node offers \
+                     {free} are not granted to others"
+                ));
+            }
+            grant.memory_bytes = Some(bytes);
+        }
+        Ok(grant)
+    }
+
+    /// What its program has asked for beyond this node while that was not there: granted now, with
+    /// the event that says so, or why not.
+    pub(crate) fn grant_asked(&mut self) -> Result<Option<Event>, String> {
+        let Some(asked) = &self.asked else {
+            return Ok(None);
+        };
+        let grant = self.grow(Reserve {
+            memory_bytes: asked.memory_bytes,
+            device_memory_bytes: asked.device_memory_bytes,
+        })?;
+        self.asked = None;
+        if grant == self.granted() {
+            return Ok(None);
+        }
+        self.grant = Some(grant.clone());
+        let who = PROGRAM.to_owned();
+        Ok(Some(Event::Reconfigured { who, grant }))
+    }
+
+    async fn give_more(&mut self, grant: Grant) -> Reserved {
+        if grant != self.granted() {
+            let who = PROGRAM.to_owned();
+            self.grant = Some(grant.clone());
+            self.stage(Message::of(vec![Event::Reconfigured {
+                who,
+                grant: grant.clone(),
+            }]))
+            .await;
+            let order = Order::Reconfigure {
+                grant: grant.clone(),
+            };
+            self.order(order).await;
+        }
+        Reserved::Granted { grant }
+    }
+
+    /// Beyond this node: the change is for the policy to act on.
+    async fn wants_more(&mut self, wish: Reserve, reason: String) -> Reserved {
+        let pinned = self.spec.requires.nodes.as_slice();
+        let whole = self.shared.offered_memory();
+        if pinned == [self.shared.node().clone()]
+            && wish.memory_bytes.is_some_and(|bytes| bytes > whole)
+        {
+            let reason = format!("{reason}; it may run on this node alone");
+            return Reserved::Refused { reason };
+        }
+        if wish.device_memory_bytes.is_some() && self.spec.requires.device.is_none() {
+            let reason = format!("{reason}; its submission requires no device");
+            return Reserved::Refused { reason };
+        }
+        let asked = self.asked.get_or_insert_default();
+        let change = Adjustment {
+            memory_bytes: wish.memory_bytes.filter(|b| Some(*b) > asked.memory_bytes),
+            device_memory_bytes: wish
+                .device_memory_bytes
+                .filter(|b| Some(*b) > asked.device_memory_bytes),
+            ..Adjustment::default()
+        };
+        if !change.is_empty() {
+            asked.merge(&change);
+            tracing::info!(reason, "asks beyond this node");
+            let who = PROGRAM.to_owned();
+            self.stage(Message::of(vec![Event::Adjusted { who, change }]))
+                .await;
+        }
+        Reserved::Moves { reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_granted_what_others_have() {
+        let grants = Grants::default();
+        let [a, b] = [1, 2].map(|n| ExecutionId(uuid::Uuid::from_u128(n)));
+        let share = |bytes| Grant {
+            memory_bytes: Some(bytes),
+            ..Grant::default()
+        };
+        grants.note(a, &share(50));
+        grants.note(b, &share(30));
+        assert_eq!(grants.grow(a, 71, 100), Err(70));
+        assert_eq!(grants.grow(a, 70, 100), Ok(()));
+        assert_eq!(grants.grow(b, 31, 100), Err(30));
+        assert_eq!(grants.of_others(b), 70);
+        grants.forget(a);
+        assert_eq!(grants.grow(b, 100, 100), Ok(()));
+    }
+}
