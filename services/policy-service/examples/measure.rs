@@ -201,6 +201,7 @@ async fn join(broker: &Broker, node: &NodeId, instance: InstanceId) -> Result<()
         labels: BTreeMap::new(),
         thresholds: default_thresholds(),
         http: None,
+        parks: 0,
         identity: Some(NodeIdentity {
             key: key.public(),
             environment: fiec_schemas::Digest::of(b"played"),

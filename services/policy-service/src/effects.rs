@@ -14,7 +14,7 @@ use fiec_schemas::{
 use tokio::sync::mpsc::Sender;
 
 use crate::events::{Later, Outcome};
-use crate::intake::Line;
+use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
 
 /// The means of all effects; cheap to clone.
@@ -90,6 +90,12 @@ impl Effects {
     ) {
         let answer = self.control(&node, &request, timeout).await;
         if let ControlRequest::Yield {
+            execution, epoch, ..
+        }
+        | ControlRequest::Park {
+            execution, epoch, ..
+        }
+        | ControlRequest::Unpark {
             execution, epoch, ..
         } = request
         {
@@ -189,6 +195,25 @@ impl Effects {
         let found = self.programs.look_up(&line.spec.program).await;
         self.tell(Outcome::Program(line, found.map_err(|e| e.to_string())))
             .await;
+    }
+
+    /// Looks at a message as a whole.
+    pub async fn vet_message(self, cursor: Box<Cursor>) {
+        let verdict = match &cursor.tenant {
+            Ok(tenant) => {
+                let place = (cursor.stamp, cursor.seq);
+                self.vet(
+                    tenant,
+                    place,
+                    cursor.body.clone(),
+                    cursor.atomic,
+                    cursor.again,
+                )
+                .await
+            }
+            Err(_) => Ok(Default::default()),
+        };
+        self.tell(Outcome::Vetted(cursor, verdict)).await;
     }
 
     /// Stores a submission that is too large for its ledger message.

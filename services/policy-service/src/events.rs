@@ -3,18 +3,24 @@
 use async_nats::jetstream;
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
+use fiec_policy::holds::Seen;
+use fiec_policy::verify::Named;
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
-use fiec_schemas::trust::{Quarantine, SignedProof, Verdict};
+use fiec_schemas::quota::{Quota, Reservations};
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::surroundings::Offers;
+use fiec_schemas::trust::{Quarantine, SignedProof, SignedVerdict, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
-    Submission,
+    Sequence, Submission, Tenant,
 };
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-use crate::intake::Line;
+use crate::intake::{Cursor, Line};
+use crate::vetting::Verdict as Refused;
 
 /// News from the broker, in the order in which each source tells them.
 #[derive(Debug)]
@@ -36,7 +42,13 @@ pub enum News {
     /// What a node has lost.
     Quarantine(NodeId, Quarantine),
     /// What a node found that computed a part of an execution once more.
-    Verdict(Box<Verdict>),
+    Verdict(Box<SignedVerdict>),
+    /// A program that was pushed runs in a container.
+    Container(String),
+    /// What a tenant may use at once.
+    Quota(Tenant, Option<Quota>),
+    /// What a tenant has reserved.
+    Reserved(Tenant, Sequence, Reservations),
     /// Another replica spoke.
     Replica(InstanceId, bool),
 }
@@ -52,6 +64,8 @@ pub enum Outcome {
     Large(Box<Line>, Result<(), String>),
     /// Whether a line's program is registered.
     Program(Box<Line>, Result<bool, String>),
+    /// A message was looked at as a whole.
+    Vetted(Box<Cursor>, Result<Refused, String>),
     /// A line that had to wait for another.
     Again(Box<Line>),
     /// A later append.
@@ -62,8 +76,15 @@ pub enum Outcome {
     Spec(ExecutionId, Arc<Submission>),
     /// A yield order.
     Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
+    /// How far an execution was verified before, or why that cannot be said now, and which outputs
+    /// its ledger names.
+    Recalled(ExecutionId, Result<Option<VerifiedUpTo>, String>, Named),
     /// A node did not take it to compute a part once more.
     Verdict(Box<Verdict>),
+    /// What is reserved after a change; none: nobody knows.
+    Reserved(Tenant, Option<(Sequence, Reservations)>),
+    /// Whether an execution has ended.
+    Ended(ExecutionId, Seen),
     /// A probe.
     Probed(NodeId, ProbeOutcome),
     /// A record about a rejected line is stored, or not.
@@ -96,6 +117,8 @@ pub enum Ask {
     Why(ExecutionId, oneshot::Sender<Option<Why>>),
     /// All nodes.
     Nodes(oneshot::Sender<Vec<NodeStatus>>),
+    /// What the nodes could give.
+    Offers(oneshot::Sender<Offers>),
     /// What a running execution has reached.
     Progress(ExecutionId, oneshot::Sender<Option<RunningProgress>>),
     /// Move an execution.
@@ -109,6 +132,12 @@ pub enum Ask {
         /// The answer.
         reply: oneshot::Sender<Result<String, String>>,
     },
+    /// What a change of an execution would come to: in words, or why no node takes it then.
+    Foresee(
+        ExecutionId,
+        Box<Adjustment>,
+        oneshot::Sender<Result<String, String>>,
+    ),
     /// Lines that the API refused.
     Rejected(Box<Rejected>),
 }

@@ -6,14 +6,19 @@ use std::sync::Arc;
 
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
+use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
     BatchId, BatchPlace, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence, Submission,
     Tenant, Timestamp, subjects, submission,
 };
 
+use crate::vetting::{Verdict, check_count};
+
 /// Header by which the service's API fixes the time stamp that ids derive from, since it must
 /// answer with ids before the broker's own stamp can be known. Without it the broker's counts.
 pub const STAMP_HEADER: &str = "Fiec-Stamp";
+/// Messages that are looked at as a whole at once.
+pub const VETTED_AT_ONCE: usize = 64;
 /// Longest excerpt of a rejected line.
 const EXCERPT: usize = 512;
 /// A message that could not be taken in is delivered again after this.
@@ -50,6 +55,8 @@ pub enum Next {
     End(Sequence),
     /// A submission.
     Line(Box<Line>),
+    /// Its message must be looked at as a whole; it comes back by [`Intake::vetted`].
+    Vet(Box<Cursor>),
     /// A line that breaks a rule.
     Bad {
         /// Sequence of its message.
@@ -63,19 +70,39 @@ pub enum Next {
     },
 }
 
-struct Cursor {
-    seq: Sequence,
+/// A message as far as it was read.
+pub struct Cursor {
+    /// Its sequence.
+    pub seq: Sequence,
     /// From the subject; the text itself where it is no name.
-    tenant: Result<Tenant, String>,
+    pub tenant: Result<Tenant, String>,
     /// What ids without a client's derive from.
-    stamp: Timestamp,
-    body: Bytes,
+    pub stamp: Timestamp,
+    /// Its lines.
+    pub body: Bytes,
+    /// It is taken as a whole or not at all.
+    pub atomic: bool,
+    /// It was delivered before.
+    pub again: bool,
+    /// The lines that are refused, once it was looked at as a whole.
+    verdict: Option<Verdict>,
+    /// What remains of an array, of which line, from which index on.
+    elements: std::vec::IntoIter<Submission>,
+    index: u32,
+    /// Executions that it has become.
+    made: usize,
     /// Bytes that were read.
     at: usize,
     /// Lines that were read.
     number: u32,
     /// Several lines are a batch of their own.
     batch: Option<BatchId>,
+}
+
+impl std::fmt::Debug for Cursor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cursor({})", self.seq)
+    }
 }
 
 struct Open {
@@ -94,6 +121,8 @@ struct Open {
 pub struct Intake {
     queue: VecDeque<Cursor>,
     open: HashMap<Sequence, Open>,
+    /// Messages that are being looked at as a whole.
+    vetting: usize,
     /// A line that was read and waits for its turn.
     pub head: Option<Box<Line>>,
 }
@@ -126,6 +155,9 @@ impl Intake {
             return;
         }
         let batch = batch_of(&tenant, stamp, seq, &message.payload);
+        let header = message.headers.as_ref().and_then(|h| h.get(ATOMIC_HEADER));
+        let atomic = header.is_some_and(|value| value.as_str() == "true");
+        let again = info.delivered > 1;
         let body = message.payload.clone();
         self.open.insert(
             seq,
@@ -141,6 +173,12 @@ impl Intake {
             tenant,
             stamp,
             body,
+            atomic,
+            again,
+            verdict: None,
+            elements: Vec::new().into_iter(),
+            index: 0,
+            made: 0,
             at: 0,
             number: 0,
             batch,
@@ -151,23 +189,60 @@ impl Intake {
     pub fn next(&mut self) -> Option<Next> {
         loop {
             let cursor = self.queue.front_mut()?;
-            let Some(line) = cursor.line() else {
-                let seq = cursor.seq;
-                self.queue.pop_front();
-                if let Some(open) = self.open.get_mut(&seq) {
-                    open.read = true;
+            let unread = cursor.atomic && cursor.verdict.is_none() && cursor.tenant.is_ok();
+            let next = if unread { None } else { cursor.next() };
+            match next {
+                Some(Read::Blank) => {}
+                Some(Read::Next(next)) => {
+                    if let Some(open) = self.open.get_mut(&cursor.seq) {
+                        open.lines += 1;
+                    }
+                    return Some(*next);
                 }
-                return Some(Next::End(seq));
-            };
-            let (number, bytes) = line;
-            if bytes.is_empty() {
-                continue;
+                Some(Read::End) => {
+                    let seq = cursor.seq;
+                    self.queue.pop_front();
+                    if let Some(open) = self.open.get_mut(&seq) {
+                        open.read = true;
+                    }
+                    return Some(Next::End(seq));
+                }
+                None => {
+                    let cursor = self.queue.pop_front()?;
+                    self.vetting += 1;
+                    return Some(Next::Vet(Box::new(cursor)));
+                }
             }
-            if let Some(open) = self.open.get_mut(&cursor.seq) {
-                open.lines += 1;
-            }
-            return Some(cursor.read(number, &bytes));
         }
+    }
+
+    /// A message was looked at as a whole: it goes on where it was, without the lines that are
+    /// refused. Where that could not be done, it is to come again.
+    pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, String>) {
+        self.vetting -= 1;
+        let seq = cursor.seq;
+        match verdict {
+            Ok(verdict) => {
+                cursor.verdict = Some(verdict);
+                self.queue.push_back(*cursor);
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    submission = seq,
+                    "a submission cannot be looked at as a whole; it is delivered again"
+                );
+                if let Some(open) = self.open.get_mut(&seq) {
+                    (open.read, open.failed) = (true, true);
+                }
+                self.settle(seq).await;
+            }
+        }
+    }
+
+    /// True where no more messages are to be looked at as a whole for now.
+    pub fn is_crowded(&self) -> bool {
+        self.vetting >= VETTED_AT_ONCE
     }
 
     /// A line has found its place (or has not); the message is acknowledged with its last one.
@@ -220,19 +295,22 @@ fn batch_of(
         .then(|| BatchId::from_submission(tenant, stamp, seq))
 }
 
-/// The id and the batch of a line.
+/// The id and the batch of what a line of a message stands for; `place`: the message's sequence,
+/// the line, and the index of an array's element. The elements of an array are a batch.
 pub fn name(
     tenant: &Tenant,
     stamp: Timestamp,
-    seq: Sequence,
-    number: u32,
+    place: (Sequence, u32, Option<u32>),
     batch: Option<BatchId>,
     spec: &Submission,
 ) -> (ExecutionId, Option<BatchPlace>) {
-    let execution = match &spec.id {
-        Some(client) => ExecutionId::from_client(tenant, client),
-        None => ExecutionId::from_submission(tenant, stamp, seq, number),
+    let (seq, number, index) = place;
+    let execution = match (&spec.id, index) {
+        (Some(client), _) => ExecutionId::from_client(tenant, client),
+        (None, None) => ExecutionId::from_submission(tenant, stamp, seq, number),
+        (None, Some(index)) => ExecutionId::from_element(tenant, stamp, seq, number, index),
     };
+    let batch = batch.or_else(|| index.map(|_| BatchId::from_submission(tenant, stamp, seq)));
     let batch = spec
         .batch
         .as_ref()
@@ -246,7 +324,99 @@ pub fn excerpt(line: &[u8]) -> String {
     String::from_utf8_lossy(&line[..line.len().min(EXCERPT)]).into_owned()
 }
 
+/// What a cursor comes to.
+enum Read {
+    /// Nothing.
+    Blank,
+    /// A line, or an element of one.
+    Next(Box<Next>),
+    /// No further line.
+    End,
+}
+
 impl Cursor {
+    /// What comes next; none where the message must be looked at as a whole before.
+    fn next(&mut self) -> Option<Read> {
+        if let Some(spec) = self.elements.next() {
+            let index = self.index;
+            self.index += 1;
+            return Some(self.element(spec, Some(index)));
+        }
+        let (at, number) = (self.at, self.number);
+        let Some((line, text)) = self.line() else {
+            return Some(Read::End);
+        };
+        if text.is_empty() {
+            return Some(Read::Blank);
+        }
+        let tenant = match &self.tenant {
+            Ok(tenant) => tenant.to_string(),
+            Err(tenant) => {
+                let reason = format!(
+                    "{tenant:?} is no tenant: 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'"
+                );
+                let tenant = tenant.clone();
+                return Some(self.bad(line, tenant, FieldError::new("", reason), &text));
+            }
+        };
+        if let Some(error) = self.verdict.as_mut().and_then(|v| v.remove(&line)) {
+            return Some(self.bad(line, tenant, error, &text));
+        }
+        let spec = match Submission::parse(&text) {
+            Ok(spec) => spec,
+            Err(error) => return Some(self.bad(line, tenant, error, &text)),
+        };
+        if !spec.after.is_empty() && self.verdict.is_none() {
+            (self.at, self.number) = (at, number);
+            return None;
+        }
+        self.made += spec.count();
+        if spec.array.is_none() {
+            return Some(self.element(spec, None));
+        }
+        let expanded = check_count(&spec, self.made).and_then(|()| spec.expand());
+        match expanded {
+            Ok(all) => {
+                (self.elements, self.index) = (all.into_iter(), 0);
+                Some(Read::Blank)
+            }
+            Err(error) => Some(self.bad(line, tenant, error, &text)),
+        }
+    }
+
+    fn bad(&self, line: u32, tenant: String, error: FieldError, text: &[u8]) -> Read {
+        Read::Next(Box::new(Next::Bad {
+            message: self.seq,
+            tenant,
+            error: LineError {
+                line,
+                field: error.field,
+                reason: error.reason,
+            },
+            excerpt: excerpt(text),
+        }))
+    }
+
+    fn element(&self, spec: Submission, index: Option<u32>) -> Read {
+        let Ok(tenant) = &self.tenant else {
+            return Read::Blank;
+        };
+        let place = (self.seq, self.number, index);
+        let (execution, batch) = name(tenant, self.stamp, place, self.batch, &spec);
+        Read::Next(Box::new(Next::Line(Box::new(Line {
+            message: self.seq,
+            number: self.number,
+            tenant: tenant.clone(),
+            execution,
+            batch,
+            stamp: self.stamp,
+            spec: Arc::new(spec),
+            stored: false,
+            registered: false,
+            told: None,
+        }))))
+    }
+
     /// The next line with its number, blank ones as empty.
     fn line(&mut self) -> Option<(u32, Bytes)> {
         if self.at > self.body.len() {
@@ -258,46 +428,5 @@ impl Cursor {
         self.at += end + 1;
         self.number += 1;
         Some((self.number, line))
-    }
-
-    fn read(&self, number: u32, line: &[u8]) -> Next {
-        let bad = |tenant: String, error: FieldError| Next::Bad {
-            message: self.seq,
-            tenant,
-            error: LineError {
-                line: number,
-                field: error.field,
-                reason: error.reason,
-            },
-            excerpt: excerpt(line),
-        };
-        let tenant = match &self.tenant {
-            Ok(tenant) => tenant,
-            Err(text) => {
-                let reason = format!(
-                    "{text:?} is no tenant: 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'"
-                );
-                return bad(text.clone(), FieldError::new("", reason));
-            }
-        };
-        match Submission::parse(line) {
-            Ok(spec) => {
-                let (execution, batch) =
-                    name(tenant, self.stamp, self.seq, number, self.batch, &spec);
-                Next::Line(Box::new(Line {
-                    message: self.seq,
-                    number,
-                    tenant: tenant.clone(),
-                    execution,
-                    batch,
-                    stamp: self.stamp,
-                    spec: Arc::new(spec),
-                    stored: false,
-                    registered: false,
-                    told: None,
-                }))
-            }
-            Err(error) => bad(tenant.to_string(), error),
-        }
     }
 }

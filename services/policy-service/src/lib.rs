@@ -16,6 +16,7 @@
 mod acks;
 mod api;
 mod core;
+mod dependencies;
 mod effects;
 mod error;
 mod events;
@@ -24,9 +25,11 @@ mod metrics;
 mod options;
 mod outbox;
 mod programs;
+mod reservation;
 mod service;
 mod sources;
 mod trust;
+mod vetting;
 
 pub use error::ServiceError;
 pub use intake::STAMP_HEADER;

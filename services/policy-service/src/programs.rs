@@ -1,16 +1,20 @@
 //! Which programs may be submitted: those that are built in, and those that were pushed. The
-//! bucket of programs is followed into a set, and what is not in the set is looked up before it is
-//! refused, so that a program counts from the moment of its push.
+//! bucket of programs is followed into a table, and what is not in it is looked up before it is
+//! refused, so that a program counts from the moment of its push. The table also says which of
+//! them run in containers, since not every worker can start one.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{Operation, Store};
 use fiec_broker::{Broker, BrokerError, registry};
-use fiec_schemas::package::{ProgramName, is_built_in};
+use fiec_schemas::package::{ProgramName, ProgramRecord, is_built_in};
 use futures_util::StreamExt;
 use tokio::sync::OnceCell;
+use tokio::sync::mpsc::Sender;
+
+use crate::events::News;
 
 /// How long a look-up may take.
 const LOOK_UP: Duration = Duration::from_secs(5);
@@ -20,8 +24,8 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 pub struct Programs {
     broker: Broker,
     bucket: Arc<OnceCell<Store>>,
-    /// Keys in the bucket of programs.
-    known: Arc<RwLock<HashSet<String>>>,
+    /// Keys in the bucket of programs, with whether the program runs in a container.
+    known: Arc<RwLock<HashMap<String, bool>>>,
 }
 
 impl Programs {
@@ -40,7 +44,16 @@ impl Programs {
             return true;
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        !known.is_empty() && known.contains(&program.replacen('@', ".", 1))
+        !known.is_empty() && known.contains_key(&program.replacen('@', ".", 1))
+    }
+
+    /// True for a program that is known to run in a container.
+    pub fn in_container(&self, program: &str) -> bool {
+        if is_built_in(program) {
+            return false;
+        }
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        !known.is_empty() && known.get(&program.replacen('@', ".", 1)) == Some(&true)
     }
 
     /// Whether a program that is not known is registered after all.
@@ -67,48 +80,49 @@ impl Programs {
                 .map_err(BrokerError::operation(format!(
                     "look {program} up within {LOOK_UP:?}"
                 )))??;
-        if found.is_some() {
-            self.change(name.key(), true);
+        if let Some(record) = &found {
+            self.change(name.key(), Some(record.manifest.image.is_some()));
         }
         Ok(found.is_some())
     }
 
-    fn change(&self, key: String, there: bool) {
+    /// Notes a program and whether it runs in a container; none: it is gone.
+    fn change(&self, key: String, there: Option<bool>) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if there {
-            known.insert(key);
-        } else {
-            known.remove(&key);
-        }
+        match there {
+            Some(container) => known.insert(key, container),
+            None => known.remove(&key),
+        };
     }
 
-    /// Keeps the set current until the watch ends.
+    /// Keeps the table current until the watch ends, and tells of programs that run in containers.
     ///
     /// # Errors
     /// When the bucket cannot be watched.
-    pub async fn follow(&self) -> Result<(), BrokerError> {
+    pub async fn follow(&self, news: &Sender<News>) -> Result<(), BrokerError> {
         const WHAT: &str = "watch the programs";
         let bucket = registry::bucket(&self.broker).await?;
-        // Opened before the list is read, so that nothing falls between the two.
+        // The last entry of each key first, those that tell of its end among them.
         let mut entries = bucket
-            .watch_all()
+            .watch_with_history(">")
             .await
             .map_err(BrokerError::operation(WHAT))?;
-        let keys: Vec<_> = bucket
-            .keys()
-            .await
-            .map_err(BrokerError::operation(WHAT))?
-            .collect()
-            .await;
-        let mut there = HashSet::new();
-        for key in keys {
-            there.insert(key.map_err(BrokerError::operation(WHAT))?);
-        }
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = there;
         while let Some(entry) = entries.next().await {
             let entry = entry.map_err(BrokerError::operation(WHAT))?;
             tracing::debug!(key = entry.key, operation = ?entry.operation, "programs");
-            self.change(entry.key, entry.operation == Operation::Put);
+            if entry.operation != Operation::Put {
+                self.change(entry.key, None);
+                continue;
+            }
+            // One that cannot be read is there all the same; workers say what is wrong with it.
+            let record: Option<ProgramRecord> = serde_json::from_slice(&entry.value).ok();
+            let contained = record.filter(|r| r.manifest.image.is_some());
+            self.change(entry.key, Some(contained.is_some()));
+            if let Some(record) = contained
+                && news.send(News::Container(record.program)).await.is_err()
+            {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -124,7 +138,10 @@ mod tests {
     use fiec_schemas::{Digest, Timestamp, subjects};
 
     async fn push(broker: &Broker, program: &str) {
-        let manifest = br#"{"entry":["x"],"protocol":"frames"}"#;
+        push_as(broker, program, br#"{"entry":["x"],"protocol":"frames"}"#).await;
+    }
+
+    async fn push_as(broker: &Broker, program: &str, manifest: &[u8]) {
         let record = ProgramRecord {
             program: program.to_owned(),
             manifest: Manifest::parse(manifest).unwrap(),
@@ -161,11 +178,24 @@ mod tests {
         push(&broker, "early@1").await;
         let programs = Programs::new(&broker);
         assert!(programs.has("cg@1") && !programs.has("early@1"));
-        let follow = |programs: Programs| tokio::spawn(async move { programs.follow().await });
+        let (told, mut news) = tokio::sync::mpsc::channel(8);
+        let follow = |programs: Programs| {
+            let told = told.clone();
+            tokio::spawn(async move { programs.follow(&told).await })
+        };
         let watch = follow(programs.clone());
         until("what was there is known", || programs.has("early@1")).await;
         push(&broker, "late@1.2").await;
         until("what comes is known", || programs.has("late@1.2")).await;
+        assert!(!programs.in_container("late@1.2") && !programs.in_container("cg@1"));
+        let boxed = br#"{"entry":["x"],"protocol":"json_lines","image":"some/image:1"}"#;
+        push_as(&broker, "boxed@1", boxed).await;
+        until("a container is known", || programs.in_container("boxed@1")).await;
+        let said = news.recv().await;
+        assert!(
+            matches!(&said, Some(News::Container(p)) if p == "boxed@1"),
+            "{said:?}"
+        );
 
         watch.abort();
         let _ = watch.await;

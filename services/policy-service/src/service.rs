@@ -14,7 +14,7 @@ use crate::core::Core;
 use crate::effects::Effects;
 use crate::metrics::Metrics;
 use crate::programs::Programs;
-use crate::{Options, ServiceError, acks, api, sources};
+use crate::{Options, ServiceError, acks, api, reservation, sources};
 
 /// News that may wait for the core.
 const NEWS: usize = 4_096;
@@ -89,15 +89,22 @@ impl PolicyService {
         // The live telemetry first, so that nothing falls between the last vectors and it.
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("telemetry", sources::telemetry(b, n).await) });
-        core.preload(sources::known_nodes(&broker).await?, vectors(&broker).await);
+        let mut known = sources::known_nodes(&broker).await?;
+        known.extend(sources::contained_programs(&broker).await);
+        known.extend(reservation::quotas(&broker).await?);
+        core.preload(known, vectors(&broker).await);
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move { ("quotas", sources::quotas(b, n).await) });
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move { ("reservations", sources::reservations(b, n).await) });
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("verdicts", sources::verdicts(b, n).await) });
         let (b, n, id) = (broker.clone(), news_tx.clone(), options.id);
         tasks.spawn(async move { ("presence", sources::presence(b, id, n).await) });
-        let p = effects.programs.clone();
-        tasks.spawn(async move { ("programs", sources::programs(p).await) });
+        let (p, n) = (effects.programs.clone(), news_tx.clone());
+        tasks.spawn(async move { ("programs", sources::programs(p, n).await) });
         let (b, n) = (broker.clone(), news_tx);
         tasks.spawn(async move { ("ledgers", sources::ledgers(b, n).await) });
         let b = broker.clone();

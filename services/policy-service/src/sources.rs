@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::kv;
 use fiec_broker::feed::{self, Start};
-use fiec_broker::{Broker, BrokerError, topology};
+use fiec_broker::{Broker, BrokerError, registry, topology};
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::trust::Quarantine;
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
@@ -18,6 +18,7 @@ use tokio::sync::mpsc::Sender;
 use crate::ServiceError;
 use crate::events::{News, SubmitMessage};
 use crate::programs::Programs;
+use crate::reservation;
 
 const BACK_OFF: Duration = Duration::from_millis(100);
 const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
@@ -286,6 +287,20 @@ pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
     Ok(news)
 }
 
+/// Pushed programs that run in containers, as far as their records can be read.
+pub async fn contained_programs(broker: &Broker) -> Vec<News> {
+    match registry::list(broker).await {
+        Ok(records) => {
+            let contained = records.into_iter().filter(|r| r.manifest.image.is_some());
+            contained.map(|r| News::Container(r.program)).collect()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "starting without knowing which programs run in containers; workers refuse those that they cannot start");
+            Vec::new()
+        }
+    }
+}
+
 /// Descriptors and flags as they change.
 pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
     again("nodes", || async {
@@ -306,9 +321,19 @@ pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceErro
     .await
 }
 
+/// What tenants may use at once.
+pub async fn quotas(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    again("quotas", || reservation::watch_quotas(&broker, &news)).await
+}
+
+/// What tenants have reserved.
+pub async fn reservations(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+    again("reservations", || reservation::follow(&broker, &news)).await
+}
+
 /// Programs as they are pushed.
-pub async fn programs(programs: Programs) -> Result<(), ServiceError> {
-    again("programs", || programs.follow()).await
+pub async fn programs(programs: Programs, news: Sender<News>) -> Result<(), ServiceError> {
+    again("programs", || programs.follow(&news)).await
 }
 
 fn node_news(key: &str, value: Option<&[u8]>) -> Option<News> {

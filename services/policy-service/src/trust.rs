@@ -6,8 +6,9 @@ use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Entry, feed, outbox, store};
 use fiec_policy::Good;
+use fiec_policy::verify::Named;
 use fiec_schemas::messages::{ControlRequest, Record};
-use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict};
+use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
     StatePlace, Tenant, Timestamp, subjects,
@@ -18,6 +19,8 @@ use crate::events::{Later, Outcome};
 
 /// Attempts to change a key that others change too.
 const ATTEMPTS: usize = 16;
+/// A note is read within this, or asked for again.
+const WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Effects {
     /// Takes a contract away from a node, or from one of its devices, once; whoever does it says
@@ -48,7 +51,7 @@ impl Effects {
                 tracing::error!(%node, contract = contract.as_str(), reason, "quarantined");
                 let place = substrate.map_or_else(String::new, |device| format!(" on {device}"));
                 let detail = format!("{}{place}: {reason}", contract.as_str());
-                self.record_node(&node, "quarantined", detail).await;
+                self.record_node(&node, "quarantined", detail, None).await;
             }
             Ok(false) => {}
             Err(error) => {
@@ -83,7 +86,8 @@ impl Effects {
         if !lost.is_empty() {
             let names: Vec<_> = lost.iter().map(|c| c.as_str()).collect();
             let detail = format!("{} given back by {who}", names.join(", "));
-            self.record_node(node, "released", detail).await;
+            let who = Some(who.to_owned());
+            self.record_node(node, "released", detail, who).await;
         }
         Ok(lost)
     }
@@ -126,12 +130,13 @@ impl Effects {
         Err(words(&"others keep writing it"))
     }
 
-    async fn record_node(&self, node: &NodeId, what: &str, detail: String) {
+    async fn record_node(&self, node: &NodeId, what: &str, detail: String, who: Option<String>) {
         let record = Record::Node {
             node: node.clone(),
             instance: None,
             what: what.to_owned(),
             detail,
+            who,
             at: Timestamp::now(),
             descriptor: None,
         };
@@ -186,8 +191,56 @@ impl Effects {
         self.tell(Outcome::Verdict(Box::new(verdict))).await;
     }
 
-    /// Removes a σ that was kept beside the ledger.
+    /// Reads how far an execution was verified before, and what its ledger names.
+    pub async fn recall(self, execution: ExecutionId, tenant: Tenant) {
+        let mut named = Named::default();
+        let found = async {
+            let up_to = store::get_verified(&self.broker, execution).await?;
+            for item in feed::of_execution(&self.broker, &tenant, execution).await? {
+                let message = item.message()?;
+                named.note(&message.events, &message.state);
+            }
+            Ok(up_to)
+        };
+        let up_to = match tokio::time::timeout(WITHIN, found).await {
+            Ok(found) => found.map_err(|error: BrokerError| error.to_string()),
+            Err(_) => Err(format!(
+                "how far it was verified before could not be read within {WITHIN:?}"
+            )),
+        };
+        if let Ok(Some(up_to)) = &up_to {
+            let good = up_to.good.index;
+            tracing::info!(%execution, good, "its verification goes on from there");
+        }
+        self.tell(Outcome::Recalled(execution, up_to, named)).await;
+    }
+
+    /// Stores how far an execution is verified, and then removes the σ that was kept before: what
+    /// is noted is there, whenever this ends.
+    pub async fn keep_verified(
+        self,
+        execution: ExecutionId,
+        up_to: VerifiedUpTo,
+        drop: Option<Digest>,
+    ) {
+        if let Err(error) = store::keep_verified(&self.broker, execution, &up_to).await {
+            tracing::warn!(%execution, %error, "how far it is verified could not be stored; another service would begin further back");
+            return;
+        }
+        if let Some(digest) = drop {
+            self.drop_state(execution, digest).await;
+        }
+    }
+
+    /// Removes a σ that was kept beside the ledger, and what was noted with it.
     pub async fn drop_kept(self, execution: ExecutionId, digest: Digest) {
+        self.drop_state(execution, digest).await;
+        if let Err(error) = store::drop_verified(&self.broker, execution).await {
+            tracing::debug!(%execution, %error, "a note was not dropped; its bucket's age limit will");
+        }
+    }
+
+    async fn drop_state(&self, execution: ExecutionId, digest: Digest) {
         if let Err(error) = store::drop_state(&self.broker, execution, digest).await {
             tracing::debug!(%execution, %error, "a kept state was not dropped; its bucket's age limit will");
         }

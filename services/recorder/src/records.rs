@@ -173,12 +173,13 @@ pub(crate) async fn write(
                 instance,
                 what,
                 detail,
+                who,
                 at,
                 descriptor,
             } => {
                 sqlx::query(
-                    "INSERT INTO node_events (seq, node, instance, what, detail, at) \
-                     VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
+                    "INSERT INTO node_events (seq, node, instance, what, detail, at, who) \
+                     VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
                 )
                 .bind(saturate(*seq))
                 .bind(node.as_str())
@@ -186,6 +187,7 @@ pub(crate) async fn write(
                 .bind(without_nul(what))
                 .bind(without_nul(detail))
                 .bind(PgTime(*at))
+                .bind(who.as_deref().map(without_nul))
                 .execute(&mut *tx)
                 .await?;
                 node_status(&mut tx, node.as_str(), what, detail, *at).await?;
@@ -218,6 +220,32 @@ pub(crate) async fn write(
                 };
                 trust::verification(&mut tx, *seq, &verification).await?;
             }
+            Record::Waiting {
+                execution,
+                summary,
+                candidates,
+                omitted,
+                would_help,
+                at,
+            } => {
+                let clean = |text: String| json_without_nul(&text).into_owned();
+                sqlx::query(
+                    "INSERT INTO waiting_verdicts AS w (execution, at, summary, candidates, \
+                     omitted, would_help) VALUES ($1, $2, $3, $4::text::jsonb, $5, \
+                     $6::text::jsonb) ON CONFLICT (execution) DO UPDATE SET at = excluded.at, \
+                     summary = excluded.summary, candidates = excluded.candidates, \
+                     omitted = excluded.omitted, would_help = excluded.would_help \
+                     WHERE w.at < excluded.at",
+                )
+                .bind(execution.0)
+                .bind(PgTime(*at))
+                .bind(without_nul(summary))
+                .bind(clean(json(candidates)))
+                .bind(line(*omitted))
+                .bind(clean(json(would_help)))
+                .execute(&mut *tx)
+                .await?;
+            }
             Record::Envelopes { node, envelopes } => {
                 self::envelopes(&mut tx, *seq, node.as_str(), envelopes).await?;
             }
@@ -241,12 +269,12 @@ async fn node_status(
         _ => None,
     };
     let cordoned = match what {
-        "cordoned" => Some(true),
+        "cordoned" | "revoked" => Some(true),
         "uncordoned" => Some(false),
         _ => None,
     };
     let draining = match what {
-        "draining" => Some(true),
+        "draining" | "revoked" => Some(true),
         "joined" | "uncordoned" => Some(false),
         _ => None,
     };
@@ -312,13 +340,18 @@ async fn envelopes(
     set: &NodeEnvelopes,
 ) -> sqlx::Result<()> {
     sqlx::query(
-        "INSERT INTO node_events (seq, node, instance, what, detail, at) \
-         VALUES ($1, $2, NULL, 'envelopes', $3, $4) ON CONFLICT DO NOTHING",
+        "INSERT INTO node_events (seq, node, instance, what, detail, at, who) \
+         VALUES ($1, $2, NULL, 'envelopes', $3, $4, $5) ON CONFLICT DO NOTHING",
     )
     .bind(saturate(seq))
     .bind(node)
     .bind(without_nul(&set.in_words()))
     .bind(PgTime(set.at))
+    .bind(
+        Some(set.who.as_str())
+            .filter(|who| !who.is_empty())
+            .map(without_nul),
+    )
     .execute(&mut *tx)
     .await?;
     sqlx::query(

@@ -324,6 +324,32 @@ async fn a_gap_in_the_ordinals_is_stated_and_bridged() {
 }
 
 #[tokio::test]
+async fn why_tells_the_cause_the_evidence_and_the_candidates_of_the_last_binding() {
+    let db = database().await;
+    let (id, items) = handover(1);
+    project(&db.pool, items).await.unwrap();
+    let row = words(
+        &db.pool,
+        &format!("SELECT to_jsonb(w)::text FROM why('{id}') w"),
+    )
+    .await;
+    let row: serde_json::Value = serde_json::from_str(&row).unwrap();
+    let is = |field: &str, value: serde_json::Value| assert_eq!(row[field], value, "{field}");
+    is("phase", "started".into());
+    is("node", "b".into());
+    is("from_node", "a".into());
+    is("cause", "pressure".into());
+    is("omitted", 1.into());
+    let evidence: Evidence = serde_json::from_value(row["evidence"].clone()).unwrap();
+    assert_eq!((evidence.signal, evidence.value), (Signal::Memory, 0.93));
+    assert_eq!((evidence.threshold.high, evidence.since), (0.9, at(20)));
+    let candidates: Vec<Candidate> = serde_json::from_value(row["candidates"].clone()).unwrap();
+    assert_eq!(candidates[1].rejected, ["memory is above its limit"]);
+    let said = row["cause_in_words"].as_str().unwrap();
+    assert!(said.contains("memory on a was 93.0 %"), "{said}");
+}
+
+#[tokio::test]
 async fn every_example_query_runs_and_says_what_it_answers() {
     let db = database().await;
     let (_, items) = handover(1);

@@ -213,6 +213,7 @@ async fn rejections_and_node_events_are_recorded() {
         instance: None,
         what: "cordoned".into(),
         detail: "by ada".into(),
+        who: Some("ada".into()),
         at,
         descriptor: None,
     };

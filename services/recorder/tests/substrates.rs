@@ -47,8 +47,8 @@ async fn rows(pool: &PgPool, sql: &str) -> Vec<Value> {
         .unwrap()
 }
 
-#[tokio::test]
-async fn a_nodes_places_memory_and_profile_are_rows() {
+/// A database with all tables, as long as the server and the folder are held.
+async fn database() -> (tempfile::TempDir, Postgres, PgPool) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
@@ -58,6 +58,12 @@ async fn a_nodes_places_memory_and_profile_are_rows() {
     let server = Postgres::start(options).await.unwrap();
     let pool = fiec_recorder::connect(&server.url()).await.unwrap();
     fiec_recorder::migrate(&pool).await.unwrap();
+    (folder, server, pool)
+}
+
+#[tokio::test]
+async fn a_nodes_places_memory_and_profile_are_rows() {
+    let (_folder, _server, pool) = database().await;
     sqlx::query(
         "INSERT INTO nodes (node, status, host, cpus, isa, memory_limit_bytes, descriptor) \
          VALUES ('n1', 'up', 'h', 8, 'x86_64+avx2+fma', 1073741824, $1)",
@@ -118,4 +124,95 @@ async fn a_nodes_places_memory_and_profile_are_rows() {
     );
     let asked = include_str!("../../../examples/sql/which_devices_are_there.sql");
     sqlx::query(asked).fetch_all(&pool).await.unwrap();
+}
+
+/// A proof of one place, an hour ago and for as long from now.
+async fn proved(pool: &PgPool, seq: i64, substrate: &str, passed: bool) {
+    sqlx::query(
+        "INSERT INTO node_proofs SELECT $1, 'n1', gen_random_uuid(), $2, c, 1, '\\x00', \
+         $3, CASE WHEN $3 THEN '' ELSE 'canary dot' END, 1, 'cpu', '\\x00', NULL, \
+         now() - interval '1 hour', now() + interval '1 hour', now(), 'U', 's' \
+         FROM unnest(ARRAY['bitwise', 'bounded']) c",
+    )
+    .bind(seq)
+    .bind(substrate)
+    .bind(passed)
+    .execute(pool)
+    .await
+    .unwrap();
+}
+
+async fn event(pool: &PgPool, seq: i64, what: &str, detail: &str) {
+    sqlx::query("INSERT INTO node_events VALUES ($1, 'n1', NULL, $2, $3, now())")
+        .bind(seq)
+        .bind(what)
+        .bind(detail)
+        .execute(pool)
+        .await
+        .unwrap();
+}
+
+/// `place contract standing [lost with]` in order.
+async fn trust(pool: &PgPool) -> Vec<String> {
+    let sql =
+        "SELECT concat_ws(' ', substrate, contract, standing, lost_with) AS t FROM node_trust";
+    let all = rows(pool, &format!("{sql} ORDER BY substrate, contract")).await;
+    let text = all.iter().map(|row| row["t"].as_str().unwrap().to_owned());
+    text.collect()
+}
+
+#[tokio::test]
+async fn a_device_that_has_lost_its_contract_has_lost_it_alone() {
+    let (_folder, _server, pool) = database().await;
+    sqlx::query("INSERT INTO nodes (node, descriptor) VALUES ('n1', $1)")
+        .bind(json!({"substrates": [{"id": "GPU-1"}, {"id": "GPU-10"}, {"id": "host"}]}))
+        .execute(&pool)
+        .await
+        .unwrap();
+    let all = |standing: &str| {
+        ["GPU-1", "GPU-10", "host"]
+            .iter()
+            .flat_map(|place| ["bitwise", "bounded"].map(|c| format!("{place} {c} {standing}")))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(trust(&pool).await, all("unproved"));
+    for (seq, place) in [(1, "GPU-1"), (2, "GPU-10"), (3, "host")] {
+        proved(&pool, seq, place, true).await;
+    }
+    assert_eq!(trust(&pool).await, all("proved"));
+    // Whatever was proved since, only a release gives it back.
+    event(&pool, 4, "quarantined", "bitwise on GPU-1: canary dot").await;
+    proved(&pool, 5, "GPU-1", true).await;
+    let mut lost = all("proved");
+    lost[0] = "GPU-1 bitwise quarantined GPU-1".to_owned();
+    assert_eq!(trust(&pool).await, lost);
+    let why = rows(
+        &pool,
+        "SELECT why FROM node_trust WHERE standing = 'quarantined'",
+    )
+    .await;
+    assert_eq!(why[0]["why"], "bitwise on GPU-1: canary dot");
+    // Its host's is all of the node's.
+    event(&pool, 6, "quarantined", "bitwise: it computed other bits").await;
+    let bitwise = trust(&pool).await;
+    let bitwise: Vec<_> = bitwise.iter().filter(|t| t.contains("bitwise")).collect();
+    assert!(
+        bitwise.iter().all(|t| t.ends_with("quarantined node")),
+        "{bitwise:?}"
+    );
+    event(&pool, 7, "released", "bitwise given back by ann").await;
+    assert_eq!(trust(&pool).await, all("outdated"));
+    sqlx::query("UPDATE node_proofs SET proved_at = now() + interval '1 minute'")
+        .execute(&pool)
+        .await
+        .unwrap();
+    proved(&pool, 8, "GPU-1", false).await;
+    sqlx::query("UPDATE node_proofs SET proved_at = now() + interval '1 minute'")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let mut failed = all("proved");
+    failed[0] = "GPU-1 bitwise failed".to_owned();
+    failed[1] = "GPU-1 bounded failed".to_owned();
+    assert_eq!(trust(&pool).await, failed);
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, outbox, store};
-use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest};
+use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, Why};
 use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     Binding, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp,
 };
@@ -17,6 +18,10 @@ use crate::events::{Ask, Outcome};
 
 /// A submission that was just accepted may not have its ledger yet.
 const NEWBORN: Duration = Duration::from_millis(300);
+
+/// How often a bound execution is looked at again before it is changed, and how long between.
+const BOUND_ROUNDS: u32 = 6;
+const BOUND_PAUSE: Duration = Duration::from_millis(50);
 
 /// What an execution can be given where it runs; what is there to be given, its node knows.
 fn check_grant(grant: &Grant) -> Result<(), String> {
@@ -71,7 +76,8 @@ impl Api {
                 let grant = request.grant.unwrap_or_default();
                 self.reconfigure(entry, grant, who).await
             }
-            _ => self.change(verb, &tenant, entry, who).await,
+            "adjust" => self.adjust(&tenant, entry, request.change, who).await,
+            _ => self.change((verb, None), &tenant, entry, who).await,
         }
     }
 
@@ -128,7 +134,10 @@ impl Api {
             ));
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
-        let why = why.ok_or_else(|| format!("{id} is not known yet; try again"))?;
+        let mut why = why.ok_or_else(|| format!("{id} is not known yet; try again"))?;
+        if let Some(binding) = state.phase.binding() {
+            self.tell_binding(binding, &mut why).await;
+        }
         Ok(ApiReply {
             why: Some(why),
             state: Some(state),
@@ -136,15 +145,70 @@ impl Api {
         })
     }
 
-    async fn change(
+    /// Why it was bound to where it is, and whom that was chosen from: as its ledger says, while
+    /// that still has the message.
+    async fn tell_binding(&self, binding: &Binding, why: &mut Why) {
+        let read = self.effects.ledger.by_sequence(binding.seq);
+        let found = match tokio::time::timeout(self.options.control_timeout, read).await {
+            Ok(Ok(entry)) => entry.message,
+            Ok(Err(_)) | Err(_) => {
+                why.summary += "; why it was bound there is in PostgreSQL (`fiec history`)";
+                return;
+            }
+        };
+        let from = found.state.author.strip_prefix("worker/");
+        let from = from.and_then(|author| author.split('/').next()?.parse().ok());
+        let moved_on = |event: &Event| matches!(event, Event::Yielded { .. });
+        let handover = found.events.iter().any(moved_on);
+        for event in found.events {
+            if let Event::Bound {
+                cause, decision, ..
+            } = event
+            {
+                why.summary += &format!("; bound there: {}", cause.in_words());
+                if let Some(place) = &mut why.place {
+                    place.from = from.clone().filter(|_| handover);
+                }
+                (why.cause, why.decision) = (Some(cause), decision);
+            }
+        }
+    }
+
+    /// Changes something about an execution, and says what that comes to.
+    async fn adjust(
         &self,
-        verb: &str,
+        tenant: &Tenant,
+        entry: Entry,
+        change: Option<Adjustment>,
+        who: String,
+    ) -> Answered<ApiReply> {
+        let change = change.unwrap_or_default();
+        change
+            .check()
+            .map_err(|error| format!("change.{}: {}", error.field, error.reason))?;
+        let id = entry.message.state.execution;
+        let told = Box::new(change.clone());
+        let foreseen = self.ask(|reply| Ask::Foresee(id, told, reply)).await?;
+        let mut reply = self
+            .change(("adjust", Some(change)), tenant, entry, who)
+            .await?;
+        reply.message = match foreseen {
+            Ok(words) if words.is_empty() => format!("{id} is changed"),
+            Ok(words) => format!("{id} is changed: {words}"),
+            Err(words) => format!("{id} is changed, but {words}"),
+        };
+        Ok(reply)
+    }
+
+    pub(super) async fn change(
+        &self,
+        (verb, adjustment): (&str, Option<Adjustment>),
         tenant: &Tenant,
         mut entry: Entry,
         who: String,
     ) -> Answered<ApiReply> {
         let id = entry.message.state.execution;
-        for _ in 0..16 {
+        for round in 0..16 {
             let phase = entry.message.state.phase.clone();
             let event = match (verb, &phase) {
                 (_, p) if p.is_terminal() => return Err(format!("{id} is {} already", p.as_str())),
@@ -153,10 +217,20 @@ impl Api {
                 ("pause", Phase::Paused { who }) => {
                     return Err(format!("{id} was paused by {who} already"));
                 }
-                ("cancel" | "pause", Phase::Started(binding))
+                // Its worker starts it in a moment, and would have to be told anew.
+                ("adjust", Phase::Bound(_)) if round < BOUND_ROUNDS => {
+                    tokio::time::sleep(BOUND_PAUSE).await;
+                    let last = self.effects.ledger.last(tenant, id).await;
+                    entry = last
+                        .map_err(|error| error.to_string())?
+                        .ok_or_else(|| format!("the ledger of {id} is gone"))?;
+                    continue;
+                }
+                ("cancel" | "pause" | "adjust", Phase::Started(binding))
                     if verb == "pause" || !self.is_lost(binding).await =>
                 {
-                    match self.pass_on(verb, id, binding, &who).await {
+                    let asked = (verb, adjustment.as_ref());
+                    match self.pass_on(asked, id, binding, &who).await {
                         Ok(reply) => return Ok(reply),
                         // It may have moved on while it was asked.
                         Err(error) => match self.moved_on(tenant, id, &entry).await? {
@@ -170,6 +244,10 @@ impl Api {
                 }
                 ("cancel", _) => Event::Cancelled { who: who.clone() },
                 ("pause", _) => Event::Paused { who: who.clone() },
+                ("adjust", _) => Event::Adjusted {
+                    who: who.clone(),
+                    change: adjustment.clone().unwrap_or_default(),
+                },
                 _ => return Err(format!("there is no request {verb}")),
             };
             let draft = Draft::new(
@@ -303,16 +381,20 @@ impl Api {
 
     async fn pass_on(
         &self,
-        verb: &str,
+        (verb, adjustment): (&str, Option<&Adjustment>),
         execution: ExecutionId,
         binding: &Binding,
         who: &str,
     ) -> Answered<ApiReply> {
         let who = who.to_owned();
-        let request = if verb == "cancel" {
-            ControlRequest::Cancel { execution, who }
-        } else {
-            ControlRequest::Pause { execution, who }
+        let request = match adjustment {
+            Some(change) => ControlRequest::Adjust {
+                execution,
+                who,
+                change: change.clone(),
+            },
+            None if verb == "cancel" => ControlRequest::Cancel { execution, who },
+            None => ControlRequest::Pause { execution, who },
         };
         let node = &binding.node;
         match self

@@ -1,16 +1,19 @@
 //! The NATS micro service `fiec`: what operators and clients ask.
 
+mod batches;
 mod envelopes;
 mod executions;
 mod nodes;
+mod quotas;
 mod submit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_nats::service::{Request, ServiceExt, error::Error};
-use fiec_schemas::Tenant;
 use fiec_schemas::messages::ApiReply;
+use fiec_schemas::submission::ATOMIC_HEADER;
+use fiec_schemas::{Tenant, subjects};
 use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use serde::Serialize;
@@ -25,7 +28,7 @@ use crate::{Options, ServiceError};
 const AT_ONCE: usize = 256;
 
 /// Endpoint names and their subjects.
-const ENDPOINTS: [(&str, &str); 14] = [
+const ENDPOINTS: [(&str, &str); 21] = [
     ("submit", "fiec.api.submit.*"),
     ("status", "fiec.api.status.*"),
     ("cancel", "fiec.api.cancel.*"),
@@ -33,11 +36,18 @@ const ENDPOINTS: [(&str, &str); 14] = [
     ("resume", "fiec.api.resume.*"),
     ("yield", "fiec.api.yield.*"),
     ("reconfigure", "fiec.api.reconfigure.*"),
+    ("adjust", "fiec.api.adjust.*"),
     ("why", "fiec.api.why.*"),
+    ("batch", "fiec.api.batch.*.*"),
+    ("quota", "fiec.api.quota.*"),
+    ("quotas", "fiec.api.quotas"),
     ("nodes", "fiec.api.nodes"),
+    ("offers", subjects::OFFERS),
     ("cordon", "fiec.api.node.cordon"),
     ("uncordon", "fiec.api.node.uncordon"),
     ("drain", "fiec.api.node.drain"),
+    ("undrain", "fiec.api.node.undrain"),
+    ("revoke", "fiec.api.node.revoke"),
     ("release", "fiec.api.node.release"),
     ("envelope", "fiec.api.node.envelope"),
 ];
@@ -111,11 +121,24 @@ impl Api {
             .next()
             .unwrap_or_default();
         let answer = if name == "submit" {
-            json(&self.submit(tenant, payload).await)
+            let headers = request.message.headers.as_ref();
+            let atomic = headers.and_then(|h| h.get(ATOMIC_HEADER));
+            let atomic = atomic.is_some_and(|value| value.as_str() == "true");
+            json(&self.submit(tenant, payload, atomic).await)
+        } else if name == "batch" {
+            json(&self.batch(&request.message.subject, payload).await)
+        } else if name == "quota" {
+            json(&self.quota(tenant, payload).await)
+        } else if name == "quotas" {
+            json(&self.quotas().await)
+        } else if name == "offers" {
+            json(&self.offers().await)
         } else {
             let reply = match name {
                 "nodes" => self.nodes().await,
-                "cordon" | "uncordon" | "drain" => self.node(name, payload).await,
+                "cordon" | "uncordon" | "drain" | "undrain" | "revoke" => {
+                    self.node(name, payload).await
+                }
                 "release" => self.release(payload).await,
                 "envelope" => self.envelope(payload).await,
                 _ => self.execution(name, tenant, payload).await,

@@ -1,8 +1,9 @@
 //! Questions about nodes and the operators' flags on them.
 
-use async_nats::jetstream::kv;
+use fiec_broker::flags;
 use fiec_schemas::messages::{ApiReply, ControlRequest, NodeRequest};
-use fiec_schemas::{NodeFlags, Timestamp, subjects};
+use fiec_schemas::surroundings::OffersReply;
+use fiec_schemas::{InstanceId, NodeFlags, Timestamp};
 
 use super::{Answered, Api, parse, somebody};
 use crate::effects::NoReply;
@@ -16,9 +17,23 @@ impl Api {
         })
     }
 
+    /// For agents whose programs ask.
+    pub(super) async fn offers(&self) -> OffersReply {
+        match self.ask(Ask::Offers).await {
+            Ok(offers) => OffersReply {
+                error: None,
+                offers: Some(offers),
+            },
+            Err(error) => OffersReply {
+                error: Some(error),
+                offers: None,
+            },
+        }
+    }
+
     /// Gives a node its contracts back; its canaries run anew and decide.
     pub(super) async fn release(&self, payload: &[u8]) -> Answered<ApiReply> {
-        let NodeRequest { node, who } = parse(payload)?;
+        let NodeRequest { node, who, .. } = parse(payload)?;
         let nodes = self.ask(Ask::Nodes).await?;
         if !nodes.iter().any(|n| n.descriptor.node == node) {
             let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
@@ -47,7 +62,7 @@ impl Api {
     }
 
     pub(super) async fn node(&self, verb: &str, payload: &[u8]) -> Answered<ApiReply> {
-        let NodeRequest { node, who } = parse(payload)?;
+        let NodeRequest { node, who, seconds } = parse(payload)?;
         let nodes = self.ask(Ask::Nodes).await?;
         let Some(status) = nodes.iter().find(|n| n.descriptor.node == node) else {
             let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
@@ -56,54 +71,109 @@ impl Api {
                 names.join(", ")
             ));
         };
-        let who = somebody(&who);
-        let key = subjects::flags_key(&node);
-        let words =
-            |error: &dyn std::fmt::Display| format!("cannot write the flags of {node}: {error}");
-        let bucket = self
-            .effects
-            .broker
-            .js
-            .get_key_value(subjects::NODES_BUCKET)
-            .await
-            .map_err(|error| words(&error))?;
-        for _ in 0..8 {
-            let entry = bucket.entry(&key).await.map_err(|error| words(&error))?;
-            let (revision, before) = match &entry {
-                Some(e) if e.operation == kv::Operation::Put => (
-                    e.revision,
-                    serde_json::from_slice(&e.value).unwrap_or_default(),
-                ),
-                Some(e) => (e.revision, NodeFlags::default()),
-                None => (0, NodeFlags::default()),
-            };
-            let flags = NodeFlags {
-                cordoned: verb != "uncordon",
-                draining: verb == "drain" || (verb == "cordon" && before.draining),
-                who: who.clone(),
-                at: Timestamp::now(),
-            };
-            let value = serde_json::to_vec(&flags).map_err(|error| words(&error))?;
-            match bucket.update(&key, value.into(), revision).await {
-                Ok(_) => {
-                    let message = match verb {
-                        "drain" => format!(
-                            "{node} is draining: {} executions will move to other nodes at their next boundary, as these can take them",
-                            status.bound
-                        ),
-                        "cordon" => format!("{node} is cordoned: nothing new is bound to it"),
-                        _ => format!("{node} takes work again"),
-                    };
-                    return Ok(ApiReply {
-                        message,
-                        ..ApiReply::default()
-                    });
-                }
-                // Somebody else wrote at this moment: read again.
-                Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
-                Err(error) => return Err(words(&error)),
-            }
+        if seconds.is_some() && !matches!(verb, "drain" | "revoke") {
+            return Err(format!("seconds: {verb} knows no time"));
         }
-        Err(words(&"others keep writing them"))
+        if verb == "revoke" && seconds.is_none() {
+            return Err("seconds: in how many the node will be gone must be given".to_owned());
+        }
+        let (who, now) = (somebody(&who), Timestamp::now());
+        let at = seconds
+            .map(|s| Timestamp::from_micros(now.micros().saturating_add(i64::from(s) * 1_000_000)));
+        let life = status.descriptor.instance;
+        let change = |before| Some(changed(verb, before, (at, life), (&who, now)));
+        flags::change_flags(&self.effects.broker, &node, change)
+            .await
+            .map_err(|error| format!("cannot write the flags of {node}: {error}"))?;
+        let bound = status.bound;
+        let message = match (verb, at) {
+            ("drain", None) => format!(
+                "{node} is draining: {bound} executions will move to other nodes at their next \
+                 boundary, as these can take them"
+            ),
+            ("drain", Some(at)) => format!(
+                "{node} is draining: {bound} executions will move to other nodes at their next \
+                 boundary; what is there at {at} is given up and goes on from its last commit"
+            ),
+            ("revoke", Some(at)) => format!(
+                "{node} will be gone at {at}: {bound} executions move before, and what finds no \
+                 place commits and waits"
+            ),
+            ("cordon", _) => format!("{node} is cordoned: nothing new is bound to it"),
+            _ => format!("{node} takes work again"),
+        };
+        Ok(ApiReply {
+            message,
+            ..ApiReply::default()
+        })
+    }
+}
+
+/// A node's flags after a request.
+fn changed(
+    verb: &str,
+    before: NodeFlags,
+    (at, life): (Option<Timestamp>, InstanceId),
+    (who, now): (&str, Timestamp),
+) -> NodeFlags {
+    let said = NodeFlags {
+        who: who.to_owned(),
+        at: now,
+        ..NodeFlags::default()
+    };
+    match verb {
+        "cordon" => NodeFlags {
+            cordoned: true,
+            draining: before.draining,
+            drain_by: before.drain_by,
+            revoked_at: before.revoked_at,
+            revoked: before.revoked,
+            ..said
+        },
+        "drain" => NodeFlags {
+            cordoned: true,
+            draining: true,
+            drain_by: at,
+            revoked_at: before.revoked_at,
+            revoked: before.revoked,
+            ..said
+        },
+        "revoke" => NodeFlags {
+            cordoned: before.cordoned,
+            draining: before.draining,
+            drain_by: before.drain_by,
+            revoked_at: at,
+            revoked: Some(life),
+            ..said
+        },
+        _ => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_word_keeps_what_it_does_not_speak_of_and_undrain_takes_all_back() {
+        let (at, now) = (Timestamp::from_micros(9), Timestamp::from_micros(5));
+        let life = InstanceId::random();
+        let say = |verb, before, at| changed(verb, before, (at, life), ("ann", now));
+        let drained = say("drain", NodeFlags::default(), Some(at));
+        assert!(drained.cordoned && drained.draining && drained.drain_by == Some(at));
+        let cordoned = say("cordon", drained.clone(), None);
+        assert_eq!(cordoned, drained);
+        let revoked = say("revoke", drained.clone(), Some(now));
+        assert_eq!(
+            (revoked.revoked_at, revoked.revoked),
+            (Some(now), Some(life))
+        );
+        assert_eq!(revoked.drain_by, Some(at));
+        assert_eq!(say("drain", revoked.clone(), None).revoked_at, Some(now));
+        for verb in ["uncordon", "undrain"] {
+            let open = say(verb, revoked.clone(), None);
+            assert!(!open.cordoned && !open.draining && open.drain_by.is_none());
+            assert_eq!((open.revoked_at, open.revoked), (None, None));
+        }
     }
 }

@@ -1,35 +1,26 @@
 //! Submission by request: every line is answered with its id or its error, and the good ones go
 //! into `FIEC_SUBMIT` as one message, each on its own line number.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_schemas::messages::{Accepted, SubmitReply};
-use fiec_schemas::submission::{LINES_LIMIT, lines};
+use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
 use fiec_schemas::{
-    BatchId, ClientId, Digest, ExecutionId, FieldError, LineError, Submission, Tenant, Timestamp,
-    package, subjects,
+    BatchId, Digest, ExecutionId, FieldError, LineError, Tenant, Timestamp, subjects,
 };
-use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{Answered, Api};
 use crate::core::taken;
 use crate::events::{Ask, Outcome, Rejected};
 use crate::intake::{STAMP_HEADER, excerpt, name};
-
-/// Ledgers looked up at once.
-const LOOK_UPS: usize = 64;
-
-struct Checked<'a> {
-    number: u32,
-    text: &'a [u8],
-    spec: Submission,
-}
+use crate::vetting::{self, Verdict, Vetted};
 
 impl Api {
-    pub(super) async fn submit(&self, tenant: &str, body: &[u8]) -> SubmitReply {
-        match self.submit_lines(tenant, body).await {
+    /// `atomic`: all lines are taken, or none.
+    pub(super) async fn submit(&self, tenant: &str, body: &[u8], atomic: bool) -> SubmitReply {
+        match self.submit_lines(tenant, body, atomic).await {
             Ok(reply) => reply,
             Err(error) => SubmitReply {
                 error: Some(error),
@@ -38,148 +29,133 @@ impl Api {
         }
     }
 
-    async fn submit_lines(&self, tenant_text: &str, body: &[u8]) -> Answered<SubmitReply> {
+    async fn submit_lines(
+        &self,
+        tenant_text: &str,
+        body: &[u8],
+        atomic: bool,
+    ) -> Answered<SubmitReply> {
         let tenant = super::tenant(tenant_text)?;
         if lines(body).take(LINES_LIMIT + 1).count() > LINES_LIMIT {
             return Err(format!(
                 "more than {LINES_LIMIT} lines; send them in several requests"
             ));
         }
+        let (good, mut bad) = vetting::read(body);
+        let existing = self.look_up(&tenant, &good, &mut bad).await?;
+        self.effects
+            .vet_lines(&tenant, &good, &mut bad, false)
+            .await?;
+        if atomic {
+            vetting::all_or_nothing(good.iter().map(|vetted| vetted.line), &mut bad);
+        }
         let mut reply = SubmitReply::default();
-        let mut refused = Vec::new();
-        let mut refuse = |reply: &mut SubmitReply, number, text: &[u8], error: FieldError| {
-            let error = LineError {
-                line: number,
-                field: error.field,
-                reason: error.reason,
-            };
-            refused.push((error.clone(), excerpt(text)));
-            reply.errors.push(error);
-        };
-        let mut good = Vec::new();
-        for (number, text) in lines(body) {
-            match Submission::parse(text) {
-                Ok(spec) => good.push(Checked { number, text, spec }),
-                Err(error) => refuse(&mut reply, number, text, error),
-            }
-        }
-        let missing = self.missing_programs(&good).await?;
-        let (unknown, good): (Vec<_>, Vec<_>) = good
-            .into_iter()
-            .partition(|line| missing.contains(&line.spec.program));
-        for line in unknown {
-            let error = package::unregistered(&line.spec.program);
-            refuse(&mut reply, line.number, line.text, error);
-        }
-        let existing = self.look_up(&tenant, &good).await?;
-        let mut earlier: HashMap<ClientId, Digest> = HashMap::new();
         let mut new = Vec::new();
-        for line in good {
-            let Some(client) = line.spec.id.clone() else {
-                new.push(line);
+        for vetted in &good {
+            if bad.contains_key(&vetted.line) {
                 continue;
-            };
-            let execution = ExecutionId::from_client(&tenant, &client);
-            let digest = line.spec.digest();
-            let stored = existing.get(&client).copied();
-            match stored.or(earlier.get(&client).copied()) {
-                Some(there) if there != digest => {
-                    let error = FieldError::new("id", taken(execution, &there.short()));
-                    refuse(&mut reply, line.number, line.text, error);
-                }
-                Some(_) => reply.accepted.push(Accepted {
-                    line: line.number,
-                    id: execution,
-                    client_id: Some(client),
-                    existing: true,
-                }),
-                None => {
-                    earlier.insert(client, digest);
-                    new.push(line);
-                }
+            }
+            match there_already(&tenant, vetted, &existing) {
+                Some(accepted) => reply.accepted.push(accepted),
+                None => new.push(vetted),
             }
         }
-        if !refused.is_empty() {
-            let rejected = Rejected {
-                tenant: tenant_text.to_owned(),
-                lines: refused,
-            };
-            let _ = self
-                .effects
-                .outcomes
-                .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))))
-                .await;
-        }
+        self.refuse(tenant_text, body, bad, &mut reply).await;
         if !new.is_empty() {
-            self.publish(&tenant, &new, &mut reply).await?;
+            self.publish(&tenant, body, &new, atomic, &mut reply)
+                .await?;
         }
         reply.accepted.sort_by_key(|a| a.line);
-        reply.errors.sort_by_key(|e| e.line);
         Ok(reply)
     }
 
-    /// The programs among the lines that are neither built in nor registered.
-    async fn missing_programs(&self, good: &[Checked<'_>]) -> Answered<HashSet<String>> {
-        let programs = &self.effects.programs;
-        let doubtful: HashSet<String> = good
-            .iter()
-            .map(|line| &line.spec.program)
-            .filter(|program| !programs.has(program))
-            .cloned()
-            .collect();
-        stream::iter(doubtful)
-            .map(|program| async move {
-                let there = programs.look_up(&program).await;
-                let there = there.map_err(|error| error.to_string())?;
-                Ok::<_, String>((!there).then_some(program))
-            })
-            .buffer_unordered(LOOK_UPS)
-            .try_filter_map(|missing| async move { Ok(missing) })
-            .try_collect()
-            .await
+    async fn refuse(&self, tenant: &str, body: &[u8], bad: Verdict, reply: &mut SubmitReply) {
+        if bad.is_empty() {
+            return;
+        }
+        let mut refused = Vec::new();
+        for (line, text) in lines(body) {
+            if let Some(FieldError { field, reason }) = bad.get(&line).cloned() {
+                let error = LineError {
+                    line,
+                    field,
+                    reason,
+                };
+                refused.push((error.clone(), excerpt(text)));
+                reply.errors.push(error);
+            }
+        }
+        let rejected = Rejected {
+            tenant: tenant.to_owned(),
+            lines: refused,
+        };
+        let _ = self
+            .effects
+            .outcomes
+            .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))))
+            .await;
     }
 
-    /// Submissions that are there under clients' ids.
+    /// Submissions that are there under clients' ids, in a ledger or earlier in the same body.
+    /// What has the id of another one is refused.
     async fn look_up(
         &self,
         tenant: &Tenant,
-        good: &[Checked<'_>],
-    ) -> Answered<HashMap<ClientId, Digest>> {
-        let clients: Vec<ClientId> = good.iter().filter_map(|l| l.spec.id.clone()).collect();
-        stream::iter(clients)
-            .map(|client| async move {
-                let execution = ExecutionId::from_client(tenant, &client);
-                let last = self.effects.ledger.last(tenant, execution).await;
-                let last = last.map_err(|error| error.to_string())?;
-                Ok::<_, String>(last.map(|entry| (client, entry.message.state.submission)))
-            })
-            .buffer_unordered(LOOK_UPS)
-            .try_filter_map(|found| async move { Ok(found) })
-            .try_collect()
-            .await
+        good: &[Vetted],
+        bad: &mut Verdict,
+    ) -> Answered<HashMap<ExecutionId, (Digest, u32)>> {
+        let specs = good.iter().flat_map(|v| &v.specs);
+        let ids = specs.filter_map(|s| Some(ExecutionId::from_client(tenant, s.id.as_ref()?)));
+        let there = self.effects.last_of(tenant, ids).await?;
+        let mut known: HashMap<_, _> = there
+            .into_iter()
+            .map(|(id, entry)| (id, (entry.message.state.submission, 0)))
+            .collect();
+        for vetted in good {
+            for spec in &vetted.specs {
+                let Some(client) = &spec.id else { continue };
+                let id = ExecutionId::from_client(tenant, client);
+                let digest = spec.digest();
+                let (there, _) = *known.entry(id).or_insert((digest, vetted.line));
+                if there != digest {
+                    let error = FieldError::new("id", taken(id, &there.short()));
+                    bad.entry(vetted.line).or_insert(error);
+                }
+            }
+        }
+        Ok(known)
     }
 
     async fn publish(
         &self,
         tenant: &Tenant,
-        new: &[Checked<'_>],
+        text: &[u8],
+        new: &[&Vetted],
+        atomic: bool,
         reply: &mut SubmitReply,
     ) -> Answered<()> {
         let mut body = Vec::new();
         let mut number = 1;
-        for line in new {
+        let mut rest = new.iter().peekable();
+        for (line, text) in lines(text) {
+            if rest.next_if(|vetted| vetted.line == line).is_none() {
+                continue;
+            }
             // Blank lines stand for the ones that are not sent.
-            while number < line.number {
+            while number < line {
                 body.push(b'\n');
                 number += 1;
             }
-            body.extend_from_slice(line.text);
+            body.extend_from_slice(text);
         }
         let stamp = Timestamp::now();
-        let several = new.len() > 1;
-        let message = PublishMessage::build()
+        let several = new.len() > 1 || new.iter().any(|vetted| vetted.array);
+        let mut message = PublishMessage::build()
             .payload(Bytes::from(body))
             .header(STAMP_HEADER, stamp.micros().to_string().as_str());
+        if atomic {
+            message = message.header(ATOMIC_HEADER, "true");
+        }
         let failed = |error: &dyn std::fmt::Display| {
             format!(
                 "the submission was not stored: {error}; it is safe to send it again only if every line has an id"
@@ -196,15 +172,15 @@ impl Api {
             .map_err(|error| failed(&error))?;
         let batch = several.then(|| BatchId::from_submission(tenant, stamp, ack.sequence));
         let mut batches = Vec::new();
-        for line in new {
-            let (id, place) = name(tenant, stamp, ack.sequence, line.number, batch, &line.spec);
-            batches.extend(place.map(|p| p.id));
-            reply.accepted.push(Accepted {
-                line: line.number,
-                id,
-                client_id: line.spec.id.clone(),
-                existing: false,
-            });
+        for vetted in new {
+            let mut ids = Vec::with_capacity(vetted.specs.len());
+            for (index, spec) in (0..).zip(&vetted.specs) {
+                let place = (ack.sequence, vetted.line, vetted.array.then_some(index));
+                let (id, place) = name(tenant, stamp, place, batch, spec);
+                batches.extend(place.map(|p| p.id));
+                ids.push(id);
+            }
+            reply.accepted.extend(accepted(vetted, ids, false));
         }
         batches.sort_unstable();
         batches.dedup();
@@ -215,4 +191,34 @@ impl Api {
         };
         Ok(())
     }
+}
+
+/// What is said of a line whose submissions are there already, all of them.
+fn there_already(
+    tenant: &Tenant,
+    vetted: &Vetted,
+    known: &HashMap<ExecutionId, (Digest, u32)>,
+) -> Option<Accepted> {
+    let mut ids = Vec::with_capacity(vetted.specs.len());
+    for spec in &vetted.specs {
+        let id = ExecutionId::from_client(tenant, spec.id.as_ref()?);
+        // First named by this very line: it is not there yet.
+        let (_, line) = known.get(&id)?;
+        if *line == vetted.line {
+            return None;
+        }
+        ids.push(id);
+    }
+    accepted(vetted, ids, true)
+}
+
+fn accepted(vetted: &Vetted, ids: Vec<ExecutionId>, existing: bool) -> Option<Accepted> {
+    let only = vetted.specs.first().filter(|_| !vetted.array);
+    Some(Accepted {
+        line: vetted.line,
+        id: *ids.first()?,
+        client_id: only.and_then(|spec| spec.id.clone()),
+        existing,
+        elements: if vetted.array { ids } else { Vec::new() },
+    })
 }

@@ -32,6 +32,10 @@ impl Core {
                     self.reject(Some(message), tenant, error, excerpt);
                     return true;
                 }
+                Some(Next::Vet(cursor)) => {
+                    tokio::spawn(self.effects.clone().vet_message(cursor));
+                    return true;
+                }
                 Some(Next::Line(line)) => line,
             },
         };
@@ -61,6 +65,9 @@ impl Core {
             tokio::spawn(self.effects.clone().existing(line));
             return true;
         }
+        if self.effects.programs.in_container(&line.spec.program) {
+            self.step(Input::Container(&line.spec.program));
+        }
         let may_hold = self.held_in_vain != Some(self.policy.completions());
         let first = self.actions.len();
         self.step(Input::Submission {
@@ -70,22 +77,23 @@ impl Core {
             submitted_at: line.stamp,
             may_hold,
         });
-        match self.actions.get(first) {
-            Some(Action::Append { .. }) => {}
-            Some(Action::Hold) => {
-                self.actions.remove(first);
-                if self.hold_until.is_none() {
-                    self.hold_until = Some(Instant::now() + self.options.hold);
-                }
-                self.intake.head = Some(line);
-                return false;
-            }
-            _ => return true,
-        }
-        self.hold_until = None;
-        let Action::Append { events, .. } = self.actions.remove(first) else {
+        // Others may have been given their places before it.
+        let own = |action: &Action| match action {
+            Action::Append { execution, .. } => *execution == line.execution,
+            action => matches!(action, Action::Hold),
+        };
+        let mut new = self.actions.iter().skip(first);
+        let Some(at) = new.position(own) else {
             return true;
         };
+        let Action::Append { events, .. } = self.actions.remove(first + at) else {
+            if self.hold_until.is_none() {
+                self.hold_until = Some(Instant::now() + self.options.hold);
+            }
+            self.intake.head = Some(line);
+            return false;
+        };
+        self.hold_until = None;
         self.append_first(line, unborn, events).await;
         true
     }

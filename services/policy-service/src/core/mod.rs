@@ -139,7 +139,7 @@ impl Core {
         let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
         loop {
             let ready = self.may_take_in();
-            let may_pull = self.is_loaded() && self.intake.is_empty();
+            let may_pull = self.is_loaded() && self.intake.is_empty() && !self.intake.is_crowded();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -240,7 +240,11 @@ impl Core {
                 } else {
                     tracing::info!(%execution, epoch, node = %binding.node, "bound");
                 }
-                let Some(digest) = tip.digest else { return };
+                // The capsules of a gang go out together.
+                let withheld = self.policy.withholds(execution);
+                let Some(digest) = tip.digest.filter(|_| !withheld) else {
+                    return;
+                };
                 let binding = CapsuleBinding {
                     seq: tip.seq,
                     digest,
@@ -280,6 +284,7 @@ impl Core {
                 self.again(line);
             }
             Outcome::Again(line) => self.again(line),
+            Outcome::Vetted(cursor, verdict) => self.intake.vetted(cursor, verdict).await,
             Outcome::Program(line, Ok(false)) => {
                 self.in_flight -= 1;
                 self.refuse_program(&line);
@@ -317,6 +322,19 @@ impl Core {
                     outcome,
                 });
             }
+            Outcome::Recalled(execution, up_to, named) => {
+                self.step(Input::Recalled {
+                    execution,
+                    up_to,
+                    named,
+                });
+            }
+            Outcome::Reserved(tenant, table) => self.step(Input::Reserved {
+                tenant: &tenant,
+                table: table.as_ref().map(|(seq, table)| (*seq, table)),
+                answer: true,
+            }),
+            Outcome::Ended(execution, seen) => self.step(Input::Ended { execution, seen }),
             Outcome::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
             Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
             Outcome::Recorded(message, well) => self.intake.done(message, well).await,
@@ -431,9 +449,21 @@ impl Core {
                 self.judge(&node);
             }
             News::Quarantine(node, lost) => self.step(Input::Quarantine(&node, lost)),
-            News::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
+            News::Verdict(signed) => {
+                match trust::check_verdict(&signed, |node| self.policy.identity(node)) {
+                    Ok(verdict) => self.step(Input::Verdict(verdict)),
+                    Err(error) => tracing::warn!(%error, "a verdict does not count"),
+                }
+            }
             News::Gone(node) => self.step(Input::Gone(&node)),
             News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
+            News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
+            News::Reserved(tenant, seq, table) => self.step(Input::Reserved {
+                tenant: &tenant,
+                table: Some((seq, &table)),
+                answer: false,
+            }),
+            News::Container(program) => self.step(Input::Container(&program)),
             News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
         }
     }

@@ -97,6 +97,26 @@ impl Core {
                     let effects = self.effects.clone();
                     tokio::spawn(effects.step_back(tenant, execution, culprit, good, cause));
                 }
+                Action::Lookup { execution, tenant } => {
+                    tokio::spawn(self.effects.clone().look_at_end(tenant, execution));
+                }
+                Action::Reserve {
+                    tenant,
+                    quota,
+                    change,
+                } => {
+                    tokio::spawn(self.effects.clone().reserve(tenant, quota, change));
+                }
+                Action::Recall { execution, tenant } => {
+                    tokio::spawn(self.effects.clone().recall(execution, tenant));
+                }
+                Action::Verified {
+                    execution,
+                    up_to,
+                    drop,
+                } => {
+                    tokio::spawn(self.effects.clone().keep_verified(execution, up_to, drop));
+                }
                 Action::DropKept { execution, digest } => {
                     tokio::spawn(self.effects.clone().drop_kept(execution, digest));
                 }
@@ -172,6 +192,7 @@ impl Core {
                 };
                 (subjects::node_record(node), None)
             }
+            Record::Waiting { execution, .. } => (subjects::waiting_record(*execution), None),
             _ => return,
         };
         let id = id.or(own_id);
@@ -206,6 +227,9 @@ impl Core {
             Ask::Nodes(reply) => {
                 let _ = reply.send(self.policy.node_statuses(self.now()));
             }
+            Ask::Offers(reply) => {
+                let _ = reply.send(self.policy.offers(self.now()));
+            }
             Ask::Progress(execution, reply) => {
                 let _ = reply.send(self.policy.progress(execution));
             }
@@ -228,6 +252,9 @@ impl Core {
                     to: to.as_ref(),
                     who: &who,
                 });
+            }
+            Ask::Foresee(execution, change, reply) => {
+                let _ = reply.send(self.policy.foresee(self.now(), execution, &change));
             }
             Ask::Rejected(rejected) => {
                 for (error, excerpt) in rejected.lines {

@@ -122,6 +122,7 @@ impl Stage {
             labels: BTreeMap::new(),
             thresholds: default_thresholds(),
             http: None,
+            parks: 0,
             identity: Some(NodeIdentity {
                 key: key.public(),
                 environment: Digest::of(b"played"),

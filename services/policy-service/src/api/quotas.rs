@@ -1,0 +1,182 @@
+//! What tenants may use at once: shown, and changed by compare-and-set.
+
+use async_nats::jetstream::kv;
+use fiec_schemas::messages::{QuotaChange, QuotaReply, QuotaRequest, TenantQuota};
+use fiec_schemas::quota::Quota;
+use fiec_schemas::{Tenant, Timestamp, subjects};
+use futures_util::StreamExt as _;
+
+use super::{Answered, Api, parse, somebody, tenant};
+use crate::reservation;
+
+/// Attempts to write while others write too.
+const ATTEMPTS: usize = 8;
+
+impl Api {
+    /// One tenant's quota, changed first where that is asked for.
+    pub(super) async fn quota(&self, tenant_text: &str, payload: &[u8]) -> QuotaReply {
+        let answer = async {
+            let tenant = tenant(tenant_text)?;
+            let request: QuotaRequest = parse(payload)?;
+            let quota = self.change_quota(&tenant, request).await?;
+            Ok(vec![self.in_use(tenant, quota).await?])
+        };
+        reply(answer.await)
+    }
+
+    /// All quotas that are set.
+    pub(super) async fn quotas(&self) -> QuotaReply {
+        let answer = async {
+            let bucket = self.quota_bucket().await?;
+            let keys = bucket.keys().await.map_err(|error| error.to_string())?;
+            let mut keys: Vec<_> = keys.filter_map(|key| async { key.ok() }).collect().await;
+            keys.sort();
+            let mut found = Vec::new();
+            for key in keys {
+                let value = bucket.get(&key).await.map_err(|error| error.to_string())?;
+                if let (Some(value), Ok(tenant)) = (value, key.parse()) {
+                    let quota = read(&key, &value)?;
+                    found.push(self.in_use(tenant, Some(quota)).await?);
+                }
+            }
+            Ok(found)
+        };
+        reply(answer.await)
+    }
+
+    async fn quota_bucket(&self) -> Answered<kv::Store> {
+        let js = &self.effects.broker.js;
+        js.get_key_value(subjects::QUOTA_BUCKET)
+            .await
+            .map_err(|error| format!("the bucket of quotas cannot be opened: {error}"))
+    }
+
+    async fn in_use(&self, tenant: Tenant, quota: Option<Quota>) -> Answered<TenantQuota> {
+        let reserved = reservation::reserved(&self.effects.broker, &tenant).await;
+        let (_, table) = reserved.map_err(|error| error.to_string())?;
+        let entries = &table.entries;
+        Ok(TenantQuota {
+            tenant,
+            quota,
+            running: u32::try_from(entries.len()).unwrap_or(u32::MAX),
+            devices: entries.iter().map(|e| e.devices).sum(),
+            memory_bytes: entries.iter().map(|e| e.memory_bytes).sum(),
+        })
+    }
+
+    async fn change_quota(
+        &self,
+        tenant: &Tenant,
+        request: QuotaRequest,
+    ) -> Answered<Option<Quota>> {
+        let who = somebody(&request.who);
+        let bucket = self.quota_bucket().await?;
+        let key = tenant.as_str();
+        let words = |error: &dyn std::fmt::Display| format!("cannot write the quota: {error}");
+        for _ in 0..ATTEMPTS {
+            let entry = bucket.entry(key).await.map_err(|error| words(&error))?;
+            let (revision, before) = match &entry {
+                Some(e) if e.operation == kv::Operation::Put => {
+                    (e.revision, Some(read(key, &e.value)?))
+                }
+                Some(e) => (e.revision, None),
+                None => (0, None),
+            };
+            let Some(change) = &request.change else {
+                return Ok(before);
+            };
+            let quota = changed(before, change, who.clone())?;
+            let value = serde_json::to_vec(&quota).map_err(|error| words(&error))?;
+            match bucket.update(key, value.into(), revision).await {
+                Ok(_) => {
+                    tracing::info!(%tenant, who, "quota: {}", quota.in_words());
+                    return Ok(Some(quota));
+                }
+                // Somebody else wrote at this moment: read again.
+                Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
+                Err(error) => return Err(words(&error)),
+            }
+        }
+        Err(words(&"others keep writing it"))
+    }
+}
+
+fn read(key: &str, value: &[u8]) -> Answered<Quota> {
+    serde_json::from_slice(value).map_err(|error| format!("the quota of {key}: {error}"))
+}
+
+fn reply(answer: Answered<Vec<TenantQuota>>) -> QuotaReply {
+    match answer {
+        Ok(tenants) => QuotaReply {
+            error: None,
+            tenants,
+        },
+        Err(error) => QuotaReply {
+            error: Some(error),
+            ..QuotaReply::default()
+        },
+    }
+}
+
+fn changed(before: Option<Quota>, change: &QuotaChange, who: String) -> Answered<Quota> {
+    let empty = QuotaChange::default();
+    if *change == empty {
+        return Err("the change names nothing: running, devices, memory_bytes, weight".to_owned());
+    }
+    let old = before.filter(|_| !change.clear);
+    let old = old.as_ref();
+    let quota = Quota {
+        v: 1,
+        running: change.running.or(old.and_then(|q| q.running)),
+        devices: change.devices.or(old.and_then(|q| q.devices)),
+        memory_bytes: change.memory_bytes.or(old.and_then(|q| q.memory_bytes)),
+        weight: change.weight.or(old.and_then(|q| q.weight)),
+        who,
+        at: Timestamp::now(),
+    };
+    quota.check().map_err(|error| error.to_string())?;
+    Ok(quota)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_keeps_what_it_does_not_name_and_clearing_takes_all_away() {
+        let set = |before, change: QuotaChange| changed(before, &change, "ann".to_owned());
+        let one = set(
+            None,
+            QuotaChange {
+                running: Some(4),
+                weight: Some(2),
+                ..QuotaChange::default()
+            },
+        )
+        .unwrap();
+        let two = set(
+            Some(one.clone()),
+            QuotaChange {
+                running: Some(0),
+                ..QuotaChange::default()
+            },
+        )
+        .unwrap();
+        assert_eq!((two.running, two.weight), (Some(0), Some(2)));
+        let clear = QuotaChange {
+            clear: true,
+            ..QuotaChange::default()
+        };
+        assert!(!set(Some(two), clear).unwrap().limits());
+        let bad = QuotaChange {
+            weight: Some(0),
+            ..QuotaChange::default()
+        };
+        assert!(set(Some(one), bad).unwrap_err().starts_with("weight: "));
+        assert!(
+            set(None, QuotaChange::default())
+                .unwrap_err()
+                .contains("nothing")
+        );
+    }
+}

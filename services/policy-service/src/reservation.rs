@@ -1,0 +1,227 @@
+//! What spans executions, as the broker has it: tenants' quotas in the bucket `FIEC_QUOTA`, what
+//! they have reserved on `fiec.quota.<tenant>`, replaced by compare-and-set.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::DirectGetErrorKind;
+use fiec_broker::{Broker, BrokerError};
+use fiec_policy::holds::reserve::{Change, apply};
+use fiec_policy::holds::{Fate, Seen};
+use fiec_schemas::quota::{Quota, Reservations};
+use fiec_schemas::{ExecutionId, Sequence, Tenant, subjects};
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc::Sender;
+
+use crate::effects::Effects;
+use crate::events::{News, Outcome};
+
+/// A change is made within this, or its fate is not known.
+const WITHIN: Duration = Duration::from_secs(4);
+
+/// What a tenant has reserved, and the sequence of the message that says so; 0 for none.
+///
+/// # Errors
+/// When the broker does not answer, or the message cannot be read.
+pub async fn reserved(
+    broker: &Broker,
+    tenant: &Tenant,
+) -> Result<(Sequence, Reservations), BrokerError> {
+    let stream = broker
+        .js
+        .get_stream_no_info(subjects::QUOTA_STREAM)
+        .await
+        .map_err(BrokerError::operation("open the stream of reservations"))?;
+    let subject = subjects::quota(tenant);
+    match stream.direct_get_last_for_subject(&subject).await {
+        Ok(message) => Ok((message.sequence, read(&subject, &message.payload)?)),
+        Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+            Ok((0, Reservations::default()))
+        }
+        Err(error) => Err(BrokerError::operation(format!("read {subject}"))(error)),
+    }
+}
+
+fn read(subject: &str, payload: &[u8]) -> Result<Reservations, BrokerError> {
+    serde_json::from_slice(payload).map_err(|error| BrokerError::Malformed {
+        what: format!("the reservations on {subject}"),
+        reason: error.to_string(),
+    })
+}
+
+impl Effects {
+    /// Changes what a tenant has reserved, and tells what is reserved then.
+    pub async fn reserve(self, tenant: Tenant, quota: Option<Quota>, change: Box<Change>) {
+        let changed = self.change_reserved(&tenant, quota.as_ref(), &change);
+        let table = match tokio::time::timeout(WITHIN, changed).await {
+            Ok(Ok(table)) => Some(table),
+            Ok(Err(error)) => {
+                tracing::warn!(%tenant, %error, "what is reserved could not be changed");
+                // Trying again at once would only load a broker that is in trouble.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                None
+            }
+            Err(_) => {
+                tracing::warn!(%tenant, "what is reserved could not be changed in time");
+                None
+            }
+        };
+        self.tell(Outcome::Reserved(tenant, table)).await;
+    }
+
+    async fn change_reserved(
+        &self,
+        tenant: &Tenant,
+        quota: Option<&Quota>,
+        change: &Change,
+    ) -> Result<(Sequence, Reservations), BrokerError> {
+        let subject = subjects::quota(tenant);
+        let failed = |error| BrokerError::operation(format!("replace {subject}"))(error);
+        loop {
+            let (seq, before) = reserved(&self.broker, tenant).await?;
+            let after = apply(&before, quota, change);
+            if after.entries == before.entries && !change.fence {
+                return Ok((seq, before));
+            }
+            let payload = serde_json::to_vec(&after).map_err(|error| BrokerError::Malformed {
+                what: subject.clone(),
+                reason: error.to_string(),
+            })?;
+            let publish = PublishMessage::build()
+                .payload(payload.into())
+                .expected_last_subject_sequence(seq);
+            let js = &self.broker.js;
+            let ack = js.send_publish(subject.clone(), publish).await;
+            match ack.map_err(failed)?.await {
+                Ok(ack) => return Ok((ack.sequence, after)),
+                // Somebody else was first: the change is made to what that one has left.
+                Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    /// Looks whether an execution has ended.
+    pub async fn look_at_end(self, tenant: Tenant, execution: ExecutionId) {
+        let seen = match self.ledger.last(&tenant, execution).await {
+            Ok(None) => Seen::Vanished,
+            Ok(Some(entry)) => match Fate::of(entry.message.state.phase.as_str()) {
+                Some(fate) => Seen::Ended(fate),
+                None => Seen::Lives,
+            },
+            Err(error) => {
+                // It is asked again in a while.
+                tracing::warn!(%execution, %error, "a ledger cannot be read");
+                return;
+            }
+        };
+        self.tell(Outcome::Ended(execution, seen)).await;
+    }
+}
+
+/// What tenants have reserved: the last of each, then whatever comes.
+///
+/// # Errors
+/// When the broker refuses the consumer or the stream ends.
+pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerError> {
+    let consumer = broker
+        .js
+        .create_consumer_on_stream(
+            pull::Config {
+                ack_policy: AckPolicy::None,
+                deliver_policy: DeliverPolicy::LastPerSubject,
+                filter_subject: "fiec.quota.*".to_owned(),
+                inactive_threshold: Duration::from_secs(60),
+                ..Default::default()
+            },
+            subjects::QUOTA_STREAM,
+        )
+        .await
+        .map_err(BrokerError::operation("follow reservations"))?;
+    let mut messages = consumer
+        .stream()
+        .expires(Duration::from_secs(30))
+        .heartbeat(Duration::from_secs(10))
+        .messages()
+        .await
+        .map_err(BrokerError::operation("follow reservations"))?;
+    while let Some(message) = messages.next().await {
+        let message = message.map_err(BrokerError::operation("follow reservations"))?;
+        let Some(tenant) = subjects::parse_quota(&message.subject) else {
+            continue;
+        };
+        let Ok(info) = message.info() else { continue };
+        match read(&message.subject, &message.payload) {
+            Ok(table) => {
+                let seq = info.stream_sequence;
+                let _ = news.send(News::Reserved(tenant, seq, table)).await;
+            }
+            Err(error) => tracing::warn!(%error, "a message was passed over"),
+        }
+    }
+    Ok(())
+}
+
+/// The quotas that are set, for a service that starts.
+///
+/// # Errors
+/// When the broker does not give them.
+pub async fn quotas(broker: &Broker) -> Result<Vec<News>, BrokerError> {
+    let bucket = bucket(broker).await?;
+    let keys = bucket
+        .keys()
+        .await
+        .map_err(BrokerError::operation("list quotas"))?;
+    let mut keys = std::pin::pin!(keys);
+    let mut found = Vec::new();
+    while let Some(key) = keys.next().await {
+        let key = key.map_err(BrokerError::operation("list quotas"))?;
+        let value = bucket.get(&key).await;
+        let value = value.map_err(BrokerError::operation("read a quota"))?;
+        if let (Ok(tenant), Some(quota)) = (key.parse(), value.and_then(|v| parse(&key, &v))) {
+            found.push(News::Quota(tenant, Some(quota)));
+        }
+    }
+    Ok(found)
+}
+
+async fn bucket(broker: &Broker) -> Result<async_nats::jetstream::kv::Store, BrokerError> {
+    broker
+        .js
+        .get_key_value(subjects::QUOTA_BUCKET)
+        .await
+        .map_err(BrokerError::operation("open the bucket of quotas"))
+}
+
+fn parse(key: &str, value: &[u8]) -> Option<Quota> {
+    serde_json::from_slice(value)
+        .map_err(|error| tracing::warn!(key, %error, "a quota was passed over"))
+        .ok()
+}
+
+/// Quotas, live.
+///
+/// # Errors
+/// When the broker refuses the watch or it ends.
+pub async fn watch_quotas(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerError> {
+    use async_nats::jetstream::kv::Operation;
+    let bucket = bucket(broker).await?;
+    let mut entries = bucket
+        .watch_with_history(">")
+        .await
+        .map_err(BrokerError::operation("watch quotas"))?;
+    while let Some(entry) = entries.next().await {
+        let entry = entry.map_err(BrokerError::operation("watch quotas"))?;
+        let Ok(tenant) = entry.key.parse::<Tenant>() else {
+            continue;
+        };
+        let quota = match entry.operation {
+            Operation::Put => parse(&entry.key, &entry.value),
+            Operation::Delete | Operation::Purge => None,
+        };
+        let _ = news.send(News::Quota(tenant, quota)).await;
+    }
+    Ok(())
+}
