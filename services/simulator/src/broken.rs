@@ -20,7 +20,8 @@ pub enum Rule {
     Epochs,
     /// A committed boundary is never lost, except by a declared step back.
     Progress,
-    /// Rebindings for pressure: at most ⌈T/τ⌉ + 1 in time T with dwell τ.
+    /// Rebindings for pressure: at most ⌈T/τ⌉ + 1 in time T with dwell τ. Giving way to others: at most
+    /// T / residency + 1.
     BoundedRebindings,
     /// No node runs more than it has slots, or memory, for.
     Capacity,

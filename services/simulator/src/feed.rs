@@ -26,6 +26,15 @@ struct EventPart<'a> {
     reason: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     computed_until: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_us: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct TotalsPart {
+    compute_us: u64,
 }
 
 #[derive(Serialize)]
@@ -45,6 +54,7 @@ struct StatePart<'a> {
     moved_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "slice_is_empty")]
     left: &'a [Left],
+    totals: TotalsPart,
 }
 
 fn slice_is_empty<T>(slice: &&[T]) -> bool {
@@ -84,6 +94,9 @@ pub fn encode(
             }),
             moved_at: state.moved_at,
             left: &state.left,
+            totals: TotalsPart {
+                compute_us: state.totals.compute_us,
+            },
         },
     };
     serde_json::to_string(&message)
@@ -111,6 +124,12 @@ fn part(event: &Event) -> EventPart<'_> {
             kind,
             cause: Some(cause),
             computed_until: Some(*computed_until),
+            ..EventPart::default()
+        },
+        Event::Boundary(boundary) => EventPart {
+            kind,
+            index: Some(boundary.index),
+            compute_us: Some(boundary.compute_us),
             ..EventPart::default()
         },
         Event::Refused { reason, .. } | Event::Failed { reason, .. } => EventPart {

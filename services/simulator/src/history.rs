@@ -156,6 +156,7 @@ impl History {
             })
             .collect();
         NodeGroup {
+            start_ms: 0,
             name: row.node.to_string(),
             count: 1,
             slots: row.slots.max(1),

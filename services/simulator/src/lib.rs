@@ -14,6 +14,7 @@
 pub mod broken;
 mod check_scenario;
 pub mod decide;
+pub mod disciplines;
 pub mod draw;
 pub mod feed;
 pub mod history;
@@ -22,6 +23,7 @@ pub mod node;
 pub mod placements;
 pub mod queue;
 pub mod random;
+pub mod reallocation;
 pub mod scenario;
 pub mod settings;
 pub mod shrink;

@@ -16,15 +16,15 @@ use crate::draw::{Draw, Purpose};
 use crate::load::Playing;
 use crate::scenario::{Load, NodeGroup};
 
-/// What a node has been told to do with an execution: yield it to this place.
+/// What a node has been told to do with an execution: yield it, to this place.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// Since when, in microseconds.
     pub at: u64,
     /// Why.
     pub cause: Cause,
-    /// Where to.
-    pub to: Destination,
+    /// Where to; none: it waits as pending.
+    pub to: Option<Destination>,
     /// How that was chosen.
     pub decision: Option<Decision>,
 }
@@ -78,6 +78,8 @@ pub struct Node {
     pub descriptor: Arc<NodeDescriptor>,
     /// How fast it is; 1 is the speed that workloads are measured at.
     pub speed: f64,
+    /// How long it takes to begin an execution here, in microseconds.
+    pub start_us: u64,
     /// Its loads.
     pub loads: Vec<(Signal, Playing)>,
     /// Its stream of random numbers.
@@ -134,6 +136,7 @@ impl Node {
         Self {
             descriptor: Arc::new(descriptor(group, name, number)),
             speed,
+            start_us: group.start_ms * 1_000,
             told: vec![-1.0; loads.len()],
             loads,
             draw,
@@ -283,6 +286,7 @@ fn descriptor(group: &NodeGroup, node: NodeId, number: u32) -> NodeDescriptor {
             .clone()
             .unwrap_or_else(fiec_schemas::hardware::default_thresholds),
         http: None,
+        parks: 0,
         identity: Some(NodeIdentity {
             key: "simulated".to_owned(),
             environment: Digest::of(b"simulated"),

@@ -53,6 +53,7 @@ impl Bench {
             wall: WALL,
         };
         let group = NodeGroup {
+            start_ms: 0,
             name: "n".to_owned(),
             count: nodes,
             slots: 4,

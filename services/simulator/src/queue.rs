@@ -1,7 +1,16 @@
 //! The virtual clock: what happens next, in order of time and, at one time, of being planned.
+//!
+//! What comes soon lies in slots of about a millisecond, each in no order until the clock is
+//! there; what comes later lies in a heap. Most of what a world plans is a vector on its way or
+//! the next look at a node, and costs a push here.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+
+/// Microseconds of a slot, as a power of two.
+const SLOT_BITS: u32 = 10;
+/// How many slots there are: a power of two, about four seconds.
+const SLOTS: u64 = 4_096;
 
 /// Something at a moment in microseconds.
 #[derive(Debug)]
@@ -32,14 +41,25 @@ impl<T> Ord for Planned<T> {
 /// All that is planned.
 #[derive(Debug)]
 pub struct Queue<T> {
-    heap: BinaryHeap<Planned<T>>,
+    /// The slot that the clock is in, and what is left of it.
+    slot: u64,
+    present: BinaryHeap<Planned<T>>,
+    /// The slots after it, in a ring, and which of them are not empty, a bit each.
+    soon: Vec<Vec<Planned<T>>>,
+    filled: Vec<u64>,
+    /// What comes after those.
+    later: BinaryHeap<Planned<T>>,
     number: u64,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {
-            heap: BinaryHeap::new(),
+            slot: 0,
+            present: BinaryHeap::new(),
+            soon: (0..SLOTS).map(|_| Vec::new()).collect(),
+            filled: vec![0; (SLOTS / 64) as usize],
+            later: BinaryHeap::new(),
             number: 0,
         }
     }
@@ -53,18 +73,69 @@ impl<T> Queue<T> {
         }
         self.number += 1;
         let number = self.number;
-        self.heap.push(Planned { at, number, what });
+        let planned = Planned { at, number, what };
+        let slot = at >> SLOT_BITS;
+        if slot <= self.slot {
+            self.present.push(planned);
+        } else if slot - self.slot < SLOTS {
+            let place = slot % SLOTS;
+            self.filled[(place / 64) as usize] |= 1 << (place % 64);
+            self.soon[place as usize].push(planned);
+        } else {
+            self.later.push(planned);
+        }
     }
 
     /// What comes next, and when.
     pub fn pop(&mut self) -> Option<(u64, T)> {
-        self.heap.pop().map(|p| (p.at, p.what))
+        if self.present.is_empty() {
+            self.advance();
+        }
+        self.present.pop().map(|p| (p.at, p.what))
+    }
+
+    /// Puts the clock to the next slot in which anything comes.
+    fn advance(&mut self) {
+        let later = self.later.peek().map(|p| p.at >> SLOT_BITS);
+        let Some(next) = self.next_filled().into_iter().chain(later).min() else {
+            return;
+        };
+        self.slot = next;
+        let place = next % SLOTS;
+        self.filled[(place / 64) as usize] &= !(1 << (place % 64));
+        // The empty vector keeps its memory for what comes there next.
+        let empty = std::mem::take(&mut self.present).into_vec();
+        let come = std::mem::replace(&mut self.soon[place as usize], empty);
+        self.present = BinaryHeap::from(come);
+        while self.later.peek().is_some_and(|p| p.at >> SLOT_BITS <= next)
+            && let Some(planned) = self.later.pop()
+        {
+            self.present.push(planned);
+        }
+    }
+
+    /// The first slot after the present one that is not empty.
+    fn next_filled(&self) -> Option<u64> {
+        let words = self.filled.len() as u64;
+        let first = (self.slot + 1) % SLOTS;
+        // The first word is looked at twice: from its bit on, and at last below that.
+        (0..=words).find_map(|n| {
+            let word = (first / 64 + n) % words;
+            let mut bits = self.filled[word as usize];
+            if n == 0 {
+                bits &= u64::MAX << (first % 64);
+            }
+            let place = word * 64 + u64::from(bits.trailing_zeros());
+            let ahead = (place + SLOTS - self.slot % SLOTS) % SLOTS;
+            (bits != 0).then_some(self.slot + ahead)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draw::{Draw, Purpose};
 
     #[test]
     fn what_is_planned_comes_in_order_of_time_and_then_of_planning() {
@@ -74,5 +145,31 @@ mod tests {
         }
         let all: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(all, [(1, "a"), (2, "b"), (5, "c"), (5, "d")]);
+    }
+
+    #[test]
+    fn what_is_planned_on_the_way_comes_in_order_too_however_far_ahead() {
+        let mut draw = Draw::new(3, Purpose::Scenario);
+        let mut queue = Queue::default();
+        let mut planned = std::collections::BTreeSet::new();
+        let (mut now, mut number) = (0, 0u64);
+        for _ in 0..200_000 {
+            if draw.chance(0.5) {
+                // Up to about twelve days ahead, mostly near.
+                let most = 1 << (1 + draw.below(40));
+                let at = now + draw.below(most);
+                number += 1;
+                queue.plan(at, number);
+                planned.insert((at, number));
+            } else {
+                let next = planned.pop_first();
+                assert_eq!(queue.pop(), next);
+                now = next.map_or(now, |(at, _)| at);
+            }
+        }
+        while let Some(next) = planned.pop_first() {
+            assert_eq!(queue.pop(), Some(next));
+        }
+        assert_eq!(queue.pop(), None);
     }
 }

@@ -105,6 +105,7 @@ fn threshold(d: &mut Draw) -> Threshold {
 fn group(n: u64, d: &mut Draw) -> NodeGroup {
     let own = BTreeMap::from([(Signal::Memory, threshold(d))]);
     NodeGroup {
+        start_ms: 0,
         name: format!("g{n}"),
         count: 2 + d.below(4) as u32,
         slots: 1 + d.below(4) as u32,

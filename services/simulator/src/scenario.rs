@@ -138,6 +138,9 @@ pub struct NodeGroup {
     /// Logical processors.
     #[serde(default = "default_cpus")]
     pub cpus: u32,
+    /// How long it takes to begin an execution here, in milliseconds: its process, its inputs, σ.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub start_ms: u64,
     /// How fast it computes; each node draws its own.
     #[serde(default = "default_speed")]
     pub speed: Quantity,
@@ -152,6 +155,9 @@ pub struct NodeGroup {
     pub load: BTreeMap<Signal, Load>,
 }
 
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
 fn default_slots() -> u32 {
     4
 }

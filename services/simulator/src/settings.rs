@@ -22,6 +22,8 @@ macro_rules! settings {
             /// The policy's configuration with these settings.
             pub fn config(&self) -> Config {
                 let mut config = Config::default();
+                // There is no history that it could be told to.
+                config.tell_ms = 0;
                 $(if let Some(value) = self.$name { config.$name = value; })*
                 config
             }
@@ -29,7 +31,7 @@ macro_rules! settings {
             fn set(&mut self, name: &str, text: &str) -> Option<Result<(), FieldError>> {
                 match name {
                     $(stringify!($name) => Some(text.parse().map(|n| self.$name = Some(n)).map_err(|_| {
-                        FieldError::new(name, format!("must be a whole number of at least 0, but is {text:?}"))
+                        FieldError::new(name, format!("must be {}, but is {text:?}", wanted(stringify!($type))))
                     })),)*
                     _ => None,
                 }
@@ -39,6 +41,14 @@ macro_rules! settings {
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
         }
     };
+}
+
+/// What a setting of a type must be, in words.
+fn wanted(of: &str) -> &'static str {
+    match of {
+        "bool" => "true or false",
+        _ => "a whole number of at least 0",
+    }
 }
 
 settings! {
@@ -76,6 +86,22 @@ settings! {
     residency_floor_ms: u64,
     /// Appends that one call may ask for.
     burst: usize,
+    /// Whether what runs gives way to a higher priority, a tenant below its share, a deadline.
+    preempt: bool,
+    /// Whether what runs gives way when its slice of time is over.
+    slicing: bool,
+    /// A slice of time.
+    slice_ms: u64,
+    /// How long, at least, something computes at a place before it gives way.
+    preempt_residency_ms: u64,
+    /// The same as a multiple of what a move costs it.
+    preempt_residency_moves: u64,
+    /// How often it is looked at who should give way.
+    preempt_review_ms: u64,
+    /// What has waited so long counts as if its priority were one higher.
+    ageing_ms: u64,
+    /// After so long what a tenant has used counts half.
+    half_life_ms: u64,
 }
 
 impl Settings {

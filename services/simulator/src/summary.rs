@@ -14,6 +14,7 @@ pub struct Tally {
     pub(crate) starts: u64,
     pub(crate) commits: u64,
     pub(crate) orders: u64,
+    pub(crate) preemptions: u64,
     pub(crate) probes: u64,
     pub(crate) records: u64,
     pub(crate) conflicts: u64,
@@ -89,6 +90,8 @@ pub struct Summary {
     pub played_ms: f64,
     /// From the first submission to the last completion, in milliseconds.
     pub makespan_ms: f64,
+    /// What the completed executions computed at speed 1, in milliseconds.
+    pub work_ms: f64,
     /// Share of the slots of living nodes that computed, until the last completion.
     pub utilization: f64,
     /// From submission to the first capsule.
@@ -101,6 +104,8 @@ pub struct Summary {
     pub rebindings: BTreeMap<String, u64>,
     /// Orders to yield.
     pub orders: u64,
+    /// How often an execution gave way to another.
+    pub preemptions: u64,
     /// Commits beside those at a yield or an end.
     pub commits: u64,
     /// Node time spent on what was never committed, in milliseconds.
@@ -155,12 +160,14 @@ pub(crate) fn make(tally: &mut Tally, frame: &Frame) -> Summary {
         unfinished: frame.unfinished.clone(),
         played_ms: frame.now_us as f64 / 1e3,
         makespan_ms: tally.last_end.saturating_sub(begin) as f64 / 1e3,
+        work_ms: tally.useful_us as f64 / 1e3,
         utilization: share(tally.busy_us as f64, frame.slots_us as f64).min(1.0),
         waited: times(&mut tally.waited),
         lasted: times(&mut tally.lasted),
         bindings: tally.bindings,
         rebindings: own(&tally.rebindings),
         orders: tally.orders,
+        preemptions: tally.preemptions,
         commits: tally.commits,
         lost_ms: tally.lost_us as f64 / 1e3,
         moved_bytes: tally.moved_bytes,

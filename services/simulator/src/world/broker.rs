@@ -189,6 +189,10 @@ impl<D: Decide> World<'_, D> {
                     self.bound_to(e, node, cause, before, after)
                         .map_err(wrong)?;
                 }
+                Event::Yielded {
+                    cause: Cause::Preempted { by: Some(_), .. },
+                    ..
+                } => self.gave_way(e).map_err(wrong)?,
                 Event::Started { .. } => self.tally.starts += 1,
                 Event::Boundary(_) => self.tally.commits += 1,
                 Event::Refused { .. } => self.tally.refusals += 1,
@@ -243,6 +247,25 @@ impl<D: Decide> World<'_, D> {
                     ),
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// It gave way to another; the time between two such is bounded from below.
+    fn gave_way(&mut self, e: u32) -> Result<(), Broken> {
+        let residency = self.config.preempt_residency_ms.max(1) * 1_000;
+        let exec = &mut self.execs[e as usize];
+        exec.preempted += 1;
+        self.tally.preemptions += 1;
+        let passed = self.now - exec.first_bound;
+        if u64::from(exec.preempted) > passed / residency + 1 {
+            let said = format!(
+                "it gave way {} times in {} ms, with a residency of {} ms",
+                exec.preempted,
+                passed / 1_000,
+                residency / 1_000
+            );
+            return Err((Rule::BoundedRebindings, said));
         }
         Ok(())
     }

@@ -35,6 +35,8 @@ pub struct Exec {
     pub done: u64,
     /// Under which epoch it is running, wherever that is believed.
     pub running: Option<(u32, u64)>,
+    /// How often it gave way to others.
+    pub preempted: u32,
     /// The last things that happened to it.
     pub trace: Vec<Past>,
 }

@@ -97,6 +97,7 @@ impl<D: Decide> World<'_, D> {
                 began: 0,
                 done: 0,
                 running: None,
+                preempted: 0,
                 trace: Vec::new(),
             };
             let e = u32::try_from(self.execs.len()).unwrap_or(u32::MAX);

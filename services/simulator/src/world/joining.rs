@@ -49,6 +49,7 @@ impl<D: Decide> World<'_, D> {
             draining: n.draining,
             who: "sim".to_owned(),
             at: self.wall(),
+            ..NodeFlags::default()
         };
         self.tell(p, Input::Flags(&name, flags));
     }

@@ -63,7 +63,7 @@ pub(super) struct Asked {
     pub execution: ExecutionId,
     pub epoch: u64,
     pub cause: Cause,
-    pub to: Destination,
+    pub to: Option<Destination>,
     pub decision: Option<fiec_schemas::Decision>,
     /// Whoever asked does not wait any more.
     pub late: bool,
@@ -270,7 +270,7 @@ impl<D: Decide> World<'_, D> {
                 execution,
                 epoch,
                 cause,
-                to: Some(to),
+                to,
                 decision,
             },
         ) = (self.by_name.get(node).copied(), request)
@@ -324,7 +324,7 @@ impl<D: Decide> World<'_, D> {
         }
         let twice = self.is_doubled();
         for _ in 0..=u8::from(twice) {
-            let at = self.arrival();
+            let at = self.arrival() + self.nodes[node as usize].start_us;
             self.queue.plan(at, What::Capsule(node, e, seq));
         }
     }

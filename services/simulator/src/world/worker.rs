@@ -254,14 +254,16 @@ impl<D: Decide> World<'_, D> {
                     cause: order.cause.clone(),
                     computed_until: now,
                 });
-                events.push(Event::Bound {
-                    epoch: epoch + 1,
-                    node: order.to.node.clone(),
-                    instance: order.to.instance,
-                    substrate: order.to.substrate.clone(),
-                    cause: order.cause.clone(),
-                    decision: order.decision.clone(),
-                });
+                if let Some(to) = &order.to {
+                    events.push(Event::Bound {
+                        epoch: epoch + 1,
+                        node: to.node.clone(),
+                        instance: to.instance,
+                        substrate: to.substrate.clone(),
+                        cause: order.cause.clone(),
+                        decision: order.decision.clone(),
+                    });
+                }
                 events
             }
         })
