@@ -61,11 +61,16 @@ fn a_machine_lists_its_devices_or_says_why_there_is_none() {
     let test = fiec(&["device", "test", "--uuid", "GPU-none"], None);
     let words = String::from_utf8_lossy(&test.stderr);
     if found["devices"].as_array().unwrap().is_empty() {
-        assert_eq!(listed.status.code(), Some(1));
+        assert_eq!(listed.status.code(), Some(5));
         let why = found["why"].as_str().unwrap();
         assert!(why.contains("driver"), "{why}");
-        assert_eq!(test.status.code(), Some(1), "{words}");
+        assert_eq!(test.status.code(), Some(5), "{words}");
         assert!(words.contains("no device to compute on"), "{words}");
+        let bench = fiec(&["--json", "bench", "device"], None);
+        let words = String::from_utf8_lossy(&bench.stderr);
+        assert_eq!(bench.status.code(), Some(5), "{words}");
+        assert!(bench.stdout.is_empty());
+        assert!(words.contains("left out: device: no device"), "{words}");
     } else {
         assert_eq!(listed.status.code(), Some(0));
         assert_eq!(test.status.code(), Some(2), "{words}");
@@ -87,7 +92,7 @@ fn a_driver_that_lacks_what_is_called_is_an_error_in_words_and_no_panic() {
     }
     let listed = fiec(&["device"], Some(folder.path()));
     let words = String::from_utf8_lossy(&listed.stderr);
-    assert_eq!(listed.status.code(), Some(1), "{words}");
+    assert_eq!(listed.status.code(), Some(5), "{words}");
     assert!(
         words.contains("too old") && words.contains("cuInit"),
         "{words}"
@@ -155,5 +160,27 @@ fn a_run_on_an_emulated_device_cut_at_its_boundaries_has_the_bits_of_the_host() 
     }
     assert!(!table.contains("FAILED"), "{table}");
     println!("{table}");
+    // The same as figures, and what moves.
+    let output = fiec(&["--json", "bench", "device", "--quick"], Some(&folder));
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    let figures: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let figure = |case: &str, metric: &str| {
+        let of =
+            |f: &&Value| f["case"].as_str().unwrap().starts_with(case) && f["metric"] == metric;
+        let found = figures.iter().find(of);
+        found.unwrap_or_else(|| panic!("{case}, {metric} is not in:\n{lines}"))
+    };
+    assert!(figure("gemm bitwise", "gflops")["value"].as_f64() > Some(0.0));
+    assert!(figure("context, warm", "open_ms")["floor"].as_f64() > Some(0.0));
+    for program in ["gemm@1", "lu@1", "qr@1"] {
+        let moved = figure(program, "moved_bytes");
+        assert!(moved["ratio"].as_f64() < Some(0.5), "{moved}");
+    }
+    assert!(words.contains("left out: gemm bounded"), "{words}");
     std::fs::remove_dir_all(folder).unwrap();
 }

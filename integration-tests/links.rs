@@ -43,6 +43,9 @@ impl Far {
             "latency=1.0:0.5:600000",
             "--threshold",
             "memory_stall=1.0:0.5:600000",
+            // Nor is what was sent again to count.
+            "--threshold",
+            "fabric=1.0:0.5:600000",
             // So often is the way to the broker measured, too.
             "--heartbeat-ms",
             "200",
@@ -136,6 +139,20 @@ async fn a_worse_link_moves_what_cares(seed: u64, delay: Duration, loss: f64, sh
         let raw = latency(&lab, &near.node).await.raw?;
         (raw >= shown).then_some(())
     })
+    .await;
+
+    // The kernel's own word on the connection says the same.
+    until(
+        "F shows what was sent again, and the round trip is a part of L",
+        async || {
+            let vector = lab.status_of(&near.node).await.ok()?.vector?;
+            let again = vector.host(Signal::Fabric)?.raw?;
+            let part = |r: &&Reading| r.device.as_deref() == Some("peer:@broker");
+            let rtt = vector.readings.iter().find(part)?.raw?;
+            let there_and_back = 2.0 * delay.as_secs_f64() * 1e6;
+            (again >= loss / 4.0 && rtt >= 0.9 * there_and_back).then_some(())
+        },
+    )
     .await;
 
     let last = lab.journal.ended(id, "completed").await;

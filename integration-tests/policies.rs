@@ -10,7 +10,9 @@ use std::collections::BTreeSet;
 use fiec::cluster::ClusterOptions;
 use fiec_schemas::Event;
 use serde_json::json;
-use support::{Lab, args, audit, digest_of, undisturbed_synthetic, until, workers};
+use support::{
+    Lab, args, audit, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
+};
 
 const MESSAGES: usize = 40;
 const LINES: usize = 15;
@@ -145,4 +147,113 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
     assert_eq!(place(&lab, running[1]).0, stayed, "nothing else moved");
     audit(&lab.journal.of(waits));
     lab.none_ended().unwrap();
+}
+
+#[tokio::test]
+async fn a_verification_goes_on_where_it_was_when_all_policies_are_replaced() {
+    let mut lab = Lab::start(workers_with_history(3)).await;
+    let params = json!({"matrix": {"poisson2d": {"n": 48}}, "load_cases": 900,
+        "iterations_per_capsule": 20});
+    let guarded = json!({"id": "guarded", "program": "cg@1", "params": params,
+        "commit": {"every_ms": 100}, "verify": "all"});
+    let id = lab.publish_json(&guarded).await;
+    let number = |rows: &fiec::sql::Rows, column: &str| {
+        rows.get(0, column).and_then(|n| n.parse::<i64>().ok())
+    };
+    // The last part but one: what was stored with it is stored when a later one is told.
+    let agreed = format!(
+        "SELECT to_boundary, seq FROM verifications WHERE execution = '{id}' \
+         AND outcome = 'agreed' ORDER BY seq DESC OFFSET 1 LIMIT 1"
+    );
+    let good = until("two parts of it are verified", async || {
+        number(&lab.sql(&agreed).await, "to_boundary")
+    })
+    .await;
+    lab.policies
+        .iter_mut()
+        .for_each(fiec::process::Process::kill);
+    lab.policies.clear();
+    let told = "SELECT coalesce(max(seq), 0) AS seq FROM verifications";
+    let told = number(&lab.sql(told).await, "seq").unwrap();
+    lab.start_policy().unwrap();
+    lab.ready().await.unwrap();
+
+    let ended = lab.journal.ended(id, "completed").await;
+    audit(&lab.journal.of(id));
+    let segments = ended.message.events.iter().find_map(|event| match event {
+        Event::Verified { segments, .. } => Some(i64::from(*segments)),
+        _ => None,
+    });
+    let since = format!(
+        "SELECT min(from_boundary) AS first, count(*) AS parts FROM verifications \
+         WHERE execution = '{id}' AND outcome = 'agreed'"
+    );
+    let all = until("every part is in the history", async || {
+        let parts = number(&lab.sql(&since).await, "parts")?;
+        (Some(parts) >= segments).then_some(parts)
+    })
+    .await;
+    let since = format!("{since} AND seq > {told}");
+    let since = lab.sql(&since).await;
+    let (first, parts) = (number(&since, "first"), number(&since, "parts"));
+    assert!(
+        first >= Some(good) && good > 0,
+        "from {first:?}, not {good}"
+    );
+    // What was verified before the change counts; a part that was under way then may not.
+    assert!(parts < Some(all), "{parts:?} of {all} parts after it");
+    assert!(
+        segments > parts,
+        "{segments:?} parts, {parts:?} of them after it"
+    );
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn work_goes_only_to_nodes_whose_keys_an_operator_has_pinned() {
+    let mut lab = Lab::start(workers(2)).await;
+    let keys = lab.fiec(&["nodes", "--keys"]).await.expect(0).stdout;
+    let key = |node: &str| {
+        let line = keys.lines().find_map(|l| l.strip_prefix(node));
+        line.unwrap().trim_start_matches(" = ").to_owned()
+    };
+    // As if somebody had taken the name of n2.
+    let pinned = lab.file("keys", format!("n1 = {}\nn2 = {}\n", key("n1"), key("n1")));
+    lab.policies
+        .iter_mut()
+        .for_each(fiec::process::Process::kill);
+    lab.policies.clear();
+    let pinned = pinned.display().to_string();
+    let mut policy = lab.command(&["policy", "--node-keys", &pinned]);
+    let _policy = policy.kill_on_drop(true).spawn().unwrap();
+    lab.ready().await.unwrap();
+
+    let there = json!({"id": "there", "program": "synthetic@1", "contract": "statistical",
+        "requires": {"nodes": ["n2"]}});
+    let there = lab.publish_json(&there).await;
+    let any = lab
+        .publish_json(&json!({"id": "any", "program": "synthetic@1"}))
+        .await;
+    lab.journal.ended(any, "completed").await;
+    let bound = |line: &support::Line| line.state().phase.binding().map(|b| b.node.clone());
+    let nodes: Vec<_> = lab.journal.of(any).iter().filter_map(bound).collect();
+    assert!(nodes.iter().all(|n| n.as_str() == "n1"), "{nodes:?}");
+    let why = until("why says whose key it is not", async || {
+        let ran = lab.fiec(&["why", "there"]).await;
+        ran.stdout
+            .contains("is pinned for this node")
+            .then_some(ran.stdout)
+    })
+    .await;
+    assert!(why.contains(&key("n2")), "{why}");
+    assert_eq!(lab.journal.of(there).last().unwrap().phase(), "pending");
+
+    let wrong = lab.file("wrong", "n1 = nonsense\n").display().to_string();
+    let refused = lab.fiec(&["policy", "--node-keys", &wrong]).await;
+    assert_ne!(refused.code, 0);
+    assert!(
+        refused.stderr.contains("line 1") && refused.stderr.contains("nonsense"),
+        "{refused:?}"
+    );
+    lab.stop().await;
 }

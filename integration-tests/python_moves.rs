@@ -251,6 +251,7 @@ fn a_program_in_python_speaks_the_frames_of_the_rust_kit() {
             program: "sums@1".to_owned(),
             params: params.clone(),
             package: None,
+            device: None,
         },
         &[],
     );

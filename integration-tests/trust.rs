@@ -297,13 +297,15 @@ async fn a_device_that_computes_wrongly_is_lost_alone_and_one_that_cannot_be_had
                  ORDER BY substrate",
             )
             .await;
-        let right = trust.get(0, "ran_on")?;
-        (trust.rows.len() == 3
-            && trust.get(0, "substrate") == Some("GPU-right")
+        let said = |n: usize| Some((trust.get(n, "substrate")?, trust.get(n, "standing")?));
+        let right = trust.get(1, "ran_on")?;
+        (trust.rows.len() == 4
+            && said(0)? == ("GPU-gone", "unproved")
+            && said(1)? == ("GPU-right", "proved")
             && right.contains("on the host: panels of lu-panel-ties")
-            && trust.get(1, "standing") == Some("failed")
-            && trust.get(2, "standing") == Some("proved"))
-        .then_some(())
+            && said(2)? == ("GPU-wrong", "quarantined")
+            && said(3)? == ("host", "proved"))
+            .then_some(())
     })
     .await;
     lab.stop().await;
@@ -323,7 +325,8 @@ async fn a_share_is_compared_beside_the_work_and_costs_nothing_where_nobody_aske
     let agreed = until("another node has computed a part once more", async || {
         use futures_util::StreamExt as _;
         let message = verdicts.next().await?;
-        let verdict: Value = serde_json::from_slice(&message.payload).ok()?;
+        let signed: Value = serde_json::from_slice(&message.payload).ok()?;
+        let verdict: Value = serde_json::from_str(signed["statement"].as_str()?).ok()?;
         verdict.get("finding").cloned()
     })
     .await;

@@ -89,7 +89,9 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     let submission = json!({"id": "moved", "program": "synthetic@1", "params": params,
         "commit": {"every": 10}});
     let lines = submission.to_string().into();
-    let reply = client::submit(&up.broker, &tenant, lines).await.unwrap();
+    let reply = client::submit(&up.broker, &tenant, lines, false)
+        .await
+        .unwrap();
     assert!(reply.errors.is_empty(), "{reply:?}");
     let id = ExecutionId::from_client(&tenant, &ClientId::new("moved").unwrap());
     let node = journal.computing(id, 3).await;
@@ -126,7 +128,9 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     // What came back is as good as what was there.
     let pinned = json!({"id": "after", "program": "synthetic@1", "requires": {"nodes": [node]}});
     let lines = pinned.to_string().into();
-    client::submit(&up.broker, &tenant, lines).await.unwrap();
+    client::submit(&up.broker, &tenant, lines, false)
+        .await
+        .unwrap();
     let id = ExecutionId::from_client(&tenant, &ClientId::new("after").unwrap());
     journal.ended(id, "completed").await;
 

@@ -69,6 +69,12 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
+/// Ends a process at once, if it has not ended by itself.
+pub fn kill_if_alive(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
 /// Ends a process at once.
 pub fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();

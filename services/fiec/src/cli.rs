@@ -7,8 +7,8 @@ use fiec_schemas::NodeId;
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    check, data, device, doctor, health, history, logs, node, nodes, operate, output, program,
-    reconfigure, replay, run_local, serve, simulate, submit, watch,
+    adjust, batch, check, data, device, doctor, health, history, logs, node, nodes, operate,
+    output, program, quota, reconfigure, replay, run_local, serve, simulate, submit, watch,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -49,8 +49,17 @@ enum Command {
     Resume(operate::ExecutionArgs),
     /// Move an execution to another node at its next boundary
     Yield(operate::YieldArgs),
+    /// Move an execution to a node at its next boundary
+    Move(operate::MoveArgs),
+    Adjust(adjust::AdjustArgs),
+    Pin(adjust::PinArgs),
+    Exclude(adjust::ExcludeArgs),
+    /// Let an execution run on any node again
+    Unpin(operate::ExecutionArgs),
     /// Give a running execution more or less: threads, memory, processors
     Reconfigure(reconfigure::ReconfigureArgs),
+    Batch(batch::BatchArgs),
+    Quota(quota::QuotaArgs),
     /// Say why an execution is where it is, or is not
     Why(operate::ExecutionArgs),
     /// Show what PostgreSQL knows of an execution, or of the last 20
@@ -65,7 +74,9 @@ enum Command {
     /// Place on a node again
     Uncordon(nodes::NodeArgs),
     /// Cordon a node and move away what runs there, at the next boundaries
-    Drain(nodes::NodeArgs),
+    Drain(nodes::DrainArgs),
+    /// Place on a node again, and leave there what is there
+    Undrain(nodes::NodeArgs),
     /// Check this machine and the servers; say what is missing and what to do
     Doctor,
     /// Create or update streams, buckets and tables on the servers
@@ -201,8 +212,15 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Pause(args) => operate::run("pause", &args, None, global).await,
         Command::Resume(args) => operate::run("resume", &args, None, global).await,
         Command::Why(args) => operate::run("why", &args, None, global).await,
+        Command::Batch(args) => batch::run(args, global).await,
+        Command::Quota(args) => quota::run(args, global).await,
         Command::Reconfigure(args) => reconfigure::run(args, global).await,
         Command::Yield(args) => operate::run("yield", &args.execution, args.to, global).await,
+        Command::Move(args) => operate::run("yield", &args.execution, Some(args.to), global).await,
+        Command::Adjust(args) => adjust::adjust(args, global).await,
+        Command::Pin(args) => adjust::pin(args, global).await,
+        Command::Exclude(args) => adjust::exclude(args, global).await,
+        Command::Unpin(args) => adjust::unpin(&args, global).await,
         Command::Watch(args) => watch::run(args, global).await,
         Command::Logs(args) => logs::run(args, global).await,
         Command::History(args) => history::run(args, global).await,
@@ -211,7 +229,8 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Node(args) => node::run(args, global).await,
         Command::Cordon(args) => nodes::flag("cordon", args, global).await,
         Command::Uncordon(args) => nodes::flag("uncordon", args, global).await,
-        Command::Drain(args) => nodes::flag("drain", args, global).await,
+        Command::Drain(args) => nodes::drain(args, global).await,
+        Command::Undrain(args) => nodes::flag("undrain", args, global).await,
         Command::Doctor => doctor::run(global).await,
         Command::Setup(args) => serve::setup(args, global).await,
         Command::Worker(args) => serve::worker(args, global).await,

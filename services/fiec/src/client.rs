@@ -7,9 +7,12 @@ use async_nats::RequestErrorKind;
 use bytes::Bytes;
 use fiec_broker::Broker;
 use fiec_schemas::messages::{
-    ApiReply, EnvelopeChange, EnvelopeRequest, ExecutionRequest, NodeRequest, SubmitReply,
+    ApiReply, BatchReply, BatchRequest, EnvelopeChange, EnvelopeRequest, ExecutionRequest,
+    NodeRequest, QuotaChange, QuotaReply, QuotaRequest, SubmitReply,
 };
 use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{NodeId, Tenant};
 use serde::de::DeserializeOwned;
 
@@ -28,8 +31,18 @@ async fn request<T: DeserializeOwned>(
     subject: String,
     body: Bytes,
 ) -> anyhow::Result<T> {
+    request_with(broker, subject, body, async_nats::HeaderMap::new()).await
+}
+
+async fn request_with<T: DeserializeOwned>(
+    broker: &Broker,
+    subject: String,
+    body: Bytes,
+    headers: async_nats::HeaderMap,
+) -> anyhow::Result<T> {
     let request = async_nats::Request::new()
         .payload(body)
+        .headers(headers)
         .timeout(Some(DEADLINE));
     let reply = match broker.client.send_request(subject.clone(), request).await {
         Ok(reply) => reply,
@@ -106,12 +119,47 @@ pub async fn reconfigure(
     .await
 }
 
-/// A request about one node: `cordon`, `uncordon`, `drain`.
+/// Changes something about a live execution.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`ApiReply::error`].
-pub async fn node(broker: &Broker, verb: &str, node: NodeId) -> anyhow::Result<ApiReply> {
-    let body = NodeRequest { node, who: who() };
+pub async fn adjust(
+    broker: &Broker,
+    tenant: &Tenant,
+    id: &str,
+    change: Adjustment,
+) -> anyhow::Result<ApiReply> {
+    let body = ExecutionRequest {
+        id: id.to_owned(),
+        who: who(),
+        to: None,
+        grant: None,
+        change: Some(change),
+    };
+    request(
+        broker,
+        format!("fiec.api.adjust.{tenant}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
+}
+
+/// A request about one node: `cordon`, `uncordon`, `drain`, `undrain`, `revoke`, `release`.
+/// `seconds`: within which what it asks for is to be done, for the verbs that know a time.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`ApiReply::error`].
+pub async fn node(
+    broker: &Broker,
+    verb: &str,
+    node: NodeId,
+    seconds: Option<u32>,
+) -> anyhow::Result<ApiReply> {
+    let body = NodeRequest {
+        node,
+        who: who(),
+        seconds,
+    };
     request(
         broker,
         format!("fiec.api.node.{verb}"),
@@ -150,10 +198,72 @@ pub async fn nodes(broker: &Broker) -> anyhow::Result<ApiReply> {
     request(broker, "fiec.api.nodes".to_owned(), Bytes::new()).await
 }
 
-/// Hands over lines of JSON; the answer speaks of every line.
+/// Hands over lines of JSON; the answer speaks of every line. `atomic`: all are taken, or none.
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn submit(broker: &Broker, tenant: &Tenant, lines: Bytes) -> anyhow::Result<SubmitReply> {
-    request(broker, format!("fiec.api.submit.{tenant}"), lines).await
+pub async fn submit(
+    broker: &Broker,
+    tenant: &Tenant,
+    lines: Bytes,
+    atomic: bool,
+) -> anyhow::Result<SubmitReply> {
+    let mut headers = async_nats::HeaderMap::new();
+    if atomic {
+        headers.insert(ATOMIC_HEADER, "true");
+    }
+    request_with(broker, format!("fiec.api.submit.{tenant}"), lines, headers).await
+}
+
+/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`BatchReply::error`].
+pub async fn batch(
+    broker: &Broker,
+    verb: &str,
+    tenant: &Tenant,
+    batch: &str,
+    within_ms: u64,
+) -> anyhow::Result<BatchReply> {
+    let body = BatchRequest {
+        batch: batch.to_owned(),
+        who: who(),
+        within_ms: Some(within_ms),
+    };
+    request(
+        broker,
+        format!("fiec.api.batch.{verb}.{tenant}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
+}
+
+/// Changes what a tenant may use at once.
+///
+/// # Errors
+/// When nobody answers. A refusal is in [`QuotaReply::error`].
+pub async fn quota(
+    broker: &Broker,
+    tenant: &Tenant,
+    change: QuotaChange,
+) -> anyhow::Result<QuotaReply> {
+    let body = QuotaRequest {
+        who: who(),
+        change: Some(change),
+    };
+    request(
+        broker,
+        format!("fiec.api.quota.{tenant}"),
+        serde_json::to_vec(&body)?.into(),
+    )
+    .await
+}
+
+/// What all tenants that have limits may use at once.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn quotas(broker: &Broker) -> anyhow::Result<QuotaReply> {
+    request(broker, "fiec.api.quotas".to_owned(), Bytes::new()).await
 }

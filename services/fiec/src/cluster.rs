@@ -27,6 +27,8 @@ pub struct ClusterOptions {
     pub worker_args: Vec<String>,
     /// Policy services.
     pub policies: u32,
+    /// Arguments for every policy service, e.g. `--slice-ms 1000`.
+    pub policy_args: Vec<String>,
     /// PostgreSQL and a recorder, or neither.
     pub history: bool,
     /// The `fiec` binary to run; this one by default.
@@ -46,6 +48,7 @@ impl Default for ClusterOptions {
             workers: 3,
             worker_args: Vec::new(),
             policies: 1,
+            policy_args: Vec::new(),
             history: true,
             binary: None,
             patience: Duration::from_secs(30),
@@ -185,7 +188,9 @@ impl Cluster {
     /// When it cannot be started.
     pub fn start_policy(&mut self) -> anyhow::Result<()> {
         let name = format!("policy-{}", self.policies.len() + 1);
-        let process = self.spawn(&name, &["policy".to_owned()])?;
+        let mut args = vec!["policy".to_owned()];
+        args.extend_from_slice(&self.options.policy_args);
+        let process = self.spawn(&name, &args)?;
         self.policies.push(process);
         Ok(())
     }

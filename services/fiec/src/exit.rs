@@ -15,6 +15,8 @@ pub enum Outcome {
     Cancelled,
     /// 4: a server could not be reached, or did not answer in time.
     Unreachable,
+    /// 5: there is no device here to compute on.
+    NoDevice,
 }
 
 impl Outcome {
@@ -26,17 +28,19 @@ impl Outcome {
             Outcome::BadInput => 2,
             Outcome::Cancelled => 3,
             Outcome::Unreachable => 4,
+            Outcome::NoDevice => 5,
         }
     }
 
-    /// The worse of two: unreachable, bad input, failed, cancelled, done.
+    /// The worse of two: unreachable, no device, bad input, failed, cancelled, done.
     pub fn worse(self, other: Self) -> Self {
         let rank = |o: Self| match o {
             Outcome::Done => 0,
             Outcome::Cancelled => 1,
             Outcome::Failed => 2,
             Outcome::BadInput => 3,
-            Outcome::Unreachable => 4,
+            Outcome::NoDevice => 4,
+            Outcome::Unreachable => 5,
         };
         if rank(other) > rank(self) {
             other
@@ -54,4 +58,5 @@ impl From<Outcome> for ExitCode {
 
 /// Said in `--help`.
 pub const HELP: &str = "Exit codes: 0 done (with --wait: completed); 1 failed; 2 bad input or \
-command line; 3 cancelled; 4 a server could not be reached or did not answer in time.";
+command line; 3 cancelled; 4 a server could not be reached or did not answer in time; \
+5 there is no device to compute on.";

@@ -12,6 +12,7 @@ pub mod demo;
 pub mod exit;
 pub mod experiment;
 pub mod local;
+pub mod node_keys;
 pub mod package;
 pub mod pressure;
 pub mod process;

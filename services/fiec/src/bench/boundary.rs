@@ -1,91 +1,96 @@
 //! `bench boundary`: what boundaries cost a real solve. CG through FIEC with the default commit
-//! policy against the bare loop of the same program in the same binary, in pairs; and what a
-//! boundary that is not committed costs a loop in Python.
-
-use std::time::{Duration, Instant};
+//! policy against the bare loop of the same program in the same binary; and what a boundary that
+//! is not committed costs a loop in Python.
+//!
+//! Two solves of a pair run interleaved ([`interleave`]), so that what slows the machine down for a
+//! second meets both, and what is left between pairs is small enough to judge 2 % by. With the
+//! median of the pairs' ratios comes an interval that holds the median of all such pairs, whatever
+//! their distribution is ([`interval`]); the reach is met, missed or not decided by that. Commits
+//! are due by the clock on the wall, which goes on while a solve waits for its turn: each solve
+//! makes about twice as many commits for its time of computing as it would alone, so the ratio is
+//! rather too low than too high.
 
 use anyhow::Context as _;
-use fiec_broker::Broker;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::figures::median;
-use super::follow::Follow;
+use super::figures::{median, quantile};
 use super::python::Kit;
-use super::{Lab, cluster, submit};
+use super::{Lab, cluster, interleave};
 
-/// How long one solve takes at least, in seconds: shorter ones drown in the machine's noise.
-const SOLVE: f64 = 4.2;
-/// The same for a quick look.
-const SOLVE_QUICK: f64 = 0.3;
-/// Pairs of solves of each matrix.
-const PAIRS: usize = 5;
-/// After so long a matrix gets no further pair beyond the third, so that the bench ends in time.
-const LIMIT: Duration = Duration::from_secs(38);
+/// The interval of a ratio is to hold its median with this chance at least, where so many pairs
+/// allow it.
+const CHANCE: f64 = 0.95;
+/// The share of the bare loop that is aimed at.
+const REACH: f64 = 0.98;
 
-/// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98; and
-/// `boundary_us` of the Python kit, reach < 20.
+/// A matrix, with the parameters of its solve.
+struct Case {
+    name: &'static str,
+    params: serde_json::Value,
+    /// Load cases of a solve whose time says how many are needed for `seconds`.
+    few: u64,
+    /// How long a solve computes at least: the longer one until its large state is committed.
+    seconds: f64,
+    /// Pairs of solves.
+    pairs: usize,
+}
+
+/// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98, with
+/// `ratio_low` and `ratio_high`, between which it lies; and `boundary_us` of the Python kit, reach
+/// < 20.
 ///
 /// # Errors
 /// When something could not be started or measured.
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let matrix = crate::demo::matrix()?;
-    // With the load cases of an unmeasured solve, from whose time the number for [`SOLVE`] follows.
     let cases = [
-        (
-            "bcsstk16",
-            20,
-            json!({"matrix": {"file": matrix}, "iterations_per_capsule": 10}),
-        ),
-        (
-            "poisson 1000x1000",
-            2,
-            json!({"matrix": {"poisson2d": {"n": 1000}}, "iterations_per_capsule": 10,
-                   "tolerance": if lab.quick { 1e-1 } else { 1e-3 }}),
-        ),
+        Case {
+            name: "bcsstk16",
+            params: json!({"matrix": {"file": matrix}, "iterations_per_capsule": 10}),
+            few: 20,
+            seconds: 1.3,
+            pairs: 12,
+        },
+        Case {
+            name: "poisson 1000x1000",
+            params: json!({"matrix": {"poisson2d": {"n": 1000}}, "iterations_per_capsule": 10,
+                           "tolerance": if lab.quick { 1e-1 } else { 1e-3 }}),
+            few: 2,
+            seconds: 5.2,
+            pairs: 6,
+        },
     ];
     let cluster = cluster(lab, 1, &[], true).await?;
-    let mut follow = Follow::open(&cluster.broker).await?;
-    let (solve, pairs) = if lab.quick {
-        (SOLVE_QUICK, 1)
-    } else {
-        (SOLVE, PAIRS)
-    };
-    for (name, few, params) in cases {
+    for case in cases {
+        let name = case.name;
+        let pairs = if lab.quick { 1 } else { case.pairs };
         let slug = name.replace(' ', "-");
         let with = |load_cases: u64| {
-            let mut params = params.clone();
+            let mut params = case.params.clone();
             params["load_cases"] = json!(load_cases);
             params
         };
         // Once unmeasured on each side: pages, caches, the matrix.
         lab.steps_message(&format!("{name}: a trial"));
-        let trial = bare_loop(with(few)).await?;
-        through_us(&cluster.broker, &mut follow, &slug, with(few)).await?;
-        let params = with(((solve * few as f64 / trial.seconds).ceil() as u64).max(1));
+        let trial = interleave::pair(&cluster, &slug, with(case.few)).await?;
+        let seconds = if lab.quick { 0.3 } else { case.seconds };
+        let load_cases = (seconds * case.few as f64 / trial.bare.as_secs_f64()).ceil();
+        let params = with((load_cases as u64).max(1));
         let (mut bare, mut ratios) = (Vec::new(), Vec::new());
-        let begin = Instant::now();
         for pair in 0..pairs {
-            if pair >= 3 && begin.elapsed() > LIMIT {
-                break;
-            }
             lab.steps_message(&format!("{name}: pair {} of {pairs}", pair + 1));
             let id = format!("{slug}-{pair}");
-            // The machine's speed drifts: each goes first in turn.
-            let (ours, b) = if pair % 2 == 0 {
-                let ours = through_us(&cluster.broker, &mut follow, &id, params.clone()).await?;
-                (ours, bare_loop(params.clone()).await?)
-            } else {
-                let b = bare_loop(params.clone()).await?;
-                let ours = through_us(&cluster.broker, &mut follow, &id, params.clone()).await?;
-                (ours, b)
-            };
-            bare.push(b.iterations / b.seconds);
-            ratios.push(b.seconds / ours);
+            let found = interleave::pair(&cluster, &id, params.clone()).await?;
+            bare.push(found.iterations / found.bare.as_secs_f64());
+            ratios.push(found.bare.as_secs_f64() / found.ours.as_secs_f64());
         }
         let floor = median(&mut bare);
         // The ratio is the median of the pairs' ratios, not of the medians.
-        let value = floor * median(&mut ratios);
-        lab.figures.add(
+        let ratio = middle(&mut ratios);
+        let (low, high, chance) = interval(&mut ratios);
+        let value = floor * ratio;
+        let figures = &mut *lab.figures;
+        figures.add(
             "boundary",
             name,
             "iterations_per_s",
@@ -93,9 +98,66 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             value,
             Some(floor),
         );
+        figures.add("boundary", name, "ratio_low", "1", low, None);
+        figures.add("boundary", name, "ratio_high", "1", high, None);
+        eprintln!(
+            "boundary, {name}: {ratio:.3} of the bare loop, between {low:.3} and {high:.3} with \
+             {:.0} %: at least {REACH} is {}",
+            chance * 100.0,
+            verdict(low, high, chance)
+        );
     }
     cluster.stop().await;
     python(lab).await
+}
+
+/// The middle of the samples; of an even number, between the two in the middle.
+fn middle(samples: &mut [f64]) -> f64 {
+    let upper = samples.len() as f64 / 2.0 + 1.0;
+    let upper = quantile(samples, upper.floor() / samples.len().max(1) as f64);
+    (quantile(samples, 0.5)
+        + if samples.len().is_multiple_of(2) {
+            upper
+        } else {
+            median(samples)
+        })
+        / 2.0
+}
+
+/// The narrowest interval between two of the ratios, as far from one end as from the other, that
+/// holds the median with [`CHANCE`] (else the widest), and its chance: of `n` samples each lies
+/// below the median with a chance of one half, so that the k-th smallest and the k-th largest miss
+/// it with 2·Σ C(n, i)/2ⁿ over i < k.
+fn interval(ratios: &mut [f64]) -> (f64, f64, f64) {
+    let n = ratios.len();
+    ratios.sort_by(f64::total_cmp);
+    // Of all 2ⁿ, those in which i lie below; and in which fewer than k do.
+    let (mut ways, mut fewer) = (0.5f64.powi(n as i32), 0.0);
+    let (mut k, mut chance) = (0, 0.0);
+    for i in 0..n.div_ceil(2) {
+        fewer += ways;
+        ways *= (n - i) as f64 / (i + 1) as f64;
+        let holds = (1.0 - 2.0 * fewer).max(0.0);
+        if i > 0 && holds < CHANCE {
+            break;
+        }
+        (k, chance) = (i, holds);
+    }
+    let at = |i: usize| ratios.get(i).copied().unwrap_or(0.0);
+    (at(k), at(n.saturating_sub(k + 1)), chance)
+}
+
+/// What an interval that holds the median with this chance says of the reach.
+fn verdict(low: f64, high: f64, chance: f64) -> &'static str {
+    if chance < CHANCE {
+        "not decided"
+    } else if low >= REACH {
+        "met"
+    } else if high < REACH {
+        "missed"
+    } else {
+        "not decided"
+    }
 }
 
 /// Microseconds that a boundary without a commit adds to a turn of a loop in Python.
@@ -124,40 +186,36 @@ async fn python(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds from the first capsule's begin to the last one's end of a solve by a worker.
-async fn through_us(
-    broker: &Broker,
-    follow: &mut Follow,
-    id: &str,
-    params: Value,
-) -> anyhow::Result<f64> {
-    let submission = json!({"program": "cg@1", "params": params});
-    let execution = submit(broker, id, submission).await?;
-    let span = follow
-        .to_completion(execution, Duration::from_secs(120))
-        .await?;
-    Ok(span.seconds())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-struct Bare {
-    iterations: f64,
-    seconds: f64,
-}
+    #[test]
+    fn the_middle_of_an_even_number_lies_between_two() {
+        assert_eq!(middle(&mut [4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(middle(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(middle(&mut [7.0]), 7.0);
+    }
 
-/// The bare loop, in a thread of this process.
-async fn bare_loop(params: Value) -> anyhow::Result<Bare> {
-    let outcome = tokio::task::spawn_blocking(move || {
-        fiec_kit::local::run_local(fiec_schemas::programs::CG, &params)
-    })
-    .await?
-    .map_err(|error| anyhow::anyhow!("the bare loop failed: {error}"))?;
-    let iterations = outcome
-        .result
-        .get("iterations")
-        .and_then(Value::as_f64)
-        .context("the result names no iterations")?;
-    Ok(Bare {
-        iterations,
-        seconds: outcome.seconds,
-    })
+    #[test]
+    fn the_interval_leaves_out_as_many_pairs_as_its_chance_allows() {
+        let of = |n: u32| {
+            let mut ratios: Vec<f64> = (1..=n).rev().map(f64::from).collect();
+            let (low, high, chance) = interval(&mut ratios);
+            (low, high, (chance * 1e4).round() / 1e4)
+        };
+        // Tables of the sign test.
+        assert_eq!(of(12), (3.0, 10.0, 0.9614));
+        assert_eq!(of(9), (2.0, 8.0, 0.9609));
+        assert_eq!(of(6), (1.0, 6.0, 0.9688));
+        assert_eq!(of(1), (1.0, 1.0, 0.0));
+    }
+
+    #[test]
+    fn an_interval_around_the_reach_decides_nothing() {
+        assert_eq!(verdict(0.981, 0.99, 0.96), "met");
+        assert_eq!(verdict(0.981, 0.99, 0.9), "not decided");
+        assert_eq!(verdict(0.95, 0.979, 0.96), "missed");
+        assert_eq!(verdict(0.97, 0.99, 0.96), "not decided");
+    }
 }

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::figures::Figures;
+use crate::cluster::Cluster;
+
 /// Seconds of processor time and resident bytes of a tree of processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
@@ -15,20 +18,75 @@ pub struct Usage {
 pub fn tree(root: u32) -> Usage {
     let processes = snapshot();
     let mut usage = Usage::default();
-    let mut open = vec![root];
-    while let Some(pid) = open.pop() {
-        if let Some(process) = processes.get(&pid) {
-            usage.seconds += process.seconds;
-            usage.resident += process.resident;
-        }
-        open.extend(
-            processes
-                .iter()
-                .filter(|(_, p)| p.parent == pid)
-                .map(|(pid, _)| *pid),
-        );
+    for process in family(&processes, root)
+        .iter()
+        .filter_map(|p| processes.get(p))
+    {
+        usage.seconds += process.seconds;
+        usage.resident += process.resident;
     }
     usage
+}
+
+/// The ids of all descendants of a process, without its own.
+pub fn descendants(root: u32) -> Vec<u32> {
+    family(&snapshot(), root).split_off(1)
+}
+
+fn family(processes: &BTreeMap<u32, Process>, root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        next += 1;
+        let children = processes.iter().filter(|(_, p)| p.parent == parent);
+        found.extend(children.map(|(pid, _)| *pid));
+    }
+    found
+}
+
+/// Usage of each part of a cluster by now, by its name; a worker with its children.
+pub(super) fn parts(cluster: &Cluster) -> Vec<(String, Usage)> {
+    let mut all = vec![("nats-server".to_owned(), tree(cluster.servers.nats.pid()))];
+    if let Some(postgres) = &cluster.servers.postgres {
+        all.push(("PostgreSQL".to_owned(), tree(postgres.pid())));
+    }
+    let ours = cluster
+        .policies
+        .iter()
+        .chain(&cluster.recorder)
+        .chain(&cluster.workers);
+    all.extend(ours.map(|p| (p.name.clone(), tree(p.pid()))));
+    all
+}
+
+/// What each part of a cluster spent on so many pieces of work: name, seconds, pieces. Summed over
+/// the rounds, since the system counts in hundredths of a second.
+#[derive(Debug, Default)]
+pub(super) struct Spent(Vec<(String, f64, usize)>);
+
+impl Spent {
+    /// Adds a round of `count` pieces between two looks at [`parts`].
+    pub fn add(&mut self, then: &[(String, Usage)], now: &[(String, Usage)], count: usize) {
+        for ((name, now), (_, then)) in now.iter().zip(then) {
+            let seconds = now.seconds - then.seconds;
+            match self.0.iter_mut().find(|(n, _, _)| n == name) {
+                Some((_, sum, pieces)) => {
+                    *sum += seconds;
+                    *pieces += count;
+                }
+                None => self.0.push((name.clone(), seconds, count)),
+            }
+        }
+    }
+
+    /// Adds the mean of each part, in microseconds a piece, as the case `prefix` and its name.
+    pub fn add_to(self, figures: &mut Figures, bench: &str, prefix: &str, metric: &str) {
+        for (name, seconds, pieces) in self.0 {
+            let case = format!("{prefix}{name}");
+            let us = seconds * 1e6 / pieces.max(1) as f64;
+            figures.add(bench, &case, metric, "us", us, None);
+        }
+    }
 }
 
 struct Process {

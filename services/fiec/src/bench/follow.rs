@@ -1,13 +1,18 @@
 //! Follows the ledgers during a bench and picks out moments.
+//!
+//! [`Follow`] reads every message as it comes, which takes a core at the very moment that is
+//! measured. Where that matters, [`ended`] and [`arrived`] look at one ledger now and then instead.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fiec_broker::feed::{self, FeedItem, Start};
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::{Broker, BrokerError, Ledger};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+
+use super::tenant;
 
 /// The feed of all ledgers from now on.
 pub struct Follow {
@@ -161,4 +166,101 @@ pub struct Moved {
     pub since: Timestamp,
     /// End of the last capsule on the node before.
     pub yielded: Option<Timestamp>,
+}
+
+/// An execution that has completed.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// End of its last capsule.
+    pub until: Timestamp,
+    /// Capsules in all.
+    pub capsules: u64,
+    /// Boundaries committed.
+    pub commits: u64,
+    /// How often it was bound anew.
+    pub rebindings: u64,
+}
+
+/// Looks `every` so often until an execution has completed, first after such a pause.
+///
+/// # Errors
+/// When it ends otherwise, or at the deadline.
+pub async fn ended(
+    broker: &Broker,
+    execution: ExecutionId,
+    every: Duration,
+    patience: Duration,
+) -> anyhow::Result<Ended> {
+    let (ledger, tenant) = (Ledger::new(broker), tenant()?);
+    let deadline = Instant::now() + patience;
+    loop {
+        tokio::time::sleep(every).await;
+        let message = ledger.last(&tenant, execution).await?.map(|e| e.message);
+        for event in message.iter().flat_map(|m| &m.events) {
+            match event {
+                Event::Completed {
+                    computed_until,
+                    capsules,
+                    ..
+                } => {
+                    return Ok(Ended {
+                        until: *computed_until,
+                        capsules: *capsules,
+                        commits: message.as_ref().map_or(0, |m| m.state.totals.commits),
+                        rebindings: message.as_ref().map_or(0, |m| m.state.totals.rebindings),
+                    });
+                }
+                Event::Failed { reason, stderr } => bail!("it failed: {reason}\n{stderr}"),
+                _ => {}
+            }
+        }
+        if Instant::now() > deadline {
+            bail!("it did not complete within {patience:?}");
+        }
+    }
+}
+
+/// Looks `every` so often until an execution computes under this epoch, first after such a pause.
+/// The message that says when it began must still be its last one then: nothing else may happen
+/// to it within such a pause.
+///
+/// # Errors
+/// When it ends or something else happened to it, or at the deadline.
+pub async fn arrived(
+    broker: &Broker,
+    execution: ExecutionId,
+    epoch: u64,
+    every: Duration,
+    patience: Duration,
+) -> anyhow::Result<Moved> {
+    let (ledger, tenant) = (Ledger::new(broker), tenant()?);
+    let deadline = Instant::now() + patience;
+    loop {
+        tokio::time::sleep(every).await;
+        let last = ledger.last(&tenant, execution).await?.map(|e| e.message);
+        if let Some(message) = last.filter(|m| m.state.epoch >= epoch)
+            && let Phase::Started(binding) = &message.state.phase
+        {
+            let since = message.events.iter().find_map(|event| match event {
+                Event::Started {
+                    computing_since, ..
+                } => Some(*computing_since),
+                _ => None,
+            });
+            let bound = ledger.by_sequence(binding.seq).await?.message;
+            let yielded = bound.events.iter().find_map(|event| match event {
+                Event::Yielded { computed_until, .. } => Some(*computed_until),
+                _ => None,
+            });
+            return Ok(Moved {
+                epoch: message.state.epoch,
+                node: binding.node.to_string(),
+                since: since.context("something happened right after it had started")?,
+                yielded,
+            });
+        }
+        if Instant::now() > deadline {
+            bail!("it did not arrive within {patience:?}");
+        }
+    }
 }

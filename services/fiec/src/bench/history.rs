@@ -19,6 +19,11 @@ use super::figures::median;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::sql;
 
+/// Short ones: what slows the machine down for a moment meets both sides of a round.
+const ROUNDS: usize = 7;
+/// How often the checkpoint is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Runs the bench: `rows_per_s`, floor = plain COPY, reach ≥ 0.5.
 ///
 /// # Errors
@@ -34,15 +39,15 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     cluster.policies.clear();
     cluster.recorder = None;
     let pool = cluster.pool.clone().context("this bench needs history")?;
-    let items = bench_support::short_ledgers(lab.samples(50_000), 1)
+    let items = bench_support::short_ledgers(lab.samples(30_000), 1)
         .map_err(|reason| anyhow::anyhow!("{reason}"))?;
     lab.steps_message(&format!("history: writing {} ledger messages", items.len()));
     publish(&cluster.broker, &items).await?;
     let last = fiec_broker::feed::bounds(&cluster.broker).await?.1;
     let mut floors = Vec::new();
     let mut ratios = Vec::new();
-    for round in 0..=3 {
-        lab.steps_message(&format!("history: round {round} of 3"));
+    for round in 0..=ROUNDS {
+        lab.steps_message(&format!("history: round {round} of {ROUNDS}"));
         bench_support::clear(&pool).await?;
         let floor = bench_support::plain_copy(&pool, &items).await?;
         bench_support::clear(&pool).await?;
@@ -111,7 +116,7 @@ async fn record(broker: &Broker, pool: &PgPool, last: u64) -> anyhow::Result<f64
             Instant::now() < deadline,
             "the recorder did not reach {last} within a minute"
         );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(LOOK).await;
     };
     stop.cancel();
     running.await??;

@@ -9,7 +9,6 @@ use anyhow::{Context as _, ensure};
 use fiec_schemas::programs;
 use serde_json::json;
 
-use super::follow::Follow;
 use super::latency::{self, Of};
 use super::python::Kit;
 use super::{Lab, cluster};
@@ -38,7 +37,6 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     for (more, rust, python, of_rust, of_python) in runs {
         let worker_args = [&["--allow-program", PYTHON], more].concat();
         let cluster = cluster(lab, 1, &worker_args, true).await?;
-        let mut follow = Follow::open(&cluster.broker).await?;
         let mut cases = vec![(rust, programs::SYNTHETIC, json!({"capsules": 1}), of_rust)];
         if let Ok(kit) = &kit {
             let folder = tempfile::tempdir()?;
@@ -55,7 +53,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
                 // The package is fetched for the first; children and caches are warm after some.
                 unmeasured: if more.is_empty() { 20 } else { 3 },
             };
-            let starts = latency::starts(lab, &cluster.broker, &mut follow, &of, count).await?;
+            let starts = latency::starts(lab, &cluster.broker, &of, count).await?;
             starts.add_to(lab.figures, "launch", case);
         }
         cluster.stop().await;

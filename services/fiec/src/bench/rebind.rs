@@ -8,9 +8,12 @@ use anyhow::{Context as _, ensure};
 use serde_json::json;
 
 use super::figures::quantile;
-use super::follow::Follow;
+use super::follow;
 use super::{Lab, cluster, submit, tenant};
 use crate::client;
+
+/// How often it is looked whether it has arrived: nobody of ours wakes up while it moves.
+const LOOK: Duration = Duration::from_millis(7);
 
 /// Runs the bench: `gap_p50_ms`, `gap_p99_ms` for warm, cold and large states.
 ///
@@ -41,7 +44,6 @@ async fn measure(
     worker_args: &[&str],
 ) -> anyhow::Result<Vec<f64>> {
     let cluster = cluster(lab, 2, worker_args, false).await?;
-    let mut follow = Follow::open(&cluster.broker).await?;
     let patience = Duration::from_secs(20);
     // Capsules of 200 µs, routine commits once a second: the moves are what commits most.
     let submission = json!({
@@ -49,7 +51,8 @@ async fn measure(
         "params": {"capsules": 1_000_000_000u64, "state_bytes": bytes, "work_us": 200},
     });
     let execution = submit(&cluster.broker, "mover", submission).await?;
-    let mut at = follow.started(execution, 1, patience).await?;
+    let arrived = |epoch| follow::arrived(&cluster.broker, execution, epoch, LOOK, patience);
+    let mut at = arrived(1).await?;
     let mut gaps = Vec::with_capacity(moves);
     for number in 0..moves {
         if number % 10 == 0 {
@@ -71,7 +74,7 @@ async fn measure(
             "the move was refused: {:?}",
             reply.error
         );
-        let moved = follow.started(execution, at.epoch + 1, patience).await?;
+        let moved = arrived(at.epoch + 1).await?;
         ensure!(
             moved.node != at.node,
             "it was bound to {} again",

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use fiec_broker::{Broker, feed};
 use fiec_schemas::subjects;
 
-use super::cpu::{self, Usage};
+use super::cpu::{self, Spent};
 use super::figures::median;
 use super::{Lab, cluster, tenant};
 use crate::cluster::Cluster;
@@ -24,11 +24,11 @@ pub async fn run(lab: &mut Lab<'_>, workers: u32, slots: u32) -> anyhow::Result<
     let count = lab.samples(10_000);
     let rounds = if lab.quick { 1 } else { 5 };
     let mut rates = Vec::new();
-    let mut parts: Vec<(String, Vec<f64>)> = Vec::new();
+    let mut spent = Spent::default();
     let mut done = 0;
     for round in 0..=rounds {
         lab.steps_message(&format!("throughput: round {round} of {rounds}"));
-        let before = usage(&cluster);
+        let before = cpu::parts(&cluster);
         let began = Instant::now();
         flood(&cluster.broker, count).await?;
         done += count;
@@ -38,22 +38,12 @@ pub async fn run(lab: &mut Lab<'_>, workers: u32, slots: u32) -> anyhow::Result<
             continue; // learns the nodes' rate, fills caches
         }
         rates.push(count as f64 / seconds);
-        for ((name, now), (_, then)) in usage(&cluster).into_iter().zip(before) {
-            let us = (now.seconds - then.seconds) * 1e6 / count as f64;
-            match parts.iter_mut().find(|(n, _)| *n == name) {
-                Some((_, samples)) => samples.push(us),
-                None => parts.push((name, vec![us])),
-            }
-        }
+        spent.add(&before, &cpu::parts(&cluster), count);
     }
     let rate = median(&mut rates);
     lab.figures
         .add("throughput", "no-op", "executions_per_s", "1/s", rate, None);
-    for (name, mut samples) in parts {
-        let us = median(&mut samples);
-        lab.figures
-            .add("throughput", &name, "cpu_us_per_execution", "us", us, None);
-    }
+    spent.add_to(lab.figures, "throughput", "", "cpu_us_per_execution");
     cluster.stop().await;
     Ok(())
 }
@@ -127,21 +117,4 @@ async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
         );
         tokio::time::sleep(wait).await;
     }
-}
-
-fn usage(cluster: &Cluster) -> Vec<(String, Usage)> {
-    let mut all = vec![(
-        "nats-server".to_owned(),
-        cpu::tree(cluster.servers.nats.pid()),
-    )];
-    if let Some(postgres) = &cluster.servers.postgres {
-        all.push(("PostgreSQL".to_owned(), cpu::tree(postgres.pid())));
-    }
-    let ours = cluster
-        .policies
-        .iter()
-        .chain(&cluster.recorder)
-        .chain(&cluster.workers);
-    all.extend(ours.map(|p| (p.name.clone(), cpu::tree(p.pid()))));
-    all
 }

@@ -7,12 +7,13 @@ use fiec_cuda::{CudaDevices, Found, fp64_peak};
 use fiec_dev_servers::Progress as _;
 use serde_json::json;
 
+use crate::bench::device::QUICK;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
 /// List the devices that programs can compute on, or say why there is none; `fiec device test`
-/// checks and measures one
+/// checks and measures one, `fiec bench device` gives figures
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
     #[command(subcommand)]
@@ -60,7 +61,7 @@ pub fn run(args: &DeviceArgs, global: &Global) -> anyhow::Result<Outcome> {
                 println!("{}", json!({"devices": [], "why": why.to_string()}));
             }
             eprintln!("fiec: {why}");
-            return Ok(Outcome::Failed);
+            return Ok(Outcome::NoDevice);
         }
     };
     match &args.what {
@@ -111,11 +112,8 @@ fn test(found: &[Found], args: &TestArgs, global: &Global) -> anyhow::Result<Out
     let mut sizes = Sizes::default();
     if args.quick {
         sizes = Sizes {
-            gemm: 1000,
-            factor: (700, 96),
-            grid: 150,
-            iterations: 200,
-            ..sizes
+            threads: sizes.threads,
+            ..QUICK
         };
     }
     if let Some(order) = args.order {

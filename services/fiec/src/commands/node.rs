@@ -19,6 +19,8 @@ enum Command {
     Envelope(envelope::EnvelopeArgs),
     /// Give a quarantined node its contracts back; its canaries run anew and decide
     Release(nodes::NodeArgs),
+    /// Say that a node will be gone: its work is away before
+    Revoke(nodes::RevokeArgs),
     Record(record::RecordArgs),
 }
 
@@ -30,6 +32,7 @@ pub async fn run(args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Profile(args) => profile::run(args, global).await,
         Command::Release(args) => nodes::flag("release", args, global).await,
+        Command::Revoke(args) => nodes::revoke(args, global).await,
         Command::Envelope(args) => envelope::run(args, global).await,
         Command::Record(args) => record::run(&args, global),
     }

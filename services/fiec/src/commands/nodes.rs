@@ -1,13 +1,19 @@
-//! `nodes`, `cordon`, `uncordon`, `drain`.
+//! `nodes`, `cordon`, `uncordon`, `drain`, `undrain`, `node revoke`.
+
+use std::time::Duration;
 
 use clap::Args;
-use fiec_schemas::messages::NodeStatus;
+use fiec_schemas::messages::{ApiReply, NodeStatus};
 use fiec_schemas::{NodeId, Timestamp};
 
+use super::adjust::parse_span;
 use crate::client;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
+
+/// How often it is asked whether a node is empty.
+const WAIT: Duration = Duration::from_millis(250);
 
 /// Names a node.
 #[derive(Debug, Args)]
@@ -17,12 +23,45 @@ pub struct NodeArgs {
     pub node: NodeId,
 }
 
+/// Names a node, and by when it is to be empty.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The node
+    #[arg(value_parser = crate::cli::parse_node)]
+    pub node: NodeId,
+    /// What has not reached a boundary after this is given up there, and goes on elsewhere from its
+    /// last commit, e.g. 10m [default: never]
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    pub within: Option<Duration>,
+    /// Return only when nothing is on the node any more
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// Names a node, and when it will be gone.
+#[derive(Debug, Args)]
+pub struct RevokeArgs {
+    /// The node
+    #[arg(value_parser = crate::cli::parse_node)]
+    pub node: NodeId,
+    /// When it will be gone, e.g. 120s
+    #[arg(long = "in", value_name = "SPAN", value_parser = parse_span)]
+    pub within: Duration,
+    /// Return only when nothing is on the node any more
+    #[arg(long)]
+    pub wait: bool,
+}
+
 /// How much of the nodes to show.
 #[derive(Debug, Args)]
 pub struct ListArgs {
     /// One row for each signal and place, with what was read, where, how long ago, or why not
     #[arg(long)]
     pub signals: bool,
+    /// Only the nodes' public keys, as `fiec policy --node-keys` reads them: check them against the
+    /// machines, then they are pinned
+    #[arg(long, conflicts_with = "signals")]
+    pub keys: bool,
 }
 
 /// Lists the nodes.
@@ -35,6 +74,15 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     if global.json {
         for node in &reply.nodes {
             println!("{}", serde_json::to_string(node)?);
+        }
+        return Ok(Outcome::Done);
+    }
+    if args.keys {
+        for node in reply.nodes.iter().map(|n| &n.descriptor) {
+            match &node.identity {
+                Some(identity) => println!("{} = {}", node.node, identity.key),
+                None => println!("# {}: its claim names no key", node.node),
+            }
         }
         return Ok(Outcome::Done);
     }
@@ -65,8 +113,14 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
 fn row(node: &NodeStatus) -> Vec<String> {
     let d = &node.descriptor;
     let mut viability = node.viability.clone();
-    if node.flags.draining {
+    let revoked = node.flags.revocation_of(d.instance);
+    if let Some(at) = revoked {
+        viability.push_str(&format!(", gone at {at}"));
+    } else if node.flags.draining {
         viability.push_str(", draining");
+        if let Some(by) = node.flags.drain_by {
+            viability.push_str(&format!(" until {by}"));
+        }
     } else if node.flags.cordoned {
         viability.push_str(", cordoned");
     }
@@ -176,15 +230,77 @@ fn contracts(node: &NodeStatus) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// Cordons, uncordons or drains a node.
+/// Cordons, uncordons or releases a node.
 ///
 /// # Errors
 /// When nobody answers.
 pub async fn flag(verb: &str, args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker(verb).await?;
-    let reply = client::node(&broker, verb, args.node).await?;
+    said(&client::node(&broker, verb, args.node, None).await?, global)
+}
+
+/// Drains a node, and waits until it is empty where that is asked for.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("drain").await?;
+    let within = args.within.map(seconds);
+    let reply = client::node(&broker, "drain", args.node.clone(), within).await?;
+    let outcome = said(&reply, global)?;
+    if args.wait && reply.error.is_none() {
+        wait_until_empty(&broker, &args.node, global).await?;
+    }
+    Ok(outcome)
+}
+
+/// Says that a node will be gone.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn revoke(args: RevokeArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("revoke").await?;
+    let within = Some(seconds(args.within));
+    let reply = client::node(&broker, "revoke", args.node.clone(), within).await?;
+    let outcome = said(&reply, global)?;
+    if args.wait && reply.error.is_none() {
+        wait_until_empty(&broker, &args.node, global).await?;
+    }
+    Ok(outcome)
+}
+
+fn seconds(span: Duration) -> u32 {
+    u32::try_from(span.as_secs()).unwrap_or(u32::MAX)
+}
+
+/// Returns when nothing is bound to a node any more, or it has left.
+async fn wait_until_empty(
+    broker: &fiec_broker::Broker,
+    node: &NodeId,
+    global: &Global,
+) -> anyhow::Result<()> {
+    let mut last = None;
+    loop {
+        let reply = client::nodes(broker).await?;
+        let status = reply.nodes.iter().find(|n| n.descriptor.node == *node);
+        let bound = status.map_or(0, |n| n.bound);
+        if bound == 0 {
+            if !global.json {
+                println!("nothing is on {node} any more");
+            }
+            return Ok(());
+        }
+        if last != Some(bound) {
+            last = Some(bound);
+            eprintln!("{bound} on {node}");
+        }
+        tokio::time::sleep(WAIT).await;
+    }
+}
+
+fn said(reply: &ApiReply, global: &Global) -> anyhow::Result<Outcome> {
     if global.json {
-        println!("{}", serde_json::to_string(&reply)?);
+        println!("{}", serde_json::to_string(reply)?);
     }
     match &reply.error {
         Some(error) => {

@@ -1,8 +1,8 @@
 //! `status`, `cancel`, `pause`, `resume`, `yield`, `why`: requests about one execution.
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, Why};
-use fiec_schemas::{ExecutionState, NodeId, Phase};
+use fiec_schemas::messages::{ApiReply, InForce, Why};
+use fiec_schemas::{Candidate, ExecutionState, NodeId, Phase, Threshold};
 
 use crate::client;
 use crate::context::{Global, TenantArg};
@@ -26,6 +26,16 @@ pub struct YieldArgs {
     /// Node to move to [default: the best other one]
     #[arg(long, value_parser = crate::cli::parse_node)]
     pub to: Option<NodeId>,
+}
+
+/// Names an execution and a node.
+#[derive(Debug, Args)]
+pub struct MoveArgs {
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+    /// Node to move to
+    #[arg(long, value_parser = crate::cli::parse_node)]
+    pub to: NodeId,
 }
 
 /// Sends a request and prints the answer.
@@ -77,23 +87,62 @@ fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
 
 fn print_why(why: &Why) {
     println!("{}", why.summary);
-    let rows = why.candidates.iter().map(|c| {
+    for waits in &why.waits_for {
+        println!("waits for: {waits}");
+    }
+    let threshold = |t: &InForce| {
+        let Threshold {
+            high,
+            low,
+            dwell_ms,
+        } = t.threshold;
         vec![
-            match &c.substrate {
-                Some(substrate) => format!("{} ({substrate})", c.node),
-                None => c.node.to_string(),
+            t.signal.to_string(),
+            t.device.clone().unwrap_or_else(|| "node".to_owned()),
+            match t.value {
+                Some(value) => format!("{:.1} %", value * 100.0),
+                None => "not measured".to_owned(),
             },
-            match c.score {
-                Some(score) => format!("acceptable, score {score:.3}"),
-                None => "rejected".to_owned(),
-            },
-            c.rejected.join("; "),
+            t.state.clone(),
+            format!("{:.1} %", high * 100.0),
+            format!("{:.1} %", low * 100.0),
+            format!("{dwell_ms} ms"),
+            if t.own { "its own" } else { "the node's" }.to_owned(),
         ]
-    });
+    };
+    if !why.thresholds.is_empty() {
+        let head = [
+            "signal", "place", "value", "state", "high", "low", "dwell", "set by",
+        ];
+        println!("{}", ui::table(head, why.thresholds.iter().map(threshold)));
+    }
+    let rows = why.candidates.iter().map(verdict);
     println!("{}", ui::table(["node", "verdict", "reasons"], rows));
+    if let Some(decision) = &why.decision {
+        println!("when it was bound there:");
+        let rows = decision.candidates.iter().map(verdict);
+        println!("{}", ui::table(["node", "verdict", "reasons"], rows));
+    }
+    for would in &why.would_move {
+        println!("would move it: {would}");
+    }
     for help in &why.would_help {
         println!("would help: {help}");
     }
+}
+
+fn verdict(c: &Candidate) -> Vec<String> {
+    vec![
+        match &c.substrate {
+            Some(substrate) => format!("{} ({substrate})", c.node),
+            None => c.node.to_string(),
+        },
+        match c.score {
+            Some(score) => format!("acceptable, score {score:.3}"),
+            None => "rejected".to_owned(),
+        },
+        c.rejected.join("; "),
+    ]
 }
 
 /// `ended`: how it ended, if it did.

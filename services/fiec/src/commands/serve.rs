@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use fiec_broker::topology;
 use fiec_schemas::{NodeId, Signal, Threshold, Thresholds};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::sharing::SharingArgs;
 use crate::context::Global;
 use crate::exit::Outcome;
+use crate::node_keys;
 
 /// Where `/metrics` and `/healthz` are served.
 #[derive(Debug, Args)]
@@ -73,6 +77,10 @@ pub struct WorkerArgs {
     /// Executions that run at once
     #[arg(long, env = "FIEC_SLOTS", default_value_t = 1)]
     pub slots: u32,
+    /// Executions that may be parked beside those: they wait at a boundary, with their process
+    /// alive [default: as many as slots; 0: none]
+    #[arg(long, env = "FIEC_PARKED")]
+    pub parked: Option<u32>,
     /// Memory limit of everything that runs here, e.g. 2GiB: a cgroup where permitted, else a
     /// declared budget [default: what encloses the process]
     #[arg(long, env = "FIEC_MEMORY_LIMIT", value_parser = parse_bytes)]
@@ -124,6 +132,24 @@ pub struct WorkerArgs {
     /// Milliseconds between two hardware vectors when nothing changes
     #[arg(long, env = "FIEC_HEARTBEAT_MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub heartbeat_ms: u64,
+    /// Processes that wait with the context of a device made, for each device: whoever is bound
+    /// there need not wait for it, and the device has as much less memory while they wait
+    #[arg(long, env = "FIEC_WARM_CONTEXTS", default_value_t = 0, value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=16))]
+    pub warm_contexts: u8,
+    /// A file that is the notice that this machine will be gone, once it is there: empty, a number
+    /// of seconds, a time (RFC 3339), or JSON with `time` or `seconds`. SIGUSR1 and SIGPWR are
+    /// such a notice too
+    #[arg(long, env = "FIEC_REVOCATION_FILE", value_name = "PATH")]
+    pub revocation_file: Option<PathBuf>,
+    /// How long this machine stays after a notice that does not say it itself
+    #[arg(
+        long,
+        env = "FIEC_REVOCATION_SECONDS",
+        default_value_t = 120,
+        value_name = "SECONDS"
+    )]
+    pub revocation_seconds: u32,
     /// Keep no child processes warm (for measurements)
     #[arg(long, hide = true)]
     pub cold: bool,
@@ -152,6 +178,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     thresholds.extend(args.threshold);
     let mut options = fiec_agent::Options {
         slots: args.slots,
+        parked: args.parked,
         memory_limit: args.memory_limit,
         cgroup: !args.no_cgroup,
         thresholds,
@@ -180,7 +207,11 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     if let Some(folder) = args.input_dir {
         options.data_dir = folder;
     }
+    options.revocation.file = args.revocation_file;
+    options.revocation.seconds = args.revocation_seconds;
+    revoke_on_signals(Arc::clone(&options.revocation.signal))?;
     options.warm = !args.cold;
+    options.warm_contexts = args.warm_contexts.into();
     let broker = global.broker(&format!("worker {node}")).await?;
     let stop = stop_on_signals(options.leave_now.clone())?;
     fiec_agent::Agent::run(options, broker, stop).await?;
@@ -205,6 +236,13 @@ pub struct PolicyArgs {
     /// more, where a submission does not say `verify` itself; 0 to 1
     #[arg(long, default_value_t = 0.01, value_parser = parse_share)]
     pub verify_share: f64,
+    /// A file of the nodes that may have work, each with its public key: lines `NODE = KEY`, as
+    /// `fiec nodes --keys` prints them. Whoever is not in it, or claims another key, is given
+    /// nothing. Without it a node's key is what its claim says
+    #[arg(long, env = "FIEC_NODE_KEYS", value_name = "FILE")]
+    pub node_keys: Option<PathBuf>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     #[command(flatten)]
     pub http: HttpArg,
 }
@@ -230,6 +268,12 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
     };
     options.policy.liveness_ms = args.liveness_ms;
     options.policy.verify_share = args.verify_share;
+    args.sharing.apply(&mut options.policy);
+    if let Some(file) = &args.node_keys {
+        let keys = node_keys::read(file)?;
+        tracing::info!(nodes = keys.len(), file = %file.display(), "work goes to nodes of these keys alone");
+        options.policy.node_keys = Some(Arc::new(keys));
+    }
     let stop = stop_on_signals(CancellationToken::new())?;
     fiec_policy_service::PolicyService::new(options, broker)
         .run(stop)
@@ -268,6 +312,24 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
         .run(stop)
         .await?;
     Ok(Outcome::Done)
+}
+
+/// SIGUSR1 and SIGPWR (a power supply about to end) say that this machine will be gone.
+fn revoke_on_signals(notice: Arc<Notify>) -> anyhow::Result<()> {
+    let mut asked = signal(SignalKind::user_defined1())?;
+    let power = rustix::process::Signal::POWER.as_raw();
+    let mut power = signal(SignalKind::from_raw(power))?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                Some(()) = asked.recv() => {}
+                Some(()) = power.recv() => {}
+                else => return,
+            }
+            notice.notify_one();
+        }
+    });
+    Ok(())
 }
 
 /// A token that SIGTERM and Ctrl-C cancel; the second signal cancels `leave_now`, and the third
@@ -326,7 +388,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-fn parse_threshold(text: &str) -> Result<(Signal, Threshold), String> {
+pub(crate) fn parse_threshold(text: &str) -> Result<(Signal, Threshold), String> {
     let form = || format!("{text:?} must be signal=high:low:dwell_ms, e.g. memory=0.9:0.75:10000");
     let (name, numbers) = text.split_once('=').ok_or_else(form)?;
     let signal = Signal::ALL
@@ -336,7 +398,7 @@ fn parse_threshold(text: &str) -> Result<(Signal, Threshold), String> {
             let known: Vec<_> = Signal::ALL.iter().map(|s| s.as_str()).collect();
             format!("{name:?} is no signal; there are {}", known.join(", "))
         })?;
-    let parts: Vec<&str> = numbers.split(':').collect();
+    let parts: Vec<&str> = numbers.split([':', ',']).map(str::trim).collect();
     let [high, low, dwell] = parts.as_slice() else {
         return Err(form());
     };
@@ -372,6 +434,7 @@ mod tests {
     #[test]
     fn a_threshold_that_breaks_its_rule_is_refused_with_the_field() {
         assert!(parse_threshold("memory=0.9:0.75:1000").is_ok());
+        assert!(parse_threshold("memory=0.9,0.75,1000").is_ok());
         assert!(
             parse_threshold("memory=0.5:0.75:1000")
                 .unwrap_err()

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::submission::{LINE_LIMIT, lines};
+use fiec_schemas::submission::{LINE_LIMIT, LINES_LIMIT, lines};
 use fiec_schemas::{ClientId, ExecutionId, LineError, Phase, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -33,6 +33,9 @@ pub struct SubmitArgs {
     /// Wait until every execution has ended; the exit code is the worst outcome
     #[arg(long, short)]
     pub wait: bool,
+    /// Take all lines or none: one bad line refuses the whole file
+    #[arg(long)]
+    pub all_or_nothing: bool,
 }
 
 /// A line that was taken.
@@ -66,7 +69,13 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
     };
     let broker = global.broker("submit").await?;
-    let (taken, errors) = submit_all(&broker, &args.tenant.tenant, &text).await?;
+    let (taken, errors) = match submit_all(&broker, &args, &text).await? {
+        Ok(answer) => answer,
+        Err(reason) => {
+            eprintln!("{}: {reason}", args.file.display());
+            return Ok(Outcome::BadInput);
+        }
+    };
     for taken in &taken {
         if global.json {
             println!(
@@ -129,16 +138,34 @@ fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
         .collect()
 }
 
-async fn submit_all(
-    broker: &Broker,
-    tenant: &Tenant,
-    text: &[u8],
-) -> anyhow::Result<(Vec<Taken>, Vec<LineError>)> {
+/// What was taken and what was not; or why the file as a whole cannot be handed over.
+type Submitted = Result<(Vec<Taken>, Vec<LineError>), String>;
+
+async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::Result<Submitted> {
+    let tenant = &args.tenant.tenant;
+    let atomic = args.all_or_nothing;
     let mut taken = Vec::new();
     let mut errors = Vec::new();
     let mut request: Vec<u8> = Vec::new();
     let mut numbers: Vec<u32> = Vec::new();
     let all = as_lines(text);
+    // What is taken as a whole goes in one request, and so does what waits for lines of its file.
+    let ordered = all.iter().any(|(_, line)| names_order(line));
+    let most = if atomic || ordered {
+        LINES_LIMIT
+    } else {
+        REQUEST_LINES
+    };
+    let bytes: usize = all.iter().map(|(_, line)| line.len() + 1).sum();
+    if (atomic || ordered) && (all.len() > most || bytes > REQUEST_BYTES) {
+        return Ok(Err(format!(
+            "it has {} lines and {bytes} bytes; what is taken as a whole, or has lines that wait \
+             for others, may have {most} lines and {REQUEST_BYTES} bytes: use arrays, or cut it \
+             where nothing waits for what comes later",
+            all.len()
+        )));
+    }
+    let mut made = 0;
     let mut rest = all.iter().peekable();
     while let Some((number, line)) = rest.next() {
         if line.len() > LINE_LIMIT {
@@ -155,14 +182,15 @@ async fn submit_all(
             request.extend_from_slice(line);
             request.push(b'\n');
             numbers.push(*number);
+            made += count_of(line);
         }
-        let full = numbers.len() >= REQUEST_LINES
-            || rest
-                .peek()
-                .is_none_or(|(_, next)| request.len() + next.len() > REQUEST_BYTES);
+        let full = numbers.len() >= most
+            || rest.peek().is_none_or(|(_, next)| {
+                request.len() + next.len() > REQUEST_BYTES || made + count_of(next) > LINES_LIMIT
+            });
         if full && !numbers.is_empty() {
             let body = Bytes::from(std::mem::take(&mut request));
-            let reply = client::submit(broker, tenant, body).await?;
+            let reply = client::submit(broker, tenant, body, atomic).await?;
             if let Some(error) = reply.error {
                 anyhow::bail!("the submission was refused: {error}");
             }
@@ -170,21 +198,43 @@ async fn submit_all(
                 let index = usize::try_from(line).unwrap_or(0).wrapping_sub(1);
                 numbers.get(index).copied().unwrap_or(line)
             };
-            taken.extend(reply.accepted.into_iter().map(|a| Taken {
-                line: place(a.line),
-                id: a.id,
-                client_id: a.client_id,
-                existing: a.existing,
-            }));
+            for accepted in reply.accepted {
+                let ids = match accepted.elements {
+                    ids if ids.is_empty() => vec![accepted.id],
+                    ids => ids,
+                };
+                taken.extend(ids.into_iter().map(|id| Taken {
+                    line: place(accepted.line),
+                    id,
+                    client_id: accepted.client_id.clone(),
+                    existing: accepted.existing,
+                }));
+            }
             errors.extend(reply.errors.into_iter().map(|e| LineError {
                 line: place(e.line),
                 ..e
             }));
             numbers.clear();
+            made = 0;
         }
     }
     errors.sort_by_key(|e| e.line);
-    Ok((taken, errors))
+    Ok(Ok((taken, errors)))
+}
+
+/// How many executions a line becomes.
+fn count_of(line: &[u8]) -> usize {
+    if !line.windows(7).any(|part| part == b"\"array\"") {
+        return 1;
+    }
+    let line: Option<serde_json::Value> = serde_json::from_slice(line).ok();
+    let count = line.and_then(|line| line["array"]["count"].as_u64());
+    usize::try_from(count.unwrap_or(1)).unwrap_or(1)
+}
+
+/// True for a line that waits for others.
+fn names_order(line: &[u8]) -> bool {
+    line.windows(7).any(|part| part == b"\"after\"")
 }
 
 /// How an ended execution counts.

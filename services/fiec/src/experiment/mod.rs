@@ -9,6 +9,7 @@ mod emulated;
 mod figures;
 mod files;
 mod hops;
+mod reallocation;
 mod report;
 mod run;
 mod stand;
@@ -43,6 +44,8 @@ pub enum Name {
     Trigger3,
     /// A, B, C and back to A, by pressure on each
     MultiHop,
+    /// Over-commit against reconfiguration, on emulated devices and a virtual clock
+    Reallocation,
 }
 
 impl Name {
@@ -53,6 +56,7 @@ impl Name {
             Name::Trigger2 => "trigger2",
             Name::Trigger3 => "trigger3",
             Name::MultiHop => "multi-hop",
+            Name::Reallocation => "reallocation",
         }
     }
 
@@ -62,6 +66,7 @@ impl Name {
             Name::Trigger2 => "Trigger 2: static device pressure",
             Name::Trigger3 => "Trigger 3: oscillating capability",
             Name::MultiHop => "Multi-hop: A, B, C and back to A",
+            Name::Reallocation => "Reallocation: over-commit against reconfiguration",
         }
     }
 
@@ -83,6 +88,7 @@ impl Name {
                 "A load follows the execution from node to node, and leaves the first one in time for \
                  it to come back."
             }
+            Name::Reallocation => "Jobs need more of their devices' memory as they go on.",
         }
     }
 }
@@ -191,6 +197,7 @@ pub async fn run(args: ExperimentArgs, global: &Global) -> anyhow::Result<Outcom
         Name::Trigger1 | Name::Trigger2 => fixed(&args, &steps).await,
         Name::Trigger3 => swing::run(&args, &steps).await,
         Name::MultiHop => hops::run(&args, &steps).await,
+        Name::Reallocation => return reallocation::run(&args, global),
     }
     .with_context(|| format!("experiment {}", args.name))?;
     let out = args.out.clone();

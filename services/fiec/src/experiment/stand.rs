@@ -156,7 +156,7 @@ impl Stand {
         }
         // The experiment is about nothing else; but a node is returned to once every signal has been
         // calm for its dwell.
-        for calm in ["memory_stall", "latency", "power", "thermal"] {
+        for calm in ["memory_stall", "latency", "power", "thermal", "fabric"] {
             if calm != "power" || !wants.power {
                 worker_args.push(format!("--threshold={calm}=1:0.99:{dwell_ms}"));
             }

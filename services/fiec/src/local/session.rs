@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::frames::{self, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV};
+use fiec_kit::{Asked, Reserved, Surroundings};
 use fiec_schemas::package::Protocol;
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, ExecutionId};
 use rustix::process::{Pid, Signal};
@@ -293,7 +294,36 @@ impl<'a> Session<'a> {
                 Err(error) => bail!("its process wrote no frame: {error}{}", self.words()),
             };
             match report {
-                Report::Ready | Report::Prepared { .. } | Report::Began { .. } => {}
+                Report::Ready | Report::Prepared { .. } | Report::Began { .. } | Report::Aside => {}
+                // Nothing here counts what others use.
+                Report::Reserve(wish) => {
+                    let mut grant = self.subject.grant.clone();
+                    grant.memory_bytes = grant.memory_bytes.max(wish.memory_bytes);
+                    if let Some(device) = &mut grant.device {
+                        device.memory_bytes = device.memory_bytes.max(wish.device_memory_bytes);
+                    }
+                    let granted = grant.clone();
+                    self.send(&Order::Reserved(Reserved::Granted { grant: granted }), &[]);
+                    self.send(&Order::Reconfigure { grant }, &[]);
+                }
+                Report::Surroundings => {
+                    let answer = Box::new(Surroundings {
+                        grant: self.subject.grant.clone(),
+                        unknown: Some("this run has no node".to_owned()),
+                        ..Surroundings::default()
+                    });
+                    self.send(&Order::Surroundings(answer), &[]);
+                }
+                Report::Ask(change) => {
+                    let answer = match change.apply(&self.subject.grant) {
+                        Ok(grant) => Asked::Granted { grant },
+                        Err(reason) => Asked::Refused { reason },
+                    };
+                    self.send(&Order::Asked(answer.clone()), &[]);
+                    if let Asked::Granted { grant } = answer {
+                        self.send(&Order::Reconfigure { grant }, &[]);
+                    }
+                }
                 Report::Progress { index, of, note } => {
                     return Ok(Event::Progress { index, of, note });
                 }

@@ -1,0 +1,137 @@
+//! Sharing, with real servers and real processes: what gives way and to whom, and that nothing of it
+//! changes a bit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use fiec::cluster::ClusterOptions;
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{Cause, Event, Timestamp};
+use serde_json::{Value, json};
+use support::{Lab, args, audit, digest_of, undisturbed_synthetic, workers, workers_with_history};
+
+/// One slot, and slices of a second.
+fn one_slot(options: ClusterOptions) -> ClusterOptions {
+    ClusterOptions {
+        worker_args: args(&["--slots", "1"]),
+        policy_args: args(&[
+            "--slice-ms",
+            "1000",
+            "--residency-ms",
+            "500",
+            "--verify-share",
+            "0",
+        ]),
+        ..options
+    }
+}
+
+fn body(id: &str, capsules: u64, more: Value) -> Value {
+    let params = json!({"capsules": capsules, "work_us": 5_000, "state_bytes": 1_024});
+    let mut body = json!({"id": id, "program": "synthetic@1", "params": params});
+    let more = more.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(more);
+    body
+}
+
+/// Why it gave way, each time.
+fn gave_way(lab: &Lab, id: &str) -> Vec<(Rule, String, String)> {
+    let ledger = lab.journal.of(lab.id(id));
+    let events = ledger.iter().flat_map(|line| &line.message.events);
+    let rule = |event: &Event| match event {
+        Event::Yielded {
+            cause: Cause::Preempted { rule, by, reason },
+            ..
+        } => Some((
+            *rule,
+            by.map_or_else(String::new, |by| by.to_string()),
+            reason.clone(),
+        )),
+        _ => None,
+    };
+    events.filter_map(rule).collect()
+}
+
+#[tokio::test]
+async fn a_higher_priority_takes_the_only_slot_and_gives_it_back_with_the_same_bits() {
+    let lab = Lab::start(one_slot(workers_with_history(1))).await;
+    let long = body("long", 800, json!({}));
+    let id = lab.publish_json(&long).await;
+    lab.journal.computing(id, 1).await;
+    let urgent = lab
+        .publish_json(&body("urgent", 100, json!({"priority": 10})))
+        .await;
+    let done = lab.journal.ended(urgent, "completed").await;
+    assert_ne!(lab.journal.of(id).last().unwrap().phase(), "completed");
+    let end = lab.journal.ended(id, "completed").await;
+    assert!(end.message.state.at > done.message.state.at);
+
+    let found = gave_way(&lab, "long");
+    let (rule, by, reason) = found.first().expect("it gave way");
+    assert_eq!((*rule, by.as_str()), (Rule::Priority, &*urgent.to_string()));
+    for words in ["priority 10, and this one has 0", "its regret is"] {
+        assert!(reason.contains(words), "{reason}");
+    }
+    assert_eq!(
+        digest_of(&end),
+        undisturbed_synthetic(&long["params"]).await
+    );
+    for id in [id, urgent] {
+        audit(&lab.journal.of(id));
+    }
+    // The same from SQL.
+    lab.recorded(2).await;
+    let told = "SELECT count(*) FROM rebinding_history WHERE client_id = 'long' \
+                AND cause = 'preempted' AND why LIKE '%priority 10%regret%'";
+    assert!(lab.count(told).await >= 1);
+    let shares = "SELECT count(*) FROM tenant_shares WHERE gave_way_last_day >= 1 \
+                  AND slot_time_last_hour > interval '3 seconds' AND holds = 0";
+    assert_eq!(lab.count(shares).await, 1);
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn a_short_one_does_not_wait_for_the_end_of_a_long_one() {
+    let lab = Lab::start(one_slot(workers(1))).await;
+    let long = lab.publish_json(&body("long", 6_000, json!({}))).await;
+    lab.journal.computing(long, 3).await;
+    let short = lab.publish_json(&body("short", 60, json!({}))).await;
+    lab.journal.ended(short, "completed").await;
+    assert_ne!(lab.journal.of(long).last().unwrap().phase(), "completed");
+    let found = gave_way(&lab, "long");
+    assert_eq!(found[0].0, Rule::TimeSlice, "{found:?}");
+    lab.fiec(&["cancel", "long"]).await.expect(0);
+    lab.journal.ended(long, "cancelled").await;
+    audit(&lab.journal.of(long));
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_to_fail_at_its_deadline_does_so_while_it_runs_and_while_it_waits() {
+    let lab = Lab::start(one_slot(workers(1))).await;
+    let deadline = json!({"deadline": {"within_s": 4, "on_miss": "fail"}});
+    let runs = lab
+        .publish_json(&body("runs", 6_000, deadline.clone()))
+        .await;
+    lab.journal.computing(runs, 1).await;
+    let waits = lab
+        .publish_json(&body(
+            "waits",
+            6_000,
+            json!({"priority": -5, "deadline": deadline["deadline"]}),
+        ))
+        .await;
+    for id in [runs, waits] {
+        let end = lab.journal.ended(id, "failed").await;
+        let reason = end.message.events.iter().find_map(|event| match event {
+            Event::Failed { reason, .. } => Some(reason.clone()),
+            _ => None,
+        });
+        assert!(reason.unwrap().contains("was not done by its deadline"));
+        let due = Timestamp::from_micros(end.state().submitted_at.micros() + 4_000_000);
+        assert!(end.state().at >= due, "not before its time");
+        audit(&lab.journal.of(id));
+    }
+    lab.stop().await;
+}

@@ -1,0 +1,235 @@
+//! `adjust`, `pin`, `exclude`, `unpin`: what is changed about a live execution.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use fiec_schemas::messages::ApiReply;
+use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
+use fiec_schemas::{NodeId, Signal, Threshold, Timestamp};
+
+use super::operate::ExecutionArgs;
+use super::serve::{parse_bytes, parse_threshold};
+use crate::client;
+use crate::context::Global;
+use crate::exit::Outcome;
+
+/// Change priority, thresholds, deadline or memory of a live execution; what is left out stays
+///
+/// It holds at once, is kept in the ledger with who asked, and goes with the execution wherever it
+/// moves.
+#[derive(Debug, Args)]
+pub struct AdjustArgs {
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+    /// From -100 to 100; higher goes first
+    #[arg(long, allow_hyphen_values = true, value_parser = clap::value_parser!(i16).range(-100..=100))]
+    pub priority: Option<i16>,
+    /// A threshold in place of the node's: signal=high,low,dwell_ms, e.g. memory=0.8,0.7,2000;
+    /// repeatable
+    #[arg(long, value_parser = parse_threshold)]
+    pub threshold: Vec<(Signal, Threshold)>,
+    /// By when it should be done: within a time from its submission, e.g. 2h, or at a time (RFC
+    /// 3339)
+    #[arg(long, value_parser = parse_deadline)]
+    pub deadline: Option<Deadline>,
+    /// It fails when it is not done by its deadline
+    #[arg(long, requires = "deadline")]
+    pub fail_late: bool,
+    /// Memory of the host that it needs, e.g. 2GiB
+    #[arg(long, value_parser = parse_bytes)]
+    pub memory: Option<u64>,
+    /// Memory of a device that it needs
+    #[arg(long, value_parser = parse_bytes)]
+    pub device_memory: Option<u64>,
+}
+
+/// Let an execution run on these nodes alone; it moves where it is on another
+#[derive(Debug, Args)]
+pub struct PinArgs {
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+    /// The nodes
+    #[arg(required = true, value_parser = crate::cli::parse_node)]
+    pub node: Vec<NodeId>,
+}
+
+/// Keep an execution away from nodes, beside those that it is kept away from already
+#[derive(Debug, Args)]
+pub struct ExcludeArgs {
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+    /// The nodes
+    #[arg(required = true, value_parser = crate::cli::parse_node)]
+    pub node: Vec<NodeId>,
+}
+
+fn parse_deadline(text: &str) -> Result<Deadline, String> {
+    if let Ok(at) = text.parse::<Timestamp>() {
+        return Ok(Deadline {
+            at: Some(at),
+            ..Deadline::default()
+        });
+    }
+    let within = parse_span(text)?;
+    let seconds = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
+    if seconds == 0 {
+        return Err("a deadline is at least a second away".to_owned());
+    }
+    Ok(Deadline {
+        within_s: Some(seconds),
+        ..Deadline::default()
+    })
+}
+
+/// Reads `90`, `90s`, `10m`, `2h`, `1d`.
+///
+/// # Errors
+/// What a span of time looks like.
+pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
+    let form = || format!("{text:?} is no span of time such as 90s, 10m, 2h or 1d");
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.trim() {
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3_600.0,
+        "d" => 86_400.0,
+        _ => return Err(form()),
+    };
+    let number: f64 = number.parse().map_err(|_| form())?;
+    let seconds = number * unit;
+    if !(0.0..=3_660.0 * 86_400.0).contains(&seconds) {
+        return Err(format!("{text:?} is more than ten years"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Changes what the command line says.
+///
+/// # Errors
+/// When nothing is to change, or nobody answers.
+pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let mut deadline = args.deadline;
+    if let Some(deadline) = deadline.as_mut().filter(|_| args.fail_late) {
+        deadline.on_miss = OnMiss::Fail;
+    }
+    let change = Adjustment {
+        priority: args.priority,
+        deadline,
+        viability: args.threshold.into_iter().collect(),
+        memory_bytes: args.memory,
+        device_memory_bytes: args.device_memory,
+        ..Adjustment::default()
+    };
+    ensure!(
+        !change.is_empty(),
+        "nothing is to change: give --priority, --threshold, --deadline or --memory"
+    );
+    send(&args.execution, change, global).await
+}
+
+/// Names the only nodes that may have it.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn pin(args: PinArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let change = Adjustment {
+        nodes: Some(args.node),
+        exclude: Some(Vec::new()),
+        ..Adjustment::default()
+    };
+    send(&args.execution, change, global).await
+}
+
+/// Names more nodes that may not.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn exclude(args: ExcludeArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("exclude").await?;
+    let execution = &args.execution;
+    let tenant = &execution.tenant.tenant;
+    let status = client::execution(&broker, "status", tenant, &execution.id, None).await?;
+    if status.error.is_some() {
+        return report(&status, global);
+    }
+    let state = status.state.as_ref();
+    let adjusted = state.and_then(|s| s.adjusted.as_ref()?.exclude.clone());
+    let submitted = || Some(state?.spec.as_ref()?.requires.exclude.clone());
+    let mut exclude = adjusted.or_else(submitted).unwrap_or_default();
+    for node in args.node {
+        if !exclude.contains(&node) {
+            exclude.push(node);
+        }
+    }
+    let change = Adjustment {
+        exclude: Some(exclude),
+        ..Adjustment::default()
+    };
+    send(execution, change, global).await
+}
+
+/// Lets it run anywhere again.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn unpin(args: &ExecutionArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let change = Adjustment {
+        nodes: Some(Vec::new()),
+        exclude: Some(Vec::new()),
+        ..Adjustment::default()
+    };
+    send(args, change, global).await
+}
+
+async fn send(
+    execution: &ExecutionArgs,
+    change: Adjustment,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let broker = global.broker("adjust").await?;
+    let tenant = &execution.tenant.tenant;
+    let reply = client::adjust(&broker, tenant, &execution.id, change).await?;
+    report(&reply, global)
+}
+
+fn report(reply: &ApiReply, global: &Global) -> anyhow::Result<Outcome> {
+    if global.json {
+        println!("{}", serde_json::to_string(reply)?);
+    }
+    match &reply.error {
+        Some(error) => {
+            if !global.json {
+                eprintln!("{error}");
+            }
+            Ok(Outcome::Failed)
+        }
+        None => {
+            if !global.json {
+                println!("{}", reply.message);
+            }
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_deadlines_are_read_with_their_units() {
+        assert_eq!(parse_span("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_span("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(parse_span("1.5h"), Ok(Duration::from_secs(5_400)));
+        assert!(parse_span("soon").unwrap_err().contains("10m"));
+        assert!(parse_span("5000d").is_err());
+        assert_eq!(parse_deadline("2h").unwrap().within_s, Some(7_200));
+        let at = "2026-11-22T10:00:00Z";
+        assert_eq!(parse_deadline(at).unwrap().at, at.parse().ok());
+        assert!(parse_deadline("0s").is_err());
+    }
+}

@@ -1,0 +1,118 @@
+//! `fiec batch status|cancel|pause|resume NAME|ID`: requests about a whole batch.
+
+use std::io::IsTerminal as _;
+
+use clap::{Args, Subcommand};
+use fiec_schemas::messages::BatchReply;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::client;
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+
+/// One answer takes no longer, so that progress is seen.
+const WITHIN_MS: u64 = 1_000;
+/// Answers in a row that do nothing, after which it is given up.
+const IN_VAIN: u32 = 20;
+
+/// Look at a whole batch, cancel, pause or resume it
+#[derive(Debug, Args)]
+pub struct BatchArgs {
+    #[command(subcommand)]
+    command: BatchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BatchCommand {
+    /// How many of its executions are in each phase
+    Status(NameArgs),
+    /// Cancel all of its executions that have not ended
+    Cancel(NameArgs),
+    /// Pause all of its executions; running ones at their next boundaries
+    Pause(NameArgs),
+    /// Let all of its paused executions go on
+    Resume(NameArgs),
+}
+
+/// Names a batch.
+#[derive(Debug, Args)]
+struct NameArgs {
+    /// Name of the batch, or its UUID
+    batch: String,
+    #[command(flatten)]
+    tenant: TenantArg,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let (verb, args) = match &args.command {
+        BatchCommand::Status(args) => ("status", args),
+        BatchCommand::Cancel(args) => ("cancel", args),
+        BatchCommand::Pause(args) => ("pause", args),
+        BatchCommand::Resume(args) => ("resume", args),
+    };
+    let broker = global.broker("batch").await?;
+    let hidden = global.json || !std::io::stderr().is_terminal();
+    let bar = if hidden {
+        ProgressBar::hidden()
+    } else {
+        ProgressBar::new(0)
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {elapsed}") {
+        bar.set_style(style);
+    }
+    let (mut done, mut in_vain) = (0, 0);
+    let reply = loop {
+        let tenant = &args.tenant.tenant;
+        let reply = client::batch(&broker, verb, tenant, &args.batch, WITHIN_MS).await?;
+        done += reply.done;
+        bar.set_length(u64::from(done + reply.left + reply.failed));
+        bar.set_position(u64::from(done));
+        in_vain = if reply.done == 0 { in_vain + 1 } else { 0 };
+        if reply.left == 0 || reply.error.is_some() || in_vain >= IN_VAIN {
+            break BatchReply { done, ..reply };
+        }
+    };
+    bar.finish_and_clear();
+    print(verb, &reply, global.json)?;
+    let complete = reply.error.is_none() && reply.failed == 0 && reply.left == 0;
+    Ok(if complete {
+        Outcome::Done
+    } else {
+        Outcome::Failed
+    })
+}
+
+fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(reply)?);
+        return Ok(());
+    }
+    if let Some(error) = &reply.error {
+        eprintln!("{error}");
+        return Ok(());
+    }
+    if verb != "status" {
+        let (done, not) = (reply.done, reply.unconcerned);
+        println!(
+            "{verb}: {done} done, {not} not concerned, {} failed",
+            reply.failed
+        );
+        for reason in &reply.reasons {
+            eprintln!("{reason}");
+        }
+        if reply.left > 0 {
+            eprintln!("{} were not reached; try again", reply.left);
+        }
+    }
+    let phases: Vec<String> = reply
+        .phases
+        .iter()
+        .map(|(phase, count)| format!("{count} {phase}"))
+        .collect();
+    println!("{}", phases.join(", "));
+    Ok(())
+}

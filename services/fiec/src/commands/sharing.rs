@@ -1,0 +1,86 @@
+//! How a policy service shares what there is: its options.
+
+use clap::Args;
+use fiec_policy::Config;
+use fiec_policy::share::order::Discipline;
+
+/// How what waits is served, and what gives way to it.
+#[derive(Debug, Args)]
+pub struct SharingArgs {
+    /// By what order: `shared` (priority, ageing, fair share, deadline, least service), `fifo`,
+    /// `priority`, `least_attained`
+    #[arg(long, env = "FIEC_DISCIPLINE", default_value_t = Discipline::Shared)]
+    pub discipline: Discipline,
+    /// What runs does not give way to a higher priority, a tenant below its share or a deadline
+    #[arg(long, env = "FIEC_NO_PREEMPTION")]
+    pub no_preemption: bool,
+    /// What runs does not give way when its slice of time is over
+    #[arg(long, env = "FIEC_NO_SLICING")]
+    pub no_slicing: bool,
+    /// A slice of time in milliseconds; something must have waited for so long before it counts
+    #[arg(long, env = "FIEC_SLICE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub slice_ms: u64,
+    /// How long, at least, something computes at a place before it gives way, in milliseconds
+    #[arg(long, env = "FIEC_RESIDENCY_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub residency_ms: u64,
+    /// The same as a multiple of what a move costs it, as measured
+    #[arg(long, env = "FIEC_RESIDENCY_MOVES", default_value_t = 20)]
+    pub residency_moves: u64,
+    /// What has waited for so many milliseconds counts as if its priority were one higher; 0: never
+    #[arg(long, env = "FIEC_AGEING_MS", default_value_t = 3_600_000)]
+    pub ageing_ms: u64,
+    /// After so many milliseconds what a tenant has used counts half
+    #[arg(long, env = "FIEC_HALF_LIFE_MS", default_value_t = 3_600_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub half_life_ms: u64,
+}
+
+impl SharingArgs {
+    /// Takes them over into a policy's settings.
+    pub fn apply(&self, config: &mut Config) {
+        config.discipline = self.discipline;
+        config.preempt = !self.no_preemption;
+        config.slicing = !self.no_slicing;
+        config.slice_ms = self.slice_ms;
+        config.preempt_residency_ms = self.residency_ms;
+        config.preempt_residency_moves = self.residency_moves;
+        config.ageing_ms = self.ageing_ms;
+        config.half_life_ms = self.half_life_ms;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        sharing: SharingArgs,
+    }
+
+    #[test]
+    fn without_options_the_policy_is_as_by_default() {
+        let parsed = Command::try_parse_from(["policy"]).unwrap();
+        let mut config = Config {
+            slice_ms: 1,
+            ..Config::default()
+        };
+        parsed.sharing.apply(&mut config);
+        assert_eq!(config, Config::default());
+    }
+
+    #[test]
+    fn a_discipline_is_named_and_a_wrong_one_refused_with_the_names() {
+        let parsed = Command::try_parse_from(["policy", "--discipline", "fifo", "--no-slicing"]);
+        let mut config = Config::default();
+        parsed.unwrap().sharing.apply(&mut config);
+        assert_eq!(
+            (config.discipline, config.slicing),
+            (Discipline::Fifo, false)
+        );
+        let wrong = Command::try_parse_from(["policy", "--discipline", "lottery"]);
+        assert!(wrong.unwrap_err().to_string().contains("least_attained"));
+    }
+}
