@@ -1,20 +1,27 @@
 //! What the policy knows: nodes and live executions, kept small. An execution costs a few hundred
 //! bytes; its ledger's last message is read again when somebody must append to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
-use fiec_schemas::{ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId};
+use fiec_schemas::scheduling::Parked;
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::{
+    ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Timestamp,
+};
 
 use crate::capacity::Speed;
+use crate::changes::Changes;
 use crate::config::Config;
 use crate::places::{Claim, DeviceIx, Devices, Judged};
 use crate::profile::{Profile, ProfileIx, Profiles};
+use crate::share::tenants::Tenants;
 use crate::time::Millis;
 use crate::trust::Trust;
 use crate::watch::Watch;
 
-pub use crate::execution::{Execution, Extra, Order, Stage};
+pub use crate::execution::{Attained, Execution, Extra, Order, Stage, Wanted};
 
 /// Index of a node; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,13 +50,18 @@ pub struct Node {
     /// Its name.
     pub id: NodeId,
     /// What it said when it joined; none for one that only ledgers name, or that left.
+    /// [`Node::describe`] changes it.
     pub descriptor: Option<Arc<NodeDescriptor>>,
+    /// The instance that this is of.
+    pub life: Option<InstanceId>,
     /// What operators said.
     pub flags: NodeFlags,
     /// What it has proved and lost.
     pub trust: Trust,
-    /// The last vector.
+    /// The last vector. [`Node::hear`] changes it.
     pub vector: Option<Arc<HardwareVector>>,
+    /// True where that says that it drains.
+    pub drains: bool,
     /// When that was.
     pub vector_at: Millis,
     /// When it was last heard in any way.
@@ -68,8 +80,10 @@ pub struct Node {
     pub holds: BTreeSet<ExecutionId>,
     /// Of those, the ones started for longer than the horizon.
     pub long: u32,
-    /// Of those, the started ones.
+    /// Of those, the started ones; those that are parked are not counted.
     pub started: u32,
+    /// Of those, the parked ones, which have no slot.
+    pub parked: u32,
     /// Yield orders that name it as their destination.
     pub expected: u32,
     /// How fast it is.
@@ -81,6 +95,20 @@ pub struct Node {
 }
 
 impl Node {
+    /// What it says of itself now, if it is there.
+    pub fn describe(&mut self, descriptor: Option<Arc<NodeDescriptor>>) {
+        self.life = descriptor.as_ref().map(|d| d.instance);
+        let substrates = descriptor.as_ref().map(|d| &*d.substrates);
+        self.devices.describe(substrates.unwrap_or_default());
+        self.descriptor = descriptor;
+    }
+
+    /// What it tells of its hardware now, if anything; what it told before is given back.
+    pub fn hear(&mut self, vector: Option<Arc<HardwareVector>>) -> Option<Arc<HardwareVector>> {
+        self.drains = vector.as_ref().is_some_and(|v| v.draining);
+        std::mem::replace(&mut self.vector, vector)
+    }
+
     /// Executions that it runs at once.
     pub fn slots(&self) -> u32 {
         self.descriptor.as_ref().map_or(0, |d| d.slots)
@@ -90,6 +118,7 @@ impl Node {
     pub fn held(&self) -> u32 {
         u32::try_from(self.holds.len())
             .unwrap_or(u32::MAX)
+            .saturating_sub(self.parked)
             .saturating_add(self.expected)
     }
 
@@ -106,7 +135,14 @@ impl Node {
 
     /// True while an operator or the node itself wants it empty.
     pub fn is_draining(&self) -> bool {
-        self.flags.draining || self.vector.as_ref().is_some_and(|v| v.draining)
+        self.flags.draining
+            || self.flags.revoked_at.is_some() && self.revoked_at().is_some()
+            || self.drains
+    }
+
+    /// When this life of it will be gone, if somebody has said so.
+    pub fn revoked_at(&self) -> Option<Timestamp> {
+        self.flags.revocation_of(self.life?)
     }
 
     /// The watch that judges executions of this profile.
@@ -117,7 +153,33 @@ impl Node {
     /// Whose readings judge an execution at this place of it.
     pub fn judged(&self, profile: Option<&Profile>, device: Option<DeviceIx>) -> Judged<'_> {
         let device = device.and_then(|ix| self.devices.get(ix));
-        Judged::of(profile, device.map(|d| &*d.id))
+        Judged::of(profile, device)
+    }
+}
+
+/// What an execution counts for on the node that it is tied to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Weight {
+    node: Option<NodeIx>,
+    claim: Claim,
+    /// It has a slot, or will: it is tied to the node and not parked.
+    slot: bool,
+    started: bool,
+    long: bool,
+    parked: bool,
+}
+
+impl Weight {
+    fn of(e: &Execution) -> Self {
+        let (node, parked) = (e.stage.node(), e.parked().is_some());
+        Self {
+            node,
+            claim: e.takes(),
+            slot: node.is_some() && !parked,
+            started: e.computes(),
+            long: e.long && !parked,
+            parked,
+        }
     }
 }
 
@@ -125,9 +187,18 @@ impl Node {
 #[derive(Debug, Default)]
 pub struct Cluster {
     nodes: Vec<Node>,
+    /// Nodes by name, to be found; its hasher is the same everywhere, as all here must be.
+    named: HashMap<NodeId, NodeIx, BuildHasherDefault<DefaultHasher>>,
+    /// And in order of their names.
     by_name: BTreeMap<NodeId, NodeIx>,
+    /// Which nodes were changed.
+    pub changes: Changes,
     /// Profiles in use.
     pub profiles: Profiles,
+    /// What tenants hold.
+    pub tenants: Tenants,
+    /// True once a place has become free; whoever looks for what it is good for takes it back.
+    pub freed: bool,
     executions: BTreeMap<ExecutionId, Box<Execution>>,
     agenda: BTreeSet<(Millis, ExecutionId)>,
 }
@@ -135,17 +206,20 @@ pub struct Cluster {
 impl Cluster {
     /// The node of this name, made where missing.
     pub fn intern(&mut self, now: Millis, name: &NodeId) -> NodeIx {
-        if let Some(ix) = self.by_name.get(name) {
+        if let Some(ix) = self.named.get(name) {
             return *ix;
         }
         let ix = NodeIx(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        self.named.insert(name.clone(), ix);
         self.by_name.insert(name.clone(), ix);
         self.nodes.push(Node {
             id: name.clone(),
             descriptor: None,
+            life: None,
             flags: NodeFlags::default(),
             trust: Trust::default(),
             vector: None,
+            drains: false,
             vector_at: Millis(0),
             heard: now,
             presence: Presence::Up,
@@ -156,6 +230,7 @@ impl Cluster {
             holds: BTreeSet::new(),
             long: 0,
             started: 0,
+            parked: 0,
             expected: 0,
             speed: Speed::default(),
             reviewed: Millis(0),
@@ -166,7 +241,7 @@ impl Cluster {
 
     /// The node of this name, if any.
     pub fn find(&self, name: &NodeId) -> Option<NodeIx> {
-        self.by_name.get(name).copied()
+        self.named.get(name).copied()
     }
 
     /// A node. Indices come from this cluster only.
@@ -176,7 +251,27 @@ impl Cluster {
 
     /// A node, to change it.
     pub fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
+        self.changed(ix);
         &mut self.nodes[ix.0 as usize]
+    }
+
+    /// A node, to change what no choice of a place depends on, as most that it tells; whoever
+    /// changes more calls [`Cluster::changed`].
+    pub fn node_quietly(&mut self, ix: NodeIx) -> &mut Node {
+        &mut self.nodes[ix.0 as usize]
+    }
+
+    /// The device of a node with this id, made where missing; none for the host.
+    pub fn device(&mut self, ix: NodeIx, id: &str) -> Option<DeviceIx> {
+        if id == HOST {
+            return None;
+        }
+        self.node_mut(ix).devices.intern(id)
+    }
+
+    /// A choice of a place may depend on what has changed about a node.
+    pub fn changed(&mut self, ix: NodeIx) {
+        self.changes.note(ix, self.nodes.len());
     }
 
     /// All nodes in order of their names.
@@ -211,33 +306,52 @@ impl Cluster {
 
     /// Adds an execution that is not there yet.
     pub fn insert(&mut self, id: ExecutionId, execution: Execution) {
-        if let Some(node) = execution.stage.node() {
-            let node = self.node_mut(node);
-            node.holds.insert(id);
-            node.devices.add(execution.claim);
+        self.tenants.intern(&execution.tenant);
+        let weight = Weight::of(&execution);
+        self.weigh(id, Weight::default(), weight);
+        if weight.slot {
+            self.tenants.hold(&execution.tenant, true);
         }
         self.executions.insert(id, Box::new(execution));
     }
 
     /// Changes an execution's stage, with what it takes of its node, and its nodes' counts.
     pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, claim: Claim, since: Millis) {
-        let Some(execution) = self.executions.get_mut(&id) else {
+        self.change(id, |e| {
+            let before = std::mem::replace(&mut e.stage, stage);
+            e.claim = claim;
+            e.since = since;
+            let same =
+                matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
+            e.long &= same;
+            if !same && let Some(extra) = &mut e.extra {
+                extra.parked = None;
+            }
+        });
+    }
+
+    /// Notes that an execution is parked where it is, or no more.
+    pub fn set_parked(&mut self, id: ExecutionId, parked: Option<Parked>) {
+        self.change(id, |e| {
+            if e.parked() != parked {
+                e.extra().parked = parked;
+            }
+        });
+    }
+
+    /// Changes an execution, and with it what it counts for.
+    fn change(&mut self, id: ExecutionId, change: impl FnOnce(&mut Execution)) {
+        let Some(e) = self.executions.get_mut(&id) else {
             return;
         };
-        let (before, was_long) = (execution.stage, execution.long);
-        let claimed = std::mem::replace(&mut execution.claim, claim);
-        execution.stage = stage;
-        execution.since = since;
-        execution.long = was_long
-            && matches!((before, stage), (Stage::Started(a, _), Stage::Started(b, _)) if a == b);
-        let long = execution.long;
-        self.uncount(id, before, claimed, was_long);
-        if let Some(ix) = stage.node() {
-            let node = self.node_mut(ix);
-            node.holds.insert(id);
-            node.devices.add(claim);
-            node.started += u32::from(matches!(stage, Stage::Started(..)));
-            node.long += u32::from(long);
+        let before = Weight::of(e);
+        change(e);
+        let after = Weight::of(e);
+        if before.slot != after.slot {
+            self.tenants.hold(&e.tenant, after.slot);
+        }
+        if before != after {
+            self.weigh(id, before, after);
         }
     }
 
@@ -252,22 +366,29 @@ impl Cluster {
 
     /// Notes that an execution has run for longer than the horizon.
     pub fn mark_long(&mut self, id: ExecutionId) {
-        let Some(execution) = self.executions.get_mut(&id) else {
-            return;
-        };
-        if let (Stage::Started(ix, _), false) = (execution.stage, execution.long) {
-            execution.long = true;
-            self.node_mut(ix).long += 1;
-        }
+        self.change(id, |e| e.long |= e.computes());
     }
 
-    fn uncount(&mut self, id: ExecutionId, stage: Stage, claim: Claim, long: bool) {
-        if let Some(ix) = stage.node() {
+    /// Counts what an execution takes of its node, in place of what it took before.
+    fn weigh(&mut self, id: ExecutionId, before: Weight, after: Weight) {
+        if let Some(ix) = before.node {
+            self.freed |= before.slot && !after.slot
+                || before.node != after.node
+                || before.claim != after.claim;
             let node = self.node_mut(ix);
             node.holds.remove(&id);
-            node.devices.remove(claim);
-            node.started -= u32::from(matches!(stage, Stage::Started(..)));
-            node.long -= u32::from(long);
+            node.devices.remove(before.claim);
+            node.started -= u32::from(before.started);
+            node.parked -= u32::from(before.parked);
+            node.long -= u32::from(before.long);
+        }
+        if let Some(ix) = after.node {
+            let node = self.node_mut(ix);
+            node.holds.insert(id);
+            node.devices.add(after.claim);
+            node.started += u32::from(after.started);
+            node.parked += u32::from(after.parked);
+            node.long += u32::from(after.long);
         }
     }
 
@@ -278,6 +399,7 @@ impl Cluster {
             let node = self.node_mut(to);
             node.expected = node.expected.saturating_sub(1);
             node.devices.remove(order.claim);
+            self.freed = true;
         }
         Some(order)
     }
@@ -300,7 +422,11 @@ impl Cluster {
         self.clear_order(id);
         self.set_due(id, Millis(0));
         let execution = self.executions.remove(&id)?;
-        self.uncount(id, execution.stage, execution.claim, execution.long);
+        let weight = Weight::of(&execution);
+        self.weigh(id, weight, Weight::default());
+        if weight.slot {
+            self.tenants.hold(&execution.tenant, false);
+        }
         self.release_profile(execution.profile);
         Some(execution)
     }

@@ -1,5 +1,12 @@
 //! Settings of the policy with their defaults. All times are in milliseconds.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fiec_schemas::NodeId;
+
+use crate::share::order::Discipline;
+
 /// What may be tuned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -22,6 +29,13 @@ pub struct Config {
     pub order_retry_ms: u64,
     /// A yield order that was taken is repeated after this.
     pub order_repeat_ms: u64,
+    /// What must leave a node by a time and has no place to go is told to commit when this and
+    /// twice its own interval between boundaries are left.
+    pub leave_margin_ms: u64,
+    /// How often it is looked at what is to be told of executions that wait; 0: never.
+    pub tell_ms: u64,
+    /// What is on a revoked node is given up so long before the node is gone.
+    pub give_up_ms: u64,
     /// A replica that was not heard for so long is absent.
     pub replica_ms: u64,
     /// How long a node that refused an execution is not asked again for it.
@@ -36,8 +50,50 @@ pub struct Config {
     pub ahead_limit: u32,
     /// The least time between two rebindings for pressure, where a dwell is shorter.
     pub residency_floor_ms: u64,
+    /// A reservation whose execution has found no room for so long is given back, and others of
+    /// its tenant have their turn.
+    pub reserve_ms: u64,
+    /// A gang that is not bound, or not started, in full within this time begins anew.
+    pub gang_ms: u64,
+    /// How often the ledger of what is waited for and not known is looked at again.
+    pub look_ms: u64,
+    /// After so long nothing more of a submission is to come: what it waits for and has no ledger
+    /// has vanished.
+    pub vanished_ms: u64,
     /// Appends that one call may ask for.
     pub burst: usize,
+    /// By what order what waits is served, and what may give way to it.
+    pub discipline: Discipline,
+    /// Whether what runs gives way to a higher priority, a tenant below its share, a deadline.
+    pub preempt: bool,
+    /// Whether what runs gives way when its slice of time is over. It does only while something
+    /// has waited for longer than a slice.
+    pub slicing: bool,
+    /// A slice of time; also the unit of the levels of service.
+    pub slice_ms: u64,
+    /// How long, at least, something computes at a place before it gives way to anybody.
+    pub preempt_residency_ms: u64,
+    /// The same as a multiple of what a move costs it: with 20, moving takes at most a twentieth of
+    /// its time.
+    pub preempt_residency_moves: u64,
+    /// How often it is looked at who should give way.
+    pub preempt_review_ms: u64,
+    /// What has waited so long counts as if its priority were one higher; 0: it never does.
+    pub ageing_ms: u64,
+    /// After so long what a tenant has used counts half.
+    pub half_life_ms: u64,
+    /// Whether what runs is moved to a smaller device that suffices when others need the large
+    /// one, and to a larger one that idles when it would gain by that.
+    pub reallocate: bool,
+    /// How long, at least, something computes on a device before it is moved to another for that.
+    pub reallocate_residency_ms: u64,
+    /// How long a device must have been idle before something is moved to it because it is larger.
+    pub upgrade_dwell_ms: u64,
+    /// From this contention of its device on, in [0, 1], an execution would gain by a larger one.
+    pub device_bound: f64,
+    /// The public keys that nodes must have, where an operator has pinned them; whoever is not among
+    /// them, or claims another key, is given nothing. None: a node's key is what its claim says.
+    pub node_keys: Option<Arc<BTreeMap<NodeId, String>>>,
     /// Share of the committed boundaries of built-in programs under the bitwise contract that are
     /// computed once more elsewhere where the submission says nothing; in [0, 1].
     pub verify_share: f64,
@@ -61,6 +117,9 @@ impl Default for Config {
             order_grace_ms: 3_000,
             order_retry_ms: 1_000,
             order_repeat_ms: 30_000,
+            leave_margin_ms: 2_000,
+            tell_ms: 500,
+            give_up_ms: 1_000,
             replica_ms: 3_000,
             avoid_ms: 2_000,
             horizon_ms: 500,
@@ -68,11 +127,47 @@ impl Default for Config {
             ahead_per_completion: 4,
             ahead_limit: 8_000,
             residency_floor_ms: 100,
+            reserve_ms: 5_000,
+            gang_ms: 10_000,
+            look_ms: 1_000,
+            vanished_ms: 60_000,
             burst: 256,
+            discipline: Discipline::Shared,
+            preempt: true,
+            slicing: true,
+            slice_ms: 30_000,
+            preempt_residency_ms: 5_000,
+            preempt_residency_moves: 20,
+            preempt_review_ms: 500,
+            ageing_ms: 3_600_000,
+            half_life_ms: 3_600_000,
+            reallocate: true,
+            reallocate_residency_ms: 30_000,
+            upgrade_dwell_ms: 10_000,
+            device_bound: 0.8,
+            node_keys: None,
             verify_share: 0.0,
             verify_at_once: 8,
             verify_retry_ms: 500,
             verify_silence_ms: 30_000,
+        }
+    }
+}
+
+impl Config {
+    /// Why a node is not who an operator has said that it is; none where it is, or where nobody has
+    /// said anything. `key`: what its claim states.
+    pub fn stranger(&self, node: &NodeId, key: Option<&str>) -> Option<String> {
+        let pinned = self.node_keys.as_ref()?.get(node);
+        match (pinned, key) {
+            (None, _) => Some("it is not among the nodes whose keys are pinned".to_owned()),
+            (Some(_), None) => {
+                Some("its claim names no key, and one is pinned for this node".to_owned())
+            }
+            (Some(pinned), Some(key)) if pinned != key => Some(format!(
+                "its key is {key}, and {pinned} is pinned for this node"
+            )),
+            (Some(_), Some(_)) => None,
         }
     }
 }

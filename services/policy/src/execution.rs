@@ -1,7 +1,7 @@
 //! A live execution as the policy keeps it: small, since there may be a hundred thousand. What only
 //! few have lies apart.
 
-use fiec_schemas::scheduling::{Adjustment, Parked};
+use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
 use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
 
 use crate::cluster::NodeIx;
@@ -34,9 +34,38 @@ impl Stage {
     }
 }
 
-/// A yield order that was given.
+/// What an order wants of an execution's holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// To yield: to the order's destination, or without one, so that it waits as pending.
+    Yield,
+    /// To stop at a boundary, keep this, and wait there.
+    Park(Keep),
+    /// To go on where it is parked; the order's destination is its own node, so that its slot is
+    /// counted.
+    Unpark,
+}
+
+impl Wanted {
+    /// What the execution will do. `to`: the order names a place; `taken`: its holder agreed.
+    pub fn in_words(self, to: bool, taken: bool) -> &'static str {
+        match (self, to, taken) {
+            (Wanted::Yield, true, true) => "will move at its next boundary",
+            (Wanted::Yield, true, false) => "is being asked to move",
+            (Wanted::Yield, false, true) => "will give up its place at its next boundary",
+            (Wanted::Yield, false, false) => "is being asked to give up its place",
+            (Wanted::Park(_), _, true) => "will wait at its next boundary",
+            (Wanted::Park(_), _, false) => "is being asked to wait where it is",
+            (Wanted::Unpark, _, _) => "is being asked to go on",
+        }
+    }
+}
+
+/// An order that was given to an execution's holder.
 #[derive(Debug, Clone)]
 pub struct Order {
+    /// What it wants.
+    pub wants: Wanted,
     /// Where to.
     pub to: Option<NodeIx>,
     /// What is reserved there beside a slot.
@@ -81,8 +110,16 @@ pub struct Extra {
     pub resent: u8,
     /// What was changed about it since it was submitted.
     pub adjusted: Option<Box<Adjustment>>,
+    /// Who changed it last, where that was seen.
+    pub changed_by: Option<Box<str>>,
     /// Set while it waits at its last boundary, where it is.
     pub parked: Option<Parked>,
+    /// Why it is parked, where that was seen.
+    pub why_parked: Option<Cause>,
+    /// Its program has asked for more than its place has.
+    pub asks: bool,
+    /// Until when it is not told to park, since it could not.
+    pub cannot_park: Option<Millis>,
     /// Since when this replica leaves it to the preferred one.
     pub deferred: Option<Millis>,
 }
@@ -115,6 +152,15 @@ impl Extra {
     }
 }
 
+/// How long an execution has computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Attained {
+    /// Milliseconds, up to its last commit.
+    pub ms: u64,
+    /// When that was learned.
+    pub at: Millis,
+}
+
 /// A live execution.
 #[derive(Debug)]
 pub struct Execution {
@@ -144,6 +190,8 @@ pub struct Execution {
     pub submitted_at: Timestamp,
     /// Bytes of its last σ.
     pub state_bytes: u64,
+    /// How long it had computed at its last commit.
+    pub attained: Attained,
     /// Rare things.
     pub extra: Option<Box<Extra>>,
 }
@@ -152,6 +200,13 @@ impl Execution {
     /// Rare things, made where missing.
     pub fn extra(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
+    }
+
+    /// How long it has computed, in milliseconds.
+    pub fn attained_ms(&self, now: Millis) -> u64 {
+        let since = self.attained.at.max(self.since);
+        let present = if self.computes() { now.since(since) } else { 0 };
+        self.attained.ms.saturating_add(present)
     }
 
     /// The device that it is on; none: the host, or nowhere.
@@ -167,6 +222,21 @@ impl Execution {
     /// Set while it waits at its last boundary, where it is.
     pub fn parked(&self) -> Option<Parked> {
         self.extra.as_ref()?.parked
+    }
+
+    /// Whether it takes a slot and computes there.
+    pub fn computes(&self) -> bool {
+        matches!(self.stage, Stage::Started(..)) && self.parked().is_none()
+    }
+
+    /// What it takes of its node beside a slot: in the host's memory it keeps no device.
+    pub fn takes(&self) -> Claim {
+        match self.parked() {
+            Some(Parked {
+                keep: Keep::Host, ..
+            }) => Claim::Host,
+            _ => self.claim,
+        }
     }
 
     /// Nodes that are not asked for a while.

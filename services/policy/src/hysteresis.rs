@@ -150,6 +150,49 @@ impl Automaton {
         recovered || innocent
     }
 
+    /// The same readings under another threshold: judged at once, and what nobody can have seen
+    /// under the new one did not happen.
+    ///
+    /// * The same threshold: nothing changes.
+    /// * At or above the new `high`: it presses, since the old pressure began where the new `high`
+    ///   is not above the old one, else from now.
+    /// * Below a relaxed `high`: viable, since that was never reached as far as is known.
+    /// * Below a `high` that is not relaxed: unviable stays unviable, and a recovery goes on where
+    ///   the new `low` is not below the old one.
+    #[must_use]
+    pub fn rejudged(&self, old: &Threshold, new: &Threshold, now: Millis) -> Self {
+        if old == new {
+            return self.clone();
+        }
+        let mut next = self.clone();
+        let Some(value) = self.value else {
+            return next;
+        };
+        let relaxed = new.high > old.high;
+        if new.low < old.low {
+            next.below_low_since = None;
+        }
+        next.last_calm = self
+            .last_calm
+            .filter(|_| new.low >= old.low && new.dwell_ms <= old.dwell_ms);
+        next.state = match self.state {
+            State::Suspect { since } | State::Unviable { since } if value >= new.high => {
+                let since = if relaxed { now } else { since };
+                State::Suspect { since }
+            }
+            _ if value >= new.high => State::Suspect { since: now },
+            _ if relaxed => State::Viable,
+            State::Suspect { .. } => State::Viable,
+            State::Recovering { pressed, .. } if new.low < old.low => {
+                State::Unviable { since: pressed }
+            }
+            same => same,
+        };
+        // The dwell of the new threshold is judged at once.
+        next.observe(now, Some(value), new);
+        next
+    }
+
     /// Takes a fresh reading, or `None` where there is none.
     pub fn observe(&mut self, now: Millis, value: Option<f64>, threshold: &Threshold) {
         let dwell = u64::from(threshold.dwell_ms);
@@ -233,6 +276,38 @@ mod tests {
             automaton.observe(Millis(*at), *value, &T);
         }
         automaton
+    }
+
+    #[test]
+    fn another_threshold_forgets_neither_a_pressure_nor_a_recovery_and_invents_none() {
+        let pressed = run(&[(0, Some(0.95)), (600, Some(0.95))]);
+        let at = Millis(600);
+        let judged = |of: &Automaton, new: Threshold| of.rejudged(&T, &new, at).state();
+        let since = State::Suspect { since: Millis(0) };
+        assert_eq!(judged(&pressed, Threshold { high: 0.8, ..T }), since);
+        let shorter = Threshold { dwell_ms: 500, ..T };
+        let unviable = State::Unviable { since: Millis(0) };
+        assert_eq!(judged(&pressed, shorter), unviable, "at once");
+        let higher = Threshold { high: 0.94, ..T };
+        assert_eq!(judged(&pressed, higher), State::Suspect { since: at });
+        assert_eq!(
+            judged(&pressed, Threshold { high: 0.99, ..T }),
+            State::Viable
+        );
+        let calm = run(&[(0, Some(0.8)), (600, Some(0.8))]);
+        let tighter = Threshold { high: 0.75, ..T };
+        assert_eq!(judged(&calm, tighter), State::Suspect { since: at });
+        let recovering = run(&[(0, Some(0.95)), (1_000, Some(0.95)), (1_100, Some(0.6))]);
+        let at = Millis(1_600);
+        let dwell = Threshold {
+            dwell_ms: 2_000,
+            ..T
+        };
+        let state = recovering.rejudged(&T, &dwell, at).state();
+        assert_eq!(state, recovering.state(), "it goes on");
+        let lower = Threshold { low: 0.5, ..T };
+        let state = recovering.rejudged(&T, &lower, at).state();
+        assert_eq!(state, State::Unviable { since: Millis(0) });
     }
 
     #[test]

@@ -15,15 +15,19 @@
 //! most ⌈T/dwell⌉ + 1 times in time T; silence alone never moves anything, an unanswered probe does.
 
 pub mod capacity;
+pub mod changes;
 pub mod cluster;
 pub mod config;
 pub mod engine;
 pub mod execution;
+pub mod holds;
 pub mod hysteresis;
 pub mod placement;
 pub mod places;
 pub mod profile;
+pub mod realloc;
 pub mod replicas;
+pub mod share;
 pub mod time;
 pub mod trust;
 pub mod verify;

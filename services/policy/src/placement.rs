@@ -7,20 +7,31 @@
 //! readings and its host's; not a place that it left for pressure without recovery; capacity of
 //! the node and of the device.
 //!
-//! The score is in [`score`]. Ties fall to the name that sorts first. It is cheap, so it comes
-//! before the filters, but for what the submission itself rules out: only a place that would be
-//! the best so far is looked at closely.
+//! The score is in [`score`]. Ties fall to the name that sorts first, and on one node to the host.
+//! Places are kept in this order for each profile ([`ranking`]), so that a choice looks at few of
+//! them: the first that passes every filter is the best.
+//!
+//! A decision tells the chosen place and then the first others in the order of [`ranking`], which
+//! are the best ones that an execution without a history could take, those that are only full, and
+//! the others by name, each with what speaks against it for this execution; beyond
+//! [`CANDIDATES_LIMIT`] places they are counted.
 
 mod filters;
+mod ranking;
 mod reason;
 mod score;
+#[cfg(test)]
+mod tests;
 
 use fiec_schemas::event::CANDIDATES_LIMIT;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
 
+pub(crate) use self::filters::free_bytes;
 use self::filters::{View, reasons};
-use crate::cluster::{Cluster, Node, NodeIx};
+pub use self::ranking::Rankings;
+use self::ranking::{Key, Rank, Ranking};
+use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
 use crate::execution::Avoided;
 use crate::places::{Claim, DeviceIx, Wants};
@@ -103,6 +114,7 @@ pub struct Review {
 }
 
 /// One question to all places.
+#[derive(Clone, Copy)]
 struct Search<'a, 'b> {
     cluster: &'a Cluster,
     profile: &'a Profile,
@@ -129,15 +141,19 @@ impl<'a, 'b> Search<'a, 'b> {
     }
 
     fn views(&self) -> impl Iterator<Item = View<'a, 'b>> + use<'_, 'a, 'b> {
-        self.cluster.nodes().flat_map(move |(ix, node)| {
-            let places = node.devices.places(self.wants);
-            places.map(move |at| self.view(ix, node, at))
-        })
+        let nodes = self.cluster.nodes();
+        nodes.flat_map(move |(ix, _)| self.places(ix))
     }
 
-    fn view(&self, ix: NodeIx, node: &'a Node, at: Option<DeviceIx>) -> View<'a, 'b> {
+    /// The places of a node that are looked at.
+    fn places(&self, ix: NodeIx) -> impl Iterator<Item = View<'a, 'b>> + use<'_, 'a, 'b> {
+        let places = self.cluster.node(ix).devices.places(self.wants);
+        places.map(move |at| self.view(ix, at))
+    }
+
+    fn view(&self, ix: NodeIx, at: Option<DeviceIx>) -> View<'a, 'b> {
         View {
-            node,
+            node: self.cluster.node(ix),
             ix,
             at,
             profile: self.profile,
@@ -173,37 +189,33 @@ impl<'a, 'b> Search<'a, 'b> {
 }
 
 /// Chooses a place, if one is acceptable.
-pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Option<Choice> {
-    let search = Search::new(cluster, config, now, ask)?;
-    let mut best: Option<(f64, NodeIx, Option<DeviceIx>)> = None;
-    let mut joined = 0_usize;
-    let demands = !search.profile.requires.is_empty();
-    for view in search.views() {
-        joined += usize::from(view.node.descriptor.is_some());
-        if demands && filters::rules_out(&view) {
-            continue;
+pub fn choose(
+    rankings: &mut Rankings,
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    ask: &Ask<'_>,
+) -> Option<Choice> {
+    let plain = Ask::new(ask.profile, &[]);
+    let anybody = Search::new(cluster, config, now, &plain)?;
+    let search = Search { ask, ..anybody };
+    let ranking = rankings.of(&anybody);
+    let chosen = best(&search, &anybody, ranking)?;
+    let mut candidates = Vec::with_capacity(ranking.len().min(CANDIDATES_LIMIT));
+    candidates.push(search.candidate(&search.view(chosen.ix, chosen.at)));
+    let mut last = None;
+    while candidates.len() < CANDIDATES_LIMIT
+        && let Some(key) = ranking.next(&anybody, last.as_ref())
+    {
+        if (key.ix, key.at) != (chosen.ix, chosen.at) {
+            candidates.push(search.candidate(&search.view(key.ix, key.at)));
         }
-        let score = score::score(&view);
-        if best.is_none_or(|(top, ..)| score > top) && reasons(&view).next().is_none() {
-            best = Some((score, view.ix, view.at));
-        }
+        last = Some(key);
     }
-    let (_, node, device) = best?;
-    let chosen = search.view(node, cluster.node(node), device);
-    let others = search
-        .views()
-        .filter(|v| (v.ix, v.at) != (node, device) && v.node.descriptor.is_some());
-    let mut candidates = Vec::with_capacity(joined.min(CANDIDATES_LIMIT));
-    candidates.push(search.candidate(&chosen));
-    candidates.extend(
-        others
-            .take(CANDIDATES_LIMIT - 1)
-            .map(|view| search.candidate(&view)),
-    );
-    let omitted = u32::try_from(joined - candidates.len()).unwrap_or(u32::MAX);
+    let omitted = u32::try_from(ranking.len() - candidates.len()).unwrap_or(u32::MAX);
     Some(Choice {
-        node,
-        device,
+        node: chosen.ix,
+        device: chosen.at,
         decision: Decision {
             candidates,
             omitted,
@@ -211,15 +223,64 @@ pub fn choose(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Op
     })
 }
 
-/// True when a node would take it but for its capacity.
-pub fn would_take_with_room(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> bool {
-    Search::new(cluster, config, now, ask).is_some_and(|search| {
-        search.views().any(|view| {
-            reasons(&view)
-                .next()
-                .is_some_and(|reason| reason.is_only_full())
-        })
-    })
+/// The first place, in the order of what anybody may have, that an execution may have too.
+fn best(search: &Search<'_, '_>, anybody: &Search<'_, '_>, ranking: &mut Ranking) -> Option<Key> {
+    let ask = search.ask;
+    // What it has at a node already is room that nobody else sees there.
+    let apart = ask.only.or(ask.counted.map(|(ix, _)| ix));
+    let places = apart.into_iter().flat_map(|ix| search.places(ix));
+    let keys = places.map(|place| Key::of(&place));
+    let found = keys.filter(|key| matches!(key.rank, Rank::Open(_))).min();
+    if ask.only.is_some() {
+        return found;
+    }
+    let mut last = None;
+    while let Some(key) = ranking.next(anybody, last.as_ref()) {
+        let place = search.view(key.ix, key.at);
+        let open = matches!(key.rank, Rank::Open(_));
+        // Whoever has a free slot comes before all who have none.
+        let useless = ask.free_slot && place.node.held() >= place.node.slots();
+        if !open || useless || found.as_ref().is_some_and(|found| *found < key) {
+            break;
+        }
+        if reasons(&place).next().is_none() {
+            return Some(key);
+        }
+        last = Some(key);
+    }
+    found
+}
+
+/// True when a node would take an execution without a history but for its capacity. Places that
+/// are open to it must have been ruled out before.
+pub fn would_take_with_room(
+    rankings: &mut Rankings,
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    profile: ProfileIx,
+) -> bool {
+    let plain = Ask::new(profile, &[]);
+    let Some(anybody) = Search::new(cluster, config, now, &plain) else {
+        return false;
+    };
+    let ranking = rankings.of(&anybody);
+    ranking
+        .next(&anybody, None)
+        .is_some_and(|first| matches!(first.rank, Rank::Full))
+}
+
+/// How far a place has what a profile prefers, in [0, 1].
+pub fn preference(
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    profile: ProfileIx,
+    (node, device): (NodeIx, Option<DeviceIx>),
+) -> Option<f64> {
+    let ask = Ask::new(profile, &[]);
+    let search = Search::new(cluster, config, now, &ask)?;
+    Some(score::met(&search.view(node, device)))
 }
 
 /// Everybody's verdict and what would help.

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU64;
 
-use fiec_schemas::hardware::Substrate;
+use fiec_schemas::hardware::{Signal, Substrate};
 use fiec_schemas::submission::ViableBy;
 use fiec_schemas::substrate::HOST;
 
@@ -78,6 +78,8 @@ impl Wants {
 pub struct Judged<'a> {
     /// The device's, if any.
     pub device: Option<&'a str>,
+    /// The power and temperature of the whole GPU that the device is a slice of, if it is one.
+    pub whole: Option<&'a str>,
     /// The host's.
     pub host: bool,
 }
@@ -86,27 +88,30 @@ impl Judged<'_> {
     /// The host alone.
     pub const HOST: Judged<'static> = Judged {
         device: None,
+        whole: None,
         host: true,
     };
 }
 
 impl<'a> Judged<'a> {
     /// A device, and its host unless the profile says otherwise.
-    pub fn of(profile: Option<&Profile>, device: Option<&'a str>) -> Self {
+    pub fn of(profile: Option<&Profile>, device: Option<&'a Device>) -> Self {
         let by = |p: &Profile| p.requires.device.as_ref().map(|d| d.viable_by);
         let alone = device.is_some() && profile.and_then(by) == Some(ViableBy::Device);
         Self {
-            device,
+            device: device.map(|d| &*d.id),
+            whole: device.and_then(Device::whole),
             host: !alone,
         }
     }
 
-    /// True where a reading of this device (none: of the host) counts.
-    pub fn counts(self, device: Option<&str>) -> bool {
-        match device {
-            None => self.host,
-            Some(device) => self.device == Some(device),
-        }
+    /// True where this signal of this device (none: of the host) counts.
+    pub fn counts(self, signal: Signal, device: Option<&str>) -> bool {
+        let Some(device) = device else {
+            return self.host;
+        };
+        let shared = matches!(signal, Signal::Power | Signal::Thermal);
+        self.device == Some(device) || (shared && self.whole == Some(device))
     }
 }
 
@@ -142,6 +147,11 @@ pub enum NoRoom {
 }
 
 impl Device {
+    /// UUID of the whole GPU, where this is a slice.
+    pub fn whole(&self) -> Option<&str> {
+        self.facts.as_ref()?.device.as_ref()?.whole.as_deref()
+    }
+
     fn without(&self, own: Option<Claim>, ix: DeviceIx) -> (u32, u32, u64) {
         let mut counts = (self.exclusive, self.sharing, self.shared_bytes);
         if let Some(Claim::Device { device, budget }) = own
@@ -159,11 +169,13 @@ impl Device {
     }
 
     /// Why a claim does not fit beside the others; `own` is counted already and does not count.
+    /// `offered`: the bytes that are offered of those that there are.
     pub fn refuses(
         &self,
         ix: DeviceIx,
         budget: Option<NonZeroU64>,
         own: Option<Claim>,
+        offered: impl Fn(u64) -> u64,
     ) -> Option<NoRoom> {
         let (exclusive, sharing, bytes) = self.without(own, ix);
         if exclusive > 0 {
@@ -172,8 +184,13 @@ impl Device {
         let Some(needs) = budget.map(NonZeroU64::get) else {
             return (sharing > 0).then_some(NoRoom::Shared { by: sharing });
         };
-        let free = self.memory_bytes().saturating_sub(bytes);
+        let free = offered(self.memory_bytes()).saturating_sub(bytes);
         (needs > free).then_some(NoRoom::Memory { free, needs })
+    }
+
+    /// True where nobody has it or a part of it.
+    pub fn is_free(&self) -> bool {
+        self.exclusive == 0 && self.sharing == 0
     }
 
     /// The share of its memory that nobody has as a budget.
@@ -231,6 +248,11 @@ impl Devices {
                 device.facts = Some(substrate.clone());
             }
         }
+    }
+
+    /// All of them, in the order in which they were first heard of.
+    pub fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.0.iter()
     }
 
     /// A device.
@@ -333,7 +355,7 @@ mod tests {
         let asks = |all: &Devices, budget: Option<u64>| {
             all.get(ix)
                 .unwrap()
-                .refuses(ix, budget.and_then(NonZeroU64::new), None)
+                .refuses(ix, budget.and_then(NonZeroU64::new), None, |has| has)
         };
         assert_eq!(asks(&all, None), None);
         all.add(claim(ix, Some(60)));
@@ -348,7 +370,7 @@ mod tests {
         all.add(claim(ix, None));
         assert_eq!(asks(&all, Some(1)), Some(NoRoom::Taken));
         let own = Some(claim(ix, None));
-        assert_eq!(all.get(ix).unwrap().refuses(ix, None, own), None);
+        assert_eq!(all.get(ix).unwrap().refuses(ix, None, own, |has| has), None);
         all.remove(claim(ix, None));
         assert_eq!(asks(&all, Some(100)), None);
     }

@@ -106,6 +106,7 @@ impl From<&Submission> for Profile {
 struct Slot {
     profile: Profile,
     users: u32,
+    serial: u64,
 }
 
 /// All profiles in use. Executions mostly share few; the last found is tried first.
@@ -114,6 +115,8 @@ pub struct Profiles {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     last: u32,
+    /// How many were ever made.
+    made: u64,
     /// Programs that run in containers.
     contained: BTreeSet<String>,
 }
@@ -122,6 +125,11 @@ impl Profiles {
     /// The profile, where known.
     pub fn get(&self, ix: ProfileIx) -> Option<&Profile> {
         self.slots.get(ix.0 as usize)?.as_ref().map(|s| &s.profile)
+    }
+
+    /// Tells a profile from all others that have had its index.
+    pub fn serial(&self, ix: ProfileIx) -> Option<u64> {
+        self.slots.get(ix.0 as usize)?.as_ref().map(|s| s.serial)
     }
 
     /// Counts one more user of a submission's profile; true where it is new.
@@ -169,9 +177,11 @@ impl Profiles {
             self.last = u32::try_from(ix).unwrap_or(0);
             return (ProfileIx(self.last), false);
         }
+        self.made += 1;
         let slot = Some(Slot {
             profile: make(),
             users: 1,
+            serial: self.made,
         });
         let ix = if let Some(ix) = self.free.pop() {
             self.slots[ix as usize] = slot;

@@ -43,6 +43,11 @@ impl Replicas {
         self.others.len() + 1
     }
 
+    /// True for a replica that was heard lately.
+    pub fn is_present(&self, id: InstanceId) -> bool {
+        id == self.own || self.others.contains_key(&id)
+    }
+
     /// True when this replica is the preferred one for the key.
     pub fn prefers_self(&self, key: &[u8]) -> bool {
         let own = weight(self.own, key);

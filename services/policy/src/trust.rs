@@ -8,6 +8,8 @@ use fiec_schemas::{Contract, NodeDescriptor, Timestamp};
 /// What is known of a node's word.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
+    /// Why it is not who an operator has said that it is, where that is so: it is given nothing.
+    pub stranger: Option<String>,
     /// Its last proof, whose signature was checked.
     pub proof: Option<Arc<Proof>>,
     /// Why its last proof does not count, where that is so.
@@ -28,6 +30,8 @@ pub enum Standing<'a> {
     Unproved,
     /// The canaries could not run there.
     Unable(&'a str),
+    /// It is not who an operator has said that it is.
+    Stranger(&'a str),
     /// What was shown does not count.
     Refused(&'a str),
     /// What was shown is of an earlier life or environment of the node, or from before its release.
@@ -52,6 +56,9 @@ impl Trust {
         substrate: &str,
         now: Timestamp,
     ) -> Standing<'_> {
+        if let Some(reason) = &self.stranger {
+            return Standing::Stranger(reason);
+        }
         if let Some(entry) = self.quarantine.at(contract, substrate) {
             return Standing::Quarantined(entry);
         }
@@ -114,7 +121,7 @@ impl Standing<'_> {
         match self {
             Standing::Proved { .. } => "proved",
             Standing::Unproved | Standing::Unable(_) => "unproved",
-            Standing::Refused(_) => "refused",
+            Standing::Refused(_) | Standing::Stranger(_) => "refused",
             Standing::Outdated => "outdated",
             Standing::Expired { .. } => "expired",
             Standing::Failed(_) => "failed",
@@ -137,6 +144,7 @@ impl Standing<'_> {
             Standing::Unable(reason) => format!(
                 "it has not proved that it keeps the {contract} contract: its canaries could not run there: {reason}"
             ),
+            Standing::Stranger(reason) => format!("it is given no work: {reason}"),
             Standing::Refused(reason) => {
                 format!("its proof of the {contract} contract does not count: {reason}")
             }

@@ -1,11 +1,16 @@
 //! What is to be computed once more of one execution, and what became of it: pure bookkeeping
 //! over its ledger's boundaries. Who is asked, and what follows, is the engine's.
 
+mod claim;
+mod named;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use fiec_schemas::trust::{Finding, Segment, Verify};
-use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionId, InstanceId, StatePlace, Timestamp};
+use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionId, InstanceId, StatePlace};
 
+pub use self::claim::{Claim, Trial};
+pub use self::named::Named;
 use crate::cluster::NodeIx;
 use crate::time::Millis;
 
@@ -30,52 +35,16 @@ pub fn is_drawn(seed: InstanceId, id: ExecutionId, index: BoundaryIndex, share: 
     number < share
 }
 
-/// A part of an execution as its ledger claims it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Claim {
-    /// From where; none: from the beginning.
-    pub from: Option<StatePlace>,
-    /// Where its σ is at the end; none where that is the execution's end.
-    pub place: Option<StatePlace>,
-    /// What the ledger says of the end.
-    pub found: Finding,
-    /// Who computed it, where that was one node.
-    pub node: Option<NodeIx>,
-    /// False where outputs were made on the way that are not known here.
-    pub whole: bool,
-}
-
-impl Claim {
-    /// Whether somebody found what is claimed.
-    pub fn agrees(&self, with: &Finding) -> bool {
-        let outputs = if self.whole {
-            self.found.outputs == with.outputs
-        } else {
-            let same = |(name, digest)| with.outputs.get(name) == Some(digest);
-            self.found.outputs.iter().all(same)
-        };
-        self.found.index == with.index && self.found.digest == with.digest && outputs
-    }
-
-    /// Boundaries at its ends, for people; 0: the beginning.
-    pub fn ends(&self) -> (BoundaryIndex, BoundaryIndex) {
-        (self.from.as_ref().map_or(0, |p| p.index), self.found.index)
-    }
-}
-
-/// A claim under judgement.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Trial {
-    /// The question that is open, if one is.
-    pub question: u64,
-    /// Who was asked; none: nobody at the moment.
-    pub asked: Option<NodeIx>,
-    /// When that one was heard last.
-    pub heard: Millis,
-    /// Somebody found something else.
-    pub other: Option<(NodeIx, Finding)>,
-    /// Since when the proofs of both are awaited, there being nobody else to ask.
-    pub proofs_since: Option<Timestamp>,
+/// Whether it is known how far an execution was verified before: by another policy service, or by
+/// an earlier life of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recall {
+    /// It is to be asked for before anybody is given something to compute.
+    Wanted,
+    /// It was asked for.
+    Asked(Millis),
+    /// It is known.
+    Known,
 }
 
 /// What is known of one execution's verification.
@@ -105,6 +74,8 @@ pub struct Check {
     pub segments: u32,
     /// What is to be said again once all is verified.
     pub completed: Option<Event>,
+    /// How far it was verified before.
+    pub recall: Recall,
     /// Nobody is asked before.
     pub retry_at: Millis,
     /// Attempts in a row that led to nothing.
@@ -129,6 +100,10 @@ impl Check {
             by: BTreeSet::new(),
             segments: 0,
             completed: None,
+            recall: match mode {
+                Verify::All => Recall::Wanted,
+                _ => Recall::Known,
+            },
             retry_at: Millis(0),
             failures: 0,
             note: None,
@@ -158,14 +133,8 @@ impl Check {
             self.claims.push_back(claim);
         } else if let (true, Some(back)) = (self.all(), self.claims.back_mut()) {
             // Nothing may be passed over: the last one takes it in, and nobody alone is to blame.
-            for (name, digest) in claim.found.outputs {
-                back.found.outputs.insert(name, digest);
-            }
-            back.found.index = claim.found.index;
-            back.found.digest = claim.found.digest;
-            back.place = claim.place;
-            back.whole &= claim.whole;
             back.node = back.node.filter(|n| Some(*n) == claim.node);
+            back.grow(claim);
         }
     }
 
@@ -182,10 +151,7 @@ impl Check {
         self.connected = true;
         if self.all() {
             if let Some(claim) = self.growing(node).filter(|_| !gap) {
-                claim.found.outputs.extend(found.outputs);
-                claim.found.index = found.index;
-                claim.found.digest = found.digest;
-                claim.place = Some(place);
+                claim.grow(Claim::new(None, Some(place), found, None, true));
                 return;
             }
         } else if !whole || gap || !drawn() || !self.claims.is_empty() {
@@ -193,13 +159,10 @@ impl Check {
         }
         // What was before the first message seen here is not known: from the beginning then.
         let from = before.filter(|_| whole);
-        self.push(Claim {
-            from,
-            place: Some(place),
-            found,
-            node: Some(node).filter(|_| whole && !gap),
-            whole: whole && !gap,
-        });
+        let seen = whole && !gap;
+        let node = Some(node).filter(|_| seen);
+        let claim = Claim::new(from, Some(place), found, node, seen);
+        self.push_or_recall(claim, !seen);
     }
 
     /// A message says that so many boundaries were committed in all, `here` of them with it; what
@@ -220,20 +183,22 @@ impl Check {
         if let Some(node) = node.filter(|_| !gap)
             && let Some(claim) = self.growing(node)
         {
-            claim.found.outputs.extend(found.outputs);
-            claim.found.index = found.index;
-            claim.found.digest = found.digest;
-            claim.place = None;
+            claim.grow(Claim::new(None, None, found, None, true));
             return;
         }
         let from = self.last.clone().filter(|_| whole);
-        self.push(Claim {
-            from,
-            place: None,
-            found,
-            node: node.filter(|_| whole && !gap),
-            whole: whole && !gap,
-        });
+        let seen = whole && !gap;
+        let claim = Claim::new(from, None, found, node.filter(|_| seen), seen);
+        self.push_or_recall(claim, !seen);
+    }
+
+    /// A claim of messages that were not all seen here: the ledger is read before it is compared.
+    fn push_or_recall(&mut self, mut claim: Claim, unseen: bool) {
+        if unseen && self.all() {
+            claim.unseen = true;
+            self.recall = Recall::Wanted;
+        }
+        self.push(claim);
     }
 
     /// The ledger went back to a boundary.
@@ -264,14 +229,9 @@ impl Check {
         };
         self.good = None;
         claim.from = None;
+        rest.for_each(|next| claim.grow(next));
         claim.whole = false;
         claim.node = None;
-        for next in rest {
-            claim.found.outputs.extend(next.found.outputs);
-            claim.found.index = next.found.index;
-            claim.found.digest = next.found.digest;
-            claim.place = next.place;
-        }
         self.claims.push_back(claim);
     }
 
@@ -313,6 +273,62 @@ impl Check {
             self.good = kept;
         }
         ended && self.claims.is_empty()
+    }
+
+    /// Others may verify it from now on.
+    pub fn forget_recall(&mut self) {
+        if self.all() {
+            self.recall = Recall::Wanted;
+        }
+    }
+
+    /// The ledger was read: what it names is compared too.
+    pub fn named(&mut self, named: &Named) {
+        let first = self.claims.front_mut();
+        if first.is_some_and(|claim| named.completes(claim)) {
+            // Whoever was asked was held against less.
+            self.trial = None;
+        }
+        for claim in self.claims.iter_mut().skip(1) {
+            named.completes(claim);
+        }
+    }
+
+    /// It was verified up to a boundary before, in so many parts, by these; σ of that boundary was
+    /// kept. What lies before it is compared no more. Nothing changes where no more is known than
+    /// here.
+    pub fn recalled(&mut self, up_to: Option<(StatePlace, Vec<NodeIx>, u32)>) {
+        self.recall = Recall::Known;
+        let Some((good, by, segments)) = up_to else {
+            return;
+        };
+        let further = |place: &StatePlace| place.index >= good.index;
+        let reached = self
+            .claims
+            .back()
+            .is_some_and(|c| c.found.index >= good.index);
+        if self.good.as_ref().is_some_and(further) || !reached {
+            return;
+        }
+        let before = self.claims.len();
+        let passed = |c: &Claim| c.place.as_ref().is_some_and(|p| p.index <= good.index);
+        while self.claims.front().is_some_and(passed) {
+            self.claims.pop_front();
+        }
+        let mut changed = before != self.claims.len();
+        if let Some(front) = self.claims.front_mut().filter(|c| c.ends().0 <= good.index) {
+            changed |= front.ends().0 < good.index;
+            front.begin_at(good.clone());
+        }
+        if changed {
+            self.trial = None;
+        }
+        if self.last.as_ref().map(|p| p.index) == Some(good.index) {
+            self.last = Some(good.clone());
+        }
+        self.by.extend(by);
+        self.segments = self.segments.saturating_add(segments);
+        self.good = Some(good);
     }
 
     /// An attempt led to nothing: the next one not before this.
@@ -413,6 +429,47 @@ mod tests {
             check.claims[0].from, check.good,
             "the next one begins where σ was kept"
         );
+    }
+
+    #[test]
+    fn what_was_verified_before_is_passed_over_and_a_part_across_it_is_cut_there() {
+        let kept = |index| StatePlace {
+            seq: None,
+            ..place(index)
+        };
+        let ends = |check: &Check| {
+            let claims = check.claims.iter();
+            claims.map(Claim::ends).collect::<Vec<_>>()
+        };
+        // A service that has started anew has seen the last message alone.
+        let mut fresh = Check::new(Verify::All, false);
+        assert_eq!(fresh.recall, Recall::Wanted);
+        fresh.boundary(place(9), finding(9), NodeIx(0), || false);
+        fresh.recalled(Some((kept(5), vec![NodeIx(3)], 2)));
+        assert_eq!((ends(&fresh), fresh.recall), (vec![(5, 9)], Recall::Known));
+        assert_eq!((fresh.segments, fresh.by.len()), (2, 1));
+        // Another one has seen all of it, and compares the outputs made since then.
+        let mut other = Check::new(Verify::All, true);
+        for i in 1..=9 {
+            other.boundary(place(i), finding(i), NodeIx(u32::from(i > 7)), || false);
+        }
+        other.recalled(Some((kept(5), vec![], 1)));
+        assert_eq!(ends(&other), [(5, 7), (7, 9)]);
+        let (front, names) = (&other.claims[0], ["o6", "o7"]);
+        assert!(front.found.outputs.keys().eq(names), "{front:?}");
+        assert_eq!((front.whole, front.node), (true, Some(NodeIx(0))));
+        assert_eq!(other.segment().unwrap().from, Some(kept(5)));
+        // What is known already, or not reached by this ledger, changes nothing.
+        let before = format!("{other:?}");
+        other.recalled(Some((kept(4), vec![NodeIx(7)], 9)));
+        other.recalled(Some((kept(10), vec![NodeIx(7)], 9)));
+        other.recalled(None);
+        assert_eq!(before, format!("{other:?}"));
+        // All that is known was verified: the next part begins where σ was kept.
+        other.recalled(Some((kept(9), vec![], 1)));
+        assert_eq!(ends(&other), []);
+        other.boundary(place(10), finding(10), NodeIx(0), || false);
+        assert_eq!(other.segment().unwrap().from, Some(kept(9)));
     }
 
     #[test]

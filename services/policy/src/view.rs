@@ -37,6 +37,11 @@ pub struct EventView<'a> {
     /// Of `refused`.
     #[serde(borrow)]
     pub reason: Option<Cow<'a, str>>,
+    /// Who asked, of `adjusted` and others.
+    #[serde(borrow)]
+    pub who: Option<Cow<'a, str>>,
+    /// Of `boundary`: microseconds spent computing since the commit before.
+    pub compute_us: Option<u64>,
     computing_since: Option<&'a str>,
     computed_until: Option<&'a str>,
     /// Of `boundary`.
@@ -121,6 +126,8 @@ struct TotalsView {
     commits: u64,
     #[serde(default)]
     steps_back: u64,
+    #[serde(default)]
+    compute_us: u64,
 }
 
 /// A node left for pressure.
@@ -223,6 +230,11 @@ impl<'a> StateView<'a> {
         self.totals.commits
     }
 
+    /// Time spent computing up to the last commit, in microseconds.
+    pub fn compute_us(&self) -> u64 {
+        self.totals.compute_us
+    }
+
     /// Steps back in all.
     pub fn steps_back(&self) -> u64 {
         self.totals.steps_back
@@ -236,6 +248,11 @@ impl<'a> StateView<'a> {
     /// What was changed about it since it was submitted.
     pub fn adjusted(&self) -> Option<Box<Adjustment>> {
         serde_json::from_str(self.adjusted?.get()).ok()
+    }
+
+    /// True where something was.
+    pub fn is_adjusted(&self) -> bool {
+        self.adjusted.is_some()
     }
 
     /// Whose, typed.

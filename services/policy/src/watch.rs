@@ -6,6 +6,11 @@ use crate::hysteresis::{Automaton, State};
 use crate::places::Judged;
 use crate::time::Millis;
 
+/// Of a place of which nothing is known.
+const UNMEASURED: State = State::Unknown {
+    was_unviable: false,
+};
+
 /// One automaton with the place and the threshold it judges.
 #[derive(Debug, Clone)]
 pub struct Watched {
@@ -24,8 +29,15 @@ pub struct Watched {
 pub struct Watch {
     thresholds: Thresholds,
     watched: Vec<Watched>,
+    /// When it was observed last, and whether that was with a vector.
+    observed: Millis,
+    fed: bool,
+    /// Until then nothing changes while the readings stay as they are.
+    settled_until: Millis,
     /// The highest reading of the host against its threshold.
     host_pressure: f64,
+    worst: State,
+    presses: bool,
 }
 
 impl Watch {
@@ -43,8 +55,45 @@ impl Watch {
         Self {
             thresholds,
             watched,
+            observed: now,
+            fed: false,
+            settled_until: Millis(u64::MAX),
             host_pressure: 0.0,
+            worst: UNMEASURED,
+            presses: false,
         }
+    }
+
+    /// Takes over what another watch of the same node has seen, judged under the thresholds here:
+    /// a change of thresholds neither forgets a pressure nor a recovery that it does not touch.
+    pub fn inherit(&mut self, other: &Self, now: Millis) {
+        for before in &other.watched {
+            let Some(threshold) = self.thresholds.get(&before.signal).copied() else {
+                continue;
+            };
+            let mut present = before.clone();
+            present.hold(other.observed);
+            let automaton = present
+                .automaton
+                .rejudged(&before.threshold, &threshold, now);
+            let same = |w: &&mut Watched| w.signal == before.signal && w.device == before.device;
+            match self.watched.iter_mut().find(same) {
+                Some(watched) => watched.automaton = automaton,
+                None => self.watched.push(Watched {
+                    threshold,
+                    automaton,
+                    ..present
+                }),
+            }
+        }
+        self.settle();
+        // What the other did not watch was not observed yet.
+        self.settled_until = Millis(0);
+    }
+
+    /// All automata, with their places and thresholds.
+    pub fn watched(&self) -> &[Watched] {
+        &self.watched
     }
 
     /// The thresholds in force.
@@ -52,8 +101,22 @@ impl Watch {
         &self.thresholds
     }
 
+    /// Takes the readings of the last time once more, `fed` where those were of a vector that is
+    /// still fresh. False where they must be [observed](Watch::observe), since time changes a state.
+    pub fn holds(&mut self, now: Millis, fed: bool) -> bool {
+        let holds = self.fed == fed && now < self.settled_until;
+        if holds {
+            self.observed = now;
+        }
+        holds
+    }
+
     /// Takes a fresh vector, or `None` where it is stale; true when the node's word changed.
     pub fn observe(&mut self, now: Millis, vector: Option<&HardwareVector>) -> bool {
+        for watched in &mut self.watched {
+            watched.hold(self.observed);
+        }
+        (self.observed, self.fed) = (now, vector.is_some());
         if let Some(vector) = vector {
             let devices = vector.readings.iter();
             for reading in devices.filter(|r| r.device.is_some() && !r.is_part()) {
@@ -88,22 +151,30 @@ impl Watch {
             watched.automaton.observe(now, value, &watched.threshold);
             changed |= watched.automaton.state().badness() != before;
         }
-        self.host_pressure = self.pressure_where(|w| w.device.is_none());
+        self.settle();
         changed
+    }
+
+    /// What follows from the states of all automata.
+    fn settle(&mut self) {
+        self.host_pressure = self.pressure_where(|w| w.device.is_none());
+        self.worst = self.worst_where(|_| true);
+        let presses = |w: &Watched| w.automaton.pressing_since().is_some();
+        self.presses = self.watched.iter().any(presses);
+        let ends = self.watched.iter().filter_map(Watched::dwells_until);
+        self.settled_until = ends.min().unwrap_or(Millis(u64::MAX));
     }
 
     /// The automata that judge this place: the node's own and its device's, or one of the two.
     pub fn of_place<'a>(&'a self, place: Judged<'a>) -> impl Iterator<Item = &'a Watched> {
         self.watched
             .iter()
-            .filter(move |w| place.counts(w.device.as_deref()))
+            .filter(move |w| place.counts(w.signal, w.device.as_deref()))
     }
 
     /// True where anything presses, on the host or on any device.
     pub fn presses(&self) -> bool {
-        self.watched
-            .iter()
-            .any(|w| w.automaton.pressing_since().is_some())
+        self.presses
     }
 
     /// The automaton that keeps new work away from this place, if one does.
@@ -138,8 +209,10 @@ impl Watch {
         self.of_place(place)
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits())
             .all(|w| {
-                w.automaton
-                    .admits_return(left, u64::from(w.threshold.dwell_ms))
+                let mut present = w.clone();
+                present.hold(self.observed);
+                let dwell_ms = u64::from(w.threshold.dwell_ms);
+                present.automaton.admits_return(left, dwell_ms)
             })
     }
 
@@ -148,7 +221,11 @@ impl Watch {
         let host = if place.host { self.host_pressure } else { 0.0 };
         match place.device {
             None => host,
-            Some(device) => host.max(self.pressure_where(|w| w.device.as_deref() == Some(device))),
+            Some(_) => {
+                let of =
+                    |w: &Watched| w.device.is_some() && place.counts(w.signal, w.device.as_deref());
+                host.max(self.pressure_where(of))
+            }
         }
     }
 
@@ -162,12 +239,12 @@ impl Watch {
 
     /// The worst state of all places, and unknown where nothing at all is measured.
     pub fn worst(&self) -> State {
-        self.worst_where(|_| true)
+        self.worst
     }
 
     /// The worst state of a place.
     pub fn worst_of(&self, place: Judged<'_>) -> State {
-        self.worst_where(|w| place.counts(w.device.as_deref()))
+        self.worst_where(|w| place.counts(w.signal, w.device.as_deref()))
     }
 
     fn worst_where(&self, of: impl Fn(&Watched) -> bool) -> State {
@@ -179,9 +256,7 @@ impl Watch {
         measured
             .map(|w| w.automaton.state())
             .max_by_key(|s| s.badness())
-            .unwrap_or(State::Unknown {
-                was_unviable: false,
-            })
+            .unwrap_or(UNMEASURED)
     }
 
     /// Each signal of a place that is not viable, as a sentence.
@@ -203,6 +278,22 @@ impl Watch {
 }
 
 impl Watched {
+    /// Its reading has held until this moment.
+    fn hold(&mut self, until: Millis) {
+        let value = self.automaton.value();
+        self.automaton.observe(until, value, &self.threshold);
+    }
+
+    /// When its state changes although its reading does not, if it does.
+    fn dwells_until(&self) -> Option<Millis> {
+        match self.automaton.state() {
+            State::Suspect { since } | State::Recovering { since, .. } => {
+                Some(since.plus(u64::from(self.threshold.dwell_ms)))
+            }
+            State::Unknown { .. } | State::Viable | State::Unviable { .. } => None,
+        }
+    }
+
     /// One sentence for people.
     pub fn in_words(&self, now: Millis) -> String {
         let place = self
@@ -233,5 +324,73 @@ impl Watched {
         };
         let state = self.automaton.state().as_str();
         format!("{}{place} is {state}: {value} ({limits}{age})", self.signal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn vector(memory: f64, stall: f64) -> HardwareVector {
+        let reading = |signal: &str, value: f64| {
+            json!({"signal": signal, "value": value, "unit": "ratio", "source": "test",
+                "at": "2026-01-01T00:00:00.000000Z"})
+        };
+        serde_json::from_value(json!({
+            "v": 1, "node": "n", "instance": "00000000-0000-0000-0000-000000000001", "count": 1,
+            "at": "2026-01-01T00:00:00.000000Z", "slots": 1, "running_count": 0,
+            "queued_count": 0,
+            "readings": [reading("memory", memory), reading("memory_stall", stall)],
+        }))
+        .unwrap()
+    }
+
+    fn thresholds() -> Thresholds {
+        let threshold = |high, low, dwell_ms| Threshold {
+            high,
+            low,
+            dwell_ms,
+        };
+        Thresholds::from([
+            (Signal::Memory, threshold(0.9, 0.7, 1_000)),
+            (Signal::MemoryStall, threshold(0.5, 0.3, 0)),
+        ])
+    }
+
+    proptest! {
+        /// Who looks away while readings hold sees what one sees who looks all the time.
+        #[test]
+        fn readings_that_hold_are_as_good_as_observed(
+            steps in prop::collection::vec(
+                (1u64..700, prop::option::weighted(0.4, (0u8..5, 0u8..3))),
+                1..60,
+            ),
+        ) {
+            let mut now = Millis(100_000);
+            let mut all_the_time = Watch::new(thresholds(), now);
+            let mut at_times = all_the_time.clone();
+            let mut told = None;
+            for (ms, news) in steps {
+                now = now.plus(ms);
+                if let Some((memory, stall)) = news {
+                    let memory = [None, Some(0.5), Some(0.6), Some(0.8), Some(0.95)][usize::from(memory)];
+                    told = memory.map(|m| vector(m, [0.1, 0.4, 0.6][usize::from(stall)]));
+                }
+                let before = all_the_time.observe(now, told.as_ref());
+                let held = news.is_none() && at_times.holds(now, told.is_some());
+                let changed = !held && at_times.observe(now, told.as_ref());
+                prop_assert_eq!(before, changed);
+                let of = |w: &Watch| {
+                    let states: Vec<_> = w.watched.iter().map(|w| w.automaton.state()).collect();
+                    let back = [0, 500, 1_500, 3_000].map(|ago| {
+                        w.admits_return(Judged::HOST, Millis(now.0 - ago))
+                    });
+                    (states, w.worst(), w.presses(), w.pressure(Judged::HOST), back)
+                };
+                prop_assert_eq!(of(&all_the_time), of(&at_times));
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 mod world;
 
-use fiec_policy::{Action, ControlOutcome, Input, ProbeOutcome};
+use fiec_policy::{Action, Config, ControlOutcome, Input, ProbeOutcome};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, Phase};
 use world::World;
@@ -63,6 +63,30 @@ fn long_work_beyond_the_slots_waits_centrally_and_gets_the_next_free_slot() {
     w.complete(1);
     w.pass(100);
     assert!(matches!(w.phase(3), Phase::Bound(_)));
+}
+
+#[test]
+fn a_new_submission_goes_behind_what_a_round_has_left_over() {
+    let config = Config {
+        burst: 1,
+        ..Config::default()
+    };
+    let mut w = World::with(config, vec![world::descriptor(0, 100)]);
+    w.cordon(0, true);
+    for n in 1..=3 {
+        w.submit_and_store(n);
+    }
+    w.cordon(0, false);
+    let places: Vec<_> = w.submit(4).iter().map(bound_to).collect();
+    assert_eq!(
+        places,
+        [Some("n0".into()), None],
+        "one that waits goes first"
+    );
+    w.carry_out();
+    w.pass(500);
+    let phases = [1, 2, 3, 4].map(|n| w.phase(n).as_str());
+    assert_eq!(phases, ["bound", "bound", "pending", "pending"]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Requirements, preferences and devices: what is chosen, what is counted, what is said.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 mod world;
 
-use fiec_schemas::{Cause, Event, Phase};
+use fiec_schemas::{Cause, Event, Phase, Signal};
 use proptest::prelude::*;
-use world::{World, descriptor, with_devices};
+use world::offers::{with_devices, with_slices};
+use world::{World, descriptor};
 
 const DEVICE: &str = r#""requires":{"device":{"kind":"NVIDIA H*","compute_capability":"8.0"}}"#;
 
@@ -65,8 +67,8 @@ fn a_decision_lists_the_places_that_were_considered() {
         listed,
         [
             ("n1", Some("g0"), true),
-            ("n0", None, false),
-            ("n1", Some("g1"), true)
+            ("n1", Some("g1"), true),
+            ("n0", None, false)
         ]
     );
     assert_eq!(decision.omitted, 0);
@@ -101,6 +103,73 @@ fn several_share_a_device_within_its_memory_and_one_that_wants_it_alone_waits() 
     // Whoever comes first; never both.
     let now = [3, 4].map(|n| w.place_of(n));
     assert!(now == ["n0/g0", "pending"] || now == ["pending", "n0/g0"]);
+}
+
+#[test]
+fn a_place_offers_no_more_than_its_envelope_lets_it() {
+    let mut w = World::of(vec![with_devices(0, &[100])]);
+    // The memory limit of a node is 1 GiB here.
+    let host = format!(r#""requires":{{"memory_bytes":{}}}"#, 600 << 20);
+    let whole = r#""requires":{"device":{"memory_bytes":60}}"#;
+    w.cap(0, None, (400 << 20) as f64);
+    w.cap(0, Some("g0"), 40.0);
+    w.submit_line(1, &host);
+    w.submit_line(2, whole);
+    w.submit_line(3, &share(60));
+    for n in 1..=3 {
+        assert_eq!(w.place_of(n), "pending");
+        let why = w.why(n).candidates.remove(0).rejected.join("; ");
+        let said = match n {
+            1 => "its envelope offers 419430400 of the 1073741824 bytes of its memory",
+            2 => "its envelope offers 40 of the 100 bytes of the device's memory",
+            _ => "leave 40 bytes, 60 are wanted",
+        };
+        assert!(why.contains(said), "{n}: {why}");
+    }
+    w.submit_line(4, &share(40));
+    assert_eq!(w.place_of(4), "n0/g0", "what is offered can be had");
+    w.start(4);
+    w.complete(4);
+    w.uncap();
+    w.pass(1_000);
+    assert_eq!(w.place_of(1), "n0");
+    let mut devices = [w.place_of(2), w.place_of(3)];
+    devices.sort();
+    assert_eq!(devices, ["n0/g0", "pending"]);
+}
+
+#[test]
+fn a_program_in_a_container_goes_where_containers_can_be_started() {
+    let confined = |i: usize, words: &[&str]| {
+        let mut d = descriptor(i, 100 + i as u128);
+        d.programs.push("boxed@*".into());
+        d.profile.confinement = words.iter().map(|w| (*w).to_owned()).collect();
+        d
+    };
+    let mut w = World::of(vec![
+        confined(0, &["container"]),
+        confined(1, &["host", "users"]),
+        confined(2, &["host", "containers"]),
+    ]);
+    w.step(fiec_policy::Input::Container("boxed@1"));
+    for n in 1..=2 {
+        w.submit_program(n, "boxed@1");
+        assert_eq!(w.place_of(n), "n2");
+    }
+    w.submit_program(3, "boxed@2");
+    assert_ne!(w.place_of(3), "n2", "this one is no container");
+    w.cordon(2, true);
+    w.submit_program(4, "boxed@1");
+    assert_eq!(w.place_of(4), "pending");
+    let why = w.why(4);
+    let of = |node: &str| {
+        let all = why.candidates.iter();
+        let of: Vec<_> = all.filter(|c| c.node.as_str() == node).collect();
+        of[0].rejected.join("; ")
+    };
+    for node in ["n0", "n1"] {
+        assert!(of(node).contains("neither podman nor docker"), "{why:?}");
+    }
 }
 
 #[test]
@@ -150,6 +219,42 @@ fn pressure_on_a_device_moves_its_execution_to_another_device_of_the_same_node()
     let orders = w.take_controls();
     w.obey(World::id(1), &orders.last().unwrap().1);
     assert_eq!(w.place_of(1), "n0/g0");
+}
+
+#[test]
+fn power_or_heat_of_a_whole_gpu_takes_work_off_its_slices_and_its_memory_does_not() {
+    for signal in [Signal::Power, Signal::Thermal] {
+        let mut w = World::of(vec![with_slices(0)]);
+        for whole in ["whole0", "whole1"] {
+            w.set_signal(0, whole, signal, 0.5);
+        }
+        w.pass(60_000);
+        w.submit_line(1, DEVICE);
+        assert_eq!(w.place_of(1), "n0/g0");
+        w.start(1);
+        // How full the whole is says nothing of a slice.
+        w.set_device(0, "whole0", 1.0);
+        w.pass(60_000);
+        assert!(w.take_controls().is_empty());
+        w.set_signal(0, "whole0", signal, 1.0);
+        w.pass(31_000);
+        let orders = w.take_controls();
+        let (_, order) = orders.last().unwrap();
+        w.obey(World::id(1), order);
+        // The other slice of the same whole would be no better.
+        assert_eq!(w.place_of(1), "n0/g2", "{signal}");
+        let Some(Cause::Pressure { evidence }) = w.last_cause(1) else {
+            panic!("{:?}", w.last_cause(1))
+        };
+        assert_eq!(evidence.device.as_deref(), Some("whole0"));
+        assert_eq!(evidence.signal, signal);
+        w.start(1);
+        w.submit_line(2, DEVICE);
+        assert_eq!(w.place_of(2), "pending");
+        w.set_signal(0, "whole0", signal, 0.1);
+        w.pass(31_000);
+        assert_eq!(w.place_of(2), "n0/g0");
+    }
 }
 
 #[test]
@@ -221,6 +326,31 @@ fn each_requirement_of_a_device_and_of_a_node_is_told_when_it_is_not_met() {
             r#"{"free_memory_bytes":81}"#,
             "the node has 80 bytes of free memory, 81 are required",
         ),
+        (
+            10,
+            r#"{"machine":{"isa":["fma","avx512f"]}}"#,
+            "its instruction set is x86_64+avx2+fma, avx512f is required",
+        ),
+        (
+            11,
+            r#"{"machine":{"kernel":"6.1"}}"#,
+            "its kernel is not known, 6.1 is required",
+        ),
+        (
+            12,
+            r#"{"machine":{"driver":"550.54"}}"#,
+            "NVIDIA's driver is not known, 550.54 is required",
+        ),
+        (
+            13,
+            r#"{"machine":{"memory_latency_ns":100}}"#,
+            "latency of its memory is not measured, 100 ns",
+        ),
+        (
+            14,
+            r#"{"machine":{"far_memory_bytes":1}}"#,
+            "0 bytes of far memory, 1 are required",
+        ),
     ] {
         w.submit_line(n, &format!(r#""requires":{requires}"#));
         assert_eq!(w.place_of(n), "pending", "{requires}");
@@ -235,6 +365,40 @@ fn each_requirement_of_a_device_and_of_a_node_is_told_when_it_is_not_met() {
     w.set_reading(0, 0.1);
     w.pass(1_000);
     assert_eq!(w.place_of(9), "n0");
+}
+
+/// A node with 64 bytes of far memory, a newer kernel and driver than the other, and `avx512f`.
+fn new_machine(i: usize) -> fiec_schemas::hardware::NodeDescriptor {
+    let mut d = descriptor(i, 200);
+    d.isa = "x86_64+avx2+fma+avx512f".into();
+    d.profile.kernel = "Linux 6.8.0-31-generic".into();
+    d.profile.libraries = [("nvidia_driver".to_owned(), "560.1".to_owned())].into();
+    let node = |id: u32, tier: &str, bytes: u64, ns: f64| {
+        let node = serde_json::json!({"id": id, "tier": tier, "cpus": "", "memory_bytes": bytes,
+            "latency_ns": ns});
+        serde_json::from_value(node).unwrap()
+    };
+    d.profile.memory = vec![node(0, "local", 32, 80.0), node(1, "far", 64, 300.0)];
+    d
+}
+
+#[test]
+fn a_machine_is_required_and_preferred_by_its_isa_kernel_driver_and_memory_tiers() {
+    for wish in [
+        r#"{"machine":{"isa":["avx512f"]}}"#,
+        r#"{"machine":{"kernel":"6.8"}}"#,
+        r#"{"machine":{"driver":"560"}}"#,
+        r#"{"machine":{"memory_latency_ns":80}}"#,
+        r#"{"machine":{"far_memory_bytes":64}}"#,
+    ] {
+        for words in ["requires", "prefers"] {
+            let mut old = descriptor(0, 100);
+            old.profile.kernel = "Linux 5.15.0".into();
+            let mut w = World::of(vec![old, new_machine(1), descriptor(2, 102)]);
+            w.submit_line(1, &format!(r#""{words}":{wish}"#));
+            assert_eq!(w.place_of(1), "n1", "{words} {wish}");
+        }
+    }
 }
 
 #[test]

@@ -71,6 +71,29 @@ fn a_proof_counts_for_the_life_that_made_it_and_until_it_expires() {
 }
 
 #[test]
+fn a_node_whose_key_is_not_the_pinned_one_is_given_nothing_and_why_says_so() {
+    let mut w = World::new(3);
+    // The nodes of this world claim the key U.
+    let pins = [("n0", "U"), ("n1", "V")].map(|(node, key)| (node.parse().unwrap(), key.into()));
+    w.pin(pins.into());
+    for (n, line) in [(1, r#""retries":1"#), (2, r#""contract":"statistical""#)] {
+        w.submit_line(n, line);
+        assert_eq!(w.node_of(n), 0);
+    }
+    w.cordon(0, true);
+    w.submit_line(3, r#""contract":"statistical""#);
+    let why = w.why(3);
+    let of = |node: usize| {
+        let its = why.candidates.iter().find(|c| c.node == w.node(node));
+        its.unwrap().rejected.join("; ")
+    };
+    assert!(of(1).contains("its key is U, and V is pinned"), "{why:?}");
+    assert!(of(2).contains("not among the nodes whose keys"), "{why:?}");
+    let statuses = w.policy.node_statuses(w.at());
+    assert_eq!(statuses[2].contracts[0].standing, "refused");
+}
+
+#[test]
 fn what_agrees_is_completed_and_by_whom_is_said() {
     let mut w = guarded(2);
     let holder = w.node_of(1);
@@ -95,6 +118,114 @@ fn what_agrees_is_completed_and_by_whom_is_said() {
         digest_of_result(&"done".into()),
     );
     assert_eq!(w.phase(1), Phase::Completed);
+}
+
+#[test]
+fn another_policy_service_goes_on_where_the_verification_was_and_counts_what_was_done() {
+    let mut w = guarded(2);
+    w.commit(1, 3, "three");
+    w.pass(100);
+    let asked = w.questions().remove(0);
+    let actions = w.answer(1, (&asked.0, asked.1), 3, of("three"));
+    let noted = actions.iter().find_map(|a| match a {
+        Action::Verified { up_to, .. } => Some(up_to.clone()),
+        _ => None,
+    });
+    assert_eq!(noted.unwrap().good.index, 3);
+    w.commit(1, 6, "six");
+    let last = w.boundary_event(6, "six");
+    w.another_policy(1, vec![last]);
+    w.pass(200);
+    let asked = w.questions().remove(0);
+    let from = asked.2.from.as_ref().unwrap();
+    assert_eq!((from.index, from.seq, asked.2.to), (3, None, Some(6)));
+    w.answer(1, (&asked.0, asked.1), 6, of("six"));
+    w.compute(1, 7, "done");
+    w.pass(200);
+    let end = w.questions().remove(0);
+    let done = digest_of_result(&"done".into());
+    w.answer(1, (&end.0, end.1), 7, done);
+    let history = &w.ledgers[&World::id(1)].history;
+    let verified = history.iter().find_map(|(_, e)| match e {
+        fiec_schemas::Event::Verified { by, segments } => Some((by.len(), *segments)),
+        _ => None,
+    });
+    assert_eq!(verified, Some((1, 3)), "{history:?}");
+}
+
+/// A policy service has started anew after boundaries 3 and 6, the first of which named an output;
+/// what is asked of the part up to 6.
+fn begun_anew(named: &str, still_there: bool) -> (World, (fiec_schemas::NodeId, u64)) {
+    let mut w = guarded(3);
+    w.commit_outputs(1, 3, "three", &[("loss", named)]);
+    w.commit(1, 6, "six");
+    if !still_there {
+        w.named.clear();
+    }
+    let last = w.boundary_event(6, "six");
+    w.another_policy(1, vec![last]);
+    w.pass(200);
+    let (node, question, segment) = w.questions().remove(0);
+    assert_eq!((segment.from, segment.to), (None, Some(6)));
+    (w, (node, question))
+}
+
+#[test]
+fn another_policy_service_compares_outputs_of_messages_that_it_has_not_seen() {
+    let (mut w, (node, question)) = begun_anew("right", true);
+    let end = (6, of("six"));
+    let actions = w.answer_outputs(1, (&node, question), end, &[("loss", "right")]);
+    let verified = |a: &Action| matches!(a, Action::Verified { .. });
+    assert!(actions.iter().any(verified), "{actions:?}");
+
+    // What the ledger names is not what two others made, though σ is.
+    for made in [&[("loss", "right")][..], &[]] {
+        let (mut w, (node, question)) = begun_anew("wrong", true);
+        let actions = w.answer_outputs(1, (&node, question), end, made);
+        assert!(!actions.iter().any(verified), "{actions:?}");
+        w.pass(200);
+        let (third, question, _) = w.questions().remove(0);
+        assert_ne!(third, node);
+        let actions = w.answer_outputs(1, (&third, question), end, made);
+        let back = |a: &Action| matches!(a, Action::StepBack { .. });
+        assert!(actions.iter().any(back), "{actions:?}");
+    }
+}
+
+#[test]
+fn outputs_that_the_ledger_shows_no_more_are_computed_anew_and_never_called_verified() {
+    let (mut w, (node, question)) = begun_anew("anything", false);
+    let end = (6, of("six"));
+    let actions = w.answer_outputs(1, (&node, question), end, &[("loss", "right")]);
+    let back = |a: &&Action| matches!(a, Action::StepBack { .. });
+    let back = actions.iter().find(back).unwrap().clone();
+    assert!(!actions.iter().any(|a| matches!(a, Action::Verified { .. })));
+    w.step_back(&back);
+    let lost = w.why(1);
+    assert!(!format!("{lost:?}").contains("quarantined"), "{lost:?}");
+
+    // Where no outputs were made, none can be wrong.
+    let (mut w, (node, question)) = begun_anew("anything", false);
+    let actions = w.answer(1, (&node, question), 6, of("six"));
+    let verified = |a: &Action| matches!(a, Action::Verified { .. });
+    assert!(actions.iter().any(verified), "{actions:?}");
+}
+
+#[test]
+fn where_what_was_verified_cannot_be_read_nobody_is_asked_until_it_can() {
+    let mut w = guarded(2);
+    w.hide_verified = true;
+    w.commit(1, 3, "three");
+    w.pass(2_000);
+    assert!(w.questions().is_empty());
+    assert!(
+        w.why(1).summary.contains("cannot be read"),
+        "{:?}",
+        w.why(1)
+    );
+    w.hide_verified = false;
+    w.pass(5_000);
+    assert_eq!(w.questions().len(), 1);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 
 use super::{Action, Policy, Ticket};
-use crate::cluster::{Execution, NodeIx, Presence, Stage};
+use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
+use crate::holds::HoldSpec;
 use crate::placement::{self, Ask, Choice, Leaving};
 use crate::places::Claim;
 use crate::profile::ProfileIx;
@@ -28,6 +29,8 @@ pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
         Cause::Pressure { evidence } if evidence.device.is_some() => {
             Leaving::Place(node, e.device())
         }
+        // Another device of the same node may have more.
+        Cause::Asked { .. } if e.device().is_some() => Leaving::Place(node, e.device()),
         _ => Leaving::Node(node),
     }
 }
@@ -56,14 +59,28 @@ impl Policy {
             out.push(append(vec![Event::Submitted]));
             return;
         }
+        if self.dirty || self.cluster.freed {
+            // Room that has come free is first of all that of those who wait.
+            self.act(now, out);
+        }
         let profile = self.acquire_spec(now, spec);
+        // What must wait for others, or reserve first, is bound once it is known to all.
+        let hold = HoldSpec::of(spec);
+        if self.begins_held(tenant, hold.as_ref()) {
+            self.insert_new(now, id, tenant, profile, submitted_at);
+            self.take_holds(id, tenant, hold, false);
+            out.push(append(vec![Event::Submitted]));
+            return;
+        }
         let ask = Ask::new(profile, &[]);
-        let choice = placement::choose(&self.cluster, &self.config, now, &ask);
-        if choice.is_none() && may_hold && self.is_only_full(now, &ask) {
+        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        if choice.is_none() && may_hold && self.is_only_full(now, profile) {
             self.cluster.profiles.release(profile);
             out.push(Action::Hold);
             return;
         }
+        // Where a round ended before all that waits was looked at, what is left goes first.
+        let choice = choice.filter(|_| !self.share.fresh || self.waiting.is_empty());
         let mut events = vec![Event::Submitted];
         let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
         if let Some(choice) = choice {
@@ -74,6 +91,23 @@ impl Policy {
                 stage = Stage::Bound(node, at);
             }
         }
+        self.insert_new(now, id, tenant, profile, submitted_at);
+        self.take_holds(id, tenant, hold, false);
+        if let Stage::Bound(..) = stage {
+            self.cluster.set_stage(id, stage, claim, now.mono);
+        }
+        out.push(append(events));
+    }
+
+    /// Makes a new execution known, pending and with its first append under way.
+    fn insert_new(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        tenant: &Tenant,
+        profile: ProfileIx,
+        submitted_at: Timestamp,
+    ) {
         self.cluster.insert(
             id,
             Execution {
@@ -83,17 +117,17 @@ impl Policy {
                 profile,
                 busy: true,
                 long: false,
-                stage,
-                claim,
+                stage: Stage::Pending,
+                claim: Claim::Host,
                 since: now.mono,
                 arrived: now.mono,
                 due: Millis(0),
                 submitted_at,
                 state_bytes: 0,
+                attained: Attained::default(),
                 extra: None,
             },
         );
-        out.push(append(events));
     }
 
     fn bound(
@@ -116,23 +150,9 @@ impl Policy {
     }
 
     /// True when a node would take it but for its capacity.
-    fn is_only_full(&self, now: Now, ask: &Ask<'_>) -> bool {
-        placement::would_take_with_room(&self.cluster, &self.config, now, ask)
-    }
-
-    /// Puts an execution among those that wait to be bound.
-    pub(super) fn wait(&mut self, id: ExecutionId) {
-        let Some(e) = self.cluster.execution(id) else {
-            return;
-        };
-        if e.profile == ProfileIx::UNKNOWN {
-            return;
-        }
-        self.waiting
-            .entry(e.profile)
-            .or_default()
-            .insert((e.submitted_at, id));
-        self.dirty = true;
+    pub(super) fn is_only_full(&mut self, now: Now, profile: ProfileIx) -> bool {
+        let (cluster, config) = (&self.cluster, &self.config);
+        placement::would_take_with_room(&mut self.rankings, cluster, config, now, profile)
     }
 
     /// When the first of the nodes that are left alone for it may be asked again; 0 for none.
@@ -145,69 +165,24 @@ impl Policy {
         later.min().unwrap_or(Millis(0))
     }
 
-    /// Takes it away from there.
-    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let Some(e) = self.cluster.execution(id) else {
-            return;
-        };
-        if let Some(queue) = self.waiting.get_mut(&e.profile) {
-            queue.remove(&(e.submitted_at, id));
-            if queue.is_empty() {
-                self.waiting.remove(&e.profile);
-            }
-        }
-    }
-
-    /// Binds what waits, the oldest of each profile first, as far as there is room.
-    pub(super) fn fill(&mut self, now: Now, out: &mut Vec<Action>) {
-        self.dirty = false;
-        let mut budget = self.config.burst;
-        let profiles: Vec<_> = self.waiting.keys().copied().collect();
-        for profile in profiles {
-            let Some(queue) = self.waiting.get(&profile) else {
-                continue;
-            };
-            let oldest: Vec<_> = queue
-                .iter()
-                .take(4 * self.config.burst)
-                .map(|(_, id)| *id)
-                .collect();
-            for id in oldest {
-                if budget == 0 {
-                    self.dirty = true;
-                    return;
-                }
-                match self.bind_waiting(now, id, out) {
-                    Placed::Yes => {
-                        budget -= 1;
-                        self.stop_waiting(id);
-                    }
-                    Placed::Moot => self.stop_waiting(id),
-                    Placed::Deferred => {}
-                    // What has no history of its own finds the same answer as the next one.
-                    Placed::NoRoom
-                        if self
-                            .cluster
-                            .execution(id)
-                            .is_some_and(|e| e.extra.is_none()) =>
-                    {
-                        break;
-                    }
-                    Placed::NoRoom => {}
-                }
-            }
-        }
-    }
-
-    fn bind_waiting(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
+    pub(super) fn bind_waiting(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        out: &mut Vec<Action>,
+    ) -> Placed {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
         if e.busy {
             return Placed::Moot;
+        }
+        if e.stage == Stage::Pending && self.is_late(now, id) {
+            return self.let_fail(now, id, out);
+        }
+        if let Some(until) = self.steps_back_for(now, e) {
+            self.cluster.set_due(id, until);
+            return Placed::Deferred;
         }
         let known = e.extra.as_ref().and_then(|x| x.cause.clone());
         let stage = e.stage;
@@ -264,6 +239,12 @@ impl Policy {
         if e.busy || e.profile == ProfileIx::UNKNOWN {
             return Placed::Moot;
         }
+        if e.stage == Stage::Pending && !self.may_wait(id) {
+            return Placed::Moot;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
         // A lost node that returns under a new life is as good as any other, and what it still
         // holds from the old one takes no room from itself.
         let lost = matches!(cause, Cause::Lost { .. });
@@ -277,7 +258,9 @@ impl Policy {
             Some(node) => ask = ask.leaves(Some(leaves(e, node, &cause))),
             None => {}
         }
-        let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
+        let Some(choice) =
+            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
+        else {
             return Placed::NoRoom;
         };
         if self.defers(now, id, self.config.grace_ms) {
@@ -315,6 +298,13 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
+        if e.stage == Stage::Pending && !self.is_admitted(id) {
+            if let Some(ticket) = ticket {
+                let words = self.held_in_words(id).unwrap_or_default();
+                out.push(Action::Reply(ticket, Err(words)));
+            }
+            return;
+        }
         let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
         let claim = Claim::of(self.cluster.profiles.get(e.profile), choice.device);
         let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
@@ -346,9 +336,12 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
-        if e.busy {
+        if e.busy || self.obey_change(now, id, out) {
             return;
         }
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
         match e.stage {
             Stage::Pending => {
                 self.cluster.set_due(id, self.next_chance(now, id));
@@ -360,7 +353,9 @@ impl Policy {
                 if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {
                     self.cluster.mark_long(id);
                 }
-                self.repeat_order(now, id, out);
+                if !self.look_at_wish(now, id, out) {
+                    self.repeat_order(now, id, out);
+                }
             }
         }
     }
@@ -371,6 +366,9 @@ impl Policy {
             if self.rebind(now, id, cause, Some(ix), out) == Placed::NoRoom {
                 self.wait(id);
             }
+            return;
+        }
+        if !self.holds.gangs.is_empty() && self.wait_for_gang(now, id, out) {
             return;
         }
         let Some(e) = self.cluster.execution(id) else {

@@ -2,7 +2,7 @@
 
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{Proof, Verdict};
+use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, NodeId, StatePlace};
 
 use super::{Action, Policy};
@@ -22,6 +22,9 @@ enum Outcome {
     Slandered(NodeIx, NodeIx),
     /// Two findings: a third node is to tell.
     Undecided,
+    /// Nobody can tell whether it was right: this one has made outputs of which the ledger shows
+    /// no more what it says of them.
+    Unknown(NodeIx),
     /// Three findings, the last one this one's.
     Babel(NodeIx),
 }
@@ -65,6 +68,7 @@ impl Policy {
         };
         trial.asked = None;
         let outcome = match (&trial.other, claim.agrees(&finding)) {
+            (_, true) if claim.is_beyond(&finding) => Outcome::Unknown(verifier),
             (None, true) => Outcome::Agreed(vec![verifier]),
             (Some((slanderer, _)), true) => Outcome::Slandered(*slanderer, verifier),
             (None, false) => {
@@ -149,6 +153,14 @@ impl Policy {
                 );
                 check.retry_at = now.mono;
             }
+            Outcome::Unknown(by) => {
+                let reason = format!(
+                    "the ledger shows no more which outputs {what} have named, so they are \
+                     computed anew"
+                );
+                record(vec![name(by)], "undecided", reason.clone());
+                self.go_back(now, id, None, reason, out);
+            }
             Outcome::Babel(by) => {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = others.iter().map(|ix| name(*ix)).collect();
@@ -177,15 +189,24 @@ impl Policy {
         };
         let before = check.good.clone();
         let done = check.confirmed(by);
-        if let Some(old) = before.filter(is_kept)
-            && check
-                .good
-                .as_ref()
-                .is_none_or(|good| good.digest != old.digest)
+        if let Some(good) = check
+            .good
+            .clone()
+            .filter(|good| Some(good) != before.as_ref())
         {
-            out.push(Action::DropKept {
+            let old = before.filter(is_kept).map(|place| place.digest);
+            let by = check.by.iter().map(|ix| self.cluster.node(*ix).id.clone());
+            let up_to = VerifiedUpTo {
+                v: 1,
+                by: by.take(VERIFIERS_LIMIT).collect(),
+                segments: check.segments,
+                good,
+            };
+            let drop = old.filter(|digest| *digest != up_to.good.digest);
+            out.push(Action::Verified {
                 execution: id,
-                digest: old.digest,
+                up_to,
+                drop,
             });
         }
         if done {

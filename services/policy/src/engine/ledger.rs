@@ -4,7 +4,8 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, ExecutionId, Phase, Sequence, Submission};
 
 use super::{Action, Policy};
-use crate::cluster::{Execution, NodeIx, Stage};
+use crate::cluster::{Attained, Execution, NodeIx, Stage};
+use crate::holds::HoldSpec;
 use crate::places::{Claim, DeviceIx};
 use crate::profile::{Profile, ProfileIx};
 use crate::time::{Millis, Now};
@@ -35,6 +36,7 @@ impl Policy {
         if view.is_terminal() {
             self.learn(now, view);
             self.drop_kept(id, out);
+            self.note_end(id, view.state.phase.is);
             self.forget(id);
             return;
         }
@@ -61,12 +63,21 @@ impl Policy {
             self.cluster.set_stage(id, stage, claim, since);
         }
         let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
+        if moved && before.is_some() && !self.waiting.is_empty() {
+            // It has left a place that something else may take.
+            self.dirty = true;
+        }
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
         self.note_claims(now, view);
+        self.note_sharing(now, view);
         self.schedule(now, id, stage, view, out);
+        self.note_parking(now, view);
+        if view.state.is_adjusted() {
+            self.look_after_change(now, id);
+        }
     }
 
     /// A message by a worker is a sign of life from its node.
@@ -75,7 +86,7 @@ impl Policy {
             && let Some(name) = view.worker().and_then(|w| w.parse().ok())
             && let Some(ix) = self.cluster.find(&name)
         {
-            let node = self.cluster.node_mut(ix);
+            let node = self.cluster.node_quietly(ix);
             node.heard = node.heard.max(now.mono);
         }
     }
@@ -91,7 +102,7 @@ impl Policy {
         };
         let ix = self.cluster.intern(now.mono, &node);
         let substrate = phase.substrate.as_deref().unwrap_or(HOST);
-        let device = self.cluster.node_mut(ix).devices.intern(substrate);
+        let device = self.cluster.device(ix, substrate);
         match phase.is {
             "bound" => Some((Stage::Bound(ix, instance), device)),
             "started" => Some((Stage::Started(ix, instance), device)),
@@ -104,7 +115,7 @@ impl Policy {
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);
         if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
-            if view.event("adjusted").is_some() {
+            if view.state.is_adjusted() && self.is_changed(id, view) {
                 self.adjust(now, id, profile, view);
             }
             return true;
@@ -152,10 +163,21 @@ impl Policy {
                 due: Millis(0),
                 submitted_at: view.state.submitted_at(),
                 state_bytes: 0,
+                attained: Attained::default(),
                 extra: None,
             },
         );
+        if let Some(tenant) = self.tenant(id) {
+            let hold = view.state.spec().and_then(HoldSpec::read);
+            self.take_holds(id, &tenant, hold, view.state.epoch > 0);
+        }
         true
+    }
+
+    fn is_changed(&self, id: ExecutionId, view: &LedgerView<'_>) -> bool {
+        let extra = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
+        let known = extra.and_then(|x| x.adjusted.as_deref());
+        view.state.adjusted().as_deref() != known
     }
 
     /// Something about it was changed: from now on it asks for something else.
@@ -167,9 +189,15 @@ impl Policy {
         let mut profile = profile.clone();
         profile.adjust(&change);
         self.stop_waiting(id);
-        let new = self.acquire(now, profile);
+        let (new, fresh) = self.cluster.profiles.acquire_profile(profile);
+        if fresh {
+            self.watch_overrides(now, new);
+            self.inherit_watches(now, old, new);
+        }
+        let who = view.event("adjusted").and_then(|a| a.who.as_deref());
         if let Some(e) = self.cluster.execution_mut(id) {
             e.profile = new;
+            e.extra().changed_by = who.map(Into::into);
         }
         self.cluster.release_profile(old);
         self.cluster.claim_anew(id);
@@ -190,6 +218,19 @@ impl Policy {
             self.watch_overrides(now, ix);
         }
         ix
+    }
+
+    /// What has been seen under the thresholds before a change counts under those after it.
+    fn inherit_watches(&mut self, now: Now, old: ProfileIx, new: ProfileIx) {
+        for ix in (0..self.cluster.node_count()).map(NodeIx) {
+            let node = self.cluster.node(ix);
+            let Some(before) = node.watch(old).cloned() else {
+                continue;
+            };
+            if let Some(watch) = self.cluster.node_mut(ix).overrides.get_mut(&new) {
+                watch.inherit(&before, now.mono);
+            }
+        }
     }
 
     fn watch_overrides(&mut self, now: Now, ix: ProfileIx) {
@@ -241,10 +282,9 @@ impl Policy {
         if !left.is_empty() || e.extra.is_some() {
             e.extra().left = left;
         }
-        let (adjusted, parked) = (view.state.adjusted(), view.state.parked);
-        if adjusted.is_some() || parked.is_some() || e.extra.is_some() {
-            let extra = e.extra();
-            (extra.adjusted, extra.parked) = (adjusted, parked);
+        let adjusted = view.state.adjusted();
+        if adjusted.is_some() || e.extra.is_some() {
+            e.extra().adjusted = adjusted;
         }
         if stage == Stage::Pending {
             let refused = view.event("refused").map(|r| Cause::NotTaken {
@@ -293,8 +333,11 @@ impl Policy {
             }
             Stage::Bound(..) => {
                 self.stop_waiting(id);
+                self.note_gang(now, id);
+                // After a change the capsule that was sent follows a message that is not the last.
+                let changed = view.event("adjusted").is_some();
                 let handover = view.event("yielded").is_some() && view.event("bound").is_some();
-                if handover && self.loaded && self.is_mine(id) {
+                if (handover || changed) && self.loaded && self.is_mine(id) {
                     self.send_capsule(id, out);
                 }
                 let grace = if self.is_mine(id) {
@@ -309,6 +352,7 @@ impl Policy {
             }
             Stage::Started(..) => {
                 self.stop_waiting(id);
+                self.note_gang(now, id);
                 let Some(e) = self.cluster.execution(id) else {
                     return;
                 };
@@ -376,6 +420,7 @@ impl Policy {
             Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled => {
+                self.note_end(id, phase.as_str());
                 self.forget(id);
                 return;
             }
@@ -390,6 +435,7 @@ impl Policy {
             e.busy = false;
             e.since = now.mono;
         }
+        self.note_deadline(id);
         match stage {
             Stage::Bound(..) => {
                 if let Some(e) = self.cluster.execution_mut(id) {
@@ -400,6 +446,7 @@ impl Policy {
                     }
                 }
                 self.stop_waiting(id);
+                self.note_gang(now, id);
                 let due = now.mono.plus(self.balance_check());
                 self.cluster.set_due(id, due);
             }
@@ -413,7 +460,7 @@ impl Policy {
         let (Some(ix), Some(binding)) = (stage.node(), phase.binding()) else {
             return Claim::Host;
         };
-        let device = self.cluster.node_mut(ix).devices.intern(&binding.substrate);
+        let device = self.cluster.device(ix, &binding.substrate);
         let profile = self.cluster.execution(id).map(|e| e.profile);
         Claim::of(profile.and_then(|ix| self.cluster.profiles.get(ix)), device)
     }
@@ -429,6 +476,13 @@ impl Policy {
         }
         let adjusted = self.cluster.execution(id);
         let adjusted = adjusted.and_then(|e| e.extra.as_ref()?.adjusted.clone());
+        if let Some((tenant, bound)) = self
+            .cluster
+            .execution(id)
+            .map(|e| (e.tenant.clone(), e.epoch > 0))
+        {
+            self.take_holds(id, &tenant, HoldSpec::of(spec), bound);
+        }
         let mut profile = Profile::from(spec);
         if let Some(change) = adjusted {
             profile.adjust(&change);
@@ -440,6 +494,7 @@ impl Policy {
                 self.wait(id);
             }
         }
+        self.note_deadline(id);
         self.cluster.claim_anew(id);
     }
 
@@ -449,6 +504,8 @@ impl Policy {
         self.stepping.remove(&id);
         self.to_verify.remove(&id);
         self.stop_waiting(id);
+        self.forget_holds(id);
+        self.forget_sharing(id);
         if self.cluster.remove(id).is_some() && !self.waiting.is_empty() {
             self.dirty = true;
         }

@@ -1,18 +1,35 @@
 //! The engine: one input, one moment, the actions that follow.
 //!
+//! * [`input`] and [`action`]: the words of a step.
 //! * [`ledger`] follows the feed and our own appends.
 //! * [`bind`] places what must be bound: new, pending, refused, lost, queued behind long work.
+//! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`late`] looks after deadlines.
 //! * [`orders`] moves what runs: pressure, drains, operators.
+//! * [`leaving`] has things away by a time.
+//! * [`holds`], [`reserve`] and [`gang`] hold back what must wait for others.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
 //! * [`trust`] follows what nodes prove and lose.
 //! * [`verify`] has parts of executions computed once more, [`judge`] judges.
-//! * [`why`] tells people.
+//! * [`why`] tells people, [`tell`] the history, [`offers`] programs.
 
+mod action;
 mod bind;
+mod fill;
+mod gang;
+mod holds;
+mod input;
 mod judge;
+mod late;
+mod leaving;
 mod ledger;
 mod nodes;
+mod offers;
 mod orders;
+mod preempt;
+mod realloc;
+mod reserve;
+mod resize;
+mod tell;
 mod trust;
 mod verify;
 mod why;
@@ -20,241 +37,19 @@ mod why;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-use fiec_schemas::messages::{ControlRequest, Record};
-use fiec_schemas::trust::{Proof, Quarantine, SignedProof, Verdict};
-use fiec_schemas::{
-    Cause, Contract, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor,
-    NodeFlags, NodeId, Phase, Sequence, StatePlace, Submission, Tenant, Timestamp,
-};
+use fiec_schemas::{Digest, ExecutionId, InstanceId, NodeId, Tenant};
 
 use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
-use crate::profile::ProfileIx;
+use crate::holds::Holds;
+use crate::placement::Rankings;
 use crate::replicas::Replicas;
+use crate::share::{self, queue::Waiting};
 use crate::time::{Millis, Now};
 use crate::verify::Check;
-use crate::view::LedgerView;
 
-/// Names a question that waits for its [`Action::Reply`].
-pub type Ticket = u64;
-
-/// What became of a probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProbeOutcome {
-    /// This instance answered.
-    Answered(InstanceId),
-    /// Nobody did.
-    Silent,
-}
-
-/// What became of a control request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ControlOutcome {
-    /// The node will do it.
-    Taken,
-    /// The node will not, and says why.
-    Refused(String),
-    /// No answer came.
-    NoAnswer,
-}
-
-/// What happened.
-#[derive(Debug)]
-pub enum Input<'a> {
-    /// A submission was read; its id is not known yet.
-    Submission {
-        /// Its id.
-        execution: ExecutionId,
-        /// Whose.
-        tenant: &'a Tenant,
-        /// What.
-        spec: &'a Submission,
-        /// By the broker's clock.
-        submitted_at: Timestamp,
-        /// Whether [`Action::Hold`] is a welcome answer.
-        may_hold: bool,
-    },
-    /// A message of a ledger.
-    Ledger(&'a LedgerView<'a>),
-    /// The last message of a ledger after an append of ours failed: it counts whatever was
-    /// believed before.
-    Reread(&'a LedgerView<'a>),
-    /// A submission that was too large for its ledger message.
-    Spec {
-        /// Of which execution.
-        execution: ExecutionId,
-        /// It.
-        spec: &'a Submission,
-    },
-    /// An append of ours is stored.
-    Appended {
-        /// To which ledger.
-        execution: ExecutionId,
-        /// As which message.
-        seq: Sequence,
-        /// The epoch after it.
-        epoch: u64,
-        /// The phase after it.
-        phase: &'a Phase,
-    },
-    /// An append of ours failed and the ledger is empty.
-    Vanished {
-        /// Which.
-        execution: ExecutionId,
-    },
-    /// A node's key in `FIEC_NODES`.
-    Descriptor(Box<NodeDescriptor>),
-    /// A node's key is gone.
-    Gone(&'a NodeId),
-    /// An operator's flags.
-    Flags(&'a NodeId, NodeFlags),
-    /// A node's proof, and what a look at its signature has shown.
-    Proof {
-        /// Whose.
-        node: &'a NodeId,
-        /// As it is stored.
-        signed: &'a SignedProof,
-        /// What it states, or why that does not count.
-        judged: Result<Proof, String>,
-    },
-    /// The contracts that a node has lost.
-    Quarantine(&'a NodeId, Quarantine),
-    /// What a node found that computed a part of an execution once more.
-    Verdict(Verdict),
-    /// A vector, and how old it is.
-    Vector(HardwareVector, u64),
-    /// What became of a probe.
-    Probe(&'a NodeId, ProbeOutcome),
-    /// What became of a yield order.
-    Ordered {
-        /// Which execution.
-        execution: ExecutionId,
-        /// Under which epoch.
-        epoch: u64,
-        /// The answer.
-        outcome: ControlOutcome,
-    },
-    /// Another policy service spoke.
-    Replica {
-        /// Which.
-        id: InstanceId,
-        /// For the last time.
-        leaving: bool,
-    },
-    /// An operator wants an execution to move.
-    Yield {
-        /// For the reply.
-        ticket: Ticket,
-        /// Which.
-        execution: ExecutionId,
-        /// Where to, if there is a wish.
-        to: Option<&'a NodeId>,
-        /// Who asks.
-        who: &'a str,
-    },
-    /// The connection to the broker is there (again), or not.
-    Connected(bool),
-    /// Everything that was there at the start has been told.
-    Loaded,
-    /// Time passes.
-    Tick,
-}
-
-/// The boundary to which an execution goes back.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Good {
-    /// This one, or the beginning.
-    Known(Option<StatePlace>),
-    /// The last one before the culprit had it, as far as its ledger still shows that; else the
-    /// beginning.
-    BeforeIt,
-}
-
-/// What the shell must do.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Append these events after the message of this sequence; answer with [`Input::Appended`],
-    /// [`Input::Reread`] or [`Input::Vanished`]. After success a binding's capsule is sent.
-    Append {
-        /// To which ledger.
-        execution: ExecutionId,
-        /// Whose.
-        tenant: Tenant,
-        /// The message before; 0 for none.
-        expected: Sequence,
-        /// The events.
-        events: Vec<Event>,
-        /// Who waits for it.
-        ticket: Option<Ticket>,
-    },
-    /// No node has room yet, but one learns how fast it is: ask again in a moment.
-    Hold,
-    /// Send the capsule of a binding that is stored (again).
-    SendCapsule {
-        /// Which execution.
-        execution: ExecutionId,
-        /// Whose.
-        tenant: Tenant,
-        /// Sequence of the message that the node must follow.
-        seq: Sequence,
-    },
-    /// Ask a node; answer a yield with [`Input::Ordered`].
-    Control {
-        /// Which.
-        node: NodeId,
-        /// What.
-        request: ControlRequest,
-        /// Who waits for the answer.
-        ticket: Option<Ticket>,
-    },
-    /// Ping a node and answer with [`Input::Probe`].
-    Probe(NodeId),
-    /// Read a large submission and answer with [`Input::Spec`].
-    FetchSpec {
-        /// Which execution.
-        execution: ExecutionId,
-        /// Sequence of its last message.
-        seq: Sequence,
-        /// Whose.
-        tenant: Tenant,
-    },
-    /// Take a contract away from a node, durably.
-    Quarantine {
-        /// Which node.
-        node: NodeId,
-        /// Which contract.
-        contract: Contract,
-        /// On which of its devices; none: on all of it.
-        substrate: Option<String>,
-        /// Why.
-        reason: String,
-    },
-    /// Append that an execution goes on from an earlier boundary, whoever appends to it at the
-    /// same time; answer with [`Input::Reread`].
-    StepBack {
-        /// Which.
-        execution: ExecutionId,
-        /// Whose.
-        tenant: Tenant,
-        /// Because of whom, where that is known.
-        culprit: Option<NodeId>,
-        /// From which boundary it goes on.
-        good: Good,
-        /// Why.
-        cause: Cause,
-    },
-    /// Remove a σ that was kept beside the ledger and is not needed any more.
-    DropKept {
-        /// Of which execution.
-        execution: ExecutionId,
-        /// Its digest.
-        digest: Digest,
-    },
-    /// Publish a fact.
-    Record(Box<Record>),
-    /// Answer a question.
-    Reply(Ticket, Result<String, String>),
-}
+pub use action::{Action, Good};
+pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
 
 /// The policy's whole memory.
 #[derive(Debug)]
@@ -262,9 +57,15 @@ pub struct Policy {
     config: Config,
     /// What is known.
     pub(crate) cluster: Cluster,
+    /// Its places in order.
+    pub(crate) rankings: Rankings,
     replicas: Replicas,
-    /// Executions that must be bound, by what they ask and by age.
-    waiting: BTreeMap<ProfileIx, BTreeSet<(Timestamp, ExecutionId)>>,
+    /// Executions that must be bound, in order.
+    waiting: Waiting,
+    /// What sharing remembers beside that.
+    share: share::Memory,
+    /// What reallocation remembers.
+    realloc: crate::realloc::Memory,
     /// Something changed that may give a waiting execution its place.
     dirty: bool,
     connected: bool,
@@ -278,8 +79,12 @@ pub struct Policy {
     /// Executions that are being taken back, since when; what their holders still commit does not
     /// end that.
     stepping: BTreeMap<ExecutionId, Millis>,
+    /// What was told of what waits.
+    told: tell::Told,
     /// Questions asked so far.
     questions: u64,
+    /// What holds executions back although there may be room.
+    pub(crate) holds: Holds,
     /// Draws the boundaries that are compared.
     seed: InstanceId,
 }
@@ -287,11 +92,16 @@ pub struct Policy {
 impl Policy {
     /// Knows nothing yet; `own` is this replica's name among others.
     pub fn new(config: Config, own: InstanceId) -> Self {
+        let mut cluster = Cluster::default();
+        cluster.tenants.set_half_life(config.half_life_ms);
         Self {
             config,
-            cluster: Cluster::default(),
+            cluster,
+            rankings: Rankings::default(),
             replicas: Replicas::new(own),
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
+            share: share::Memory::default(),
+            realloc: crate::realloc::Memory::default(),
             dirty: false,
             connected: true,
             loaded: false,
@@ -300,13 +110,16 @@ impl Policy {
             checks: BTreeMap::new(),
             to_verify: BTreeSet::new(),
             stepping: BTreeMap::new(),
+            told: tell::Told::default(),
             questions: 0,
+            holds: Holds::default(),
             seed: own,
         }
     }
 
     /// Takes one input and pushes what follows from it.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+        self.pass(now);
         // Whatever comes first after a stall of the observer must not be judged by its clock.
         if self
             .last_tick
@@ -337,6 +150,7 @@ impl Policy {
                 self.appended(now, execution, seq, epoch, phase);
             }
             Input::Vanished { execution } => self.forget(execution),
+            Input::Container(program) => self.cluster.profiles.runs_in_container(program),
             Input::Descriptor(descriptor) => self.descriptor(now, *descriptor, out),
             Input::Gone(node) => self.gone(now, node, out),
             Input::Flags(node, flags) => self.flags(now, node, flags, out),
@@ -347,6 +161,11 @@ impl Policy {
             } => self.proof(now, node, signed, judged, out),
             Input::Quarantine(node, quarantine) => self.quarantine(now, node, quarantine, out),
             Input::Verdict(verdict) => self.verdict(now, verdict, out),
+            Input::Recalled {
+                execution,
+                up_to,
+                named,
+            } => self.recalled(now, execution, (up_to, &named)),
             Input::Vector(vector, age_ms) => self.vector(now, vector, age_ms, out),
             Input::Probe(node, outcome) => self.probed(now, node, outcome, out),
             Input::Ordered {
@@ -356,6 +175,16 @@ impl Policy {
             } => {
                 self.ordered(now, execution, epoch, outcome);
             }
+            Input::Ended { execution, seen } => {
+                self.orphan_seen(now, execution, seen);
+                self.looked_up(now, execution, seen);
+            }
+            Input::Quota(tenant, quota) => self.quota(tenant, quota),
+            Input::Reserved {
+                tenant,
+                table,
+                answer,
+            } => self.reserved(now, tenant, table, answer),
             Input::Replica { id, leaving } => self.replicas.heard(now.mono, id, leaving),
             Input::Yield {
                 ticket,
@@ -364,6 +193,10 @@ impl Policy {
                 who,
             } => {
                 self.operator_yield(now, ticket, execution, to, who, out);
+            }
+            Input::Tenant { tenant, weight } => {
+                self.cluster.tenants.set_weight(tenant, weight);
+                self.dirty = true;
             }
             Input::Connected(connected) => {
                 self.connected = connected;
@@ -376,9 +209,21 @@ impl Policy {
 
     /// Binds what waits, as far as there is room; the shell calls it after each round of inputs.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        if self.loaded && self.connected && self.dirty {
+        self.pass(now);
+        if !self.loaded || !self.connected {
+            return;
+        }
+        self.act_on_holds(now, out);
+        self.dirty |= std::mem::take(&mut self.cluster.freed);
+        if self.dirty || self.share.fresh {
             self.fill(now, out);
         }
+    }
+
+    /// Time passes for what counts by it.
+    fn pass(&mut self, now: Now) {
+        self.share.now = now;
+        self.cluster.tenants.pass(now.mono);
     }
 
     fn tick(&mut self, now: Now, out: &mut Vec<Action>) {
@@ -402,12 +247,18 @@ impl Policy {
         for id in due {
             self.look_at_execution(now, id, out);
         }
+        self.look_at_deadlines(now, out);
         self.act(now, out);
+        self.preempt(now, out);
+        self.look_at_parked(now, out);
+        self.reallocate(now, out);
         self.verify_round(now, out);
+        self.tell_waiting(now, out);
     }
 
     /// After a stall or a cut of the observer nobody's silence counts.
     fn start_clocks_anew(&mut self, now: Millis) {
+        self.holds.distrust();
         for ix in 0..self.cluster.node_count() {
             let node = self.cluster.node_mut(NodeIx(ix));
             node.heard = node.heard.max(now);
@@ -421,6 +272,7 @@ impl Policy {
     fn begin(&mut self, now: Now) {
         self.loaded = true;
         self.dirty = true;
+        self.holds.began = now.mono;
         self.last_tick = Some(now.mono);
         self.start_clocks_anew(now.mono);
     }
@@ -447,7 +299,7 @@ impl Policy {
 
     /// How many wait to be bound.
     pub fn waiting(&self) -> usize {
-        self.waiting.values().map(BTreeSet::len).sum()
+        self.waiting.len()
     }
 
     /// Completions seen since the start; a change means that there may be room again.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fiec_schemas::messages::Record;
-use fiec_schemas::{HardwareVector, NodeDescriptor, NodeFlags, NodeId};
+use fiec_schemas::{HardwareVector, NodeDescriptor, NodeFlags, NodeId, Reading, Signal};
 
 use super::{Action, Policy, ProbeOutcome};
 use crate::cluster::{NodeIx, Presence};
@@ -25,7 +25,7 @@ impl Policy {
     ) {
         let ix = self.cluster.intern(now.mono, &descriptor.node);
         let node = self.cluster.node_mut(ix);
-        let before = node.descriptor.as_ref().map(|d| d.instance);
+        let before = node.life;
         let new_life = before != Some(descriptor.instance);
         let descriptor = Arc::new(descriptor);
         if node
@@ -36,15 +36,14 @@ impl Policy {
             node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
             node.overrides.clear();
         }
-        node.devices.describe(&descriptor.substrates);
-        node.descriptor = Some(Arc::clone(&descriptor));
+        let key = descriptor.identity.as_ref().map(|i| i.key.as_str());
+        node.trust.stranger = self.config.stranger(&descriptor.node, key);
+        node.describe(Some(Arc::clone(&descriptor)));
         if new_life {
             node.heard = node.heard.max(now.mono);
             // What an earlier life measured says nothing about capacity now.
-            node.vector = node
-                .vector
-                .take()
-                .filter(|v| v.instance == descriptor.instance);
+            let told = node.hear(None);
+            node.hear(told.filter(|v| v.instance == descriptor.instance));
         }
         if new_life && self.loaded {
             node.presence = Presence::Probing { since: now.mono };
@@ -75,9 +74,8 @@ impl Policy {
             return;
         };
         let node = self.cluster.node_mut(ix);
-        node.descriptor = None;
-        node.devices.describe(&[]);
-        node.vector = None;
+        node.describe(None);
+        node.hear(None);
         node.base = None;
         node.overrides.clear();
         node.confirmed = None;
@@ -105,25 +103,17 @@ impl Policy {
         let ix = self.cluster.intern(now.mono, name);
         let node = self.cluster.node_mut(ix);
         let before = std::mem::replace(&mut node.flags, flags.clone());
-        let what = match (&before, &flags) {
-            (b, f) if f.draining && !b.draining => "draining",
-            (b, f) if f.cordoned && !b.cordoned => "cordoned",
-            (b, f) if (b.cordoned || b.draining) && !f.cordoned && !f.draining => "uncordoned",
-            _ => "",
-        };
         self.dirty = true;
-        if !what.is_empty() && self.loaded {
-            self.record(
-                now,
-                ix,
-                what,
-                format!("asked for by {}", flags.who),
-                None,
-                out,
-            );
+        if !self.loaded {
+            return;
         }
-        if self.loaded && flags.draining {
+        if let Some((what, detail)) = said(&before, &flags) {
+            let who = Some(flags.who).filter(|who| !who.is_empty());
+            self.record_as(now, ix, (what, detail), who, None, out);
+        }
+        if self.cluster.node(ix).is_draining() {
             self.review_holds(now, ix, out);
+            self.hurry(now, ix, out);
         }
     }
 
@@ -138,12 +128,10 @@ impl Policy {
             return;
         }
         let ix = self.cluster.intern(now.mono, &vector.node);
-        let node = self.cluster.node_mut(ix);
+        let was_fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
+        let node = self.cluster.node_quietly(ix);
         // A vector of an earlier life must not speak for the present one.
-        let other_life = node
-            .descriptor
-            .as_ref()
-            .is_some_and(|d| d.instance != vector.instance);
+        let other_life = node.life.is_some_and(|life| life != vector.instance);
         let older = node
             .vector
             .as_ref()
@@ -160,9 +148,23 @@ impl Policy {
             node.confirmed = Some((instance, now.mono));
         }
         let first = node.vector.is_none();
-        let drains = vector.draining && !node.vector.as_ref().is_some_and(|v| v.draining);
-        node.vector = Some(Arc::new(vector));
+        let same = |v: &Arc<HardwareVector>| says_the_same(v, &vector);
+        let other = !was_fresh || !node.vector.as_ref().is_some_and(same);
+        let drains = vector.draining && !node.drains;
+        let before = node.hear(Some(Arc::new(vector)));
+        let caps = |v: &HardwareVector| {
+            let held = v.readings.iter().filter(|r| r.envelope.is_some());
+            let cap = |r: &Reading| (r.device.clone(), r.envelope.as_ref().map(|e| e.cap));
+            held.filter(|r| r.signal == Signal::Memory)
+                .map(cap)
+                .collect::<Vec<_>>()
+        };
+        // What did not fit may fit under another cap.
+        let offers = other && before.as_deref().map(caps) != node.vector.as_deref().map(caps);
         let was = std::mem::replace(&mut node.presence, Presence::Up);
+        if other || was != Presence::Up {
+            self.cluster.changed(ix);
+        }
         if matches!(was, Presence::Lost { .. }) {
             self.record(
                 now,
@@ -173,7 +175,8 @@ impl Policy {
                 out,
             );
         }
-        if self.watch_node(now, ix) || first || was != Presence::Up || self.waits_for_memory() {
+        let news = first || offers || was != Presence::Up;
+        if self.watch_node(now, ix, other) || news || self.waits_for_memory() {
             self.dirty = true;
         }
         if self.loaded {
@@ -204,24 +207,27 @@ impl Policy {
 
     /// True where something waits for memory to become free, which any vector may tell.
     fn waits_for_memory(&self) -> bool {
-        let mut waiting = self.waiting.keys();
+        let mut waiting = self.waiting.profiles();
         waiting.any(|ix| {
-            let profile = self.cluster.profiles.get(*ix);
+            let profile = self.cluster.profiles.get(ix);
             profile.is_some_and(|p| p.requires.asks_of_vector())
         })
     }
 
-    /// Feeds the automata with the last vector while it is fresh; true when a word changed.
-    fn watch_node(&mut self, now: Now, ix: NodeIx) -> bool {
-        let fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
-        let node = self.cluster.node_mut(ix);
-        let vector = node.vector.clone().filter(|_| fresh);
+    /// Feeds the automata with the last vector while it is fresh, `other` where it says something
+    /// else than before; true when a word changed.
+    fn watch_node(&mut self, now: Now, ix: NodeIx, other: bool) -> bool {
+        let node = self.cluster.node_quietly(ix);
+        let fresh = node.is_fresh(now.mono, &self.config);
+        let vector = node.vector.as_deref().filter(|_| fresh);
         let mut changed = false;
-        if let Some(base) = &mut node.base {
-            changed |= base.observe(now.mono, vector.as_deref());
+        for watch in node.base.iter_mut().chain(node.overrides.values_mut()) {
+            if other || !watch.holds(now.mono, fresh) {
+                changed |= watch.observe(now.mono, vector);
+            }
         }
-        for watch in node.overrides.values_mut() {
-            changed |= watch.observe(now.mono, vector.as_deref());
+        if changed {
+            self.cluster.changed(ix);
         }
         changed
     }
@@ -236,20 +242,21 @@ impl Policy {
 
     /// One look at a node as time passes.
     pub(super) fn look_at_node(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
-        if self.watch_node(now, ix) {
+        if self.watch_node(now, ix, false) {
             self.dirty = true;
         }
         if self.cluster.node(ix).descriptor.is_some() {
             self.say_viability(now, ix, out);
         }
         let limit = self.config.liveness_ms;
-        let node = self.cluster.node_mut(ix);
+        let node = self.cluster.node_quietly(ix);
         let silent = now.mono.since(node.heard) > limit;
         let of_interest = node.descriptor.is_some() || !node.holds.is_empty();
         match node.presence {
             Presence::Up if silent && of_interest && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
                 out.push(Action::Probe(node.id.clone()));
+                self.cluster.changed(ix);
             }
             // A probe whose answer never came, not even a failure: ask again.
             Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
@@ -259,21 +266,18 @@ impl Policy {
             _ => {}
         }
         let node = self.cluster.node(ix);
+        if node.holds.is_empty() || !self.connected {
+            return;
+        }
         let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
             && node.confirmed.is_some_and(|(confirmed, since)| {
-                now.mono.since(since) < 10 * limit
-                    && node
-                        .descriptor
-                        .as_ref()
-                        .is_some_and(|d| d.instance == confirmed)
+                now.mono.since(since) < 10 * limit && node.life == Some(confirmed)
             });
         let lost = matches!(node.presence, Presence::Lost { .. });
-        if !node.holds.is_empty()
-            && self.connected
-            && (lost || another_life || node.is_draining() || self.presses(ix))
-        {
-            self.cluster.node_mut(ix).reviewed = now.mono;
+        if lost || another_life || node.is_draining() || self.presses(ix) {
+            self.cluster.node_quietly(ix).reviewed = now.mono;
             self.review_holds(now, ix, out);
+            self.hurry(now, ix, out);
         }
     }
 
@@ -351,7 +355,7 @@ impl Policy {
         } else {
             format!("{word}: {complaints}")
         };
-        self.cluster.node_mut(ix).said = word;
+        self.cluster.node_quietly(ix).said = word;
         self.record(now, ix, "viability", detail, None, out);
     }
 
@@ -365,6 +369,19 @@ impl Policy {
         descriptor: Option<Arc<NodeDescriptor>>,
         out: &mut Vec<Action>,
     ) {
+        self.record_as(now, ix, (what, detail), None, descriptor, out);
+    }
+
+    /// The same, with who asked for it.
+    fn record_as(
+        &mut self,
+        now: Now,
+        ix: NodeIx,
+        (what, detail): (&str, String),
+        who: Option<String>,
+        descriptor: Option<Arc<NodeDescriptor>>,
+        out: &mut Vec<Action>,
+    ) {
         let node = self.cluster.node(ix);
         if !self.replicas.prefers_self(node.id.as_str().as_bytes()) {
             return;
@@ -375,8 +392,43 @@ impl Policy {
             instance: instance.or(node.confirmed.map(|(i, _)| i)),
             what: what.to_owned(),
             detail,
+            who,
             at: now.wall,
             descriptor: descriptor.map(|d| Box::new((*d).clone())),
         })));
     }
+}
+
+/// What a change of a node's flags is called, and in words; none where nothing changed.
+fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)> {
+    let who = format!("asked for by {}", flags.who);
+    if let Some(at) = flags
+        .revoked_at
+        .filter(|_| (before.revoked_at, before.revoked) != (flags.revoked_at, flags.revoked))
+    {
+        return Some((
+            "revoked",
+            format!("it will be gone at {at}, said {}", flags.who),
+        ));
+    }
+    if flags.draining && (!before.draining || before.drain_by != flags.drain_by) {
+        let by = flags.drain_by.map(|at| format!("; it is empty by {at}"));
+        return Some(("draining", who + &by.unwrap_or_default()));
+    }
+    if flags.cordoned && !before.cordoned {
+        return Some(("cordoned", who));
+    }
+    let closed = |f: &NodeFlags| f.cordoned || f.draining || f.revoked_at.is_some();
+    (closed(before) && !closed(flags)).then_some(("uncordoned", who))
+}
+
+/// True where nothing that is judged differs between two vectors of a node.
+fn says_the_same(before: &HardwareVector, after: &HardwareVector) -> bool {
+    let same = |(a, b): (&Reading, &Reading)| {
+        (a.signal, &a.device, a.value, a.raw, a.limit, &a.envelope)
+            == (b.signal, &b.device, b.value, b.raw, b.limit, &b.envelope)
+    };
+    before.draining == after.draining
+        && before.readings.len() == after.readings.len()
+        && before.readings.iter().zip(&after.readings).all(same)
 }

@@ -5,11 +5,12 @@
 use std::collections::BTreeSet;
 
 use fiec_schemas::messages::{ControlRequest, Destination};
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
 use super::bind::{Placed, leaves};
 use super::{Action, ControlOutcome, Policy, Ticket};
-use crate::cluster::{NodeIx, Order, Stage};
+use crate::cluster::{NodeIx, Order, Stage, Wanted};
 use crate::placement::{self, Ask, Choice, Leaving};
 use crate::places::Claim;
 use crate::time::{Millis, Now};
@@ -21,7 +22,11 @@ const EVIDENCE_LIMIT: usize = 16;
 impl Policy {
     /// Looks at everything that a node holds: must it leave?
     pub(super) fn review_holds(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
-        let ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
+        let mut ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
+        self.parked_first(ix, &mut ids);
+        if self.leave_by(ix).is_some() {
+            self.longest_first(&mut ids);
+        }
         // One profile without a destination would ask in vain for each of its executions.
         let mut in_vain = BTreeSet::new();
         for id in ids {
@@ -40,7 +45,7 @@ impl Policy {
         }
     }
 
-    fn review_one(
+    pub(super) fn review_one(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -58,23 +63,11 @@ impl Policy {
             }
             return placed;
         }
-        let node = self.cluster.node(ix);
         if self.cluster.node(ix).presence != crate::cluster::Presence::Up {
             return Placed::Moot;
         }
-        // A node that drains of its own accord yields by itself what it runs.
-        let drains = if started {
-            node.flags.draining
-        } else {
-            node.is_draining()
-        };
-        let cause = if drains {
-            let who = if node.flags.draining {
-                node.flags.who.clone()
-            } else {
-                "sigterm".to_owned()
-            };
-            Cause::Drain { who }
+        let cause = if let Some(cause) = self.must_go(id, ix, started) {
+            cause
         } else if let Some(cause) = self.pressure_on(now, id, ix) {
             cause
         } else {
@@ -130,7 +123,7 @@ impl Policy {
         })
     }
 
-    fn order_away(
+    pub(super) fn order_away(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -153,7 +146,14 @@ impl Policy {
             ..Ask::new(e.profile, e.left())
         }
         .leaves(Some(leaves(e, ix, &cause)));
-        let Some(choice) = placement::choose(&self.cluster, &self.config, now, &ask) else {
+        let ask = Ask {
+            // What is parked has no slot that it could take with it.
+            counted: ask.counted.filter(|_| e.parked().is_none()),
+            ..ask
+        };
+        let Some(choice) =
+            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
+        else {
             let note = format!(
                 "it should leave ({}), but no other node can take it",
                 cause.in_words()
@@ -161,7 +161,7 @@ impl Policy {
             if let Some(e) = self.cluster.execution_mut(id) {
                 e.extra().note = Some(note);
             }
-            return Placed::NoRoom;
+            return self.nowhere(now, id, &cause, out);
         };
         if !matches!(cause, Cause::Pressure { .. })
             && self.defers(now, id, self.config.order_grace_ms)
@@ -172,7 +172,7 @@ impl Policy {
         Placed::Yes
     }
 
-    fn give_order(
+    pub(super) fn give_order(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -184,12 +184,25 @@ impl Policy {
         let profile = self.cluster.execution(id).map(|e| e.profile);
         let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
         let order = Order {
+            wants: Wanted::Yield,
             to: Some(choice.node),
             claim: Claim::of(profile, choice.device),
             cause,
             decision: Some(choice.decision),
             taken: false,
         };
+        self.put_order(now, id, order, ticket, out);
+    }
+
+    /// Gives an order: what it wants and where to is chosen.
+    pub(super) fn put_order(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        order: Order,
+        ticket: Option<Ticket>,
+        out: &mut Vec<Action>,
+    ) {
         self.cluster.set_order(id, order);
         // Should the shell never answer, the order is looked at again all the same.
         self.cluster
@@ -204,40 +217,61 @@ impl Policy {
         let (Some(order), Stage::Started(from, _)) = (e.order(), e.stage) else {
             return;
         };
-        let Some(to) = order.to.map(|to| self.cluster.node(to)) else {
-            return;
-        };
-        let Some(descriptor) = &to.descriptor else {
-            return;
-        };
-        let program = self
-            .cluster
-            .profiles
-            .get(e.profile)
-            .map_or_else(String::new, |p| p.program.clone());
-        out.push(Action::Control {
-            node: to.id.clone(),
-            request: ControlRequest::Prepare {
-                execution: id,
-                tenant: e.tenant.clone(),
-                program,
-                state_bytes: e.state_bytes,
+        let from = self.cluster.node(from).id.clone();
+        let (execution, epoch, cause) = (id, e.epoch, order.cause.clone());
+        let to = order.to.map(|to| self.cluster.node(to));
+        let request = match (order.wants, to) {
+            (Wanted::Park(keep), _) => ControlRequest::Park {
+                execution,
+                epoch,
+                cause,
+                keep,
             },
-            ticket: None,
-        });
-        out.push(Action::Control {
-            node: self.cluster.node(from).id.clone(),
-            request: ControlRequest::Yield {
-                execution: id,
-                epoch: e.epoch,
-                cause: order.cause.clone(),
-                to: Some(Destination {
+            (Wanted::Unpark, _) => ControlRequest::Unpark {
+                execution,
+                epoch,
+                reason: cause.in_words(),
+            },
+            (Wanted::Yield, None) => ControlRequest::Yield {
+                execution,
+                epoch,
+                cause,
+                to: None,
+                decision: None,
+            },
+            (Wanted::Yield, Some(to)) => {
+                let Some(descriptor) = &to.descriptor else {
+                    return;
+                };
+                let profile = self.cluster.profiles.get(e.profile);
+                let substrate = to.devices.id_of(order.claim.device()).to_owned();
+                out.push(Action::Control {
                     node: to.id.clone(),
-                    instance: descriptor.instance,
-                    substrate: to.devices.id_of(order.claim.device()).to_owned(),
-                }),
-                decision: order.decision.clone(),
-            },
+                    request: ControlRequest::Prepare {
+                        execution,
+                        tenant: e.tenant.clone(),
+                        program: profile.map_or_else(String::new, |p| p.program.clone()),
+                        state_bytes: e.state_bytes,
+                        substrate: Some(substrate.clone()).filter(|place| place != HOST),
+                    },
+                    ticket: None,
+                });
+                ControlRequest::Yield {
+                    execution,
+                    epoch,
+                    cause,
+                    to: Some(Destination {
+                        node: to.id.clone(),
+                        instance: descriptor.instance,
+                        substrate,
+                    }),
+                    decision: order.decision.clone(),
+                }
+            }
+        };
+        out.push(Action::Control {
+            node: from,
+            request,
             ticket,
         });
     }
@@ -267,7 +301,14 @@ impl Policy {
                 self.cluster
                     .set_due(id, now.mono.plus(self.config.order_repeat_ms));
             }
-            ControlOutcome::Refused(reason) => self.retry_order(now, id, ix, &reason),
+            ControlOutcome::Refused(reason) => {
+                if e.order()
+                    .is_some_and(|o| matches!(o.wants, Wanted::Park(_)))
+                {
+                    self.cannot_park(now, id);
+                }
+                self.retry_order(now, id, ix, &reason);
+            }
             ControlOutcome::NoAnswer => self.retry_order(now, id, ix, "it did not answer"),
         }
     }
@@ -300,6 +341,14 @@ impl Policy {
         let Some(order) = self.cluster.clear_order(id) else {
             return;
         };
+        match (order.wants, order.to) {
+            // Whether it is time to go on is decided anew.
+            (Wanted::Unpark, _) => return,
+            (Wanted::Park(_), _) | (Wanted::Yield, None) => {
+                return self.put_order(now, id, order, None, out);
+            }
+            (Wanted::Yield, Some(_)) => {}
+        }
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -308,10 +357,11 @@ impl Policy {
             ..Ask::new(e.profile, e.left())
         }
         .leaves(Some(leaves(e, from, &order.cause)));
-        let mut choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        let mut choice =
+            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         if choice.is_none() {
             ask.only = None;
-            choice = placement::choose(&self.cluster, &self.config, now, &ask);
+            choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         }
         if let Some(choice) = choice {
             self.give_order(now, id, choice, order.cause, None, out);
@@ -346,7 +396,7 @@ impl Policy {
     }
 
     fn plan_yield(
-        &self,
+        &mut self,
         now: Now,
         id: ExecutionId,
         to: Option<&NodeId>,
@@ -380,7 +430,7 @@ impl Policy {
             only,
             ..Ask::new(e.profile, e.left())
         };
-        placement::choose(&self.cluster, &self.config, now, &ask)
+        placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {
                 let review = placement::review(&self.cluster, &self.config, now, &ask);

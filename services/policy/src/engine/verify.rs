@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{Finding, Verify, digest_of_result};
+use fiec_schemas::trust::{Finding, VerifiedUpTo, Verify, digest_of_result};
 use fiec_schemas::{Contract, Event, ExecutionId, NodeId};
 
 use super::{Action, Policy};
@@ -16,12 +16,14 @@ use crate::execution::Avoided;
 use crate::placement::{self, Ask};
 use crate::time::{Millis, Now};
 use crate::trust::Standing;
-use crate::verify::{Check, Trial, is_drawn};
+use crate::verify::{Check, Named, Recall, Trial, is_drawn};
 use crate::view::LedgerView;
 
 /// Two nodes disagree, and a third one that is there was not free for so long: their proofs are
 /// asked for.
 const THIRD_WITHIN_MS: u64 = 10_000;
+/// Nobody has said for so long how far an execution was verified: it is asked for again.
+const RECALL_WITHIN_MS: u64 = 10_000;
 /// Nodes whose reasons a note tells.
 const REASONS_LIMIT: usize = 4;
 
@@ -139,7 +141,15 @@ impl Policy {
                 self.to_verify.remove(&id);
                 continue;
             };
-            if now.mono < check.retry_at || !self.is_mine(id) {
+            if !self.is_mine(id) {
+                // Somebody else goes on with it; what they find is to be known before it is
+                // taken over again.
+                if let Some(check) = self.checks.get_mut(&id).filter(|c| c.trial.is_none()) {
+                    check.forget_recall();
+                }
+                continue;
+            }
+            if now.mono < check.retry_at {
                 continue;
             }
             if let Some((culprit, reason)) = check.must_step_back.clone() {
@@ -159,7 +169,59 @@ impl Policy {
             if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
                 continue;
             }
-            open += usize::from(self.ask_somebody(now, id, out));
+            if self.recalls(now, id, out) {
+                open += usize::from(self.ask_somebody(now, id, out));
+            }
+        }
+    }
+
+    /// True where it is known how far it was verified before; else that is asked for.
+    fn recalls(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+        let Some(check) = self.checks.get_mut(&id) else {
+            return false;
+        };
+        match check.recall {
+            Recall::Known => return true,
+            Recall::Asked(at) if now.mono.since(at) < RECALL_WITHIN_MS => return false,
+            Recall::Asked(_) | Recall::Wanted => {}
+        }
+        check.recall = Recall::Asked(now.mono);
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        out.push(Action::Recall {
+            execution: id,
+            tenant: e.tenant.clone(),
+        });
+        false
+    }
+
+    /// How far it was verified before, by another policy service or an earlier life of this one.
+    pub(super) fn recalled(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        (up_to, named): (Result<Option<VerifiedUpTo>, String>, &Named),
+    ) {
+        let retry = self.config.verify_retry_ms;
+        let up_to = match up_to {
+            Ok(up_to) => up_to.map(|u| {
+                let by = u.by.iter().map(|name| self.cluster.intern(now.mono, name));
+                (u.good, by.collect(), u.segments)
+            }),
+            Err(reason) => {
+                if let Some(check) = self.checks.get_mut(&id) {
+                    check.recall = Recall::Wanted;
+                    check.failed(now.mono, retry, reason);
+                }
+                return;
+            }
+        };
+        if let Some(check) = self.checks.get_mut(&id)
+            && matches!(check.recall, Recall::Asked(_))
+        {
+            check.recalled(up_to);
+            check.named(named);
         }
     }
 
@@ -210,7 +272,7 @@ impl Policy {
             ..Ask::new(e.profile, &[])
         };
         let tenant = e.tenant.clone();
-        let choice = placement::choose(&self.cluster, &self.config, now, &ask);
+        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         let Some(choice) = choice else {
             let soon = self.could_be_asked(now, &avoid);
             let review = placement::review(&self.cluster, &self.config, now, &ask);
@@ -265,7 +327,10 @@ impl Policy {
                 let standing = trust.standing(d, Contract::Bitwise, HOST, now.wall);
                 !matches!(
                     standing,
-                    Standing::Quarantined(_) | Standing::Failed(_) | Standing::Refused(_)
+                    Standing::Quarantined(_)
+                        | Standing::Failed(_)
+                        | Standing::Refused(_)
+                        | Standing::Stranger(_)
                 )
             });
             let there = !matches!(node.presence, Presence::Lost { .. }) && !node.is_draining();

@@ -1,7 +1,8 @@
 //! Tells people what the policy sees.
 
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::messages::{NodeStatus, Why};
+use fiec_schemas::messages::{InForce, NodeStatus, Place, Why};
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId};
 
@@ -26,11 +27,15 @@ impl Policy {
             }
         };
         let waited = now.mono.since(e.since);
+        let held = self.held_in_words(id);
         let mut summary = match e.stage {
             Stage::Pending if e.profile == ProfileIx::UNKNOWN => {
                 "pending: its submission is being fetched".to_owned()
             }
-            Stage::Pending => format!("pending for {waited} ms: no node can take it now"),
+            Stage::Pending => {
+                let why = held.as_deref().unwrap_or("no node can take it now");
+                format!("pending for {waited} ms: {why}")
+            }
             Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
             Stage::Verifying => "verifying: it is computed, and counts once others have computed \
                                  it with the same bits"
@@ -42,7 +47,10 @@ impl Policy {
                     e.epoch
                 )
             }
-            Stage::Started(ix, _) => format!("computing on {} under epoch {}", on(ix), e.epoch),
+            Stage::Started(ix, _) => match self.parked_in_words(now, e) {
+                Some(words) => format!("parked on {} under epoch {} {words}", on(ix), e.epoch),
+                None => format!("computing on {} under epoch {}", on(ix), e.epoch),
+            },
         };
         if let Some(extra) = &e.extra {
             if let Some(order) = &extra.order {
@@ -50,11 +58,7 @@ impl Policy {
                     .to
                     .map(|to| format!(" to {}", name(to)))
                     .unwrap_or_default();
-                let word = if order.taken {
-                    "will move at its next boundary"
-                } else {
-                    "is being asked to move"
-                };
+                let word = order.wants.in_words(order.to.is_some(), order.taken);
                 summary += &format!("; it {word}{to}: {}", order.cause.in_words());
             } else if let Some(note) = &extra.note {
                 summary += &format!("; {note}");
@@ -93,22 +97,186 @@ impl Policy {
                 candidate.rejected.insert(0, "it is there now".to_owned());
             }
         }
-        let would_help = if e.stage == Stage::Pending
-            || e.order().is_none() && e.extra.as_ref().is_some_and(|x| x.note.is_some())
-        {
-            if review.candidates.is_empty() {
+        let noted = e.order().is_none() && e.extra.as_ref().is_some_and(|x| x.note.is_some());
+        let would_help = match e.stage {
+            Stage::Pending if held.is_some() => self.help_for_held(id),
+            Stage::Pending if review.candidates.is_empty() => {
                 vec!["a worker joining: there is no node at all".to_owned()]
-            } else {
-                review.would_help
             }
-        } else {
-            Vec::new()
+            Stage::Pending => review.would_help,
+            Stage::Paused => vec![format!("`fiec resume {id}`")],
+            _ if noted && review.candidates.len() < 2 => {
+                vec!["another worker joining: there is no other node".to_owned()]
+            }
+            _ if noted => review.would_help,
+            _ => Vec::new(),
+        };
+        let thresholds = here.map_or_else(Vec::new, |ix| self.in_force(id, ix));
+        let would_move = match here {
+            Some(ix) => self.would_move(id, ix, &thresholds, &review.candidates),
+            None => Vec::new(),
         };
         Some(Why {
             summary,
             candidates: review.candidates,
             would_help,
+            phase: phase_of(e.stage).to_owned(),
+            place: here.map(|ix| Place {
+                node: name(ix).clone(),
+                substrate: self.cluster.node(ix).devices.id_of(e.device()).to_owned(),
+                epoch: e.epoch,
+                from: None,
+            }),
+            cause: e.extra.as_ref().and_then(|x| x.cause.clone()),
+            decision: None,
+            thresholds,
+            would_move,
+            waits_for: self.waits_for(id),
         })
+    }
+
+    /// What it waits for beside a node.
+    fn waits_for(&self, id: ExecutionId) -> Vec<String> {
+        self.held_in_words(id).into_iter().collect()
+    }
+
+    /// What judges an execution where it is.
+    fn in_force(&self, id: ExecutionId, ix: NodeIx) -> Vec<InForce> {
+        let Some(e) = self.cluster.execution(id) else {
+            return Vec::new();
+        };
+        let (node, profile) = (self.cluster.node(ix), self.cluster.profiles.get(e.profile));
+        let own = |signal| profile.is_some_and(|p| p.viability.contains_key(&signal));
+        let judged = node.judged(profile, e.device());
+        let watched = node.watch(e.profile).into_iter();
+        watched
+            .flat_map(|watch| watch.of_place(judged))
+            .map(|w| InForce {
+                signal: w.signal,
+                device: w.device.as_deref().map(str::to_owned),
+                threshold: w.threshold,
+                own: own(w.signal),
+                value: w.automaton.value(),
+                state: w.automaton.state().as_str().to_owned(),
+            })
+            .collect()
+    }
+
+    /// What would make it leave where it is.
+    fn would_move(
+        &self,
+        id: ExecutionId,
+        ix: NodeIx,
+        thresholds: &[InForce],
+        candidates: &[Candidate],
+    ) -> Vec<String> {
+        let node = &self.cluster.node(ix).id;
+        if let Some(order) = self.cluster.execution(id).and_then(|e| e.order()) {
+            let when = if order.taken {
+                "its next boundary"
+            } else {
+                "its next boundary, once its node has taken the order"
+            };
+            return vec![format!("{when}: {}", order.cause.in_words())];
+        }
+        let measured = thresholds.iter().filter_map(|t| {
+            let value = t.value?;
+            let of = t.device.as_deref().map(|d| format!(" of {d}"));
+            Some(format!(
+                "{}{} on {node} at or above {:.1} % for {} ms; it is {} at {:.1} %",
+                t.signal,
+                of.unwrap_or_default(),
+                t.threshold.high * 100.0,
+                t.threshold.dwell_ms,
+                t.state,
+                value * 100.0,
+            ))
+        });
+        let mut would: Vec<_> = measured.collect();
+        would.push(format!(
+            "{node} silent for {} ms and not answering",
+            self.config.liveness_ms
+        ));
+        would.push(format!(
+            "an operator: `fiec move {id} --to NODE`, `fiec drain {node}`"
+        ));
+        let others = candidates.iter().filter(|c| c.score.is_some());
+        let others: Vec<_> = others.map(|c| c.node.as_str()).take(4).collect();
+        would.push(if others.is_empty() {
+            "no other place could take it now: under pressure it would stay until one can"
+                .to_owned()
+        } else {
+            format!(
+                "it would go to the best of those that could take it now: {}",
+                others.join(", ")
+            )
+        });
+        would
+    }
+
+    /// What a change would come to, before it is made: in words.
+    ///
+    /// # Errors
+    /// Why no node can take the execution under it, with each node's reasons. The change can be
+    /// made all the same: it waits, or stays where it is, until one can.
+    pub fn foresee(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        change: &Adjustment,
+    ) -> Result<String, String> {
+        let Some(e) = self.cluster.execution(id) else {
+            return Ok(String::new());
+        };
+        let (here, device) = (e.stage.node(), e.device());
+        let Some(mut profile) = self.cluster.profiles.get(e.profile).cloned() else {
+            return Ok(String::new());
+        };
+        profile.adjust(change);
+        let requires = &profile.requires;
+        let stays = here.is_some_and(|ix| {
+            let name = &self.cluster.node(ix).id;
+            (requires.nodes.is_empty() || requires.nodes.contains(name))
+                && !requires.exclude.contains(name)
+        });
+        if stays || matches!(e.stage, Stage::Paused | Stage::Verifying) {
+            return Ok(String::new());
+        }
+        let named: Vec<_> = requires
+            .nodes
+            .iter()
+            .filter(|node| !self.has_node(node))
+            .map(|node| format!("{node}: there is no such node"))
+            .collect();
+        let wanted = requires.nodes.clone();
+        let profile = self.acquire(now, profile);
+        let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
+        let review = placement::review(&self.cluster, &self.config, now, &ask);
+        self.cluster.release_profile(profile);
+        let from = here.map(|ix| self.cluster.node(ix).id.to_string());
+        let best = review
+            .candidates
+            .iter()
+            .filter_map(|c| Some((c.score?, &c.node)))
+            .reduce(|a, b| if b.0 > a.0 { b } else { a });
+        match (best, from) {
+            (Some((_, to)), Some(from)) => {
+                Ok(format!("it moves from {from} to {to} at its next boundary"))
+            }
+            (Some((_, to)), None) => Ok(format!("{to} can take it")),
+            (None, _) => {
+                let asked = review
+                    .candidates
+                    .iter()
+                    .filter(|c| wanted.is_empty() || wanted.contains(&c.node))
+                    .map(|c| format!("{}: {}", c.node, c.rejected.join("; ")));
+                let reasons: Vec<_> = asked.chain(named).collect();
+                Err(format!(
+                    "no node satisfies that now ({})",
+                    reasons.join(", ")
+                ))
+            }
+        }
     }
 
     /// Every node that has joined, in order of names.
@@ -152,5 +320,16 @@ impl Policy {
         self.cluster
             .find(node)
             .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
+    }
+}
+
+/// The name of a stage for people and in SQL.
+fn phase_of(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Pending => "pending",
+        Stage::Bound(..) => "bound",
+        Stage::Started(..) => "started",
+        Stage::Paused => "paused",
+        Stage::Verifying => "verifying",
     }
 }

@@ -4,7 +4,7 @@ use fiec_schemas::Contract;
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::package::matches;
 use fiec_schemas::submission::DeviceRequirement;
-use fiec_schemas::substrate::HOST;
+use fiec_schemas::substrate::{CONTAINERS, HOST};
 
 use super::reason::Reason;
 use super::{Ask, Leaving};
@@ -14,6 +14,7 @@ use crate::hysteresis::State;
 use crate::places::{Claim, Device, DeviceIx, Judged};
 use crate::profile::Profile;
 use crate::time::Now;
+use crate::trust::Standing;
 
 /// One place of one node under one question.
 pub(super) struct View<'a, 'b> {
@@ -34,7 +35,7 @@ impl<'a> View<'a, '_> {
     }
 
     pub(super) fn judged(&self) -> Judged<'a> {
-        let device = self.device().map(|d| &*d.id);
+        let device = self.device();
         Judged::of(Some(self.profile), device)
     }
 }
@@ -99,7 +100,9 @@ fn present<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    if v.node.is_draining() {
+    if let Some(at) = v.node.revoked_at() {
+        Some(Reason::Revoked { at })
+    } else if v.node.is_draining() {
         Some(Reason::Draining)
     } else {
         v.node.flags.cordoned.then_some(Reason::Cordoned)
@@ -109,16 +112,17 @@ fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let (offered, wanted) = (&v.node.descriptor.as_ref()?.programs, &v.profile.program);
     let offers = offered.iter().any(|pattern| matches(pattern, wanted));
-    (!offers).then_some(Reason::Program { wanted, offered })
-}
-
-/// True where the submission's own requirements speak against a place, whatever else does.
-pub(super) fn rules_out(view: &View<'_, '_>) -> bool {
-    requirements(view).is_some() || device(view).is_some()
+    if !offers {
+        return Some(Reason::Program { wanted, offered });
+    }
+    // A worker that says nothing of its confinement is asked, and refuses where it must.
+    let words = &v.node.descriptor.as_ref()?.profile.confinement;
+    let starts = words.is_empty() || words.iter().any(|word| word == CONTAINERS);
+    (v.profile.container && !starts).then_some(Reason::NoContainers { wanted })
 }
 
 /// Bytes of memory that a reading leaves free, under the limit or the envelope in force.
-pub(super) fn free_bytes(reading: &Reading) -> Option<u64> {
+pub(crate) fn free_bytes(reading: &Reading) -> Option<u64> {
     let (value, raw) = (reading.value?, reading.raw?);
     let whole = if value > 0.0 {
         raw / value
@@ -140,6 +144,20 @@ pub(super) fn free_memory(node: &Node, device: Option<&str>) -> Option<u64> {
     free_bytes(node.vector.as_ref()?.readings.iter().find(of)?)
 }
 
+/// Bytes of memory that the host or a device offers of what it has: the envelope's cap, where one
+/// is in force, as its node's last vector says.
+pub(super) fn offered_memory(node: &Node, device: Option<&str>, has: u64) -> u64 {
+    let of = |r: &&Reading| r.signal == Signal::Memory && r.device.as_deref() == device;
+    let readings = node.vector.as_ref().map(|v| v.readings.iter());
+    let envelope = readings.and_then(|mut r| r.find(of)?.envelope.as_ref());
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "float casts saturate"
+    )]
+    envelope.map_or(has, |e| has.min(e.cap as u64))
+}
+
 fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let descriptor = v.node.descriptor.as_ref()?;
     let requires = &v.profile.requires;
@@ -157,6 +175,18 @@ fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
             needs,
         });
     }
+    if let Some(needs) = requires.memory_bytes {
+        let has = descriptor.memory_limit_bytes;
+        let offered = offered_memory(v.node, None, has);
+        if offered < needs {
+            return Some(Reason::Offered {
+                offered,
+                has,
+                needs,
+                device: false,
+            });
+        }
+    }
     if let Some(needs) = requires.cores
         && descriptor.cpus < needs
     {
@@ -170,6 +200,10 @@ fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         if has.is_none_or(|has| has < needs) {
             return Some(Reason::Bandwidth { has, needs });
         }
+    }
+    let machine = requires.machine.as_ref();
+    if let Some(unmet) = machine.and_then(|m| m.unmet(descriptor)) {
+        return Some(Reason::Machine(unmet));
     }
     let mut labels = requires.labels.iter();
     let label = labels.find(|(key, value)| descriptor.labels.get(*key) != Some(value));
@@ -233,6 +267,17 @@ fn device<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         let has = facts.memory_bytes;
         return Some(Reason::DeviceMemory { has, needs });
     }
+    if let (Some(needs), Some(has)) = (*memory_bytes, facts.memory_bytes) {
+        let offered = offered_memory(v.node, Some(&device.id), has);
+        if offered < needs {
+            return Some(Reason::Offered {
+                offered,
+                has,
+                needs,
+                device: true,
+            });
+        }
+    }
     if let Some(needs) = *copy_bytes_s {
         let has = known.and_then(|d| d.copy_bytes_s());
         if has.is_none_or(|has| has < needs) {
@@ -253,6 +298,11 @@ fn device<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 /// here, so both sides of a move have proved it.
 fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let wanted = v.profile.contract;
+    // Whoever is somebody else than its name says has no work at all.
+    if let Some(reason) = &v.node.trust.stranger {
+        let standing = Standing::Stranger(reason);
+        return Some(Reason::Contract { wanted, standing });
+    }
     if wanted != Contract::Statistical {
         let descriptor = v.node.descriptor.as_ref()?;
         let place = v.device().map_or(HOST, |d| &*d.id);
@@ -311,6 +361,8 @@ fn device_capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     };
     let own = v.ask.counted.filter(|(ix, _)| *ix == v.ix);
     let own = own.map(|(_, claim)| claim);
-    let refused = v.device()?.refuses(device, budget, own);
+    let place = v.device()?;
+    let offered = |has| offered_memory(v.node, Some(&place.id), has);
+    let refused = place.refuses(device, budget, own, offered);
     refused.map(Reason::DeviceFull)
 }

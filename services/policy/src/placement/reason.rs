@@ -1,8 +1,9 @@
 //! Why a place was not taken, in words, and what would have to change.
 
-use fiec_schemas::Contract;
+use fiec_schemas::machine::Unmet;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::ComputeCapability;
+use fiec_schemas::{Contract, Timestamp};
 
 use crate::cluster::Node;
 use crate::places::NoRoom;
@@ -23,12 +24,25 @@ pub(super) enum Reason<'a> {
     },
     Cordoned,
     Draining,
+    Revoked {
+        at: Timestamp,
+    },
     Program {
         wanted: &'a str,
         offered: &'a [String],
     },
+    NoContainers {
+        wanted: &'a str,
+    },
     NotNamed,
     Excluded,
+    /// There is enough, and the envelope in force offers less.
+    Offered {
+        offered: u64,
+        has: u64,
+        needs: u64,
+        device: bool,
+    },
     Memory {
         has: u64,
         needs: u64,
@@ -46,6 +60,7 @@ pub(super) enum Reason<'a> {
         has: Option<u64>,
         needs: u64,
     },
+    Machine(Unmet<'a>),
     Label {
         key: &'a str,
         value: &'a str,
@@ -108,9 +123,29 @@ impl Reason<'_> {
             Reason::Stale { age_ms } => format!("its hardware vector is {age_ms} ms old"),
             Reason::Cordoned => format!("it was cordoned by {}", node.flags.who),
             Reason::Draining => "it is draining".to_owned(),
+            Reason::Revoked { at } => {
+                format!("it will be gone at {at}, said {}", node.flags.who)
+            }
             Reason::Program { wanted, offered } => format!(
                 "it does not offer {wanted} (its worker runs {})",
                 offered.join(", ")
+            ),
+            Reason::NoContainers { wanted } => format!(
+                "{wanted} runs in a container, and its worker finds neither podman nor docker"
+            ),
+            Reason::Offered {
+                offered,
+                has,
+                needs,
+                device,
+            } => format!(
+                "its envelope offers {offered} of the {has} bytes of {} at the moment, {needs} are \
+                 required",
+                if device {
+                    "the device's memory"
+                } else {
+                    "its memory"
+                }
             ),
             Reason::NotNamed => "the submission names other nodes".to_owned(),
             Reason::Excluded => "the submission excludes it".to_owned(),
@@ -133,6 +168,7 @@ impl Reason<'_> {
                 "its memory bandwidth is {}, {needs} bytes/s are required",
                 or_not(has, " bytes/s")
             ),
+            Reason::Machine(unmet) => unmet.to_string(),
             Reason::Label { key, value } => format!("label {key} is not {value}"),
             Reason::NoDevice => "it has no device, and one is required".to_owned(),
             Reason::DeviceGone => "the device is no more there".to_owned(),
@@ -201,6 +237,9 @@ impl Reason<'_> {
             Reason::Lost { .. } | Reason::Stale { .. } | Reason::NoVector => {
                 format!("the worker on {id} answering again")
             }
+            Reason::Revoked { .. } => {
+                format!("`fiec undrain {id}`, should it stay, or another node joining")
+            }
             Reason::Cordoned | Reason::Draining if !node.flags.who.is_empty() => {
                 format!("`fiec uncordon {id}`")
             }
@@ -230,6 +269,12 @@ impl Reason<'_> {
             Reason::Program { wanted, .. } => {
                 format!("a worker on {id} with `--allow-program {wanted}`")
             }
+            Reason::NoContainers { .. } => {
+                format!("podman or docker where the worker on {id} runs")
+            }
+            Reason::Offered { .. } => {
+                format!("a wider envelope on {id} (`fiec node envelope {id}` shows it)")
+            }
             Reason::NoDevice => format!(
                 "a node with a device joining, or no `requires.device` in the submission ({id} has none)"
             ),
@@ -238,6 +283,7 @@ impl Reason<'_> {
             | Reason::Memory { .. }
             | Reason::Cores { .. }
             | Reason::Bandwidth { .. }
+            | Reason::Machine(_)
             | Reason::DeviceKind { .. }
             | Reason::DeviceCapability { .. }
             | Reason::DeviceUnits { .. }

@@ -6,17 +6,19 @@
 //!   that and the share of its memory that is nobody's budget); without one the share of the room
 //!   ahead, at most 1.
 //! * `met`: the mean over what the submission prefers of min(1, has / preferred); labels, kind,
-//!   compute capability and contract count 1 or 0; 0 where nothing is preferred.
+//!   compute capability, contract, instruction sets, kernel and driver count 1 or 0, latency
+//!   preferred / has; 0 where nothing is preferred.
 //! * `pressure`: the highest reading of the place against its threshold, at most 1.
 //! * `excess`: of a device for one execution alone, the share of its memory beyond the most that
 //!   the submission speaks of, so that large devices stay free for those who need them.
 //!
 //! So a free slot outweighs everything else, and what is preferred outweighs pressure.
 
+use fiec_schemas::machine::{Machine, MachineRequirement};
 use fiec_schemas::package::matches;
 use fiec_schemas::submission::{DevicePreference, Preferences};
 
-use super::filters::{View, free_memory};
+use super::filters::{View, free_memory, offered_memory};
 use crate::profile::Profile;
 
 pub(super) fn score(v: &View<'_, '_>) -> f64 {
@@ -36,7 +38,7 @@ pub(super) fn score(v: &View<'_, '_>) -> f64 {
     room + met - 0.5 * pressure - 0.25 * excess(v)
 }
 
-fn met(v: &View<'_, '_>) -> f64 {
+pub(super) fn met(v: &View<'_, '_>) -> f64 {
     let Some(descriptor) = &v.node.descriptor else {
         return 0.0;
     };
@@ -45,18 +47,25 @@ fn met(v: &View<'_, '_>) -> f64 {
         free_memory_bytes,
         cores,
         bandwidth_bytes_s,
+        machine,
         contract,
         labels,
         device,
     } = &v.profile.prefers;
     let mut mean = Mean::default();
-    mean.number(*memory_bytes, Some(descriptor.memory_limit_bytes));
+    if memory_bytes.is_some() {
+        let has = descriptor.memory_limit_bytes;
+        mean.number(*memory_bytes, Some(offered_memory(v.node, None, has)));
+    }
     if free_memory_bytes.is_some() {
         mean.number(*free_memory_bytes, free_memory(v.node, None));
     }
     mean.number(cores.map(u64::from), Some(u64::from(descriptor.cpus)));
     if bandwidth_bytes_s.is_some() {
         mean.number(*bandwidth_bytes_s, descriptor.profile.bandwidth_bytes_s());
+    }
+    if let Some(wanted) = machine {
+        machine_met(Machine::of(descriptor), wanted, &mut mean);
     }
     if let Some(contract) = contract {
         mean.word(descriptor.profile.contracts.contains(contract));
@@ -68,6 +77,26 @@ fn met(v: &View<'_, '_>) -> f64 {
         device_met(v, preferred, &mut mean);
     }
     mean.value()
+}
+
+fn machine_met(has: Machine<'_>, wanted: &MachineRequirement, mean: &mut Mean) {
+    for word in &wanted.isa {
+        mean.word(has.has_isa(word));
+    }
+    if let Some(kernel) = wanted.kernel {
+        mean.word(has.kernel().is_some_and(|k| k.is_at_least(kernel)));
+    }
+    if let Some(driver) = wanted.driver {
+        mean.word(has.driver().is_some_and(|d| d.is_at_least(driver)));
+    }
+    if let Some(wanted) = wanted.memory_latency_ns {
+        match has.memory_latency_ns() {
+            // Less is more.
+            Some(has) => mean.number(Some(has), Some(wanted)),
+            None => mean.word(false),
+        }
+    }
+    mean.number(wanted.far_memory_bytes, Some(has.far_memory_bytes()));
 }
 
 fn device_met(v: &View<'_, '_>, preferred: &DevicePreference, mean: &mut Mean) {
@@ -93,7 +122,10 @@ fn device_met(v: &View<'_, '_>, preferred: &DevicePreference, mean: &mut Mean) {
     }
     let units = known.and_then(|d| d.multiprocessors);
     mean.number(multiprocessors.map(u64::from), units.map(u64::from));
-    mean.number(*memory_bytes, facts.and_then(|f| f.memory_bytes));
+    if memory_bytes.is_some() {
+        let has = facts.and_then(|f| Some(offered_memory(v.node, Some(&f.id), f.memory_bytes?)));
+        mean.number(*memory_bytes, has);
+    }
     mean.number(*copy_bytes_s, known.and_then(|d| d.copy_bytes_s()));
 }
 

@@ -2,16 +2,20 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
+pub mod holds;
+pub mod offers;
+pub mod parking;
 mod trust;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, Now, Policy};
-use fiec_schemas::hardware::{DeviceProfile, Substrate, default_thresholds};
+use fiec_schemas::envelope::EnvelopeNow;
+use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
 use fiec_schemas::trust::{
-    Finding, NodeIdentity, Proof, Quarantine, Segment, SignedProof, Verdict,
+    Finding, NodeIdentity, Proof, Quarantine, Segment, SignedProof, Verdict, VerifiedUpTo,
 };
 use fiec_schemas::{
     BoundaryEvent, Cause, Contract, Digest, Event, ExecutionId, ExecutionState, HardwareVector,
@@ -32,13 +36,28 @@ pub struct World {
     seq: u64,
     pub ledgers: BTreeMap<ExecutionId, Ledger>,
     nodes: Vec<(NodeDescriptor, f64, u64, bool)>,
+    /// Caps on memory in bytes, by node and device.
+    caps: BTreeMap<(usize, Option<String>), f64>,
+    /// Other signals of devices than M, by node and id.
+    signals: BTreeMap<(usize, String, Signal), f64>,
     /// M of devices, by node and id.
     devices: BTreeMap<(usize, String), f64>,
     specs: BTreeMap<ExecutionId, Submission>,
+    /// Of those that are not the lab's.
+    pub tenants: BTreeMap<ExecutionId, Tenant>,
     pub out: Vec<Action>,
     controls: Vec<(NodeId, ControlRequest)>,
     probes: Vec<String>,
     capsules: usize,
+    recalls: Vec<ExecutionId>,
+    /// What the ledgers name, as far as a stream would still show it.
+    pub named: BTreeMap<ExecutionId, fiec_policy::verify::Named>,
+    /// What the shell is asked about holds, in turn.
+    pub holds: holds::Asked,
+    /// The shell cannot read how far executions are verified.
+    pub hide_verified: bool,
+    /// How far executions are verified, as the shell has stored it.
+    pub verified: BTreeMap<ExecutionId, VerifiedUpTo>,
 }
 
 const START: u64 = 86_400_000;
@@ -50,19 +69,32 @@ impl World {
 
     /// Nodes that say this of themselves.
     pub fn of(nodes: Vec<NodeDescriptor>) -> Self {
-        let policy = Policy::new(Config::default(), InstanceId(Uuid::from_u128(1)));
+        Self::with(Config::default(), nodes)
+    }
+
+    /// The same under these settings.
+    pub fn with(config: Config, nodes: Vec<NodeDescriptor>) -> Self {
+        let policy = Policy::new(config, InstanceId(Uuid::from_u128(1)));
         let mut world = Self {
             policy,
             now: START,
             seq: 0,
             ledgers: BTreeMap::new(),
             nodes: Vec::new(),
+            caps: BTreeMap::new(),
+            signals: BTreeMap::new(),
             devices: BTreeMap::new(),
             specs: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             out: Vec::new(),
             controls: Vec::new(),
             probes: Vec::new(),
             capsules: 0,
+            recalls: Vec::new(),
+            named: BTreeMap::new(),
+            holds: holds::Asked::default(),
+            hide_verified: false,
+            verified: BTreeMap::new(),
         };
         for (i, d) in nodes.into_iter().enumerate() {
             for device in d.substrates.iter().filter(|s| s.is_device()) {
@@ -85,6 +117,10 @@ impl World {
         Tenant::new("lab").unwrap()
     }
 
+    fn tenant_of(&self, id: ExecutionId) -> Tenant {
+        self.tenants.get(&id).cloned().unwrap_or_else(Self::tenant)
+    }
+
     pub fn at(&self) -> Now {
         Now {
             mono: Millis(self.now),
@@ -92,7 +128,7 @@ impl World {
         }
     }
 
-    fn wall(&self) -> Timestamp {
+    pub fn wall(&self) -> Timestamp {
         Timestamp::from_micros(1_700_000_000_000_000 + i64::try_from(self.now).unwrap() * 1_000)
     }
 
@@ -111,6 +147,15 @@ impl World {
                 }
                 Action::Probe(node) => self.probes.push(node.to_string()),
                 Action::SendCapsule { .. } => self.capsules += 1,
+                Action::Lookup { .. } | Action::Reserve { .. } => {
+                    self.holds.asked.push(action.clone());
+                }
+                Action::Recall { execution, .. } => self.recalls.push(*execution),
+                Action::Verified {
+                    execution, up_to, ..
+                } => {
+                    self.verified.insert(*execution, up_to.clone());
+                }
                 Action::Append { .. } => self.out.push(action.clone()),
                 _ => {}
             }
@@ -164,12 +209,13 @@ impl World {
             Some(l) => l.state.clone(),
             None => {
                 let spec = self.specs.get(&id).cloned().unwrap_or_else(spec);
-                ExecutionState::unborn(Self::tenant(), id, Arc::new(spec), None, at)
+                ExecutionState::unborn(self.tenant_of(id), id, Arc::new(spec), None, at)
             }
         };
         let mut next = state.after(&events, author, at, None).unwrap();
         self.seq += 1;
         next.resolve(self.seq);
+        self.named.entry(id).or_default().note(&events, &next);
         let mut history = self
             .ledgers
             .remove(&id)
@@ -225,11 +271,12 @@ impl World {
     }
 
     fn submit_spec(&mut self, n: u64, spec: Submission) -> Vec<Action> {
+        let tenant = self.tenant_of(Self::id(n));
         let at = self.wall();
         self.specs.insert(Self::id(n), spec.clone());
         self.step(Input::Submission {
             execution: Self::id(n),
-            tenant: &Self::tenant(),
+            tenant: &tenant,
             spec: &spec,
             submitted_at: at,
             may_hold: false,
@@ -246,7 +293,7 @@ impl World {
         self.append(Self::id(n), vec![Event::Submitted], "policy/other", true);
     }
 
-    fn author(&self, n: u64) -> String {
+    pub fn author(&self, n: u64) -> String {
         let b = self.ledgers[&Self::id(n)]
             .state
             .phase
@@ -398,6 +445,8 @@ impl World {
 
     pub fn tick(&mut self) {
         self.step(Input::Tick);
+        self.answer_recalls();
+        self.answer_holds();
         self.carry_out();
     }
 
@@ -439,8 +488,13 @@ impl World {
                 continue;
             }
             *count += 1;
+            let caps = &self.caps;
             let reading = |device: Option<String>, value: f64| Reading {
                 signal: Signal::Memory,
+                envelope: caps.get(&(i, device.clone())).map(|cap| EnvelopeNow {
+                    cap: *cap,
+                    source: "set by ann".into(),
+                }),
                 device,
                 value: Some(value),
                 raw: Some(value * 100.0),
@@ -449,11 +503,17 @@ impl World {
                 source: "test".into(),
                 at,
                 missing: None,
-                envelope: None,
             };
             let mut readings = vec![reading(None, *value)];
             for ((_, device), value) in self.devices.iter().filter(|((n, _), _)| *n == i) {
                 readings.push(reading(Some(device.clone()), *value));
+            }
+            let signals = self.signals.iter().filter(|((n, ..), _)| *n == i);
+            for ((_, device, signal), value) in signals {
+                readings.push(Reading {
+                    signal: *signal,
+                    ..reading(Some(device.clone()), *value)
+                });
             }
             let vector = HardwareVector {
                 v: 1,
@@ -481,6 +541,7 @@ impl World {
                 draining,
                 who: "ann".into(),
                 at,
+                ..NodeFlags::default()
             },
         ));
         self.carry_out();
@@ -565,6 +626,7 @@ pub fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
         labels: BTreeMap::new(),
         thresholds: default_thresholds(),
         http: None,
+        parks: 0,
         identity: Some(NodeIdentity {
             key: "U".into(),
             environment: Digest::of(b"here"),
@@ -574,23 +636,4 @@ pub fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
 
 pub fn digest_of(policy: &Policy) -> Digest {
     policy.fingerprint()
-}
-
-/// A node with devices of so many bytes, named `g0`, `g1`, ….
-pub fn with_devices(i: usize, memory: &[u64]) -> NodeDescriptor {
-    let mut d = descriptor(i, 100 + i as u128);
-    d.slots = 8;
-    let devices = memory.iter().enumerate();
-    d.substrates.extend(devices.map(|(g, bytes)| Substrate {
-        id: format!("g{g}"),
-        kind: "gpu".into(),
-        name: "NVIDIA H100 80GB HBM3".into(),
-        memory_bytes: Some(*bytes),
-        device: Some(DeviceProfile {
-            compute_capability: "9.0".parse().ok(),
-            multiprocessors: Some(132),
-            ..DeviceProfile::default()
-        }),
-    }));
-    d
 }

@@ -2,22 +2,20 @@
 
 use super::*;
 
+fn outputs_of(outputs: &[(&str, &str)]) -> Vec<fiec_schemas::Output> {
+    let outputs = outputs.iter().map(|(name, words)| fiec_schemas::Output {
+        name: (*name).to_owned(),
+        digest: Digest::of(words.as_bytes()),
+        bytes: words.len() as u64,
+    });
+    outputs.collect()
+}
+
 impl World {
     /// A boundary of this index and digest, committed by whoever computes it.
     pub fn commit(&mut self, n: u64, index: u64, digest: &str) {
-        let (author, at) = (self.author(n), self.wall());
-        let boundary = Event::Boundary(BoundaryEvent {
-            index,
-            digest: Digest::of(digest.as_bytes()),
-            bytes: 8,
-            computed_at: at,
-            compute_us: 1,
-            ..serde_json::from_value(serde_json::json!({
-                "index": 0, "digest": Digest::of(b""), "bytes": 0, "computed_at": at,
-                "compute_us": 0,
-            }))
-            .unwrap()
-        });
+        let author = self.author(n);
+        let boundary = self.boundary_event(index, digest);
         self.append(Self::id(n), vec![boundary], &author, true);
     }
 
@@ -32,6 +30,16 @@ impl World {
             energy: None,
         };
         self.append(Self::id(n), vec![computed], &author, true);
+    }
+
+    /// A boundary that names outputs, each with the digest of these words.
+    pub fn commit_outputs(&mut self, n: u64, index: u64, digest: &str, outputs: &[(&str, &str)]) {
+        let Event::Boundary(mut boundary) = self.boundary_event(index, digest) else {
+            unreachable!()
+        };
+        boundary.outputs = outputs_of(outputs);
+        let author = self.author(n);
+        self.append(Self::id(n), vec![Event::Boundary(boundary)], &author, true);
     }
 
     /// What was asked to be computed once more since the last call: whom, and the question.
@@ -56,6 +64,18 @@ impl World {
         index: u64,
         digest: Digest,
     ) -> Vec<Action> {
+        self.answer_outputs(n, (node, question), (index, digest), &[])
+    }
+
+    /// A node answers a question: with these outputs on the way, too.
+    pub fn answer_outputs(
+        &mut self,
+        n: u64,
+        (node, question): (&NodeId, u64),
+        (index, digest): (u64, Digest),
+        outputs: &[(&str, &str)],
+    ) -> Vec<Action> {
+        let made = outputs_of(outputs).into_iter();
         let verdict = Verdict {
             v: 1,
             question,
@@ -65,7 +85,7 @@ impl World {
             finding: Some(Finding {
                 index,
                 digest,
-                outputs: BTreeMap::new(),
+                outputs: made.map(|o| (o.name, o.digest)).collect(),
             }),
             error: None,
             gone: false,
@@ -119,6 +139,73 @@ impl World {
         self.append(*execution, vec![back.clone()], "policy/p", false);
         self.tell_events(*execution, vec![back], true);
         self.act();
+    }
+
+    /// Another policy service takes over, which knows what is stored and nothing else: the last
+    /// message of each ledger (with these events, where it is one of this execution), claims and
+    /// proofs of nodes, their last vectors.
+    pub fn another_policy(&mut self, n: u64, last: Vec<Event>) {
+        let own = InstanceId(Uuid::from_u128(77));
+        self.policy = Policy::new(Config::default(), own);
+        self.recalls.clear();
+        self.controls.clear();
+        self.tell_nodes();
+        self.tell_events(Self::id(n), last, false);
+        self.step(Input::Loaded);
+    }
+
+    /// A policy service to which an operator has given the keys of nodes takes over, before there
+    /// is any execution.
+    pub fn pin(&mut self, keys: BTreeMap<NodeId, String>) {
+        let config = Config {
+            node_keys: Some(Arc::new(keys)),
+            ..Config::default()
+        };
+        self.policy = Policy::new(config, InstanceId(Uuid::from_u128(1)));
+        self.tell_nodes();
+        self.step(Input::Loaded);
+    }
+
+    fn tell_nodes(&mut self) {
+        for i in 0..self.nodes.len() {
+            let d = self.nodes[i].0.clone();
+            self.step(Input::Descriptor(Box::new(d)));
+            self.prove(i, true);
+        }
+        self.vectors();
+    }
+
+    /// The event of a boundary that holds nothing but σ.
+    pub fn boundary_event(&self, index: u64, digest: &str) -> Event {
+        let at = self.wall();
+        Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(digest.as_bytes()),
+            bytes: 8,
+            computed_at: at,
+            compute_us: 1,
+            ..serde_json::from_value(serde_json::json!({
+                "index": 0, "digest": Digest::of(b""), "bytes": 0, "computed_at": at,
+                "compute_us": 0,
+            }))
+            .unwrap()
+        })
+    }
+
+    /// Says how far executions were verified, as the shell would.
+    pub(super) fn answer_recalls(&mut self) {
+        for execution in std::mem::take(&mut self.recalls) {
+            let up_to = match self.hide_verified {
+                false => Ok(self.verified.get(&execution).cloned()),
+                true => Err("it cannot be read".to_owned()),
+            };
+            let named = self.named.get(&execution).cloned().unwrap_or_default();
+            self.step(Input::Recalled {
+                execution,
+                up_to,
+                named,
+            });
+        }
     }
 
     /// What a node has lost, as it is stored.

@@ -1,0 +1,63 @@
+//! Which nodes were changed, in order, so that who keeps something about every node looks again at
+//! few of them.
+
+use std::collections::VecDeque;
+
+use crate::cluster::NodeIx;
+
+/// A log of changes, about as long as there are nodes: who is further behind looks at all of them.
+#[derive(Debug, Default)]
+pub struct Changes {
+    log: VecDeque<NodeIx>,
+    /// How many entries were dropped from its beginning.
+    dropped: u64,
+}
+
+impl Changes {
+    /// A node of a cluster of so many is changed.
+    pub fn note(&mut self, ix: NodeIx, nodes: usize) {
+        self.log.push_back(ix);
+        while self.log.len() > nodes {
+            self.log.pop_front();
+            self.dropped += 1;
+        }
+    }
+
+    /// How many changes there have been: what [`Changes::since`] is asked with next.
+    pub fn count(&self) -> u64 {
+        self.dropped + self.log.len() as u64
+    }
+
+    /// The nodes changed after the first `seen` changes, some of them repeatedly, but not in a row;
+    /// none where that is not known any more, and every node may have changed.
+    pub fn since(&self, seen: u64) -> Option<impl Iterator<Item = NodeIx> + use<'_>> {
+        let skip = seen.checked_sub(self.dropped)?;
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        let mut before = None;
+        let changed = self.log.iter().skip(skip).copied();
+        Some(changed.filter(move |ix| before.replace(*ix) != Some(*ix)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_hears_of_every_change_or_that_it_is_too_far_behind() {
+        let mut changes = Changes::default();
+        let since = |changes: &Changes, seen| -> Option<Vec<u32>> {
+            Some(changes.since(seen)?.map(|ix| ix.0).collect())
+        };
+        assert_eq!(since(&changes, 0), Some(vec![]));
+        for ix in [0, 1, 1] {
+            changes.note(NodeIx(ix), 3);
+        }
+        assert_eq!(since(&changes, 0), Some(vec![0, 1]), "once in a row");
+        let seen = changes.count();
+        changes.note(NodeIx(1), 3);
+        assert_eq!(since(&changes, seen), Some(vec![1]), "again");
+        assert_eq!(since(&changes, 0), None, "the first was dropped");
+        assert_eq!(since(&changes, 1), Some(vec![1]));
+    }
+}

@@ -1,0 +1,239 @@
+//! The order in which what waits is bound: effective priority, then the tenants' shares, then rank
+//! within a tenant ([`crate::share::order`]).
+//!
+//! A round is bounded: it binds at most `burst` and looks at four times as many. What has no room
+//! and no history of its own answers for all that ask the same, until something changes. A round
+//! that runs out of looks is taken up behind the last one by the next.
+
+use fiec_schemas::{Cause, ExecutionId};
+
+use super::bind::Placed;
+use super::{Action, Policy};
+use crate::cluster::{Execution, Stage};
+use crate::placement::{self, Ask};
+use crate::profile::ProfileIx;
+use crate::share::order::{self, Discipline};
+use crate::share::queue::{Cursor, LaneKey, Sweep, Waiter};
+use crate::share::tenants::TenantIx;
+use crate::time::{Millis, Now};
+
+/// Lanes of one effective priority, with their tenants' shares and how far they were walked.
+struct Level {
+    lanes: Vec<(f64, LaneKey, Cursor)>,
+}
+
+impl Level {
+    /// The lane whose tenant has the smallest share.
+    fn first(&self) -> Option<usize> {
+        let key = |n: &usize| (&self.lanes[*n].0, &self.lanes[*n].1);
+        (0..self.lanes.len()).min_by(|a, b| {
+            let ((share, lane), (other, others)) = (key(a), key(b));
+            share.total_cmp(other).then_with(|| lane.cmp(others))
+        })
+    }
+}
+
+impl Policy {
+    /// Puts an execution among those that wait to be bound.
+    pub(super) fn wait(&mut self, id: ExecutionId) {
+        let now = self.share.now;
+        if !self.may_wait(id) {
+            return;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let Some(profile) = self.cluster.profiles.get(e.profile) else {
+            return;
+        };
+        let attained = e.attained_ms(now.mono);
+        let since = match e.stage {
+            Stage::Pending if attained == 0 => now.moment_of(e.submitted_at),
+            Stage::Pending => e.since,
+            _ => now.mono,
+        };
+        let shared = self.config.discipline == Discipline::Shared;
+        let waiter = Waiter {
+            priority: order::priority(&self.config, profile),
+            // The other disciplines know no tenants.
+            tenant: if shared {
+                self.cluster.tenants.find(&e.tenant).unwrap_or(TenantIx(0))
+            } else {
+                TenantIx(0)
+            },
+            profile: e.profile,
+            rank: order::rank(&self.config, profile, attained, e.submitted_at, id),
+            since,
+            service_ms: order::rest_ms(profile, attained),
+        };
+        self.waiting.insert(&self.config, now.mono, waiter);
+        self.share.crowded.get_or_insert(now.mono);
+        self.share.sweep.tried.remove(&id);
+        self.share.fresh = true;
+    }
+
+    /// Takes it away from there.
+    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
+        self.waiting.remove(id);
+        if self.waiting.is_empty() {
+            self.share.crowded = None;
+        }
+    }
+
+    /// The lanes in groups of one effective priority, the highest first.
+    fn levels(&self) -> Vec<Level> {
+        let lanes = self.waiting.lanes();
+        let groups = lanes.chunk_by(|a, b| a.0 == b.0);
+        let level = |lanes: &[LaneKey]| Level {
+            lanes: lanes
+                .iter()
+                .map(|lane| (self.share_of(lane.1), *lane, Cursor::default()))
+                .collect(),
+        };
+        groups.map(level).collect()
+    }
+
+    /// A tenant's share, where the discipline looks at it.
+    fn share_of(&self, tenant: TenantIx) -> f64 {
+        match self.config.discipline {
+            Discipline::Shared => self.cluster.tenants.share(tenant),
+            _ => 0.0,
+        }
+    }
+
+    /// The first of those that wait, in order, but for profiles to be skipped, each with all that
+    /// asks the same, and executions to be left out. Of two tenants one goes first, then the other,
+    /// as if each were bound at once.
+    pub(super) fn first_waiting(
+        &self,
+        limit: usize,
+        skip: impl Fn(ProfileIx) -> bool,
+        leave_out: impl Fn(ExecutionId) -> bool,
+    ) -> Vec<ExecutionId> {
+        let mut found = Vec::new();
+        for mut level in self.levels() {
+            while let Some(at) = level.first() {
+                let (share, lane, cursor) = &mut level.lanes[at];
+                let Some((id, _)) = self.waiting.next(*lane, cursor, &skip) else {
+                    level.lanes.swap_remove(at);
+                    continue;
+                };
+                if leave_out(id) {
+                    continue;
+                }
+                if self.config.discipline == Discipline::Shared {
+                    *share += 1.0 / self.cluster.tenants.weight(lane.1);
+                }
+                found.push(id);
+                if found.len() >= limit {
+                    return found;
+                }
+            }
+        }
+        found
+    }
+
+    /// Binds what waits, in order, as far as there is room. Where nothing has changed but that
+    /// something more waits, what had no room before is left out.
+    pub(super) fn fill(&mut self, now: Now, out: &mut Vec<Action>) {
+        if self.dirty {
+            self.share.sweep = Sweep::default();
+        }
+        (self.dirty, self.share.fresh) = (false, false);
+        self.waiting.age(&self.config, now.mono);
+        let mut budget = self.config.burst;
+        let mut looks = 4 * self.config.burst;
+        self.keep_promises(now, &mut budget, out);
+        let mut sweep = std::mem::take(&mut self.share.sweep);
+        for mut level in self.levels() {
+            while let Some(at) = level.first() {
+                let (_, lane, cursor) = &mut level.lanes[at];
+                let (lane, blocked) = (*lane, &sweep.blocked);
+                let next = self.waiting.next(lane, cursor, |p| blocked.contains(&p));
+                let Some((id, profile)) = next else {
+                    level.lanes.swap_remove(at);
+                    continue;
+                };
+                if sweep.tried.contains(&id) {
+                    continue;
+                }
+                if budget == 0 || looks == 0 {
+                    self.share.fresh = true;
+                    self.share.sweep = sweep;
+                    return;
+                }
+                looks -= 1;
+                match self.bind_waiting(now, id, out) {
+                    Placed::Yes => {
+                        budget -= 1;
+                        self.stop_waiting(id);
+                        level.lanes[at].0 = self.share_of(lane.1);
+                    }
+                    Placed::Moot => self.stop_waiting(id),
+                    Placed::NoRoom if self.is_plain(id) || !self.is_open(now, profile) => {
+                        sweep.blocked.insert(profile);
+                    }
+                    Placed::NoRoom | Placed::Deferred => {
+                        sweep.tried.insert(id);
+                    }
+                }
+            }
+        }
+        self.share.sweep = sweep;
+    }
+
+    /// True for one that finds the same places as any other that asks the same.
+    fn is_plain(&self, id: ExecutionId) -> bool {
+        let e = self.cluster.execution(id);
+        e.is_some_and(|e| {
+            e.stage == Stage::Pending && e.avoided().is_empty() && e.left().is_empty()
+        })
+    }
+
+    /// Whether anything that asks for this finds a place; what has a history of its own finds no
+    /// other.
+    fn is_open(&mut self, now: Now, profile: ProfileIx) -> bool {
+        let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
+        placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
+    }
+
+    /// Those for whom somebody gave way go first.
+    fn keep_promises(&mut self, now: Now, budget: &mut usize, out: &mut Vec<Action>) {
+        let promised: Vec<_> = self
+            .share
+            .promised
+            .iter()
+            .map(|(i, at)| (*i, *at))
+            .collect();
+        for (id, since) in promised {
+            let over = now.mono.since(since) >= self.config.take_ms;
+            if !self.waiting.contains(id) || over {
+                self.share.promised.remove(&id);
+            } else if *budget > 0 {
+                match self.bind_waiting(now, id, out) {
+                    Placed::Yes => {
+                        *budget -= 1;
+                        self.stop_waiting(id);
+                        self.share.promised.remove(&id);
+                    }
+                    Placed::Moot => {
+                        self.stop_waiting(id);
+                        self.share.promised.remove(&id);
+                    }
+                    Placed::NoRoom | Placed::Deferred => {}
+                }
+            }
+        }
+    }
+
+    /// True while one that gave way leaves the place to the one that it gave way to.
+    pub(super) fn steps_back_for(&self, now: Now, e: &Execution) -> Option<Millis> {
+        let cause = e.extra.as_ref()?.cause.as_ref()?;
+        let Cause::Preempted { by: Some(by), .. } = cause else {
+            return None;
+        };
+        let until = e.since.plus(self.config.take_ms);
+        (e.stage == Stage::Pending && now.mono < until && self.waiting.contains(*by))
+            .then_some(until)
+    }
+}

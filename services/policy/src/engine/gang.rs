@@ -1,0 +1,389 @@
+//! Gangs: sets that start together or not at all.
+//!
+//! One replica places all gangs, one after the other, each with places for all its members or
+//! none: so two gangs never hold half of what the other one needs. The members are bound by
+//! appends of their own; their capsules are sent once all of these are stored. What is not bound in
+//! full in time is given back and tried again. A member that a node refuses is bound elsewhere at
+//! once; where that does not succeed in time, the ones that compute yield, nobody is bound alone any
+//! more, and all begin anew.
+
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::scheduling::Gang;
+use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
+
+use super::bind::Placed;
+use super::{Action, Policy};
+use crate::cluster::Stage;
+use crate::holds::GangKey;
+use crate::placement::{self, Ask};
+use crate::places::Claim;
+use crate::time::{Millis, Now};
+
+/// What replicas agree on who places gangs by.
+const PLACER: &[u8] = b"gangs";
+/// A gang that found no room is tried again after this.
+const AGAIN_MS: u64 = 500;
+
+impl Policy {
+    /// True for the replica that places gangs.
+    pub(super) fn places_gangs(&self) -> bool {
+        self.replicas.prefers_self(PLACER)
+    }
+
+    fn gang_of(&self, id: ExecutionId) -> Option<GangKey> {
+        let gang = self.holds.held.get(&id)?.gang.as_ref()?;
+        let tenant = self.cluster.execution(id)?.tenant.clone();
+        Some((tenant, gang.name.clone()))
+    }
+
+    fn stage(&self, id: ExecutionId) -> Option<Stage> {
+        self.cluster.execution(id).map(|e| e.stage)
+    }
+
+    /// True for a member whose gang has begun: it is bound for itself.
+    pub(super) fn is_alone(&self, id: ExecutionId) -> bool {
+        let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
+            return true;
+        };
+        if gang.begun.is_some() {
+            return !(gang.dissolving && gang.complete().is_some());
+        }
+        // What was bound before, and misses members that have ended since, had begun.
+        let bound = self.cluster.execution(id).is_some_and(|e| e.epoch > 0);
+        bound && !gang.given_back && gang.complete().is_none()
+    }
+
+    /// True while the capsule of a binding must wait for the rest of its gang.
+    pub fn withholds(&self, id: ExecutionId) -> bool {
+        let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
+            return false;
+        };
+        gang.begun.is_none() && !gang.sent
+    }
+
+    pub(super) fn leave_gang(
+        &mut self,
+        key: GangKey,
+        member: (Timestamp, ExecutionId),
+        started: bool,
+    ) {
+        let Some(gang) = self.holds.gangs.get_mut(&key) else {
+            return;
+        };
+        gang.members.remove(&member);
+        if started {
+            gang.begun.get_or_insert(Millis(0));
+        }
+        if gang.members.is_empty() {
+            self.holds.gangs.remove(&key);
+            self.holds.gangs_due.remove(&key);
+        } else {
+            self.holds.gangs_due.insert(key);
+            self.holds.due = true;
+        }
+    }
+
+    /// A member was bound or started.
+    pub(super) fn note_gang(&mut self, now: Now, id: ExecutionId) {
+        if self.holds.gangs.is_empty() {
+            return;
+        }
+        let Some(key) = self.gang_of(id) else { return };
+        let started = matches!(self.stage(id), Some(Stage::Started(..)));
+        if let Some(gang) = self.holds.gangs.get_mut(&key) {
+            if started && gang.begun.is_none() {
+                // Of what computed before this replica was there, nobody knows whether it began
+                // a moment ago.
+                gang.begun = Some(if self.loaded { now.mono } else { Millis(0) });
+                // Who was refused in between is bound for itself from now on.
+                let members: Vec<_> = gang.members.iter().map(|(_, id)| *id).collect();
+                members.into_iter().for_each(|id| self.wait_if_pending(id));
+            }
+            self.holds.gangs_due.insert(key);
+            self.holds.due = true;
+        }
+    }
+
+    pub(super) fn gang_in_words(&self, tenant: &Tenant, gang: &Gang) -> String {
+        let key = (tenant.clone(), gang.name.clone());
+        let Some(together) = self.holds.gangs.get(&key) else {
+            return format!("it waits for its gang {}", gang.name);
+        };
+        let count = together.members.len();
+        let Some(members) = together.complete() else {
+            return format!(
+                "it waits for its gang {}, of which {count} of {} members are there",
+                gang.name, together.size
+            );
+        };
+        let ready = members.iter().filter(|id| self.is_ready(**id)).count();
+        if ready < members.len() {
+            return format!(
+                "it waits for its gang {}, of which {ready} of {} members could start now",
+                gang.name,
+                members.len()
+            );
+        }
+        let waits = self.unreserved_in_words(members[0]);
+        let waits = waits.unwrap_or_else(|| "there is no room for all of it now".to_owned());
+        format!(
+            "it starts together with its gang {} of {}: {waits}",
+            gang.name,
+            members.len()
+        )
+    }
+
+    /// True for a member that only room keeps from starting.
+    fn is_ready(&self, id: ExecutionId) -> bool {
+        let held = self.holds.held.get(&id);
+        let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
+        let e = self.cluster.execution(id);
+        free && e.is_some_and(|e| e.stage == Stage::Pending && !e.busy)
+    }
+
+    pub(super) fn act_on_gangs(&mut self, now: Now, out: &mut Vec<Action>) {
+        for key in std::mem::take(&mut self.holds.gangs_due) {
+            if self.act_on_gang(now, &key, out) {
+                self.holds.gangs_due.insert(key);
+            }
+        }
+    }
+
+    /// True where it must be looked at again though nothing of it changes.
+    fn act_on_gang(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
+        let Some(gang) = self.holds.gangs.get(key) else {
+            return false;
+        };
+        if gang.begun.is_some() {
+            return self.keep_together(now, key, out);
+        }
+        let Some(members) = gang.complete() else {
+            return false;
+        };
+        let (retry_at, sent) = (gang.retry_at, gang.sent);
+        let is = |id: &ExecutionId, bound: bool| {
+            let e = self.cluster.execution(*id);
+            e.is_some_and(|e| match e.stage {
+                Stage::Bound(..) => bound && !e.busy,
+                Stage::Pending => !bound,
+                _ => false,
+            })
+        };
+        if members.iter().all(|id| is(id, true)) {
+            // Whoever bound them tells; should that one be gone, the sweep of each does.
+            if !sent && members.iter().all(|id| self.is_admitted(*id)) {
+                members.iter().for_each(|id| self.send_capsule(*id, out));
+            }
+            if let Some(gang) = self.holds.gangs.get_mut(key) {
+                gang.sent = true;
+            }
+            return false;
+        }
+        if !members.iter().all(|id| is(id, false)) {
+            return false;
+        }
+        if let Some(gang) = self.holds.gangs.get_mut(key) {
+            gang.sent = false;
+        }
+        if !self.places_gangs() || retry_at > now.mono {
+            return true;
+        }
+        if !members.iter().all(|id| self.is_ready(*id)) {
+            return false;
+        }
+        let mut admitted = true;
+        for id in &members {
+            admitted &= self.admit(*id);
+        }
+        if admitted && self.place_gang(now, &members, out) != Placed::Yes {
+            let again = now.mono.plus(AGAIN_MS);
+            if let Some(gang) = self.holds.gangs.get_mut(key) {
+                gang.retry_at = again;
+            }
+        }
+        true
+    }
+
+    /// Places all or none.
+    fn place_gang(&mut self, now: Now, members: &[ExecutionId], out: &mut Vec<Action>) -> Placed {
+        let (before, mut placed) = (out.len(), Vec::new());
+        for id in members {
+            let was = self
+                .cluster
+                .execution(*id)
+                .map(|e| (e.since, e.arrived, e.epoch));
+            let Some((since, arrived, epoch)) = was else {
+                break;
+            };
+            let cause = match epoch {
+                0 => Cause::Initial,
+                _ => Cause::NotTaken {
+                    reason: "its gang began anew".to_owned(),
+                },
+            };
+            let known = self
+                .cluster
+                .execution(*id)
+                .and_then(|e| e.extra.as_ref()?.cause.clone());
+            let (mark, cause) = (out.len(), known.unwrap_or(cause));
+            let Some(e) = self.cluster.execution(*id) else {
+                break;
+            };
+            let ask = Ask {
+                avoid: e.avoided(),
+                ..Ask::new(e.profile, e.left())
+            };
+            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+            let Some(choice) = placement::choose(rankings, cluster, &self.config, now, &ask) else {
+                break;
+            };
+            self.append_bound(now, *id, choice, cause, None, out);
+            if out.len() == mark {
+                break;
+            }
+            placed.push((*id, since, arrived));
+        }
+        if placed.len() == members.len() {
+            return Placed::Yes;
+        }
+        out.truncate(before);
+        for (id, since, arrived) in placed {
+            self.cluster
+                .set_stage(id, Stage::Pending, Claim::Host, since);
+            if let Some(e) = self.cluster.execution_mut(id) {
+                (e.busy, e.arrived) = (false, arrived);
+            }
+        }
+        Placed::NoRoom
+    }
+
+    /// A bound member whose gang is not bound in full: it is looked at again, and given back when
+    /// that takes too long. False where the gang is bound in full.
+    pub(super) fn wait_for_gang(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(key) = self.gang_of(id) else {
+            return false;
+        };
+        let Some(gang) = self.holds.gangs.get(&key).filter(|g| g.begun.is_none()) else {
+            return false;
+        };
+        let bound = |id: &ExecutionId| matches!(self.stage(*id), Some(Stage::Bound(..)));
+        if gang.complete().is_some_and(|all| all.iter().all(bound)) {
+            return false;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let limit = self.config.gang_ms;
+        let waited = now.mono.since(e.since);
+        if waited < limit || self.defers(now, id, self.config.grace_ms) {
+            let again = now.mono.plus(limit.saturating_sub(waited).max(AGAIN_MS));
+            self.cluster.set_due(id, again);
+            return true;
+        }
+        if let Some(gang) = self.holds.gangs.get_mut(&key) {
+            gang.given_back = true;
+            gang.retry_at = now.mono.plus(AGAIN_MS);
+        }
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return true;
+        };
+        e.busy = true;
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: vec![Event::Refused {
+                reason: format!(
+                    "given back: its gang {} was not bound in full within {limit} ms",
+                    key.1
+                ),
+                offer: 0,
+            }],
+            ticket: None,
+        });
+        true
+    }
+
+    /// A gang that has begun, with a member that finds no place: those that compute yield.
+    fn keep_together(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
+        let Some(gang) = self.holds.gangs.get(key) else {
+            return false;
+        };
+        let Some(begun) = gang.begun.filter(|begun| *begun != Millis(0)) else {
+            return false;
+        };
+        let Some(members) = gang.complete() else {
+            // One has ended: from now on the others go on each for itself.
+            let members: Vec<_> = gang.members.iter().map(|(_, id)| *id).collect();
+            if let Some(gang) = self.holds.gangs.get_mut(key) {
+                (gang.begun, gang.dissolving) = (Some(Millis(0)), false);
+            }
+            members.into_iter().for_each(|id| self.wait_if_pending(id));
+            return false;
+        };
+        let dissolving = gang.dissolving;
+        let stages: Vec<_> = members.iter().map(|id| self.stage(*id)).collect();
+        let started = |s: &Option<Stage>| matches!(s, Some(Stage::Started(..)));
+        let lacks = |s: &Option<Stage>| matches!(s, Some(Stage::Pending | Stage::Bound(..)));
+        if !stages.iter().any(lacks) {
+            // They have started together; from now on each moves for itself.
+            if let Some(gang) = self.holds.gangs.get_mut(key) {
+                (gang.begun, gang.dissolving) = (Some(Millis(0)), false);
+            }
+            return false;
+        }
+        let pending = |s: &Option<Stage>| matches!(s, Some(Stage::Pending));
+        let dissolved = dissolving && stages.iter().all(pending);
+        if now.mono.since(begun) < self.config.gang_ms && !dissolved {
+            return true;
+        }
+        if !stages.iter().any(started) {
+            if let Some(gang) = self.holds.gangs.get_mut(key) {
+                (gang.begun, gang.sent, gang.given_back) = (None, false, true);
+                gang.dissolving = false;
+            }
+            for id in members {
+                self.stop_waiting(id);
+                self.wait_if_pending(id);
+            }
+            return true;
+        }
+        // Every replica leaves its members alone from now on; one tells them.
+        if let Some(gang) = self.holds.gangs.get_mut(key) {
+            gang.dissolving = true;
+        }
+        if !self.places_gangs() {
+            return true;
+        }
+        for id in members {
+            let Some(e) = self.cluster.execution(id) else {
+                continue;
+            };
+            let Stage::Started(ix, _) = e.stage else {
+                continue;
+            };
+            out.push(Action::Control {
+                node: self.cluster.node(ix).id.clone(),
+                request: ControlRequest::Yield {
+                    execution: id,
+                    epoch: e.epoch,
+                    cause: Cause::NotTaken {
+                        reason: format!("its gang {} could not start in full", key.1),
+                    },
+                    to: None,
+                    decision: None,
+                },
+                ticket: None,
+            });
+        }
+        if let Some(gang) = self.holds.gangs.get_mut(key) {
+            gang.begun = Some(now.mono);
+        }
+        true
+    }
+}

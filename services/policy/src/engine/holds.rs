@@ -1,0 +1,361 @@
+//! What holds executions back: dependencies here; reservations in [`super::reserve`], gangs in
+//! [`super::gang`].
+
+use fiec_schemas::{BatchId, Event, ExecutionId, Tenant};
+
+use super::{Action, Policy};
+use crate::cluster::Stage;
+use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
+use crate::time::{Millis, Now};
+
+/// Ledgers looked at in one round.
+const LOOKS: usize = 256;
+
+impl Policy {
+    /// Takes up what may hold a new execution back; `bound`: it was bound before, so what it waits
+    /// for has ended.
+    pub(super) fn take_holds(
+        &mut self,
+        id: ExecutionId,
+        tenant: &Tenant,
+        spec: Option<HoldSpec>,
+        bound: bool,
+    ) {
+        let Some(spec) = spec else {
+            return;
+        };
+        let mut held = Held {
+            batch: spec
+                .batch
+                .as_ref()
+                .map(|name| BatchId::from_client(tenant, name)),
+            at_once: spec.at_once,
+            gang: spec.gang,
+            ..Held::default()
+        };
+        for dependency in spec.after.iter().filter(|_| !bound) {
+            // What names nothing was refused when it was submitted.
+            if let Some(other) = dependency.execution(tenant)
+                && !held.after.iter().any(|a| a.id == other)
+            {
+                held.after.push(Awaited {
+                    id: other,
+                    name: dependency.id.clone(),
+                    on: dependency.on,
+                });
+            }
+        }
+        for awaited in &held.after {
+            self.holds.waiters.entry(awaited.id).or_default().insert(id);
+            if !self.knows(awaited.id) {
+                self.holds.look_at.entry(awaited.id).or_default();
+            }
+        }
+        if let Some(batch) = held.batch {
+            let batch = self.holds.batches.entry(batch).or_default();
+            batch.members.insert(id, held.at_once);
+        }
+        self.holds.due = true;
+        self.holds.held.insert(id, Box::new(held));
+        self.join_gang(id);
+    }
+
+    /// True for a new execution that is not to be bound with its first message.
+    pub(super) fn begins_held(&self, tenant: &Tenant, spec: Option<&HoldSpec>) -> bool {
+        let batch = |name| BatchId::from_client(tenant, name);
+        self.holds.limits(tenant)
+            || spec.is_some_and(|spec| {
+                let limited = self.holds.at_once(spec.batch.as_ref().map(batch));
+                let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
+                own || limited.is_some()
+            })
+    }
+
+    /// Takes part in its gang, once it is known.
+    fn join_gang(&mut self, id: ExecutionId) {
+        let Some(gang) = self.holds.held.get(&id).and_then(|h| h.gang.clone()) else {
+            return;
+        };
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let (key, member) = ((e.tenant.clone(), gang.name), (e.submitted_at, id));
+        let together = self.holds.gangs.entry(key.clone()).or_default();
+        together.size = gang.size;
+        together.members.insert(member);
+        self.holds.gangs_due.insert(key);
+        self.holds.due = true;
+    }
+
+    /// An execution has ended.
+    pub(super) fn ended(&mut self, id: ExecutionId, fate: Fate) {
+        self.seen(id, Seen::Ended(fate), true);
+    }
+
+    /// What a look at a ledger has shown.
+    pub(super) fn looked_up(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+        let wall = now.wall.millis();
+        let old_ms = i64::try_from(self.config.vanished_ms).unwrap_or(i64::MAX);
+        // What was submitted together may have its ledger a moment later.
+        let youngest = self.holds.waiters.get(&id).into_iter().flatten();
+        let youngest = youngest.filter_map(|w| Some(self.cluster.execution(*w)?.submitted_at));
+        let old = youngest.max().is_none_or(|at| wall - at.millis() > old_ms);
+        if matches!(seen, Seen::Ended(_)) || (seen == Seen::Vanished && old) {
+            self.seen(id, seen, old);
+        } else if self.holds.waiters.contains_key(&id) && !self.knows(id) {
+            let again = now.mono.plus(self.config.look_ms);
+            self.holds.look_at.insert(id, again);
+        }
+    }
+
+    fn seen(&mut self, id: ExecutionId, seen: Seen, old: bool) {
+        self.holds.look_at.remove(&id);
+        for waiter in self.holds.waiters.remove(&id).into_iter().flatten() {
+            let Some(held) = self.holds.held.get_mut(&waiter) else {
+                continue;
+            };
+            if !held.learn(id, seen, old) {
+                self.holds.waiters.entry(id).or_default().insert(waiter);
+                continue;
+            }
+            self.holds.due = true;
+            if held.fails.is_some() {
+                self.holds.failing.insert(waiter);
+            } else if held.after.is_empty() {
+                self.wait_if_pending(waiter);
+            }
+        }
+    }
+
+    pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
+        let pending = self.cluster.execution(id);
+        if pending.is_some_and(|e| e.stage == Stage::Pending && !e.busy) {
+            self.wait(id);
+        }
+    }
+
+    /// Forgets what held an execution that lives no more.
+    pub(super) fn forget_holds(&mut self, id: ExecutionId) {
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        if self.holds.is_idle() {
+            return;
+        }
+        let (tenant, started) = (e.tenant.clone(), matches!(e.stage, Stage::Started(..)));
+        let member = (e.submitted_at, id);
+        if let Some(held) = self.holds.held.remove(&id) {
+            for awaited in &held.after {
+                if let Some(waiters) = self.holds.waiters.get_mut(&awaited.id) {
+                    waiters.remove(&id);
+                    if waiters.is_empty() {
+                        self.holds.waiters.remove(&awaited.id);
+                        self.holds.look_at.remove(&awaited.id);
+                    }
+                }
+            }
+            if let Some(batch) = held.batch
+                && let Some(limited) = self.holds.batches.get_mut(&batch)
+            {
+                limited.members.remove(&id);
+                if limited.members.is_empty() {
+                    self.holds.batches.remove(&batch);
+                }
+            }
+            if let Some(gang) = held.gang {
+                self.leave_gang((tenant.clone(), gang.name), member, started);
+            }
+        }
+        self.holds.failing.remove(&id);
+        self.holds.unplaced.remove(&id);
+        self.holds.dequeue(&tenant, id);
+        self.free_soon(&tenant, id);
+    }
+
+    /// True where nothing but room is missing; what else is missing is on its way then.
+    pub(super) fn may_wait(&mut self, id: ExecutionId) -> bool {
+        let pending = self.cluster.execution(id);
+        if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
+            return true;
+        }
+        if let Some(held) = self.holds.held.get(&id) {
+            if !held.after.is_empty() || held.fails.is_some() {
+                return false;
+            }
+            if let Some(gang) = &held.gang
+                && !self.is_alone(id)
+            {
+                if let Some(tenant) = self.tenant(id) {
+                    let key = (tenant, gang.name.clone());
+                    self.holds.gangs_due.insert(key);
+                    self.holds.due = true;
+                }
+                return false;
+            }
+        }
+        self.admit(id)
+    }
+
+    /// Why an execution may not be bound now, whatever room there is.
+    pub(super) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
+        let e = self.cluster.execution(id)?;
+        if e.stage != Stage::Pending {
+            return None;
+        }
+        if let Some(held) = self.holds.held.get(&id) {
+            if let Some(reason) = &held.fails {
+                return Some(reason.clone());
+            }
+            if !held.after.is_empty() {
+                return Some(self.awaited_in_words(held));
+            }
+            if let Some(gang) = &held.gang
+                && !self.is_alone(id)
+            {
+                return Some(self.gang_in_words(&e.tenant, gang));
+            }
+        }
+        self.unreserved_in_words(id)
+    }
+
+    /// What would let it be bound.
+    pub(super) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
+        let Some((e, held)) = self
+            .cluster
+            .execution(id)
+            .map(|e| (e, self.holds.held.get(&id)))
+        else {
+            return Vec::new();
+        };
+        let batch = held.and_then(|h| h.batch);
+        let help = match held {
+            Some(held) if held.fails.is_some() => return Vec::new(),
+            Some(held) if !held.after.is_empty() => {
+                format!("the end of the {} that it waits for", held.after.len())
+            }
+            Some(held) if held.gang.is_some() && !self.is_alone(id) => {
+                "all members of its gang being ready, and room for all of them at once".to_owned()
+            }
+            _ if self.holds.at_once(batch).is_some() => {
+                "the end of another execution of its batch".to_owned()
+            }
+            _ => format!(
+                "the end of another execution of {0}, or more for it: `fiec quota set {0}`",
+                e.tenant
+            ),
+        };
+        vec![help]
+    }
+
+    fn awaited_in_words(&self, held: &Held) -> String {
+        const NAMED: usize = 5;
+        let where_it_is = |id| match self.cluster.execution(id).map(|e| e.stage) {
+            None => "not known here",
+            Some(Stage::Pending) => "pending",
+            Some(Stage::Bound(..)) => "bound",
+            Some(Stage::Started(..)) => "computing",
+            Some(Stage::Paused) => "paused",
+            Some(Stage::Verifying) => "verifying",
+        };
+        let named = held.after.iter().take(NAMED).map(|awaited| {
+            let how = match awaited.on {
+                fiec_schemas::scheduling::AfterOutcome::Ok => "complete",
+                fiec_schemas::scheduling::AfterOutcome::Any => "end",
+            };
+            let name = &awaited.name;
+            format!("{name} to {how} (it is {})", where_it_is(awaited.id))
+        });
+        let mut words = format!("it waits for {}", named.collect::<Vec<_>>().join(", "));
+        if held.after.len() > NAMED {
+            words += &format!(" and {} others", held.after.len() - NAMED);
+        }
+        words
+    }
+
+    /// Does what follows from what has changed about holds.
+    pub(super) fn act_on_holds(&mut self, now: Now, out: &mut Vec<Action>) {
+        if self.holds.is_idle() {
+            return;
+        }
+        let sweep = now.mono.since(self.holds.swept) >= self.config.look_ms;
+        if sweep {
+            self.holds.swept = now.mono;
+            self.sweep_reservations(now);
+        }
+        if !std::mem::take(&mut self.holds.due) && !sweep {
+            return;
+        }
+        self.look_at_ledgers(now, out);
+        self.fail_what_cannot_run(now, out);
+        self.act_on_gangs(now, out);
+        self.ask_for_reservations(now, out);
+    }
+
+    fn look_at_ledgers(&mut self, now: Now, out: &mut Vec<Action>) {
+        let due = |at: &Millis| *at <= now.mono;
+        let ids: Vec<_> = self
+            .holds
+            .look_at
+            .iter()
+            .filter(|(_, at)| due(at))
+            .map(|(id, _)| *id)
+            .take(LOOKS)
+            .collect();
+        self.holds.due |= ids.len() == LOOKS;
+        for id in ids {
+            self.holds.look_at.remove(&id);
+            let waiter = self.holds.waiters.get(&id).and_then(|w| w.first());
+            let reserved = self.holds.tables.iter();
+            let mut reserved = reserved.filter(|(_, table)| table.entries.contains_key(&id));
+            let tenant = match waiter {
+                Some(waiter) => self.tenant(*waiter),
+                None => reserved.next().map(|(tenant, _)| tenant.clone()),
+            };
+            let Some(tenant) = tenant else {
+                continue;
+            };
+            if !self.knows(id) {
+                // Should no answer come, it is looked at again.
+                let again = now.mono.plus(10 * self.config.look_ms);
+                self.holds.look_at.insert(id, again);
+                out.push(Action::Lookup {
+                    execution: id,
+                    tenant,
+                });
+            }
+        }
+    }
+
+    fn fail_what_cannot_run(&mut self, now: Now, out: &mut Vec<Action>) {
+        let ids: Vec<_> = self.holds.failing.iter().copied().collect();
+        for id in ids {
+            let Some(e) = self.cluster.execution(id) else {
+                self.holds.failing.remove(&id);
+                continue;
+            };
+            if e.busy || !matches!(e.stage, Stage::Pending | Stage::Paused) {
+                continue;
+            }
+            if self.defers(now, id, self.config.grace_ms) {
+                self.holds.due = true;
+                continue;
+            }
+            let reason = self.holds.held.get(&id).and_then(|h| h.fails.clone());
+            self.stop_waiting(id);
+            let Some(e) = self.cluster.execution_mut(id) else {
+                continue;
+            };
+            e.busy = true;
+            out.push(Action::Append {
+                execution: id,
+                tenant: e.tenant.clone(),
+                expected: e.seq,
+                events: vec![Event::Failed {
+                    reason: reason.unwrap_or_default(),
+                    stderr: String::new(),
+                }],
+                ticket: None,
+            });
+        }
+    }
+}

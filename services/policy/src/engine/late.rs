@@ -1,0 +1,104 @@
+//! Deadlines that have passed. An execution that is to fail then does so at the moment where nobody
+//! computes it, and at its next boundary where somebody does: it gives its place up there, and
+//! fails as pending.
+
+use fiec_schemas::scheduling::{OnMiss, Rule};
+use fiec_schemas::{Cause, Event, ExecutionId, Timestamp};
+
+use super::bind::Placed;
+use super::{Action, Policy};
+use crate::cluster::Stage;
+use crate::time::Now;
+
+/// When an execution that has not failed yet is looked at again.
+const AGAIN_US: i64 = 1_000_000;
+
+impl Policy {
+    /// When it must be done, where it fails otherwise.
+    fn fails_at(&self, id: ExecutionId) -> Option<Timestamp> {
+        let e = self.cluster.execution(id)?;
+        let deadline = self.cluster.profiles.get(e.profile)?.deadline?;
+        (deadline.on_miss == OnMiss::Fail).then(|| deadline.moment(e.submitted_at))
+    }
+
+    /// Remembers by when it must be done.
+    pub(super) fn note_deadline(&mut self, id: ExecutionId) {
+        let deadline = self.fails_at(id);
+        self.share.deadlines.note(id, deadline);
+    }
+
+    /// Lets fail what is late.
+    pub(super) fn look_at_deadlines(&mut self, now: Now, out: &mut Vec<Action>) {
+        for _ in 0..self.config.burst {
+            let Some(id) = self.share.deadlines.due(now.wall) else {
+                return;
+            };
+            let Some(deadline) = self.fails_at(id).filter(|at| *at <= now.wall) else {
+                // It was moved.
+                self.note_deadline(id);
+                continue;
+            };
+            let again = Timestamp::from_micros(now.wall.micros().saturating_add(AGAIN_US));
+            self.share.deadlines.again(id, again);
+            if !self.defers(now, id, self.config.grace_ms) {
+                self.fail_late(now, id, deadline, out);
+            }
+        }
+    }
+
+    /// True for one that is to fail now.
+    pub(super) fn is_late(&self, now: Now, id: ExecutionId) -> bool {
+        self.fails_at(id).is_some_and(|at| at <= now.wall)
+    }
+
+    /// Lets one fail that waits and would be bound otherwise.
+    pub(super) fn let_fail(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
+        if self.defers(now, id, self.config.grace_ms) {
+            return Placed::Deferred;
+        }
+        match self.fails_at(id) {
+            Some(deadline) => self.fail_late(now, id, deadline, out),
+            None => return Placed::Deferred,
+        }
+        Placed::Moot
+    }
+
+    fn fail_late(&mut self, now: Now, id: ExecutionId, deadline: Timestamp, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        if e.busy {
+            return;
+        }
+        match e.stage {
+            Stage::Started(..) if e.order().is_none() => {
+                let reason = format!("its deadline {deadline} has passed, and it is to fail then");
+                let cause = Cause::Preempted {
+                    rule: Rule::Deadline,
+                    by: None,
+                    reason,
+                };
+                self.order_off(now, id, cause, out);
+            }
+            Stage::Pending | Stage::Bound(..) | Stage::Paused => {
+                let reason = format!("it was not done by its deadline {deadline}");
+                out.push(Action::Append {
+                    execution: id,
+                    tenant: e.tenant.clone(),
+                    expected: e.seq,
+                    events: vec![Event::Failed {
+                        reason,
+                        stderr: String::new(),
+                    }],
+                    ticket: None,
+                });
+                if let Some(e) = self.cluster.execution_mut(id) {
+                    e.busy = true;
+                }
+                self.stop_waiting(id);
+            }
+            // It gives way already; what is computed is only compared still.
+            Stage::Started(..) | Stage::Verifying => {}
+        }
+    }
+}

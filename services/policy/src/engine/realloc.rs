@@ -1,0 +1,492 @@
+//! What runs and has no viable place, what is parked, and what asks for more.
+//!
+//! Nothing here moves anything more often than the hysteresis of its place allows: an execution
+//! stops because of a pressure that lasted for its dwell, and goes on when that has receded for as
+//! long, or where another place admits it.
+
+use fiec_schemas::scheduling::WhenUnviable;
+use fiec_schemas::{Cause, ExecutionId, Signal};
+
+use super::bind::Placed;
+use super::{Action, Policy};
+use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::placement::{self, Ask, Leaving};
+use crate::places::Claim;
+use crate::realloc::unviable::{self, Answer, Pressure};
+use crate::share::order;
+use crate::share::pause::{Pause, Room};
+use crate::time::Now;
+use crate::view::LedgerView;
+
+/// How often parked executions are looked at, in milliseconds.
+const LOOK_MS: u64 = 250;
+/// A pause for memory that others have is expected to last so long, in milliseconds.
+const ASKED_MS: u64 = 60_000;
+/// One that could not park is not told to again for so long, in milliseconds.
+const CANNOT_PARK_MS: u64 = 60_000;
+/// Who changes what it asks for beyond its grant, in the ledger.
+const PROGRAM: &str = "program";
+
+impl Policy {
+    /// Learns from a message who is parked, and who asks for more.
+    pub(super) fn note_parking(&mut self, now: Now, view: &LedgerView<'_>) {
+        let id = view.state.execution;
+        let (parked, unparked) = (view.event("parked"), view.event("unparked"));
+        let asked = view
+            .event("adjusted")
+            .is_some_and(|a| a.who.as_deref() == Some(PROGRAM));
+        let is_parked = self.cluster.execution(id).and_then(|e| e.parked());
+        if is_parked != view.state.parked {
+            self.cluster.set_parked(id, view.state.parked);
+            self.dirty = true;
+        }
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        let started = matches!(e.stage, Stage::Started(..));
+        if let Some(extra) = e.extra.as_mut().filter(|_| !started) {
+            // Where it goes has what it asked for.
+            extra.asks = false;
+            extra.why_parked = None;
+        }
+        if parked.is_none() && unparked.is_none() && !asked {
+            return;
+        }
+        if let Some(event) = parked {
+            e.extra().why_parked = event.cause();
+        }
+        if unparked.is_some() {
+            e.since = now.mono;
+            let extra = e.extra();
+            (extra.why_parked, extra.asks) = (None, false);
+        }
+        if asked && started {
+            e.extra().asks = true;
+        }
+        let done = match e.order().map(|o| o.wants) {
+            Some(Wanted::Park(_)) => parked.is_some(),
+            Some(Wanted::Unpark) => unparked.is_some(),
+            _ => false,
+        };
+        if done {
+            self.cluster.clear_order(id);
+        }
+        if asked && started {
+            self.cluster.set_due(id, now.mono);
+        }
+        let by = parked.and_then(|p| p.cause());
+        if let Some(Cause::Preempted { by: Some(by), .. }) = by {
+            self.gave_way(now, by);
+        }
+    }
+
+    /// Its place is not viable, or has not what it asks for, and no other can take it.
+    pub(super) fn nowhere(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        cause: &Cause,
+        out: &mut Vec<Action>,
+    ) -> Placed {
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        let pressure = match cause {
+            Cause::Pressure { evidence } => {
+                let lasted = now.wall.millis() - evidence.since.millis();
+                Some(Pressure::of(evidence, u64::try_from(lasted).unwrap_or(0)))
+            }
+            Cause::Asked { .. } => None,
+            _ => return Placed::NoRoom,
+        };
+        let wanted = self.cluster.profiles.get(e.profile);
+        let wanted = wanted.map_or(WhenUnviable::Cheapest, |p| p.when_unviable);
+        let at_risk_ms = self.since_commit_ms(now, id);
+        // What has lasted is expected to last as long again.
+        let lasted = e
+            .parked()
+            .map_or(0, |p| now.mono.since(now.moment_of(p.at)));
+        let pause = self.pause_of(now, id, ASKED_MS.max(lasted));
+        let weighed = unviable::weigh(wanted, pressure.as_ref(), pause.as_ref(), at_risk_ms);
+        let full = e.stage.node().is_some_and(|ix| self.memory_presses(ix));
+        let answer = match (e.parked(), weighed.answer) {
+            // It holds the memory that presses.
+            (Some(_), _) if full => Answer::Suspend,
+            (Some(_), Answer::Suspend) => Answer::Suspend,
+            (Some(_), _) => return Placed::NoRoom,
+            (None, answer) => answer,
+        };
+        let wants = match answer {
+            Answer::GoOn => return Placed::NoRoom,
+            Answer::Wait(keep) => Wanted::Park(keep),
+            Answer::Suspend => Wanted::Yield,
+        };
+        if pressure.is_none() && self.defers(now, id, self.config.order_grace_ms) {
+            return Placed::Deferred;
+        }
+        let cause = match cause {
+            Cause::Asked { reason } => Cause::Asked {
+                reason: format!("{reason}; no other place has it ({})", weighed.reason),
+            },
+            cause => Cause::Unviable {
+                reason: format!(
+                    "{}, and no other place can take it ({})",
+                    cause.in_words(),
+                    weighed.reason
+                ),
+            },
+        };
+        self.put_order(now, id, plain(wants, cause), None, out);
+        Placed::Yes
+    }
+
+    /// How long since an execution's last commit, in milliseconds.
+    fn since_commit_ms(&self, now: Now, id: ExecutionId) -> u64 {
+        let committed = self.share.rhythms.get(&id).and_then(|r| r.last);
+        let since = self.cluster.execution(id).map_or(now.mono, |e| e.since);
+        now.mono
+            .since(committed.map_or(since, |(_, at)| at.max(since)))
+    }
+
+    /// What an execution has where it runs, and what of that its node could keep; none where the
+    /// node does not park, or this execution could not.
+    pub(super) fn pause_of(&self, now: Now, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
+        let e = self.cluster.execution(id)?;
+        let node = self.cluster.node(e.stage.node()?);
+        let descriptor = node.descriptor.as_ref()?;
+        let cannot = e.extra.as_ref().and_then(|x| x.cannot_park);
+        // One that is parked there already keeps what it has.
+        let others = node.parked.saturating_sub(u32::from(e.parked().is_some()));
+        if others >= descriptor.parks || cannot.is_some_and(|until| now.mono < until) {
+            return None;
+        }
+        let profile = self.cluster.profiles.get(e.profile)?;
+        let device = e.device().and_then(|ix| node.devices.get(ix));
+        let facts = device.and_then(|d| d.facts.as_ref());
+        let memory = facts.and_then(|f| f.memory_bytes).unwrap_or(0);
+        let wants = profile.requires.device.as_ref();
+        let wants = wants.and_then(|d| d.share_bytes.or(d.memory_bytes));
+        let device_bytes = device.map_or(0, |_| wants.unwrap_or(memory).min(memory).max(1));
+        let limit = descriptor.memory_limit_bytes;
+        let used = node.vector.as_ref().and_then(|v| {
+            let host =
+                |r: &&fiec_schemas::Reading| r.signal == Signal::Memory && r.device.is_none();
+            v.readings.iter().find(host)?.value
+        });
+        let share = limit / u64::from(descriptor.slots.max(1));
+        let host_bytes = profile.requires.memory_bytes.unwrap_or(share).min(share);
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of bytes"
+        )]
+        let free = (limit as f64 * (1.0 - used.unwrap_or(0.0)).clamp(0.0, 1.0)) as u64;
+        let copies = facts.and_then(|f| f.device.as_ref()?.copy_bytes_s());
+        Some(Pause {
+            expected_ms,
+            state_bytes: e.state_bytes,
+            device_bytes,
+            host_bytes,
+            link_bytes_s: None,
+            copy_bytes_s: copies,
+            take_up_ms: take_up_ms(self.share.take_up.mean_ms()),
+            device: device.map(|_| Room {
+                total_bytes: memory,
+                // What it has there is its own.
+                free_bytes: device_bytes,
+            }),
+            host: Some(Room {
+                total_bytes: limit,
+                // Its process is counted in what is used.
+                free_bytes: free.saturating_add(host_bytes),
+            }),
+        })
+    }
+
+    /// What a program has asked for beyond its place: it goes where there is more.
+    pub(super) fn look_at_wish(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let asks = e.extra.as_ref().is_some_and(|x| x.asks);
+        let (true, Stage::Started(ix, _), false) = (asks, e.stage, e.busy) else {
+            return false;
+        };
+        if e.order().is_some() {
+            return false;
+        }
+        let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
+        let wish = |what: &str, bytes: Option<u64>| bytes.map(|b| format!("{b} bytes of {what}"));
+        let words: Vec<_> = change
+            .into_iter()
+            .flat_map(|c| {
+                [
+                    wish("memory", c.memory_bytes),
+                    wish("device memory", c.device_memory_bytes),
+                ]
+            })
+            .flatten()
+            .collect();
+        let node = &self.cluster.node(ix).id;
+        let cause = Cause::Asked {
+            reason: format!("{}, and {node} has not granted that", words.join(" and ")),
+        };
+        let placed = self.order_away(now, id, ix, cause, out);
+        if matches!(placed, Placed::NoRoom | Placed::Moot) {
+            let again = now.mono.plus(self.config.order_retry_ms);
+            self.cluster.set_due(id, again);
+        }
+        true
+    }
+
+    /// Where memory presses, what is parked goes first, and alone as long as that may help.
+    pub(super) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
+        let node = self.cluster.node(ix);
+        if node.parked == 0 || node.is_draining() || node.presence != Presence::Up {
+            return;
+        }
+        let memory = self.memory_presses(ix);
+        let stands = |id: &ExecutionId| {
+            let e = self.cluster.execution(*id);
+            e.is_some_and(|e| e.parked().is_some() && e.order().is_none())
+        };
+        if memory && ids.iter().any(stands) {
+            ids.retain(stands);
+        }
+    }
+
+    /// Whether the memory of a node is beyond its threshold.
+    fn memory_presses(&self, ix: NodeIx) -> bool {
+        let watch = self.cluster.node(ix).base.as_ref();
+        let watched = watch.map_or(&[][..], |w| w.watched());
+        watched.iter().any(|w| {
+            let memory = w.signal == Signal::Memory && w.device.is_none();
+            memory && w.automaton.pressing_since().is_some()
+        })
+    }
+
+    /// One gave way to this one, which goes first now.
+    fn gave_way(&mut self, now: Now, by: ExecutionId) {
+        self.share.asking.remove(&by);
+        self.share.promised.insert(by, now.mono);
+        self.dirty = true;
+    }
+
+    /// Since when it is parked, with what, and why; none where it is not.
+    pub(super) fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
+        let parked = e.parked()?;
+        let waited = now.mono.since(now.moment_of(parked.at));
+        let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
+        let why = why.map_or_else(String::new, |cause| format!(" ({})", cause.in_words()));
+        Some(format!(
+            "for {waited} ms, keeping its {}{why}",
+            parked.keep.as_str()
+        ))
+    }
+
+    /// The holder does not park it.
+    pub(super) fn cannot_park(&mut self, now: Now, id: ExecutionId) {
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
+        }
+    }
+
+    /// Lets what is parked go on: where it is, when that is viable and has a slot, or elsewhere.
+    pub(super) fn look_at_parked(&mut self, now: Now, out: &mut Vec<Action>) {
+        if now.mono.since(self.realloc.looked) < LOOK_MS {
+            return;
+        }
+        self.realloc.looked = now.mono;
+        for ix in (0..self.cluster.node_count()).map(NodeIx) {
+            let node = self.cluster.node(ix);
+            if node.parked == 0 || node.presence != Presence::Up {
+                continue;
+            }
+            let parked = node.holds.iter().copied();
+            let parked = parked.filter(|id| {
+                let e = self.cluster.execution(*id);
+                e.is_some_and(|e| e.parked().is_some() && !e.busy && e.order().is_none())
+            });
+            // The one that has waited longest first.
+            let mut parked: Vec<_> = parked.collect();
+            parked.sort_by_key(|id| {
+                let since = self.cluster.execution(*id).and_then(|e| e.parked());
+                (since.map(|p| p.at), *id)
+            });
+            for id in parked {
+                self.look_at_one_parked(now, id, ix, out);
+            }
+        }
+    }
+
+    fn look_at_one_parked(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let node = self.cluster.node(ix);
+        let told = e
+            .avoided()
+            .iter()
+            .any(|a| a.node == ix && now.mono < a.until);
+        if told || !node.is_fresh(now.mono, &self.config) {
+            return;
+        }
+        let profile = self.cluster.profiles.get(e.profile);
+        let judged = node.judged(profile, e.device());
+        let presses = node
+            .watch(e.profile)
+            .and_then(|w| w.obstacle(judged))
+            .is_some();
+        let why = e.extra.as_ref().and_then(|x| x.why_parked.clone());
+        let keeps_device = e.takes() == e.claim;
+        let claim = if keeps_device { Claim::Host } else { e.claim };
+        let room = node.held() < node.slots() && self.has_device(ix, claim);
+        let alone = node.held() == 0;
+        if self.must_go(id, ix, true).is_some() {
+            // Looked at with all that must leave.
+            return;
+        }
+        let stays = match &why {
+            // It fits here, and others have left.
+            Some(Cause::Asked { .. }) => alone && self.would_fit(now, id, ix),
+            _ => room,
+        };
+        if presses || !stays {
+            return self.move_parked(now, id, ix, why, out);
+        }
+        if self.is_outranked(now, id) || self.defers(now, id, self.config.order_grace_ms) {
+            return;
+        }
+        let cause = match why {
+            Some(Cause::Unviable { .. } | Cause::Pressure { .. }) => "its place is viable again",
+            Some(Cause::Asked { .. }) => "what it asked for may be free where it is",
+            _ => "there is a slot where it is",
+        };
+        let order = Order {
+            to: Some(ix),
+            claim,
+            ..plain(
+                Wanted::Unpark,
+                Cause::Unviable {
+                    reason: cause.to_owned(),
+                },
+            )
+        };
+        self.put_order(now, id, order, None, out);
+    }
+
+    /// Whether a node has what an execution asks for, were nobody else on it.
+    fn would_fit(&mut self, now: Now, id: ExecutionId, ix: NodeIx) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let ask = Ask {
+            only: Some(ix),
+            counted: Some((ix, e.takes())),
+            ..Ask::new(e.profile, e.left())
+        };
+        placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask).is_some()
+    }
+
+    fn has_device(&self, ix: NodeIx, claim: Claim) -> bool {
+        let Claim::Device { device, budget } = claim else {
+            return true;
+        };
+        let device_of = self.cluster.node(ix).devices.get(device);
+        device_of.is_some_and(|d| d.refuses(device, budget, None, |has| has).is_none())
+    }
+
+    /// Goes on elsewhere, where a slot is free; σ is committed.
+    fn move_parked(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        ix: NodeIx,
+        why: Option<Cause>,
+        out: &mut Vec<Action>,
+    ) {
+        if self.is_outranked(now, id) {
+            return;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let ask = Ask {
+            avoid: e.avoided(),
+            leaving: Some(Leaving::Node(ix)),
+            free_slot: true,
+            ..Ask::new(e.profile, e.left())
+        };
+        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        let Some(choice) = choice else { return };
+        if self.defers(now, id, self.config.order_grace_ms) {
+            return;
+        }
+        let cause = match why {
+            Some(cause @ (Cause::Unviable { .. } | Cause::Asked { .. })) => cause,
+            _ => Cause::Balance,
+        };
+        self.give_order(now, id, choice, cause, None, out);
+    }
+
+    /// Whether something that waits goes before one that is parked. What has just been looked at
+    /// and has no room keeps nobody parked.
+    fn is_outranked(&self, now: Now, id: ExecutionId) -> bool {
+        let take_ms = self.config.take_ms;
+        let mut promised = self.share.promised.values();
+        if promised.any(|at| now.mono.since(*at) < take_ms) {
+            return true;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return true;
+        };
+        let Some(profile) = self.cluster.profiles.get(e.profile) else {
+            return false;
+        };
+        let sweep = &self.share.sweep;
+        let first = self.first_waiting(
+            1,
+            |profile| sweep.blocked.contains(&profile),
+            |id| sweep.tried.contains(&id),
+        );
+        let Some((waiter, effective)) = first.first().and_then(|id| self.waiting.get(*id)) else {
+            return false;
+        };
+        let waited = e
+            .parked()
+            .map_or(0, |p| now.mono.since(now.moment_of(p.at)));
+        let priority = order::priority(&self.config, profile);
+        let attained = e.attained_ms(now.mono);
+        let service = order::rest_ms(profile, attained);
+        let own = priority + order::aged(&self.config, waited, service);
+        let rank = order::rank(&self.config, profile, attained, e.submitted_at, id);
+        (effective, std::cmp::Reverse(waiter.rank)) > (own, std::cmp::Reverse(rank))
+    }
+}
+
+/// An order that names no place.
+fn plain(wants: Wanted, cause: Cause) -> Order {
+    Order {
+        wants,
+        to: None,
+        claim: Claim::Host,
+        cause,
+        decision: None,
+        taken: false,
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a time of seconds, not negative"
+)]
+fn take_up_ms(mean: f64) -> u64 {
+    mean as u64
+}

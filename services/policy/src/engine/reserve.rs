@@ -1,0 +1,513 @@
+//! Reservations: a pending execution of a tenant with limits, of a batch of which only some run at
+//! once, or of a gang, is bound only by the replica that has reserved for it.
+//!
+//! That no limit is exceeded follows from three rules. A reservation is made by compare-and-set on
+//! all of the tenant's. Only the replica that made it binds under it, and only that replica frees
+//! it while the execution lives, when no append of its own is under way; so nothing is bound under
+//! a reservation that is gone. Where that replica is gone, another one takes the reservation over,
+//! and frees it only once the execution's ledger has moved on, so that an append which was still
+//! under way cannot hold any more. A replica that was stalled or cut off reads its reservations
+//! again before it trusts them.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use fiec_schemas::quota::{Quota, Reservation, Reservations};
+use fiec_schemas::{ExecutionId, Sequence, Tenant};
+
+use super::{Action, Policy};
+use crate::cluster::Stage;
+use crate::holds::reserve::{Change, Denied, Sum};
+use crate::holds::{Fate, Seen};
+use crate::time::{Millis, Now};
+
+/// Most sets that one change asks for.
+const SETS: usize = 256;
+/// Most places in a queue that are looked at for one change.
+const LOOKED_AT: usize = 20_000;
+
+impl Policy {
+    /// True for an execution that must have reserved before it is bound.
+    pub(super) fn reserves(&self, id: ExecutionId) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let held = self.holds.held.get(&id);
+        self.holds.limits(&e.tenant)
+            || held.is_some_and(|h| h.gang.is_some() || self.holds.at_once(h.batch).is_some())
+    }
+
+    /// True where an execution may be bound as far as reservations go.
+    pub(super) fn is_admitted(&self, id: ExecutionId) -> bool {
+        if self.holds.is_idle() || !self.reserves(id) {
+            return true;
+        }
+        let tenant = self.cluster.execution(id).map(|e| &e.tenant);
+        tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.seed))
+    }
+
+    /// The same; what is not admitted is put among those that want a reservation.
+    pub(super) fn admit(&mut self, id: ExecutionId) -> bool {
+        if self.is_admitted(id) {
+            return true;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let profile = self.cluster.profiles.get(e.profile);
+        let priority = profile.map_or(0, |p| p.priority);
+        let (tenant, place) = (e.tenant.clone(), (Reverse(priority), e.submitted_at, id));
+        self.holds.enqueue(&tenant, place, Millis(0));
+        false
+    }
+
+    /// What an execution takes of its tenant's limits.
+    fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
+        let e = self.cluster.execution(id)?;
+        let needs = self.cluster.profiles.get(e.profile).map(|p| &p.requires);
+        let held = self.holds.held.get(&id);
+        let batch = held.and_then(|h| h.batch);
+        let at_once = self.holds.at_once(batch);
+        let memory = needs.map_or(0, |r| {
+            let asked = r.memory_bytes.max(r.free_memory_bytes);
+            asked.unwrap_or(0)
+        });
+        let device = needs.is_some_and(|r| r.device.is_some()) || e.device().is_some();
+        Some(Reservation {
+            execution: id,
+            by: self.seed,
+            firm: None,
+            devices: u32::from(device),
+            memory_bytes: memory,
+            batch: batch.filter(|_| at_once.is_some()),
+            at_once,
+            gang: held.and_then(|h| Some(h.gang.as_ref()?.name.clone())),
+        })
+    }
+
+    /// What is reserved together with an execution: its gang, or itself.
+    fn set_of(&self, id: ExecutionId) -> Option<Vec<ExecutionId>> {
+        let held = self.holds.held.get(&id);
+        match held.and_then(|h| h.gang.as_ref()) {
+            Some(gang) if !self.is_alone(id) => {
+                let tenant = self.cluster.execution(id)?.tenant.clone();
+                let together = self.holds.gangs.get(&(tenant, gang.name.clone()))?;
+                together.complete()
+            }
+            _ => Some(vec![id]),
+        }
+    }
+
+    /// What a tenant may use at once.
+    pub(super) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
+        let weight = quota.as_ref().map_or(1, Quota::weight);
+        self.cluster.tenants.set_weight(tenant, f64::from(weight));
+        match quota {
+            Some(quota) => self.holds.quotas.insert(tenant.clone(), quota),
+            None => self.holds.quotas.remove(tenant),
+        };
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            table.scanned = false;
+        }
+        self.holds.due = true;
+        // What has queued for a limit that is gone waits for room only.
+        let queued = self.holds.queue.get(tenant).cloned().unwrap_or_default();
+        let limits = self.holds.limits(tenant);
+        for (_, _, id) in queued {
+            if !limits && self.is_admitted(id) {
+                self.holds.dequeue(tenant, id);
+                self.wait_if_pending(id);
+            }
+        }
+    }
+
+    /// Takes in what a tenant has reserved.
+    pub(super) fn reserved(
+        &mut self,
+        now: Now,
+        tenant: &Tenant,
+        table: Option<(Sequence, &Reservations)>,
+        answer: bool,
+    ) {
+        let Some((seq, table)) = table else {
+            return self.not_reserved(tenant);
+        };
+        if !self.holds.learn_table(tenant, seq, table, answer) {
+            return;
+        }
+        self.holds.due = true;
+        self.dirty = true;
+        let queued: Vec<_> = self
+            .holds
+            .queue
+            .get(tenant)
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
+        for (_, _, id) in queued {
+            if self.holds.is_reserved(tenant, id, self.seed) {
+                self.holds.dequeue(tenant, id);
+                self.holds.unplaced.insert(id, now.mono);
+                self.wait_if_pending(id);
+            }
+        }
+    }
+
+    /// The shell could not say what became of a change.
+    fn not_reserved(&mut self, tenant: &Tenant) {
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            // What it adopted may not be stored.
+            (table.asked, table.fresh, table.scanned) = (None, false, false);
+            table.freeing.clear();
+        }
+    }
+
+    /// An execution lives no more: what it has reserved is freed, by the owner at once.
+    pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
+        if let Some(table) = self.holds.tables.get_mut(tenant)
+            && table.entries.contains_key(&id)
+        {
+            table.to_free.insert(id, Millis(0));
+            self.holds.due = true;
+        }
+    }
+
+    /// Looks for reservations that nobody needs, and for executions that run without one.
+    pub(super) fn sweep_reservations(&mut self, now: Now) {
+        let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
+        let mut orphans = Vec::new();
+        let mut requeue = Vec::new();
+        for (tenant, table) in &mut self.holds.tables {
+            table.scanned = false;
+            if table
+                .asked
+                .is_some_and(|at| old(&at, 2 * self.config.reserve_ms))
+            {
+                (table.asked, table.fresh) = (None, false);
+                table.freeing.clear();
+            }
+            for (id, entry) in &table.entries {
+                let own = entry.by == self.seed;
+                match self.cluster.execution(*id) {
+                    // It may be one that is not known here yet: its ledger says.
+                    None if !table.to_free.contains_key(id) => {
+                        orphans.push((tenant.clone(), *id));
+                    }
+                    Some(e)
+                        if matches!(e.stage, Stage::Paused | Stage::Verifying)
+                            && own
+                            && !e.busy =>
+                    {
+                        table.to_free.insert(*id, now.mono);
+                    }
+                    Some(e) if e.stage == Stage::Pending && own && !e.busy => {
+                        let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
+                        let moved = entry.firm.is_none_or(|seq| e.seq > seq);
+                        // Somebody gives way for it.
+                        let asked = self.share.asking.contains_key(id)
+                            || self.share.promised.contains_key(id);
+                        if old(since, self.config.reserve_ms) && moved && !asked {
+                            table.to_free.insert(*id, now.mono);
+                            requeue.push(*id);
+                        }
+                    }
+                    Some(_) => {
+                        self.holds.unplaced.remove(id);
+                    }
+                    None => {}
+                }
+            }
+        }
+        for id in requeue {
+            self.holds.unplaced.remove(&id);
+            self.stop_waiting(id);
+            let Some(e) = self.cluster.execution(id) else {
+                continue;
+            };
+            let profile = self.cluster.profiles.get(e.profile);
+            let place = (
+                Reverse(profile.map_or(0, |p| p.priority)),
+                e.submitted_at,
+                id,
+            );
+            let tenant = e.tenant.clone();
+            let from = now.mono.plus(self.config.reserve_ms);
+            self.holds.enqueue(&tenant, place, from);
+        }
+        for (_, id) in orphans {
+            self.holds.look_at.entry(id).or_insert(now.mono);
+        }
+        self.holds.due |= !self.holds.queue.is_empty();
+        let tables = self.holds.tables.values();
+        self.holds.due |= tables.into_iter().any(|t| !t.entries.is_empty());
+        self.holds.due |= !self.holds.gangs_due.is_empty();
+    }
+
+    /// What a look at the ledger of a reservation's execution has shown.
+    pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+        if seen == Seen::Lives || self.knows(id) {
+            return;
+        }
+        for table in self.holds.tables.values_mut() {
+            if table.entries.contains_key(&id) {
+                table.to_free.insert(id, now.mono);
+                self.holds.due = true;
+            }
+        }
+    }
+
+    /// Asks for what is wanted and free, one change of a tenant at a time.
+    pub(super) fn ask_for_reservations(&mut self, now: Now, out: &mut Vec<Action>) {
+        let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
+        let free = self.holds.tables.iter();
+        let free = free.filter(|(_, table)| {
+            let widowed = |entry| self.is_gone(now, entry);
+            !table.to_free.is_empty() || table.entries.values().any(widowed)
+        });
+        tenants.extend(free.map(|(tenant, _)| tenant.clone()));
+        for tenant in tenants {
+            let table = self.holds.tables.entry(tenant.clone()).or_default();
+            if table.asked.is_some() {
+                continue;
+            }
+            let mut change = Change {
+                fence: !table.fresh && table.seq > 0,
+                ..Change::default()
+            };
+            let unread = !table.fresh;
+            self.plan_freeing(now, &tenant, &mut change);
+            self.plan_taking(now, &tenant, &mut change);
+            self.plan_adopting(&tenant, &mut change);
+            self.plan_reserving(now, &tenant, &mut change);
+            if change.is_empty() && !unread {
+                continue;
+            }
+            let table = self.holds.tables.entry(tenant.clone()).or_default();
+            table.asked = Some(now.mono);
+            table.freeing = change.free.iter().map(|(id, _)| *id).collect();
+            for id in &table.freeing {
+                table.to_free.remove(id);
+            }
+            out.push(Action::Reserve {
+                quota: self.holds.quotas.get(&tenant).cloned(),
+                tenant,
+                change: Box::new(change),
+            });
+        }
+    }
+
+    fn plan_freeing(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+        let Some(table) = self.holds.tables.get(tenant) else {
+            return;
+        };
+        let mut settled = Vec::new();
+        for (id, at) in &table.to_free {
+            let Some(entry) = table.entries.get(id) else {
+                settled.push(*id);
+                continue;
+            };
+            let live = self.cluster.execution(*id);
+            // It has been resumed, or bound after all.
+            let needed = live.is_some_and(|e| {
+                e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
+            });
+            if needed || (live.is_some() && entry.by != self.seed) {
+                settled.push(*id);
+            } else if entry.by == self.seed
+                || self.is_gone(now, entry)
+                || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
+            {
+                change.free.push((*id, entry.by));
+            }
+        }
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            table.to_free.retain(|id, _| !settled.contains(id));
+            // What another owner is expected to free is given some time for that.
+            for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
+                *at = now.mono;
+            }
+        }
+    }
+
+    /// True for a reservation whose owner is there no more. Who was not heard yet may only have had
+    /// no time to speak.
+    fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
+        let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
+        !young && !self.replicas.is_present(entry.by)
+    }
+
+    /// Takes over what an owner that is gone had reserved for executions that live.
+    fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+        let Some(table) = self.holds.tables.get(tenant) else {
+            return;
+        };
+        for (id, entry) in &table.entries {
+            let Some(e) = self.cluster.execution(*id) else {
+                continue;
+            };
+            let mine = match entry.gang {
+                Some(_) => self.places_gangs(),
+                None => self.is_mine(*id),
+            };
+            if mine && self.is_gone(now, entry) {
+                change.take.push((*id, entry.by, self.seed, e.seq));
+            }
+        }
+    }
+
+    /// What runs without a reservation counts from now on: its tenant has got limits since.
+    fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
+        let limits = self.holds.limits(tenant);
+        let Some(table) = self.holds.tables.get_mut(tenant) else {
+            return;
+        };
+        if std::mem::replace(&mut table.scanned, true) {
+            return;
+        }
+        let runs = |id: &ExecutionId| {
+            let e = self.cluster.execution(*id);
+            e.is_some_and(|e| matches!(e.stage, Stage::Bound(..) | Stage::Started(..)))
+        };
+        let ids: Vec<ExecutionId> = if limits {
+            let all = self
+                .cluster
+                .executions()
+                .filter(|(_, e)| e.tenant == *tenant);
+            all.map(|(id, _)| id).filter(runs).collect()
+        } else {
+            let held = self.holds.held.iter();
+            let held = held.filter(|(id, h)| {
+                let own = self.cluster.execution(**id).map(|e| &e.tenant) == Some(tenant);
+                own && self.holds.at_once(h.batch).is_some()
+            });
+            held.map(|(id, _)| *id).filter(runs).collect()
+        };
+        for id in ids {
+            let known = self.holds.tables.get(tenant);
+            if known.is_some_and(|table| !table.entries.contains_key(&id)) {
+                change.adopt.extend(self.reservation(id));
+            }
+        }
+    }
+
+    fn plan_reserving(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+        let Some(queue) = self.holds.queue.get(tenant) else {
+            return;
+        };
+        let empty = Default::default();
+        let entries = self.holds.tables.get(tenant).map_or(&empty, |t| &t.entries);
+        let freed: BTreeSet<_> = change.free.iter().map(|(id, _)| *id).collect();
+        let mut sum = Sum::of(
+            entries
+                .values()
+                .filter(|entry| !freed.contains(&entry.execution))
+                .chain(&change.adopt),
+        );
+        let quota = self.holds.quotas.get(tenant);
+        let mut seen = BTreeSet::new();
+        let mut stale = Vec::new();
+        let mut scarce = false;
+        for (_, _, id) in queue.iter().take(LOOKED_AT) {
+            if change.sets.len() >= SETS {
+                break;
+            }
+            let Some((_, from)) = self.holds.queued.get(id) else {
+                continue;
+            };
+            if *from > now.mono || seen.contains(id) {
+                continue;
+            }
+            let pending = |id: &ExecutionId| {
+                let e = self.cluster.execution(*id);
+                e.is_some_and(|e| e.stage == Stage::Pending)
+            };
+            if !pending(id) || !self.reserves(*id) {
+                stale.push(*id);
+                continue;
+            }
+            let Some(set) = self.set_of(*id) else {
+                continue;
+            };
+            seen.extend(set.iter().copied());
+            let mut wanted = Vec::new();
+            let mut foreign = false;
+            for member in &set {
+                match entries.get(member) {
+                    Some(entry) if entry.by == self.seed => {}
+                    // Its owner binds it, or it is taken over.
+                    Some(_) => foreign = true,
+                    None => wanted.extend(self.reservation(*member)),
+                }
+            }
+            if foreign || wanted.is_empty() {
+                continue;
+            }
+            let asks = wanted
+                .iter()
+                .any(|entry| entry.devices > 0 || entry.memory_bytes > 0);
+            if scarce && asks {
+                continue;
+            }
+            match sum.admits(quota, &wanted) {
+                Ok(()) => {}
+                // What asks for neither may go before one that waits for a device or memory.
+                Err(Denied::Tenant { ever: false, .. })
+                    if asks && sum.has_count(quota, &wanted) =>
+                {
+                    scarce = true;
+                    continue;
+                }
+                Err(Denied::Tenant { ever: false, .. }) => break,
+                Err(_) => continue,
+            }
+            wanted.iter().for_each(|entry| sum.add(entry));
+            // What another replica is about to ask for keeps its room; should that one be gone, it
+            // is this one's in a moment.
+            let mine = if set.len() > 1 {
+                self.places_gangs()
+            } else {
+                self.is_mine(*id)
+            };
+            if mine {
+                change.sets.push(wanted);
+            }
+        }
+        for id in stale {
+            self.holds.dequeue(tenant, id);
+            self.wait_if_pending(id);
+        }
+    }
+
+    /// Why an execution that wants a reservation has none.
+    pub(super) fn unreserved_in_words(&self, id: ExecutionId) -> Option<String> {
+        if self.is_admitted(id) {
+            return None;
+        }
+        let tenant = &self.cluster.execution(id)?.tenant;
+        let wanted: Vec<_> = self
+            .set_of(id)?
+            .into_iter()
+            .filter_map(|id| self.reservation(id))
+            .collect();
+        let empty = Default::default();
+        let entries = self.holds.tables.get(tenant).map_or(&empty, |t| &t.entries);
+        if entries.contains_key(&id) {
+            return Some("it has reserved, and is being bound".to_owned());
+        }
+        let denied = Sum::of(entries.values()).admits(self.holds.quotas.get(tenant), &wanted);
+        Some(match denied {
+            Err(denied) => denied.in_words(),
+            Ok(()) => "it is reserving, in turn after those before it".to_owned(),
+        })
+    }
+
+    /// An execution has ended, as a message of its ledger says.
+    pub(super) fn note_end(&mut self, id: ExecutionId, phase: &str) {
+        if let Some(fate) = Fate::of(phase)
+            && !self.holds.is_idle()
+        {
+            self.ended(id, fate);
+        }
+    }
+}

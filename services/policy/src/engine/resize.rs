@@ -1,0 +1,282 @@
+//! Moves what runs between devices at boundaries, for a better use of them.
+//!
+//! *Downgrade*: something waits for a device that another execution has, which could go on on a
+//! free device that suffices for it and would not for the one that waits.
+//!
+//! *Upgrade*: an execution keeps its device busy ([`Config::device_bound`]), and one that has more
+//! of what it prefers has idled for [`Config::upgrade_dwell_ms`], with nothing waiting for a device.
+//!
+//! Either only after [`Config::reallocate_residency_ms`] on its device, and [`residency_ms`] by what
+//! a move costs it, so that it is moved at most T / residency + 1 times in time T.
+//!
+//! A look is bounded: at the first 8 profiles that wait, and at 256 executions on devices.
+//!
+//! [`Config::device_bound`]: crate::Config::device_bound
+//! [`Config::upgrade_dwell_ms`]: crate::Config::upgrade_dwell_ms
+//! [`Config::reallocate_residency_ms`]: crate::Config::reallocate_residency_ms
+
+use std::collections::BTreeSet;
+
+use fiec_schemas::substrate::HOST;
+use fiec_schemas::{Cause, ExecutionId, Signal};
+
+use super::{Action, Policy};
+use crate::cluster::{NodeIx, Presence};
+use crate::placement::{self, Ask, Choice, Leaving};
+use crate::places::{Claim, DeviceIx};
+use crate::profile::ProfileIx;
+use crate::share::regret::{move_ms, residency_ms};
+use crate::time::Now;
+
+/// How often devices are looked at, in milliseconds.
+const REVIEW_MS: u64 = 1_000;
+/// Profiles that wait for a device and are looked at.
+const PROFILES: usize = 8;
+/// Executions on devices that are looked at.
+const HOLDERS: usize = 256;
+/// So much more of what it prefers must a larger device have.
+const GAIN: f64 = 0.1;
+/// Whoever was to free a device for another has done so by then, or never will.
+const FREED_WITHIN_MS: u64 = 60_000;
+
+/// An execution on a device, which could be moved.
+struct Holder {
+    id: ExecutionId,
+    node: NodeIx,
+    device: DeviceIx,
+    claim: Claim,
+    profile: ProfileIx,
+}
+
+impl Policy {
+    /// Looks for better places for what is on devices.
+    pub(super) fn reallocate(&mut self, now: Now, out: &mut Vec<Action>) {
+        if !self.config.reallocate || now.mono.since(self.realloc.reviewed) < REVIEW_MS {
+            return;
+        }
+        self.realloc.reviewed = now.mono;
+        let any = self.note_idle(now);
+        if !any {
+            return;
+        }
+        self.realloc
+            .freed_for
+            .retain(|_, at| now.mono.since(*at) < FREED_WITHIN_MS);
+        let waits: Vec<_> = self
+            .waiting
+            .profiles()
+            .filter(|ix| self.wants_device(*ix))
+            .take(PROFILES)
+            .collect();
+        if waits.is_empty() {
+            self.realloc.freed_for.clear();
+            return self.upgrade(now, out);
+        }
+        // Somebody gives way for these already.
+        let asking = self.share.asking.keys();
+        let served: BTreeSet<_> = asking
+            .chain(self.share.promised.keys())
+            .filter_map(|id| self.cluster.execution(*id).map(|e| e.profile))
+            .collect();
+        for profile in waits {
+            if !self.realloc.freed_for.contains_key(&profile) && !served.contains(&profile) {
+                self.downgrade_for(now, profile, out);
+            }
+        }
+    }
+
+    fn wants_device(&self, ix: ProfileIx) -> bool {
+        let profile = self.cluster.profiles.get(ix);
+        profile.is_some_and(|p| p.requires.device.is_some())
+    }
+
+    /// Which devices nobody has; true where there are devices at all.
+    fn note_idle(&mut self, now: Now) -> bool {
+        let mut any = false;
+        let mut idle = BTreeSet::new();
+        for (ix, node) in self.cluster.nodes() {
+            for device in node.devices.places(crate::places::Wants::Device).flatten() {
+                let Some(found) = node.devices.get(device) else {
+                    continue;
+                };
+                any |= found.facts.is_some();
+                if found.facts.is_some() && found.is_free() {
+                    idle.insert((ix, device));
+                }
+            }
+        }
+        self.realloc.idle.retain(|at, _| idle.contains(at));
+        for at in idle {
+            self.realloc.idle.entry(at).or_insert(now.mono);
+        }
+        any
+    }
+
+    /// Executions on devices that may be moved now.
+    fn holders(&self, now: Now, upgrade: bool) -> Vec<Holder> {
+        let nodes = self.cluster.nodes();
+        let up = nodes.filter(|(_, n)| {
+            n.presence == Presence::Up && !n.devices.is_empty() && !n.is_draining()
+        });
+        let all = up.flat_map(|(ix, node)| node.holds.iter().map(move |id| (ix, *id)));
+        all.filter_map(|(ix, id)| self.holder(now, ix, id, upgrade))
+            .take(HOLDERS)
+            .collect()
+    }
+
+    fn holder(&self, now: Now, node: NodeIx, id: ExecutionId, upgrade: bool) -> Option<Holder> {
+        let e = self.cluster.execution(id)?;
+        let device = e.device()?;
+        let profile = self.cluster.profiles.get(e.profile)?;
+        let may = profile.reallocation;
+        let told = e
+            .avoided()
+            .iter()
+            .any(|a| a.node == node && now.mono < a.until);
+        let willing = if upgrade { may.upgrade } else { may.downgrade };
+        if !willing || !e.computes() || e.busy || e.order().is_some() || told {
+            return None;
+        }
+        let rhythm = self.share.rhythms.get(&id);
+        let moves = move_ms(e, rhythm, &self.share.take_up);
+        let residency = residency_ms(&self.config, moves);
+        let residency = residency.max(self.config.reallocate_residency_ms);
+        (now.mono.since(e.arrived.max(e.since)) >= residency && self.is_mine(id)).then_some(
+            Holder {
+                id,
+                node,
+                device,
+                claim: e.claim,
+                profile: e.profile,
+            },
+        )
+    }
+
+    /// The best other device for it that is free.
+    fn elsewhere(&mut self, now: Now, holder: &Holder) -> Option<(Choice, DeviceIx)> {
+        let e = self.cluster.execution(holder.id)?;
+        let ask = Ask {
+            avoid: e.avoided(),
+            free_slot: true,
+            ..Ask::new(e.profile, e.left())
+        }
+        .leaves(Some(Leaving::Place(holder.node, Some(holder.device))));
+        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)?;
+        let device = choice.device?;
+        Some((choice, device))
+    }
+
+    fn downgrade_for(&mut self, now: Now, waits: ProfileIx, out: &mut Vec<Action>) {
+        let plain = Ask::new(waits, &[]);
+        let placed =
+            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &plain);
+        if placed.is_some() {
+            // It will be bound in its turn.
+            return;
+        }
+        for holder in self.holders(now, false) {
+            let ask = Ask {
+                only: Some(holder.node),
+                counted: Some((holder.node, holder.claim)),
+                ..Ask::new(waits, &[])
+            };
+            let would =
+                placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+            if would.and_then(|choice| choice.device) != Some(holder.device) {
+                continue;
+            }
+            let Some((choice, to)) = self.elsewhere(now, &holder) else {
+                continue;
+            };
+            let reason = format!(
+                "something waits for {}, and {} suffices for this one",
+                self.device_in_words(holder.node, holder.device),
+                self.device_in_words(choice.node, to),
+            );
+            let cause = Cause::Reallocated {
+                upgrade: false,
+                reason,
+            };
+            self.realloc.freed_for.insert(waits, now.mono);
+            return self.give_order(now, holder.id, choice, cause, None, out);
+        }
+    }
+
+    /// Moves the first that would gain; the others look again once that has happened.
+    fn upgrade(&mut self, now: Now, out: &mut Vec<Action>) {
+        let dwell = self.config.upgrade_dwell_ms;
+        let idle = self.realloc.idle.values();
+        if idle
+            .filter(|since| now.mono.since(**since) >= dwell)
+            .count()
+            == 0
+        {
+            return;
+        }
+        for holder in self.holders(now, true) {
+            let busy = self.busy(&holder);
+            let prefers = self.cluster.profiles.get(holder.profile);
+            let prefers = prefers.is_some_and(|p| p.prefers.device.is_some());
+            let Some(busy) = busy.filter(|b| prefers && *b >= self.config.device_bound) else {
+                continue;
+            };
+            let Some((choice, to)) = self.elsewhere(now, &holder) else {
+                continue;
+            };
+            let since = self.realloc.idle.get(&(choice.node, to));
+            if since.is_none_or(|since| now.mono.since(*since) < dwell) {
+                continue;
+            }
+            let met = |place| {
+                placement::preference(&self.cluster, &self.config, now, holder.profile, place)
+            };
+            let (Some(here), Some(there)) = (
+                met((holder.node, Some(holder.device))),
+                met((choice.node, Some(to))),
+            ) else {
+                continue;
+            };
+            if there < here + GAIN {
+                continue;
+            }
+            let reason = format!(
+                "{} was {:.0} % busy, and {} has idled for {:.0} s and has more of what it prefers",
+                self.device_in_words(holder.node, holder.device),
+                busy * 100.0,
+                self.device_in_words(choice.node, to),
+                since.map_or(0.0, |since| seconds(now.mono.since(*since))),
+            );
+            let cause = Cause::Reallocated {
+                upgrade: true,
+                reason,
+            };
+            return self.give_order(now, holder.id, choice, cause, None, out);
+        }
+    }
+
+    /// How busy its device is, by the last vector.
+    fn busy(&self, holder: &Holder) -> Option<f64> {
+        let node = self.cluster.node(holder.node);
+        let id = node.devices.id_of(Some(holder.device));
+        let readings = &node.vector.as_ref()?.readings;
+        let of = |r: &&fiec_schemas::Reading| {
+            r.signal == Signal::Contention && r.device.as_deref() == Some(id)
+        };
+        readings.iter().find(of)?.value
+    }
+
+    fn device_in_words(&self, ix: NodeIx, device: DeviceIx) -> String {
+        let node = self.cluster.node(ix);
+        let name = node
+            .devices
+            .get(device)
+            .and_then(|d| Some(d.facts.as_ref()?.name.as_str()))
+            .unwrap_or(HOST);
+        format!("{name} of {}", node.id)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds for people")]
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1_000.0
+}

@@ -1,0 +1,125 @@
+//! Says of what waits why it does, so that it can be read in SQL too: once it has waited for a
+//! moment, and again when the reasons change. It costs a look at every node, so only the front of
+//! what waits is told of, a few at a time, the more rarely the more nodes there are.
+
+use std::collections::BTreeMap;
+
+use fiec_schemas::event::CANDIDATES_LIMIT;
+use fiec_schemas::messages::{Record, Why};
+use fiec_schemas::{Digest, ExecutionId};
+
+use super::{Action, Policy};
+use crate::cluster::Stage;
+use crate::share::queue::Cursor;
+use crate::time::{Millis, Now};
+
+/// Of so many that wait it is told at most.
+const FRONT: usize = 64;
+/// Candidates that are looked at in one round, and executions at most.
+const LOOKS: u32 = 2_000;
+const AT_ONCE: u32 = 16;
+/// What waits for less is not told of.
+const MOMENT_MS: u64 = 1_000;
+/// Nothing is looked at more often.
+const AGAIN_MS: u64 = 5_000;
+
+/// What was told of what waits.
+#[derive(Debug, Default)]
+pub struct Told {
+    said: BTreeMap<ExecutionId, (Millis, Digest)>,
+    looked: Millis,
+}
+
+impl Policy {
+    /// One round, where it is time for one.
+    pub(super) fn tell_waiting(&mut self, now: Now, out: &mut Vec<Action>) {
+        let nodes = self.cluster.node_count().max(1);
+        let pause = self.config.tell_ms.max(u64::from(nodes) / 5);
+        if self.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
+            return;
+        }
+        self.told.looked = now.mono;
+        let waits = |id: &ExecutionId| {
+            let e = self.cluster.execution(*id);
+            e.is_some_and(|e| e.stage == Stage::Pending)
+        };
+        let mut said = std::mem::take(&mut self.told.said);
+        said.retain(|id, _| waits(id));
+        let mut due: Vec<_> = self
+            .front()
+            .into_iter()
+            .filter_map(|id| {
+                let e = self.cluster.execution(id)?;
+                let at = said.get(&id).map(|(at, _)| *at);
+                let early = at.is_some_and(|at| now.mono.since(at) < AGAIN_MS);
+                let young = now.mono.since(e.since) < MOMENT_MS;
+                (!early && !young && !e.busy && self.is_mine(id)).then_some((at, id))
+            })
+            .collect();
+        due.sort_unstable();
+        for (_, id) in due
+            .into_iter()
+            .take((LOOKS / nodes).clamp(1, AT_ONCE) as usize)
+        {
+            let Some(why) = self.why(now, id) else {
+                continue;
+            };
+            let digest = sense(&why);
+            let before = said.insert(id, (now.mono, digest));
+            if before.is_some_and(|(_, before)| before == digest) {
+                continue;
+            }
+            let all = why.candidates.len();
+            let mut candidates = why.candidates;
+            candidates.truncate(CANDIDATES_LIMIT);
+            let mut would_help = why.would_help;
+            would_help.truncate(CANDIDATES_LIMIT);
+            out.push(Action::Record(Box::new(Record::Waiting {
+                execution: id,
+                summary: why.summary,
+                omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),
+                candidates,
+                would_help,
+                at: now.wall,
+            })));
+        }
+        self.told.said = said;
+    }
+
+    /// The first of those that wait for a place, and of those that are held.
+    fn front(&self) -> Vec<ExecutionId> {
+        let mut front = Vec::new();
+        for lane in self.waiting.lanes() {
+            let mut cursor = Cursor::default();
+            while front.len() < FRONT
+                && let Some((id, _)) = self.waiting.next(lane, &mut cursor, |_| false)
+            {
+                front.push(id);
+            }
+        }
+        let pending = |id: &&ExecutionId| {
+            let e = self.cluster.execution(**id);
+            e.is_some_and(|e| e.stage == Stage::Pending) && !self.waiting.contains(**id)
+        };
+        front.extend(self.holds.held.keys().filter(pending).take(FRONT));
+        front
+    }
+}
+
+/// What is said, without the numbers in it: they change with every moment.
+fn sense(why: &Why) -> Digest {
+    let words = why.candidates.iter().flat_map(|c| {
+        let node = std::iter::once(c.node.as_str());
+        node.chain(c.rejected.iter().map(String::as_str))
+    });
+    let words = words
+        .chain(why.would_help.iter().map(String::as_str))
+        .chain(why.waits_for.iter().map(String::as_str))
+        .chain([why.summary.as_str()]);
+    let mut text = String::new();
+    for word in words {
+        text.extend(word.chars().filter(|c| !c.is_ascii_digit()));
+        text.push('\n');
+    }
+    Digest::of(text.as_bytes())
+}

@@ -1,0 +1,358 @@
+//! A tenant's reservations, changed: what is asked for is granted as far as the limits allow, on
+//! whatever is reserved at the moment of the change. The shell reads the tenant's last message,
+//! applies the change and replaces the message by compare-and-set; whoever loses that race reads
+//! again and applies the change to what the other has made. So no limit is ever exceeded by two
+//! replicas that grant at the same time.
+
+use std::collections::BTreeMap;
+
+use fiec_schemas::quota::{Quota, RESERVATIONS_LIMIT, Reservation, Reservations};
+use fiec_schemas::{BatchId, ExecutionId, InstanceId, Sequence};
+
+/// What a replica wants changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Not needed any more, where they are still of this replica's.
+    pub free: Vec<(ExecutionId, InstanceId)>,
+    /// From a replica that is gone to this one, with the last message of the execution's ledger.
+    pub take: Vec<(ExecutionId, InstanceId, InstanceId, Sequence)>,
+    /// What runs already and counts in any case.
+    pub adopt: Vec<Reservation>,
+    /// What is wanted: of each set everything or nothing.
+    pub sets: Vec<Vec<Reservation>>,
+    /// Replace the message even where nothing changes, so that an earlier change whose fate is not
+    /// known cannot be stored any more.
+    pub fence: bool,
+}
+
+impl Change {
+    /// True where it asks for nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Why something is not reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Denied {
+    /// The tenant's own limits; more than all of it is wanted at once where `ever` is set.
+    Tenant {
+        /// Which limit, in words.
+        limit: String,
+        /// It would not fit if nothing else were reserved.
+        ever: bool,
+    },
+    /// The batch's limit.
+    Batch {
+        /// How many run at once.
+        at_once: u32,
+    },
+}
+
+impl Denied {
+    /// For people.
+    pub fn in_words(&self) -> String {
+        match self {
+            Denied::Tenant { limit, ever: false } => {
+                format!("it waits for its tenant's quota ({limit})")
+            }
+            Denied::Tenant { limit, ever: true } => {
+                format!("it needs more than its tenant's quota ever allows ({limit})")
+            }
+            Denied::Batch { at_once } => {
+                format!("it waits for its batch, of which {at_once} run at once")
+            }
+        }
+    }
+}
+
+/// How much is reserved.
+#[derive(Debug, Clone, Default)]
+pub struct Sum {
+    running: u64,
+    devices: u64,
+    memory_bytes: u64,
+    batches: BTreeMap<BatchId, (u32, u32)>,
+}
+
+impl Sum {
+    /// Of these.
+    pub fn of<'a>(entries: impl IntoIterator<Item = &'a Reservation>) -> Self {
+        let mut sum = Self::default();
+        entries.into_iter().for_each(|entry| sum.add(entry));
+        sum
+    }
+
+    /// With one more.
+    pub fn add(&mut self, entry: &Reservation) {
+        self.running += 1;
+        self.devices += u64::from(entry.devices);
+        self.memory_bytes = self.memory_bytes.saturating_add(entry.memory_bytes);
+        if let Some(batch) = entry.batch {
+            let (count, limit) = self.batches.entry(batch).or_insert((0, u32::MAX));
+            *count += 1;
+            *limit = (*limit).min(entry.at_once.unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Whether a set would fit beside it but for devices and memory.
+    pub fn has_count(&self, quota: Option<&Quota>, set: &[Reservation]) -> bool {
+        let bare = set.iter().map(|entry| Reservation {
+            devices: 0,
+            memory_bytes: 0,
+            ..entry.clone()
+        });
+        self.admits(quota, &bare.collect::<Vec<_>>()).is_ok()
+    }
+
+    /// Whether a set fits beside it.
+    ///
+    /// # Errors
+    /// The limit that it would break.
+    pub fn admits(&self, quota: Option<&Quota>, set: &[Reservation]) -> Result<(), Denied> {
+        let (own, mut all) = (Self::of(set), self.clone());
+        set.iter().for_each(|entry| all.add(entry));
+        let max = RESERVATIONS_LIMIT as u64;
+        let most = |n: Option<u32>| n.map(u64::from);
+        let limits = [
+            (Some(max), own.running, all.running, "executions at once"),
+            (
+                quota.and_then(|q| most(q.running)),
+                own.running,
+                all.running,
+                "running",
+            ),
+            (
+                quota.and_then(|q| most(q.devices)),
+                own.devices,
+                all.devices,
+                "on devices",
+            ),
+            (
+                quota.and_then(|q| q.memory_bytes),
+                own.memory_bytes,
+                all.memory_bytes,
+                "bytes of memory",
+            ),
+        ];
+        for entry in set {
+            if let Some((count, at_once)) = entry.batch.and_then(|b| all.batches.get(&b))
+                && count > at_once
+            {
+                return Err(Denied::Batch { at_once: *at_once });
+            }
+        }
+        for (limit, own, all, what) in limits {
+            // What asks for none of it is not held up by it.
+            if let Some(limit) = limit.filter(|limit| own > 0 && all > *limit) {
+                return Err(Denied::Tenant {
+                    limit: format!("{limit} {what}"),
+                    ever: own > limit,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is reserved after a change.
+pub fn apply(before: &Reservations, quota: Option<&Quota>, change: &Change) -> Reservations {
+    let mut entries: BTreeMap<ExecutionId, Reservation> = before
+        .entries
+        .iter()
+        .map(|entry| (entry.execution, entry.clone()))
+        .collect();
+    for (id, by) in &change.free {
+        if entries.get(id).is_some_and(|entry| entry.by == *by) {
+            entries.remove(id);
+        }
+    }
+    for (id, from, to, seq) in &change.take {
+        if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *from) {
+            (entry.by, entry.firm) = (*to, Some(*seq));
+        }
+    }
+    for entry in &change.adopt {
+        // What is beyond the most that a message holds is adopted once others have ended.
+        if entries.len() < RESERVATIONS_LIMIT {
+            let known = entries.entry(entry.execution);
+            known.or_insert_with(|| entry.clone());
+        }
+    }
+    let mut sum = Sum::of(entries.values());
+    for set in &change.sets {
+        let new: Vec<Reservation> = set
+            .iter()
+            .filter(|entry| !entries.contains_key(&entry.execution))
+            .cloned()
+            .collect();
+        if sum.admits(quota, &new).is_err() {
+            continue;
+        }
+        for entry in new {
+            sum.add(&entry);
+            entries.insert(entry.execution, entry);
+        }
+    }
+    Reservations {
+        v: 1,
+        entries: entries.into_values().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::Timestamp;
+    use uuid::Uuid;
+
+    fn entry(n: u128, by: u128) -> Reservation {
+        Reservation {
+            execution: ExecutionId(Uuid::from_u128(n)),
+            by: InstanceId(Uuid::from_u128(by)),
+            firm: None,
+            devices: 0,
+            memory_bytes: 0,
+            batch: None,
+            at_once: None,
+            gang: None,
+        }
+    }
+
+    fn quota(running: u32) -> Quota {
+        Quota {
+            v: 1,
+            running: Some(running),
+            devices: None,
+            memory_bytes: None,
+            weight: None,
+            who: "ann".into(),
+            at: Timestamp::default(),
+        }
+    }
+
+    fn sets(sets: &[&[u128]]) -> Change {
+        let of = |set: &&[u128]| set.iter().map(|n| entry(*n, 1)).collect();
+        Change {
+            sets: sets.iter().map(of).collect(),
+            ..Change::default()
+        }
+    }
+
+    fn ids(table: &Reservations) -> Vec<u128> {
+        let ids = table.entries.iter();
+        ids.map(|e| e.execution.0.as_u128()).collect()
+    }
+
+    #[test]
+    fn a_set_is_granted_in_full_or_not_at_all() {
+        let table = apply(
+            &Reservations::default(),
+            Some(&quota(3)),
+            &sets(&[&[1, 2], &[3, 4], &[5]]),
+        );
+        assert_eq!(ids(&table), [1, 2, 5]);
+        // What is there already takes no further room.
+        let again = apply(&table, Some(&quota(3)), &sets(&[&[1, 2], &[6]]));
+        assert_eq!(ids(&again), [1, 2, 5]);
+    }
+
+    #[test]
+    fn what_runs_counts_though_it_is_over_the_limit() {
+        let change = Change {
+            adopt: vec![entry(1, 1), entry(2, 1)],
+            ..sets(&[&[3]])
+        };
+        assert_eq!(
+            ids(&apply(&Reservations::default(), Some(&quota(1)), &change)),
+            [1, 2]
+        );
+    }
+
+    #[test]
+    fn no_more_is_adopted_than_a_message_holds() {
+        let limit = RESERVATIONS_LIMIT as u128;
+        let change = Change {
+            adopt: (0..limit + 10).map(|n| entry(n, 1)).collect(),
+            ..Change::default()
+        };
+        let table = apply(&Reservations::default(), None, &change);
+        assert_eq!(table.entries.len(), RESERVATIONS_LIMIT);
+        // What has ended makes room for the rest.
+        let change = Change {
+            free: vec![(entry(0, 1).execution, entry(0, 1).by)],
+            adopt: vec![entry(limit, 1)],
+            ..Change::default()
+        };
+        let table = ids(&apply(&table, None, &change));
+        assert_eq!((table.len(), table[0]), (RESERVATIONS_LIMIT, 1));
+        assert_eq!(table.last(), Some(&limit));
+    }
+
+    #[test]
+    fn only_its_owner_frees_a_reservation_and_what_is_taken_over_is_firm() {
+        let table = apply(&Reservations::default(), None, &sets(&[&[1, 2]]));
+        let (one, two) = (table.entries[0].execution, table.entries[1].execution);
+        let (owner, other) = (table.entries[0].by, InstanceId(Uuid::from_u128(9)));
+        let change = Change {
+            free: vec![(one, other), (two, owner)],
+            take: vec![(one, owner, other, 7)],
+            ..Change::default()
+        };
+        let table = apply(&table, None, &change);
+        assert_eq!(ids(&table), [1]);
+        assert_eq!(
+            (table.entries[0].by, table.entries[0].firm),
+            (other, Some(7))
+        );
+    }
+
+    #[test]
+    fn the_smallest_number_that_one_of_a_batch_gives_counts() {
+        let of = |n, at_once| Reservation {
+            batch: Some(BatchId(Uuid::from_u128(50))),
+            at_once,
+            ..entry(n, 1)
+        };
+        let change = Change {
+            sets: vec![
+                vec![of(1, Some(3))],
+                vec![of(2, None)],
+                vec![of(3, Some(2))],
+                vec![of(4, None)],
+                vec![of(5, None)],
+            ],
+            ..Change::default()
+        };
+        // The third would make it 2 at once, of which there are 2 already; the fourth fits in 3.
+        let table = apply(&Reservations::default(), None, &change);
+        assert_eq!(ids(&table), [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_limit_on_devices_holds_up_only_what_wants_one() {
+        let quota = Quota {
+            running: None,
+            devices: Some(1),
+            ..quota(0)
+        };
+        let device = |n| Reservation {
+            devices: 1,
+            ..entry(n, 1)
+        };
+        let change = Change {
+            sets: vec![vec![device(1)], vec![device(2)], vec![entry(3, 1)]],
+            ..Change::default()
+        };
+        let table = apply(&Reservations::default(), Some(&quota), &change);
+        assert_eq!(ids(&table), [1, 3]);
+        let sum = Sum::of(&table.entries);
+        let words = sum.admits(Some(&quota), &[device(2)]).unwrap_err();
+        assert_eq!(
+            words.in_words(),
+            "it waits for its tenant's quota (1 on devices)"
+        );
+        let both = sum.admits(Some(&quota), &[device(4), device(5)]);
+        assert!(matches!(both, Err(Denied::Tenant { ever: true, .. })));
+    }
+}

@@ -1,0 +1,145 @@
+//! How far an execution's boundaries lie apart, and what a move costs it; both learned from its
+//! ledger.
+
+use crate::time::Millis;
+
+/// How many intervals are remembered.
+const KEPT: usize = 16;
+/// Weight of a new measurement in the means.
+const WEIGHT: f64 = 0.2;
+/// A beginning that took longer waited for something else.
+const LONGEST_TAKE_UP_MS: f64 = 120_000.0;
+
+/// What is known of one execution. The quantiles are those of its last 16 intervals: a program
+/// that changes its pace is known by its present one.
+#[derive(Debug, Clone, Default)]
+pub struct Rhythm {
+    intervals: [f32; KEPT],
+    count: u32,
+    /// The boundary committed last, and when that was learned.
+    pub last: Option<(u64, Millis)>,
+    /// What its last beginnings on another node took, in milliseconds.
+    pub move_ms: Option<f64>,
+}
+
+impl Rhythm {
+    /// A boundary was committed after so much computing since the one before.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "an interval for an estimate"
+    )]
+    pub fn committed(&mut self, now: Millis, index: u64, compute_us: u64) {
+        let before = self.last.map_or(0, |(before, _)| before);
+        let capsules = index.saturating_sub(before);
+        if capsules > 0 && compute_us > 0 {
+            let each = compute_us as f64 / 1_000.0 / capsules as f64;
+            self.intervals[self.count as usize % KEPT] = each as f32;
+            self.count = self.count.wrapping_add(1).max(1);
+        }
+        self.last = Some((index, now));
+    }
+
+    /// The interval that this share of its last ones did not exceed, in milliseconds.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of 16"
+    )]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let known = (self.count as usize).min(KEPT);
+        let mut sorted = self.intervals;
+        let sorted = &mut sorted[..known];
+        sorted.sort_by(f32::total_cmp);
+        let at = (share * known.saturating_sub(1) as f64).round() as usize;
+        sorted.get(at).map(|ms| f64::from(*ms))
+    }
+
+    /// How long until its next boundary, in milliseconds: by its ninth decile, less what has passed
+    /// since the last one that is known. Where more has passed than that, boundaries were crossed
+    /// without a commit: half of the median.
+    #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
+    pub fn to_boundary_ms(&self, now: Millis) -> Option<f64> {
+        let (_, at) = self.last?;
+        let passed = now.since(at) as f64;
+        let late = self.quantile(0.9)?;
+        Some(if passed < late {
+            late - passed
+        } else {
+            self.quantile(0.5)? / 2.0
+        })
+    }
+
+    /// It began on another node after so long.
+    pub fn moved(&mut self, took_ms: f64) {
+        let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
+        self.move_ms = Some(match self.move_ms {
+            None => took,
+            Some(mean) => mean + WEIGHT * (took - mean),
+        });
+    }
+}
+
+/// What it takes to begin on a node, in the mean over all executions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TakeUp {
+    mean_ms: Option<f64>,
+}
+
+impl TakeUp {
+    /// One more has begun.
+    pub fn began(&mut self, took_ms: f64) {
+        let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
+        self.mean_ms = Some(match self.mean_ms {
+            None => took,
+            Some(mean) => mean + WEIGHT * (took - mean),
+        });
+    }
+
+    /// The mean in milliseconds; 0 before anything was measured.
+    pub fn mean_ms(&self) -> f64 {
+        self.mean_ms.unwrap_or(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_boundary_is_as_far_as_the_last_ones_were_apart() {
+        let mut rhythm = Rhythm::default();
+        assert_eq!(rhythm.to_boundary_ms(Millis(0)), None);
+        for n in 1..=40u64 {
+            let each = if n % 10 == 0 { 90_000 } else { 60_000 };
+            rhythm.committed(Millis(n * 60_000), n, each * 1_000);
+        }
+        let quantile = |share| rhythm.quantile(share).unwrap_or_default();
+        assert!((quantile(0.5) - 60_000.0).abs() < 1.0);
+        assert!((quantile(1.0) - 90_000.0).abs() < 1.0);
+        let left = rhythm.to_boundary_ms(Millis(40 * 60_000 + 50_000));
+        assert!(
+            left.is_some_and(|ms| ms > 5_000.0 && ms <= 40_000.0),
+            "{left:?}"
+        );
+    }
+
+    #[test]
+    fn boundaries_between_two_commits_count() {
+        let mut rhythm = Rhythm::default();
+        rhythm.committed(Millis(1_000), 500, 1_000_000);
+        let each = rhythm.quantile(0.5).unwrap_or_default();
+        assert!((each - 2.0).abs() < 1e-3, "500 capsules in a second");
+        let left = rhythm.to_boundary_ms(Millis(1_700)).unwrap_or_default();
+        assert!((left - 1.0).abs() < 1e-3, "half of the median");
+    }
+
+    #[test]
+    fn what_moves_cost_is_a_mean_of_the_last() {
+        let mut rhythm = Rhythm::default();
+        rhythm.moved(100.0);
+        (0..40).for_each(|_| rhythm.moved(900.0));
+        assert!(rhythm.move_ms.is_some_and(|ms| ms > 850.0));
+    }
+}

@@ -1,0 +1,62 @@
+//! Which outputs an execution's ledger has named, as far as the stream still shows that: a policy
+//! service that has started anew has seen its last message alone.
+
+use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionState, Output};
+
+use super::Claim;
+
+/// Outputs that count, by the boundary that named them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Named {
+    /// All beyond this boundary are known; none: nothing is.
+    after: Option<BoundaryIndex>,
+    outputs: Vec<(BoundaryIndex, String, Digest)>,
+}
+
+impl Named {
+    /// Takes the next message of the ledger, beginning with the first that is still there.
+    pub fn note(&mut self, events: &[Event], state: &ExecutionState) {
+        let begins = || events.iter().any(|e| matches!(e, Event::Submitted));
+        let first = || if begins() { 0 } else { state.boundary_index() };
+        let mut after = self.after.unwrap_or_else(first);
+        for event in events {
+            match event {
+                Event::Boundary(boundary) => self.made(boundary.index, &boundary.outputs),
+                Event::Computed {
+                    capsules, outputs, ..
+                } => self.made(*capsules, outputs),
+                Event::SteppedBack { to, .. } => {
+                    // What was named beyond is withdrawn, and made again before our eyes.
+                    let to = to.as_ref().map_or(0, |place| place.index);
+                    self.outputs.retain(|(at, ..)| *at <= to);
+                    after = after.min(to);
+                }
+                _ => {}
+            }
+        }
+        self.after = Some(after);
+    }
+
+    fn made(&mut self, at: BoundaryIndex, outputs: &[Output]) {
+        let made = outputs.iter().map(|o| (at, o.name.clone(), o.digest));
+        self.outputs.extend(made);
+    }
+
+    /// Adds to a claim what was not seen here, where all of it is known; true where that was so.
+    pub(super) fn completes(&self, claim: &mut Claim) -> bool {
+        let (from, to) = claim.ends();
+        if !claim.unseen || self.after.is_none_or(|after| after > from) {
+            return false;
+        }
+        for (at, name, digest) in &self.outputs {
+            let later = claim.made.get(name).is_some_and(|made| made > at);
+            if *at > from && *at <= to && !later {
+                claim.made.insert(name.clone(), *at);
+                claim.found.outputs.insert(name.clone(), *digest);
+            }
+        }
+        claim.unseen = false;
+        claim.whole = true;
+        true
+    }
+}

@@ -1,0 +1,608 @@
+//! Who goes first and who gives way, on the stage of a played cluster.
+
+#![allow(clippy::unwrap_used, reason = "a test may end so")]
+
+mod world;
+
+use std::collections::BTreeMap;
+
+use fiec_policy::share::order::Discipline;
+use fiec_policy::{Config, ControlOutcome, Input};
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{BoundaryEvent, Cause, Digest, Event, NodeDescriptor, Phase, Tenant};
+use proptest::prelude::*;
+use world::{World, descriptor};
+
+const SLICE: u64 = 30_000;
+
+/// A node with so many slots.
+fn node(slots: u32) -> NodeDescriptor {
+    NodeDescriptor {
+        slots,
+        ..descriptor(0, 100)
+    }
+}
+
+fn lab(slots: u32) -> World {
+    World::with(Config::default(), vec![node(slots)])
+}
+
+/// A played program: boundaries every so often, the work done so far.
+struct Lab {
+    w: World,
+    /// Boundary interval of each, in milliseconds.
+    every: BTreeMap<u64, u64>,
+    computed: BTreeMap<u64, u64>,
+    since_boundary: BTreeMap<u64, u64>,
+    ordered: BTreeMap<u64, ControlRequest>,
+    /// When each gave way, and by which rule.
+    gave_way: Vec<(u64, u64, Rule)>,
+}
+
+impl Lab {
+    fn new(w: World) -> Self {
+        Self {
+            w,
+            every: BTreeMap::new(),
+            computed: BTreeMap::new(),
+            since_boundary: BTreeMap::new(),
+            ordered: BTreeMap::new(),
+            gave_way: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, n: u64, every_ms: u64, fields: &str) {
+        self.every.insert(n, every_ms);
+        let fields = if fields.is_empty() {
+            r#""retries":3"#
+        } else {
+            fields
+        };
+        self.w.submit_line(n, fields);
+    }
+
+    fn submit_of(&mut self, n: u64, tenant: &str, fields: &str) {
+        let tenant = Tenant::new(tenant).unwrap();
+        self.w.tenants.insert(World::id(n), tenant);
+        self.submit(n, 1_000, fields);
+    }
+
+    fn runs(&self, n: u64) -> bool {
+        self.w.ledgers.contains_key(&World::id(n)) && matches!(self.w.phase(n), Phase::Started(_))
+    }
+
+    fn boundary(&mut self, n: u64, ms: u64) -> Event {
+        let total = self.computed.entry(n).or_default();
+        *total += ms;
+        let last = self.w.ledgers[&World::id(n)].state.boundary_index();
+        Event::Boundary(BoundaryEvent {
+            index: last + 1,
+            digest: Digest::of(&n.to_le_bytes()),
+            bytes: 1_000,
+            computed_at: self.w.wall(),
+            compute_us: ms * 1_000,
+            of: None,
+            note: None,
+            outputs: vec![],
+            energy: None,
+        })
+    }
+
+    /// Programs compute, cross boundaries and do as they are told, for so long; `length` says how
+    /// long each takes in all.
+    fn play(&mut self, ms: u64, length: impl Fn(u64) -> u64) {
+        for _ in 0..ms / 50 {
+            self.w.pass(50);
+            for (node, request) in self.w.take_controls() {
+                let ControlRequest::Yield {
+                    execution, epoch, ..
+                } = &request
+                else {
+                    continue;
+                };
+                let _ = node;
+                let n = u64::try_from(execution.0.as_u128() - 1_000_000).unwrap();
+                self.w.step(Input::Ordered {
+                    execution: *execution,
+                    epoch: *epoch,
+                    outcome: ControlOutcome::Taken,
+                });
+                self.ordered.insert(n, request);
+            }
+            let all: Vec<u64> = self.every.keys().copied().collect();
+            for n in all {
+                if !self.w.ledgers.contains_key(&World::id(n)) {
+                    continue;
+                }
+                if matches!(self.w.phase(n), Phase::Bound(_)) {
+                    self.w.start(n);
+                    self.since_boundary.insert(n, 0);
+                    self.ordered.remove(&n);
+                } else if self.runs(n) {
+                    self.compute(n, length(n));
+                }
+            }
+        }
+    }
+
+    fn compute(&mut self, n: u64, length: u64) {
+        let passed = self.since_boundary.entry(n).or_default();
+        *passed += 50;
+        let passed = *passed;
+        let done = self.computed.get(&n).copied().unwrap_or(0);
+        if done + passed >= length {
+            *self.computed.entry(n).or_default() += passed;
+            self.w.complete(n);
+            return;
+        }
+        if passed < self.every[&n] {
+            return;
+        }
+        self.since_boundary.insert(n, 0);
+        let boundary = self.boundary(n, passed);
+        let author = self.w.author(n);
+        match self.ordered.remove(&n) {
+            None => self.w.append(World::id(n), vec![boundary], &author, true),
+            Some(order @ ControlRequest::Yield { to: Some(_), .. }) => {
+                self.w.append(World::id(n), vec![boundary], &author, true);
+                self.w.obey(World::id(n), &order);
+            }
+            Some(ControlRequest::Yield { cause, .. }) => {
+                if let Cause::Preempted { rule, .. } = &cause {
+                    self.gave_way.push((n, self.w.now, *rule));
+                }
+                let yielded = Event::Yielded {
+                    cause,
+                    computed_until: self.w.wall(),
+                };
+                self.w
+                    .append(World::id(n), vec![boundary, yielded], &author, true);
+                self.w.act();
+            }
+            Some(_) => {}
+        }
+        self.w.carry_out();
+    }
+
+    fn running(&self) -> Vec<u64> {
+        self.every
+            .keys()
+            .copied()
+            .filter(|n| self.runs(*n))
+            .collect()
+    }
+
+    fn phase(&self, n: u64) -> String {
+        self.w.phase(n).as_str().to_owned()
+    }
+
+    /// Why it gave way last.
+    fn reason(&self, n: u64) -> (Rule, String) {
+        let history = &self.w.ledgers[&World::id(n)].history;
+        let mut causes = history.iter().rev().filter_map(|(_, e)| match e {
+            Event::Yielded {
+                cause: Cause::Preempted { rule, reason, .. },
+                ..
+            } => Some((*rule, reason.clone())),
+            _ => None,
+        });
+        causes.next().unwrap()
+    }
+}
+
+const LONG: u64 = 86_400_000;
+
+fn for_ever(_: u64) -> u64 {
+    LONG
+}
+
+#[test]
+fn the_highest_priority_goes_first_and_then_the_oldest() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 100, r#""priority":50"#);
+    lab.submit(2, 100, "");
+    lab.submit(3, 100, r#""priority":7"#);
+    lab.submit(4, 100, r#""priority":7"#);
+    lab.submit(5, 100, r#""priority":-3"#);
+    let mut order: Vec<u64> = Vec::new();
+    for _ in 0..5 {
+        lab.play(2_000, for_ever);
+        let running = lab.running();
+        assert_eq!(running.len(), 1);
+        order.extend(&running);
+        lab.w.complete(running[0]);
+    }
+    assert_eq!(order, [1, 3, 4, 2, 5]);
+}
+
+#[test]
+fn the_earliest_deadline_goes_first_among_equals() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 100, "");
+    lab.submit(2, 100, "");
+    lab.submit(3, 100, r#""deadline":{"within_s":86400}"#);
+    lab.submit(4, 100, r#""deadline":{"within_s":80000}"#);
+    lab.play(2_000, for_ever);
+    let mut order: Vec<u64> = Vec::new();
+    for _ in 0..4 {
+        let running = lab.running();
+        order.extend(&running);
+        lab.w.complete(running[0]);
+        lab.play(2_000, for_ever);
+    }
+    assert_eq!(order, [1, 4, 3, 2]);
+}
+
+#[test]
+fn a_higher_priority_takes_the_place_of_the_one_with_the_least_regret() {
+    let mut lab = Lab::new(lab(2));
+    // The first crosses a boundary every 20 s, the second every half second.
+    lab.submit(1, 20_000, "");
+    lab.submit(2, 500, "");
+    lab.play(42_000, for_ever);
+    lab.submit(3, 500, r#""priority":10"#);
+    lab.play(1_500, for_ever);
+    assert_eq!(
+        (lab.running(), lab.phase(2)),
+        (vec![1, 3], "pending".into())
+    );
+    let (rule, reason) = lab.reason(2);
+    assert_eq!(rule, Rule::Priority);
+    let spared = format!("spared: {}", World::id(1));
+    for words in [
+        "waits with priority 10, and this one has 0",
+        "its regret is",
+        "since its last commit",
+        "never moved",
+        spared.as_str(),
+    ] {
+        assert!(reason.contains(words), "{words:?} in {reason}");
+    }
+    // What gave way comes back as soon as there is room.
+    lab.w.complete(3);
+    lab.play(300, for_ever);
+    assert_eq!(lab.running(), [1, 2]);
+}
+
+#[test]
+fn what_gives_way_moves_to_another_node_where_there_is_room() {
+    let two = vec![
+        node(1),
+        NodeDescriptor {
+            slots: 1,
+            ..descriptor(1, 101)
+        },
+    ];
+    let mut lab = Lab::new(World::with(Config::default(), two));
+    lab.submit(1, 500, "");
+    lab.play(6_000, for_ever);
+    let here = lab.w.node_of(1);
+    let only = format!(r#""priority":5,"requires":{{"nodes":["n{here}"]}}"#);
+    lab.submit(2, 500, &only);
+    lab.play(3_000, for_ever);
+    assert_eq!(lab.running(), [1, 2]);
+    assert_eq!((lab.w.node_of(1), lab.w.node_of(2)), (1 - here, here));
+}
+
+#[test]
+fn nothing_gives_way_before_it_has_been_there_for_long_enough() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 100, "");
+    lab.play(1_000, for_ever);
+    lab.submit(2, 100, r#""priority":10"#);
+    lab.play(3_000, for_ever);
+    assert_eq!(lab.running(), [1], "five seconds are the least");
+    lab.play(3_000, for_ever);
+    assert_eq!(lab.running(), [2]);
+}
+
+#[test]
+fn nothing_gives_way_where_that_is_switched_off_or_of_no_use() {
+    let config = Config {
+        preempt: false,
+        slicing: false,
+        ..Config::default()
+    };
+    let mut lab = Lab::new(World::with(config, vec![node(1)]));
+    lab.submit(1, 100, "");
+    lab.play(10_000, for_ever);
+    lab.submit(2, 100, r#""priority":10"#);
+    lab.play(120_000, for_ever);
+    assert_eq!((lab.running(), lab.gave_way.len()), (vec![1], 0));
+
+    let mut lab = Lab::new(self::lab(1));
+    lab.submit(1, 100, "");
+    lab.play(10_000, for_ever);
+    // There is no such node: whoever gave way would do so in vain.
+    lab.submit(
+        2,
+        100,
+        r#""priority":10,"requires":{"labels":{"rack":"9"}}"#,
+    );
+    lab.play(60_000, for_ever);
+    assert_eq!((lab.running(), lab.gave_way.len()), (vec![1], 0));
+}
+
+#[test]
+fn one_that_has_computed_long_gives_way_to_one_that_has_not_when_its_slice_is_over() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 1_000, "");
+    lab.play(4 * SLICE, for_ever);
+    lab.submit(2, 1_000, "");
+    lab.play(SLICE - 2_000, for_ever);
+    assert_eq!(lab.running(), [1], "nothing has waited for a slice yet");
+    lab.play(5_000, for_ever);
+    assert_eq!(lab.running(), [2]);
+    assert_eq!(lab.reason(1).0, Rule::TimeSlice);
+    assert!(
+        lab.reason(1).1.contains("service level 0"),
+        "{}",
+        lab.reason(1).1
+    );
+    // Levels double: the shorter one catches up, and they change places ever more rarely.
+    lab.play(40 * SLICE, for_ever);
+    assert!((2..=8).contains(&lab.gave_way.len()), "{:?}", lab.gave_way);
+    let (one, two) = (lab.computed[&1], lab.computed[&2]);
+    assert!(one < 4 * two && two < 4 * one, "{one} and {two}");
+}
+
+#[test]
+fn one_that_says_how_long_it_takes_is_known_by_what_is_left() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 1_000, r#""expected_s":600"#);
+    lab.play(590_000, for_ever);
+    lab.submit(2, 1_000, "");
+    lab.submit(3, 1_000, r#""expected_s":3600"#);
+    lab.play(8_000, |n| if n == 1 { 600_000 } else { LONG });
+    assert_eq!(lab.running(), [1], "a few seconds are left");
+    lab.play(10_000, |n| if n == 1 { 600_000 } else { LONG });
+    assert_eq!(lab.running(), [2], "an hour is expected of the other");
+}
+
+#[test]
+fn a_tenant_below_its_share_takes_from_one_above_it_and_no_more() {
+    let mut lab = Lab::new(lab(4));
+    for n in 1..=6 {
+        lab.submit_of(n, "ann", "");
+    }
+    lab.play(10_000, for_ever);
+    for n in 11..=16 {
+        lab.submit_of(n, "bob", "");
+    }
+    lab.play(20_000, for_ever);
+    let of = |lab: &Lab, from: u64| lab.running().iter().filter(|n| **n / 10 == from).count();
+    assert_eq!((of(&lab, 0), of(&lab, 1)), (2, 2));
+    let reason = lab
+        .gave_way
+        .iter()
+        .map(|(n, ..)| lab.reason(*n))
+        .next()
+        .unwrap();
+    assert_eq!(reason.0, Rule::FairShare);
+    assert!(
+        reason.1.contains("bob") && reason.1.contains("ann holds 4"),
+        "{}",
+        reason.1
+    );
+    assert_eq!(
+        lab.gave_way.len(),
+        2,
+        "it comes to rest: {:?}",
+        lab.gave_way
+    );
+    // With three times the weight, three of four.
+    let bob = Tenant::new("bob").unwrap();
+    lab.w.step(Input::Tenant {
+        tenant: &bob,
+        weight: 3.0,
+    });
+    lab.play(20_000, for_ever);
+    assert_eq!((of(&lab, 0), of(&lab, 1)), (1, 3));
+}
+
+#[test]
+fn of_two_tenants_the_one_that_has_had_less_goes_first() {
+    let mut lab = Lab::new(lab(1));
+    for n in [1, 2, 3] {
+        lab.submit_of(n, "ann", "");
+    }
+    lab.play(20_000, for_ever);
+    lab.submit_of(4, "bob", "");
+    lab.w.complete(1);
+    lab.play(200, for_ever);
+    assert_eq!(
+        lab.running(),
+        [4],
+        "ann has waited longer, and has had more"
+    );
+}
+
+#[test]
+fn one_that_would_miss_its_deadline_goes_before_one_that_has_time() {
+    let mut lab = Lab::new(lab(1));
+    lab.submit(1, 1_000, "");
+    lab.play(10_000, for_ever);
+    lab.submit(2, 1_000, r#""deadline":{"within_s":300},"expected_s":240"#);
+    lab.play(20_000, for_ever);
+    assert_eq!(lab.running(), [1], "there is time");
+    lab.play(20_000, |n| if n == 2 { 240_000 } else { LONG });
+    assert_eq!((lab.running(), lab.reason(1).0), (vec![2], Rule::Deadline));
+    lab.play(245_000, |n| if n == 2 { 240_000 } else { LONG });
+    assert_eq!((lab.phase(2), lab.running()), ("completed".into(), vec![1]));
+}
+
+#[test]
+fn what_is_to_fail_at_its_deadline_does_so_wherever_it_is() {
+    let mut lab = Lab::new(lab(1));
+    let fields = r#""deadline":{"within_s":60,"on_miss":"fail"}"#;
+    lab.submit(1, 7_000, fields);
+    lab.submit(2, 1_000, fields);
+    lab.submit(3, 1_000, r#""deadline":{"within_s":60}"#);
+    lab.play(59_000, for_ever);
+    // Of one that computes its last seconds, nothing may be thrown away before the moment.
+    assert_ne!(lab.phase(1), "failed");
+    lab.play(9_000, for_ever);
+    for n in [1, 2] {
+        assert_eq!(lab.phase(n), "failed", "{n}");
+        let history = &lab.w.ledgers[&World::id(n)].history;
+        let Some((at, Event::Failed { reason, .. })) = history.last() else {
+            panic!("{history:?}")
+        };
+        assert!(reason.contains("was not done by its deadline"), "{reason}");
+        assert!(*at >= 60_000);
+        let bound = history
+            .iter()
+            .filter(|(_, e)| matches!(e, Event::Bound { .. }));
+        assert!(bound.count() <= 1, "nobody begins what is late already");
+    }
+    lab.play(2_000, for_ever);
+    assert_eq!(lab.running(), [3], "the other goes on, late");
+}
+
+#[test]
+fn a_hundred_thousand_that_wait_cost_a_round_little() {
+    let mut w = lab(1);
+    w.submit_line(1, r#""priority":9"#);
+    w.start(1);
+    for n in 2..100_002u64 {
+        let fields = format!(r#""expected_s":{}"#, 1 + n % 40);
+        w.submit_line(n, &fields);
+    }
+    assert_eq!(w.policy.waiting(), 100_000);
+    w.pass(2_000);
+    let began = std::time::Instant::now();
+    w.complete(1);
+    w.pass(5_000);
+    let took = began.elapsed();
+    // A hundred rounds; a scan of all that wait in each would take minutes in a debug build.
+    assert!(took.as_secs() < 10, "{took:?}");
+    let bound = (2..100_002).filter(|n| w.phase(*n).binding().is_some());
+    assert_eq!(bound.count(), 1);
+}
+
+#[derive(Debug, Clone)]
+struct Job {
+    at_s: u64,
+    length_s: u64,
+    every_ms: u64,
+    priority: i16,
+    tenant: u8,
+    deadline_s: Option<u32>,
+    told: bool,
+}
+
+fn jobs() -> impl Strategy<Value = Vec<Job>> {
+    let every = prop_oneof![Just(100u64), Just(2_000), Just(11_000)];
+    let deadline = prop_oneof![3 => Just(None), 1 => (60u32..900).prop_map(Some)];
+    let job = (
+        (0u64..400, 1u64..400, every),
+        (-2i16..3, 0u8..3, deadline, any::<bool>()),
+    );
+    let job = job.prop_map(
+        |((at_s, length_s, every_ms), (priority, tenant, deadline_s, told))| Job {
+            at_s,
+            length_s,
+            every_ms,
+            priority,
+            tenant,
+            deadline_s,
+            told,
+        },
+    );
+    prop::collection::vec(job, 2..14)
+}
+
+/// Plays all jobs to their end; at the least as many seconds as they all take one after another.
+fn play_all(config: Config, jobs: &[Job]) -> Lab {
+    let mut lab = Lab::new(World::with(config, vec![node(2)]));
+    let mut coming: Vec<(u64, &Job)> = (1u64..).zip(jobs).collect();
+    coming.sort_by_key(|(n, job)| (job.at_s, *n));
+    let all: u64 = jobs
+        .iter()
+        .map(|j| j.length_s + j.every_ms / 1_000 + 1)
+        .sum();
+    let length = |n: u64| jobs[usize::try_from(n).unwrap() - 1].length_s * 1_000;
+    for second in 0..400 + 2 * all {
+        while let Some((n, job)) = coming.first().filter(|(_, job)| job.at_s <= second) {
+            let mut fields = format!(r#""priority":{}"#, job.priority);
+            if let Some(s) = job.deadline_s {
+                fields += &format!(r#","deadline":{{"within_s":{s}}}"#);
+            }
+            if job.told {
+                fields += &format!(r#","expected_s":{}"#, job.length_s);
+            }
+            let tenant = Tenant::new(["ann", "bob", "cat"][usize::from(job.tenant)]).unwrap();
+            lab.w.tenants.insert(World::id(*n), tenant);
+            lab.submit(*n, job.every_ms, &fields);
+            coming.remove(0);
+        }
+        lab.play(1_000, length);
+        if coming.is_empty() && lab.running().is_empty() && lab.w.policy.waiting() == 0 {
+            break;
+        }
+    }
+    lab
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Thrash is impossible: in time T an execution gives way at most T / residency + 1 times, and
+    /// everything ends.
+    #[test]
+    fn preemptions_are_bounded_and_everything_ends(
+        jobs in jobs(),
+        discipline in prop_oneof![
+            Just(Discipline::Priority), Just(Discipline::LeastAttained), Just(Discipline::Shared)
+        ],
+        residency in prop_oneof![Just(1_000u64), Just(5_000), Just(20_000)],
+    ) {
+        let config = Config {
+            discipline,
+            preempt_residency_ms: residency,
+            slice_ms: 5_000,
+            ageing_ms: 60_000,
+            ..Config::default()
+        };
+        let lab = play_all(config, &jobs);
+        for n in (1u64..).take(jobs.len()) {
+            prop_assert_eq!(lab.phase(n), "completed", "{}", n);
+            let at: Vec<u64> = lab.gave_way.iter().filter(|g| g.0 == n).map(|g| g.1).collect();
+            let since = lab.w.ledgers[&World::id(n)].history[0].0;
+            for (count, moment) in (1u64..).zip(&at) {
+                let most = (moment - since) / residency + 1;
+                prop_assert!(count <= most, "{n} gave way {count} times in {} ms", moment - since);
+            }
+            for pair in at.windows(2) {
+                prop_assert!(pair[1] - pair[0] >= residency, "{n} at {at:?}");
+            }
+        }
+    }
+}
+
+/// Whatever comes and outranks it, nothing waits for ever.
+#[test]
+fn ageing_brings_the_lowest_priority_to_its_turn_against_a_stream_of_higher_ones() {
+    let config = Config {
+        ageing_ms: 2_000,
+        ..Config::default()
+    };
+    let mut lab = Lab::new(World::with(config, vec![node(1)]));
+    lab.submit(1, 500, r#""priority":10"#);
+    lab.play(1_000, |_| 3_000);
+    lab.submit(2, 500, r#""priority":-10"#);
+    let mut first = None;
+    for n in 3..60 {
+        lab.submit(n, 500, r#""priority":10"#);
+        lab.play(2_500, |_| 3_000);
+        if first.is_none() && lab.computed.contains_key(&2) {
+            first = Some(n);
+        }
+    }
+    let first = first.unwrap_or(u64::MAX);
+    assert!(
+        (10..40).contains(&first),
+        "it began after {first} others had come"
+    );
+}

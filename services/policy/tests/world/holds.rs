@@ -1,0 +1,88 @@
+//! The shell's part in what holds executions back: ledgers looked at, reservations changed.
+
+use std::collections::BTreeMap;
+
+use fiec_policy::holds::reserve;
+use fiec_policy::holds::{Fate, Seen};
+use fiec_policy::{Action, Input};
+use fiec_schemas::quota::{Quota, Reservations};
+use fiec_schemas::{ExecutionId, Tenant};
+
+use super::World;
+
+/// What was asked for and not answered yet, and what is reserved.
+#[derive(Default)]
+pub struct Asked {
+    pub asked: Vec<Action>,
+    pub tables: BTreeMap<Tenant, (u64, Reservations)>,
+    /// The broker gives no answers.
+    pub silent: bool,
+}
+
+impl World {
+    /// The policy acts, and what it appends is lost on the way.
+    pub fn act_and_lose(&mut self) {
+        let mut lost = Vec::new();
+        self.policy.act(self.at(), &mut lost);
+        let appends = lost.iter().any(|a| matches!(a, Action::Append { .. }));
+        assert!(appends, "it appends nothing: {lost:?}");
+    }
+
+    /// What a ledger shows.
+    pub fn seen(&self, id: ExecutionId) -> Seen {
+        let Some(ledger) = self.ledgers.get(&id) else {
+            return Seen::Vanished;
+        };
+        match Fate::of(ledger.state.phase.as_str()) {
+            Some(fate) => Seen::Ended(fate),
+            None => Seen::Lives,
+        }
+    }
+
+    pub fn answer_holds(&mut self) {
+        if self.holds.silent {
+            return;
+        }
+        for action in std::mem::take(&mut self.holds.asked) {
+            match action {
+                Action::Lookup { execution, .. } => {
+                    let seen = self.seen(execution);
+                    self.step(Input::Ended { execution, seen });
+                }
+                Action::Reserve {
+                    tenant,
+                    quota,
+                    change,
+                } => {
+                    let (seq, table) = self.holds.tables.entry(tenant.clone()).or_default();
+                    let after = reserve::apply(table, quota.as_ref(), &change);
+                    if after != *table || change.fence {
+                        (*seq, *table) = (*seq + 1, after);
+                    }
+                    let (seq, table) = (*seq, table.clone());
+                    self.step(Input::Reserved {
+                        tenant: &tenant,
+                        table: Some((seq, &table)),
+                        answer: true,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub fn quota(&mut self, quota: Option<Quota>) {
+        self.step(Input::Quota(&Self::tenant(), quota));
+    }
+
+    /// How many executions are bound or computing.
+    pub fn running(&self) -> usize {
+        let live = self.ledgers.values();
+        live.filter(|l| l.state.phase.binding().is_some()).count()
+    }
+
+    pub fn reserved(&self) -> usize {
+        let tables = self.holds.tables.values();
+        tables.map(|(_, t)| t.entries.len()).sum()
+    }
+}
