@@ -96,7 +96,7 @@ async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_as
         .fiec(&["move", "job", "--to", first.as_str()])
         .await
         .expect(1);
-    assert!(refused.stderr.contains("excludes"), "{refused:?}");
+    assert!(refused.stderr.contains("has excluded it"), "{refused:?}");
     lab.fiec(&["unpin", "job"]).await.expect(0);
     lab.fiec(&["move", "job", "--to", first.as_str()])
         .await
@@ -129,7 +129,7 @@ async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_as
         .await
         .expect(2);
     assert!(bad.stderr.contains("-100"), "{bad:?}");
-    let bad = lab.fiec(&["adjust", "job"]).await.expect(1);
+    let bad = lab.fiec(&["adjust", "job"]).await.expect(2);
     assert!(bad.stderr.contains("--priority"), "{bad:?}");
 
     let last = lab.journal.ended(id, "completed").await;
@@ -152,6 +152,8 @@ async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_as
         .expect(0);
     lab.fiec(&["uncordon", "n2"]).await.expect(0);
     lab.fiec(&["undrain", "n3"]).await.expect(0);
+    let quota = ["quota", "set", "lab", "--running", "9"];
+    lab.fiec(&quota).await.expect(0);
     lab.recorded(1).await;
     let query = "SELECT what, count(*)::text, bool_and(who LIKE '%@%')::text \
                  FROM operator_actions GROUP BY what ORDER BY what";
@@ -159,6 +161,7 @@ async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_as
         ["adjusted", "6", "true"],
         ["cordoned", "1", "true"],
         ["moved", "3", "true"],
+        ["quota", "1", "true"],
         ["revoked", "1", "true"],
         ["uncordoned", "2", "true"],
     ];
@@ -202,7 +205,7 @@ async fn why_something_waits_is_the_same_in_sql() {
         .await;
     let words = pending.rows[0][0].as_deref().unwrap();
     assert!(
-        words.contains("n2: rejected, the submission names other nodes"),
+        words.contains("n2: rejected, other nodes are named for it"),
         "{words}"
     );
 

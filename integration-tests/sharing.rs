@@ -92,6 +92,64 @@ async fn a_higher_priority_takes_the_only_slot_and_gives_it_back_with_the_same_b
 }
 
 #[tokio::test]
+async fn what_is_small_stands_aside_with_its_process_and_goes_on_with_the_same_bits() {
+    let lab = Lab::start(one_slot(workers_with_history(1))).await;
+    let little = json!({"memory_bytes": 1_048_576});
+    let long = body(
+        "long",
+        800,
+        json!({"requires": little, "deadline": {"within_s": 1}}),
+    );
+    let id = lab.publish_json(&long).await;
+    lab.journal.computing(id, 1).await;
+    let urgent = body("urgent", 200, json!({"requires": little, "priority": 10}));
+    let urgent = lab.publish_json(&urgent).await;
+    let cause = |event: &Event| match event {
+        Event::Parked { cause, .. } => Some(cause.clone()),
+        _ => None,
+    };
+    let parked = |line: &support::journal::Line| line.message.events.iter().find_map(cause);
+    let reason = lab.journal.find(id, "it is parked", parked).await;
+    let Cause::Preempted { rule, by, reason } = reason else {
+        panic!("{reason:?}")
+    };
+    assert_eq!((rule, by), (Rule::Priority, Some(urgent)));
+    assert!(reason.contains("it waits in the host's memory"), "{reason}");
+    lab.journal.ended(urgent, "completed").await;
+    let end = lab.journal.ended(id, "completed").await;
+    assert_eq!(end.state().epoch, 1, "it was bound once");
+    assert_eq!(
+        digest_of(&end),
+        undisturbed_synthetic(&long["params"]).await
+    );
+    for id in [id, urgent] {
+        audit(&lab.journal.of(id));
+    }
+    // A deadline that was changed is the one that counts.
+    let later = body("later", 6_000, json!({"deadline": {"within_s": 1}}));
+    let later = lab.publish_json(&later).await;
+    lab.journal.computing(later, 1).await;
+    lab.fiec(&["adjust", "later", "--deadline", "2h"])
+        .await
+        .expect(0);
+    lab.fiec(&["cancel", "later"]).await.expect(0);
+    lab.journal.ended(later, "cancelled").await;
+    lab.recorded(3).await;
+    let late = "SELECT count(*) FROM late_executions WHERE client_id = 'long' AND late \
+                AND changed_by IS NULL";
+    assert_eq!(lab.count(late).await, 1);
+    let in_time = "SELECT count(*) FROM late_executions WHERE client_id = 'later' AND NOT late \
+                   AND changed_by IS NOT NULL AND due_at > submitted_at + interval '1 hour'";
+    assert_eq!(lab.count(in_time).await, 1);
+    let times = "SELECT count(*) FROM parked_times WHERE execution IN \
+                 (SELECT id FROM executions WHERE client_id = 'long')";
+    assert_eq!(lab.count(times).await, 1);
+    let shares = "SELECT count(*) FROM tenant_shares WHERE gave_way_last_day = 1";
+    assert_eq!(lab.count(shares).await, 1);
+    lab.stop().await;
+}
+
+#[tokio::test]
 async fn a_short_one_does_not_wait_for_the_end_of_a_long_one() {
     let lab = Lab::start(one_slot(workers(1))).await;
     let long = lab.publish_json(&body("long", 6_000, json!({}))).await;

@@ -88,6 +88,9 @@ tagged! { "kind", "Cause",
             /// In words.
             reason: String,
         },
+        /// What it has kept of its range is done; the rest is with its parts, for the last of
+        /// which it waits.
+        Parts,
     }
 }
 
@@ -109,6 +112,7 @@ impl Cause {
             Cause::Asked { .. } => "asked",
             Cause::Revoked { .. } => "revoked",
             Cause::Unviable { .. } => "unviable",
+            Cause::Parts => "parts",
         }
     }
 
@@ -145,6 +149,7 @@ impl Cause {
             Cause::Asked { reason } => format!("the program asked for more: {reason}"),
             Cause::Revoked { who, at } => format!("node will be gone at {at}, said {who}"),
             Cause::Unviable { reason } => format!("no place is viable: {reason}"),
+            Cause::Parts => "its own range is done; the rest is with its parts".to_owned(),
         }
     }
 }

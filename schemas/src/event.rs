@@ -15,6 +15,7 @@ use crate::ids::{
 };
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep, Parked};
+use crate::spread::Spreading;
 use crate::subjects::EVENT_HEADER_LIMIT;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
@@ -152,6 +153,29 @@ tagged! { "type", "Event",
             who: String,
             /// What: `cancel`, `pause`, `yield`.
             what: String,
+        },
+        /// The tail of what is left to it is a part of its own from now on: in the message of the
+        /// boundary whose σ ends before it.
+        Split {
+            /// The part: [`crate::spread::part_id`].
+            part: ExecutionId,
+            /// How often it was split before.
+            nth: u32,
+            /// The part's first tile.
+            from: u64,
+            /// The one behind its last.
+            to: u64,
+        },
+        /// It has taken the last of its parts, which has ended: in the message of the boundary
+        /// whose σ has that part's tiles.
+        Merged {
+            /// The part.
+            part: ExecutionId,
+        },
+        /// A part has ended with what it has done: what was left to it is its holder's.
+        Returned {
+            /// Its holder.
+            to: ExecutionId,
         },
         /// It is given more or less from its next boundary on, as long as it is where it is.
         Reconfigured {
@@ -369,6 +393,9 @@ pub struct ExecutionState {
     /// Set while it waits at its last boundary, where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,
+    /// How it shares its range of tiles with others, where it may or is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Box<Spreading>>,
     /// What it emitted last. Whoever takes it over makes sure that it is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<Outbox>,
@@ -406,6 +433,8 @@ tagged! { "is", "Phase",
         Failed,
         /// Ended by somebody.
         Cancelled,
+        /// A part that has ended before all of its range was done; the rest is its holder's.
+        Returned,
     }
 }
 
@@ -421,12 +450,16 @@ impl Phase {
             Phase::Completed => "completed",
             Phase::Failed => "failed",
             Phase::Cancelled => "cancelled",
+            Phase::Returned => "returned",
         }
     }
 
     /// True when nothing more will happen.
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Phase::Completed | Phase::Failed | Phase::Cancelled)
+        matches!(
+            self,
+            Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned
+        )
     }
 
     /// The binding in force, if any.

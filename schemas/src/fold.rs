@@ -13,6 +13,8 @@
 //!   boundary; only there progress goes back.
 //!   started ── parked ──▶ started, waiting ── unparked ──▶ started; every way out of started ends it.
 //!   adjusted: in every live phase.
+//!   boundary+split, boundary+merged: started; while parts are open nothing completes.
+//!   pending ── returned ──▶ returned (a part without parts of its own).
 //!   cancelled: from every live phase.   bound over started: only when the node is lost.
 //! ```
 
@@ -23,8 +25,10 @@ use crate::event::{
     BatchPlace, Binding, Cause, Event, ExecutionState, INLINE_SUBMISSION_LIMIT, Left, Phase,
     Requested, StatePlace, Totals,
 };
-use crate::ids::{Digest, ExecutionId, Tenant, Timestamp};
+use crate::ids::{BoundaryIndex, Digest, ExecutionId, Tenant, Timestamp};
+use crate::programs::TileRange;
 use crate::scheduling::Parked;
+use crate::spread::Spreading;
 use crate::submission::Submission;
 use crate::trust::Verify;
 
@@ -58,6 +62,12 @@ pub enum TransitionError {
         /// The last committed boundary.
         last: u64,
     },
+    /// A rule of ranges that are shared out is broken.
+    #[error("{rule}")]
+    Spread {
+        /// Which, and what was found.
+        rule: String,
+    },
     /// Progress would not be monotonic.
     #[error("boundary {found} after boundary {last}: progress must grow")]
     Progress {
@@ -88,6 +98,7 @@ impl ExecutionState {
             submission: Digest::of(&canonical),
             contract: submission.contract,
             guarded: submission.verify == Some(Verify::All),
+            spread: Spreading::of(&submission).map(Box::new),
             spec: (canonical.len() <= INLINE_SUBMISSION_LIMIT).then_some(submission),
             batch,
             submitted_at,
@@ -134,6 +145,7 @@ impl ExecutionState {
         if !matches!(next.phase, Phase::Started(_)) {
             next.parked = None;
         }
+        self.only_merges_while_it_waits(events)?;
         Ok(next)
     }
 
@@ -218,7 +230,38 @@ impl ExecutionState {
                     let node = binding.node.clone();
                     self.remember_left(node, at);
                 }
+                if matches!(cause, Cause::Parts) {
+                    self.spreading("yielded to its parts")?.wait()?;
+                }
                 self.phase = Phase::Pending;
+            }
+            Event::Split {
+                part,
+                nth,
+                from,
+                to,
+            } => {
+                self.must_compute("split")?;
+                let (own, at) = (self.execution, self.new_boundary("split")?);
+                let range = TileRange {
+                    from: *from,
+                    to: *to,
+                };
+                self.spreading("split")?.split(own, *part, *nth, range)?;
+                self.spreading("split")?.since = at;
+            }
+            Event::Merged { part } => {
+                self.must_compute("merged")?;
+                let at = self.new_boundary("merged")?;
+                self.spreading("merged")?.merge(*part)?;
+                self.spreading("merged")?.since = at;
+            }
+            Event::Returned { to } => {
+                if !matches!(self.phase, Phase::Pending) {
+                    return Err(self.refuse("returned"));
+                }
+                self.spreading("returned")?.give_back(*to)?;
+                self.phase = Phase::Returned;
             }
             Event::Refused { .. } => {
                 if !matches!(self.phase, Phase::Bound(_)) {
@@ -291,6 +334,9 @@ impl ExecutionState {
                 if found > last {
                     return Err(TransitionError::Forward { found, last });
                 }
+                if let Some(spread) = &mut self.spread {
+                    spread.step_back(found, last)?;
+                }
                 let ordinal = self.ordinal;
                 self.boundary = to.clone().map(|mut place| {
                     if place.seq == Some(0) {
@@ -305,7 +351,23 @@ impl ExecutionState {
                     self.requested = None;
                 }
             }
-            Event::Completed { energy, .. } => {
+            Event::Completed {
+                energy, capsules, ..
+            } => {
+                if let Some(spread) = &self.spread {
+                    spread.may_complete()?;
+                    if spread.part_of.is_some() {
+                        let at = self.new_boundary("completed")?;
+                        if at != *capsules {
+                            return Err(TransitionError::Spread {
+                                rule: format!(
+                                    "a part of {capsules} capsules completes with their σ, not \
+                                     with that of boundary {at}"
+                                ),
+                            });
+                        }
+                    }
+                }
                 let verified = matches!(self.phase, Phase::Verifying { .. }) && !self.guarded;
                 if !verified {
                     self.must_be_started("completed")?;
@@ -342,6 +404,34 @@ impl ExecutionState {
             place.seq = Some(0);
             place.ordinal = ordinal;
         }
+    }
+
+    /// The index of the boundary that the same message has made durable before.
+    fn new_boundary(&self, event: &'static str) -> Result<BoundaryIndex, TransitionError> {
+        let made = self.boundary.as_ref();
+        made.filter(|place| place.ordinal == self.ordinal)
+            .map(|place| place.index)
+            .ok_or_else(|| TransitionError::Spread {
+                rule: format!("{event} stands in the message of its boundary, behind it"),
+            })
+    }
+
+    fn spreading(&mut self, event: &'static str) -> Result<&mut Spreading, TransitionError> {
+        let refused = self.refuse(event);
+        self.spread.as_deref_mut().ok_or(refused)
+    }
+
+    /// What waits for its parts has nothing left to compute: its next boundary is a merge.
+    fn only_merges_while_it_waits(&self, events: &[Event]) -> Result<(), TransitionError> {
+        let waits = self.spread.as_ref().is_some_and(|spread| spread.waits);
+        let back = |e: &Event| matches!(e, Event::Merged { .. } | Event::SteppedBack { .. });
+        let computed = |e: &Event| matches!(e, Event::Boundary(_));
+        if waits && events.iter().any(computed) && !events.iter().any(back) {
+            return Err(TransitionError::Spread {
+                rule: "what waits for its parts goes on by merging the last of them".to_owned(),
+            });
+        }
+        Ok(())
     }
 
     fn remember_left(&mut self, node: crate::ids::NodeId, at: Timestamp) {

@@ -190,6 +190,13 @@ pub enum ControlRequest {
         /// Why, or who asked.
         reason: String,
     },
+    /// Give the last half of what is left away at the next boundary, as a part of its own.
+    Split {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Under which epoch; another one is refused.
+        epoch: Epoch,
+    },
     /// Append that something about it is changed from now on.
     Adjust {
         /// Which execution.

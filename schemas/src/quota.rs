@@ -25,7 +25,7 @@ pub struct Quota {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<u32>,
     /// Most bytes of the hosts' memory that they ask for together (`requires.memory_bytes` or
-    /// `requires.free_memory_bytes`, the larger; what says nothing counts as nothing).
+    /// `requires.free_memory_bytes`, the larger; what says nothing: its node's share of a slot).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Its share relative to other tenants, from 1 to 1000; 1 where nothing is said.

@@ -37,6 +37,21 @@ pub struct Deadline {
     pub on_miss: OnMiss,
 }
 
+impl Deadline {
+    /// For people.
+    pub fn in_words(&self) -> String {
+        let due = match (self.at, self.within_s) {
+            (Some(at), _) => format!("due at {at}"),
+            (None, Some(seconds)) => format!("due {seconds} s after its submission"),
+            (None, None) => "no deadline".to_owned(),
+        };
+        match self.on_miss {
+            OnMiss::GoOn => due,
+            OnMiss::Fail => format!("{due}, else it fails"),
+        }
+    }
+}
+
 /// What happens to an execution that is not done by its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -257,6 +272,37 @@ impl Adjustment {
     /// True where nothing is changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// For people: what holds after it.
+    pub fn in_words(&self) -> String {
+        let names = |nodes: &[NodeId]| {
+            let names: Vec<_> = nodes.iter().map(|node| node.as_str()).collect();
+            names.join(", ")
+        };
+        let mut words = Vec::new();
+        words.extend(self.priority.map(|priority| format!("priority {priority}")));
+        words.extend(self.deadline.as_ref().map(Deadline::in_words));
+        for (signal, t) in &self.viability {
+            let (high, low, dwell) = (t.high, t.low, t.dwell_ms);
+            words.push(format!("threshold {signal}={high},{low},{dwell}"));
+        }
+        let named = |nodes: &Option<Vec<NodeId>>| nodes.as_deref().map(|n| !n.is_empty());
+        match (named(&self.nodes), named(&self.exclude)) {
+            (Some(false), Some(false)) => words.push("may run on any node".to_owned()),
+            (Some(false), _) => words.push("pinned to no node".to_owned()),
+            (None, Some(false)) => words.push("excluded from no node".to_owned()),
+            _ => {}
+        }
+        let nodes = self.nodes.as_deref().filter(|nodes| !nodes.is_empty());
+        words.extend(nodes.map(|nodes| format!("pinned to {}", names(nodes))));
+        let exclude = self.exclude.as_deref().filter(|nodes| !nodes.is_empty());
+        words.extend(exclude.map(|nodes| format!("not on {}", names(nodes))));
+        let memory = self.memory_bytes;
+        words.extend(memory.map(|n| format!("{n} bytes of memory")));
+        let memory = self.device_memory_bytes;
+        words.extend(memory.map(|n| format!("{n} bytes of device memory")));
+        words.join(", ")
     }
 
     /// Takes a later change into this one.

@@ -1,106 +1,105 @@
-//! Ranges of tiles that several executions share: who has which, folded from what they say.
+//! A range of tiles that several executions share: one has it, and gives parts of it away.
 //!
-//! An execution whose work is a range of tiles that know nothing of each other is the **whole**.
-//! It, and each **part** that was split off, holds what it has done and what is left:
+//! An execution whose work is a range of tiles that know nothing of each other may be computed by
+//! several at once. A **holder** splits off **parts**, which are ordinary executions and may split
+//! as well:
 //!
 //! ```text
-//! advanced  (holder)            the first tile that is left is done
-//! split     (holder → part)     the tail of what is left becomes a part of its own
-//! returned  (part)              a part ends early; what it has left is nobody's
-//! merged    (nobody → holder)   a piece of that is taken by a holder, at its boundary
+//! holder   [from ........ x ...... cut)            done up to x, left up to its end
+//! parts                            [cut ...... end) [end ........ to)
+//!                                   last of the stack     first
+//! split      the tail of what is left becomes a part: the new last one
+//! yielded    with the cause `parts`: the holder's own range is done, it waits for the last part
+//! completed  of a part: all of its range is done, with its σ
+//! returned   of a part: what it has left is its holder's
+//! merged     the holder takes the last part's tiles; its end becomes that part's end
 //! ```
 //!
-//! At all times what is done, left, and nobody's of all of them partitions the whole: no tile is
-//! lost and none is there twice. A part's id derives from its holder, how often that was split
-//! before, and its range; and an event that is heard again changes nothing: whoever sees a `split`
-//! may make the part, and all who do make the same one. (By holder and range alone it would be
-//! that of an earlier part, where a range came back and is split off once more.)
-//!
-//! Only the rules are here: no worker and no policy service splits anything yet. Until then a batch
-//! whose lines name their ranges of tiles shares a product out.
+//! What each has done is in one piece from its beginning, so σ has no more than the end of its
+//! range. The parts of a holder are a stack whose last one begins where the holder ends: it is
+//! taken first, and nothing is ever out of order. A part's id derives from its holder, how often
+//! that was split before, and its range: whoever sees a `split` may make the part, and all who do
+//! make the same one. (By holder and range alone it would be that of an earlier part, where a
+//! range came back and is split off once more.)
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Digest, ExecutionId};
-use crate::programs::TileRange;
+use crate::event::ExecutionState;
+use crate::fold::TransitionError;
+use crate::ids::{BoundaryIndex, ExecutionId, Timestamp};
+use crate::programs::{self, TileRange};
+use crate::submission::{FieldError, Submission};
 
-/// What is heard of one of the executions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum SpreadEvent {
-    /// This tile, the first one that was left to it, is done and committed.
-    Advanced {
-        /// Who.
-        of: ExecutionId,
-        /// Which.
-        tile: u64,
-    },
-    /// The tail of what is left to it is a part's.
-    Split {
-        /// Who gives.
-        of: ExecutionId,
-        /// Who has it now: [`part_id`].
-        part: ExecutionId,
-        /// How often it was split before.
-        nth: u32,
-        /// The first tile.
-        from: u64,
-        /// The one behind the last.
-        to: u64,
-    },
-    /// A part has ended with what it has done; what was left is nobody's.
-    Returned {
-        /// Which.
-        part: ExecutionId,
-    },
-    /// What was nobody's is left to a holder.
-    Merged {
-        /// Whom.
-        into: ExecutionId,
-        /// The part that had it.
-        part: ExecutionId,
-        /// The first tile.
-        from: u64,
-        /// The one behind the last.
-        to: u64,
-    },
+/// Most parts of one holder at a time, so that a ledger message fits its header.
+pub const PARTS_LIMIT: usize = 16;
+/// Over how many a range may be spread.
+pub const UP_TO: std::ops::RangeInclusive<u32> = 2..=64;
+
+/// What a submission says about sharing its range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// How many may compute it at once, itself and its parts: 2 to 64.
+    #[schemars(range(min = 2, max = 64))]
+    pub up_to: u32,
 }
 
-/// Why an event cannot have happened.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{execution}: {rule}")]
-pub struct SpreadError {
-    /// Whose event it is.
-    pub execution: ExecutionId,
-    /// The rule that it breaks.
-    pub rule: String,
-}
-
-/// What one execution has of the whole. Ranges are in order, not empty, and apart from each other.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holder {
-    /// Done, each tile by this one.
-    pub done: Vec<TileRange>,
-    /// To be done, from the first tile on.
-    pub left: Vec<TileRange>,
-    /// It has ended before all that it was given was done.
-    pub returned: bool,
+/// How an execution shares its range.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Spreading {
+    /// How many may compute the whole at once.
+    pub up_to: u32,
+    /// Its holder, where it is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<ExecutionId>,
     /// How often it was split.
+    #[serde(default, skip_serializing_if = "none32")]
     pub splits: u32,
+    /// The boundary of the last split or merge, before which it cannot step back; 0: of none.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub since: BoundaryIndex,
+    /// The tile behind its last one, where that is known: its submission says it, or a split has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<u64>,
+    /// It has done all that it kept, and waits for the last of its parts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
+    /// The parts that it has not taken back. The last one begins where its own range ends, each
+    /// other one where the next one ends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
 }
 
-/// The fold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ranges {
-    whole: TileRange,
-    first: ExecutionId,
-    holders: BTreeMap<ExecutionId, Holder>,
-    /// What is nobody's, by the part that had it.
-    open: BTreeMap<ExecutionId, Vec<TileRange>>,
-    /// Who took which piece of a part.
-    taken: BTreeMap<(ExecutionId, u64, u64), ExecutionId>,
+/// A part of a holder's range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Part {
+    /// The execution that has it.
+    pub id: ExecutionId,
+    /// The first tile.
+    pub from: u64,
+    /// The one behind the last.
+    pub to: u64,
+}
+
+impl Part {
+    /// Its tiles.
+    pub fn range(&self) -> TileRange {
+        TileRange {
+            from: self.from,
+            to: self.to,
+        }
+    }
+}
+
+fn none32(n: &u32) -> bool {
+    *n == 0
+}
+
+fn none64(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The id of the part that has this range of a holder's, which was split `nth` times before: the
@@ -116,419 +115,307 @@ pub fn part_id(of: ExecutionId, nth: u32, range: TileRange) -> ExecutionId {
     ExecutionId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
 }
 
-/// How many tiles there are in all.
-pub fn count(ranges: &[TileRange]) -> u64 {
-    ranges.iter().map(|r| r.to - r.from).sum()
+/// The range that a submission's parameters name, if they do.
+pub fn tiles(params: &serde_json::Value) -> Option<TileRange> {
+    let given = params.get("tiles").filter(|given| given.is_object())?;
+    TileRange::deserialize(given).ok()
 }
 
-fn covers(ranges: &[TileRange], range: TileRange) -> bool {
-    ranges
-        .iter()
-        .any(|r| r.from <= range.from && range.to <= r.to)
+fn wrong(rule: impl Into<String>) -> TransitionError {
+    TransitionError::Spread { rule: rule.into() }
 }
 
-/// Puts a range among others that it does not overlap.
-fn add(ranges: &mut Vec<TileRange>, range: TileRange) {
-    let at = ranges.partition_point(|r| r.from < range.from);
-    ranges.insert(at, range);
-    ranges.dedup_by(|next, before| {
-        let touch = before.to == next.from;
-        if touch {
-            before.to = next.to;
-        }
-        touch
-    });
-}
-
-/// Takes a range out; false where it is not there as a whole.
-fn remove(ranges: &mut Vec<TileRange>, range: TileRange) -> bool {
-    let Some(at) = ranges
-        .iter()
-        .position(|r| r.from <= range.from && range.to <= r.to)
-    else {
-        return false;
-    };
-    let found = ranges.remove(at);
-    let (before, behind) = (
-        TileRange {
-            from: found.from,
-            to: range.from,
-        },
-        TileRange {
-            from: range.to,
-            to: found.to,
-        },
-    );
-    for rest in [behind, before].into_iter().filter(|r| r.from < r.to) {
-        ranges.insert(at, rest);
-    }
-    true
-}
-
-impl Ranges {
-    /// One execution has the whole.
-    pub fn new(first: ExecutionId, whole: TileRange) -> Self {
-        let holder = Holder {
-            left: (whole.from < whole.to)
-                .then_some(whole)
-                .into_iter()
-                .collect(),
-            ..Holder::default()
-        };
-        Self {
-            whole,
-            first,
-            holders: BTreeMap::from([(first, holder)]),
-            open: BTreeMap::new(),
-            taken: BTreeMap::new(),
-        }
-    }
-
-    /// Who has what.
-    pub fn holders(&self) -> &BTreeMap<ExecutionId, Holder> {
-        &self.holders
-    }
-
-    /// What is nobody's, by the part that had it.
-    pub fn open(&self) -> &BTreeMap<ExecutionId, Vec<TileRange>> {
-        &self.open
-    }
-
-    /// True once every tile is done: the whole may complete.
-    pub fn is_done(&self) -> bool {
-        self.open.is_empty() && self.holders.values().all(|h| h.left.is_empty())
-    }
-
-    /// The range that a holder gives away when it is to be halved: of what is left the last half,
-    /// as far as that is one range; none where less than two tiles are left. The tile that it
-    /// computes now stays with it.
-    pub fn half(&self, of: ExecutionId) -> Option<TileRange> {
-        let left = &self.holders.get(&of)?.left;
-        let gives = count(left) / 2;
-        let last = left.last().filter(|_| gives > 0)?;
-        Some(TileRange {
-            from: last.to - gives.min(last.to - last.from),
-            to: last.to,
+impl Spreading {
+    /// As it begins; none where the submission's range is not to be shared.
+    pub fn of(submission: &Submission) -> Option<Self> {
+        let Spread { up_to } = submission.spread?;
+        Some(Self {
+            up_to,
+            part_of: None,
+            splits: 0,
+            since: 0,
+            end: tiles(&submission.params).map(|range| range.to),
+            waits: false,
+            parts: Vec::new(),
         })
     }
 
-    /// The tiles in order, from what each holder has made of what it has done: `made` gives a
-    /// holder's digest of a tile.
-    ///
-    /// # Errors
-    /// The first tile that nobody has made.
-    pub fn assemble(
-        &self,
-        mut made: impl FnMut(ExecutionId, u64) -> Option<Digest>,
-    ) -> Result<Vec<Digest>, u64> {
-        (self.whole.from..self.whole.to)
-            .map(|tile| {
-                let one = TileRange {
-                    from: tile,
-                    to: tile + 1,
-                };
-                let mut holders = self.holders.iter();
-                let (id, _) = holders.find(|(_, h)| covers(&h.done, one)).ok_or(tile)?;
-                made(*id, tile).ok_or(tile)
-            })
-            .collect()
+    /// The part that it takes back next.
+    pub fn last(&self) -> Option<&Part> {
+        self.parts.last()
     }
 
-    /// Takes an event in. One that was heard before changes nothing.
-    ///
-    /// # Errors
-    /// When it cannot have happened; nothing is changed then.
-    pub fn apply(&mut self, event: &SpreadEvent) -> Result<(), SpreadError> {
-        match *event {
-            SpreadEvent::Advanced { of, tile } => self.advanced(of, tile),
-            SpreadEvent::Split {
-                of,
-                part,
-                nth,
-                from,
-                to,
-            } => self.split(of, (part, nth), TileRange { from, to }),
-            SpreadEvent::Returned { part } => self.returned(part),
-            SpreadEvent::Merged {
-                into,
-                part,
-                from,
-                to,
-            } => self.merged(into, part, from, to),
-        }
-    }
-
-    fn holder(&mut self, id: ExecutionId) -> Result<&mut Holder, SpreadError> {
-        self.holders
-            .get_mut(&id)
-            .ok_or_else(|| wrong(id, "it has no part of this"))
-    }
-
-    fn advanced(&mut self, of: ExecutionId, tile: u64) -> Result<(), SpreadError> {
-        let holder = self.holder(of)?;
-        let one = TileRange {
-            from: tile,
-            to: tile + 1,
-        };
-        if covers(&holder.done, one) {
-            return Ok(());
-        }
-        if holder.left.first().is_none_or(|r| r.from != tile) {
-            return Err(wrong(
-                of,
-                format!("tile {tile} is not the first left to it"),
-            ));
-        }
-        remove(&mut holder.left, one);
-        add(&mut holder.done, one);
-        Ok(())
-    }
-
-    fn split(
+    pub(crate) fn split(
         &mut self,
-        of: ExecutionId,
-        (part, nth): (ExecutionId, u32),
-        range: TileRange,
-    ) -> Result<(), SpreadError> {
-        let TileRange { from, to } = range;
-        if from >= to || part != part_id(of, nth, range) {
-            return Err(wrong(part, "it is not the part of that range"));
-        }
-        if self.holders.contains_key(&part) {
-            return Ok(());
-        }
-        let holder = self.holder(of)?;
-        if nth != holder.splits {
-            let rule = format!("it was split {} times before, not {nth}", holder.splits);
-            return Err(wrong(of, rule));
-        }
-        let is_tail = holder.left.last().is_some_and(|r| r.to == to);
-        let keeps = holder.left.first().is_some_and(|r| r.from < from);
-        if !is_tail || !keeps || !remove(&mut holder.left, range) {
-            let rule = format!("{from} to {to} is not the tail of what is left to it");
-            return Err(wrong(of, rule));
-        }
-        holder.splits += 1;
-        let left = vec![range];
-        self.holders.insert(
-            part,
-            Holder {
-                left,
-                ..Holder::default()
-            },
-        );
-        Ok(())
-    }
-
-    fn returned(&mut self, part: ExecutionId) -> Result<(), SpreadError> {
-        if part == self.first {
-            return Err(wrong(part, "the whole gives nothing back"));
-        }
-        let holder = self.holder(part)?;
-        if holder.returned {
-            return Ok(());
-        }
-        holder.returned = true;
-        let left = std::mem::take(&mut holder.left);
-        if !left.is_empty() {
-            self.open.insert(part, left);
-        }
-        Ok(())
-    }
-
-    fn merged(
-        &mut self,
-        into: ExecutionId,
+        own: ExecutionId,
         part: ExecutionId,
-        from: u64,
-        to: u64,
-    ) -> Result<(), SpreadError> {
-        let range = TileRange { from, to };
-        if self.taken.get(&(part, from, to)) == Some(&into) {
-            return Ok(());
+        nth: u32,
+        range: TileRange,
+    ) -> Result<(), TransitionError> {
+        let TileRange { from, to } = range;
+        if nth != self.splits {
+            return Err(wrong(format!(
+                "it was split {} times before, not {nth}",
+                self.splits
+            )));
         }
-        if self.holder(into)?.returned {
-            return Err(wrong(into, "it has ended"));
+        if from >= to || part != part_id(own, nth, range) {
+            return Err(wrong(format!("{part} is not the part of {from} to {to}")));
         }
-        let open = self.open.get_mut(&part);
-        if from >= to || !open.is_some_and(|open| remove(open, range)) {
-            let rule = format!("{from} to {to} is not what {part} has given back");
-            return Err(wrong(into, rule));
+        if self.end.is_some_and(|end| end != to) || self.waits {
+            return Err(wrong(format!(
+                "{from} to {to} is not the tail of what is left"
+            )));
         }
-        self.open.retain(|_, ranges| !ranges.is_empty());
-        self.taken.insert((part, from, to), into);
-        add(&mut self.holder(into)?.left, range);
+        if self.parts.len() >= PARTS_LIMIT {
+            return Err(wrong(format!("it has {PARTS_LIMIT} parts, the most")));
+        }
+        self.splits += 1;
+        self.end = Some(from);
+        self.parts.push(Part { id: part, from, to });
+        Ok(())
+    }
+
+    pub(crate) fn wait(&mut self) -> Result<(), TransitionError> {
+        if self.parts.is_empty() {
+            return Err(wrong("it has no parts to wait for"));
+        }
+        self.waits = true;
+        Ok(())
+    }
+
+    pub(crate) fn merge(&mut self, part: ExecutionId) -> Result<(), TransitionError> {
+        let last = self.parts.pop_if(|last| last.id == part);
+        let Some(last) = last else {
+            return Err(wrong(format!("{part} is not the last of its parts")));
+        };
+        self.end = Some(last.to);
+        self.waits = false;
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&mut self, to: ExecutionId) -> Result<(), TransitionError> {
+        if self.part_of != Some(to) {
+            return Err(wrong(format!("it is no part of {to}")));
+        }
+        if !self.parts.is_empty() {
+            return Err(wrong("it has parts of its own out"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn may_complete(&self) -> Result<(), TransitionError> {
+        match self.parts.len() {
+            0 => Ok(()),
+            n => Err(wrong(format!(
+                "it cannot complete while {n} of its parts are out"
+            ))),
+        }
+    }
+
+    pub(crate) fn step_back(
+        &mut self,
+        found: BoundaryIndex,
+        last: BoundaryIndex,
+    ) -> Result<(), TransitionError> {
+        if found < self.since {
+            return Err(wrong(format!(
+                "a step back to boundary {found}, before its range was split or merged ({})",
+                self.since
+            )));
+        }
+        self.waits &= found == last;
         Ok(())
     }
 }
 
-fn wrong(execution: ExecutionId, rule: impl Into<String>) -> SpreadError {
-    SpreadError {
-        execution,
-        rule: rule.into(),
+impl Submission {
+    /// The submission of a part: the same for that range, alone. What says when and in which
+    /// company the whole was to start is left out, its deadline is the same moment
+    /// (`submitted_at` is the holder's).
+    pub fn part(&self, range: TileRange, submitted_at: Timestamp) -> Self {
+        let mut part = Self {
+            id: None,
+            batch: None,
+            expected_s: None,
+            after: Vec::new(),
+            at_once: None,
+            gang: None,
+            array: None,
+            ..self.clone()
+        };
+        if let Some(deadline) = &mut part.deadline {
+            deadline.at = Some(deadline.moment(submitted_at));
+            deadline.within_s = None;
+        }
+        if let Some(params) = part.params.as_object_mut() {
+            let range = serde_json::json!({ "from": range.from, "to": range.to });
+            params.insert("tiles".to_owned(), range);
+        }
+        part
+    }
+}
+
+impl ExecutionState {
+    /// A part before any message, `submitted_at` that moment. `submission` is the part's
+    /// ([`Submission::part`] of the holder's); what was changed about its holder holds for it.
+    pub fn unborn_part(
+        holder: &Self,
+        part: &Part,
+        submission: Arc<Submission>,
+        submitted_at: Timestamp,
+    ) -> Self {
+        let tenant = holder.tenant.clone();
+        let mut state = Self::unborn(tenant, part.id, submission, None, submitted_at);
+        state.adjusted.clone_from(&holder.adjusted);
+        let up_to = holder.spread.as_ref().map(|spread| spread.up_to);
+        state.spread = Some(Box::new(Spreading {
+            up_to: up_to.unwrap_or(*UP_TO.start()),
+            part_of: Some(holder.execution),
+            splits: 0,
+            since: 0,
+            end: Some(part.to),
+            waits: false,
+            parts: Vec::new(),
+        }));
+        state
+    }
+
+    /// The parts that are out.
+    pub fn parts(&self) -> &[Part] {
+        self.spread.as_ref().map_or(&[], |spread| &spread.parts)
+    }
+
+    /// Its holder, where it is a part.
+    pub fn part_of(&self) -> Option<ExecutionId> {
+        self.spread.as_ref()?.part_of
+    }
+}
+
+/// The rules of a submission's field `spread`.
+pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
+    let Some(Spread { up_to }) = spec.spread else {
+        return Ok(());
+    };
+    let refuse = |field: &str, rule: String| Err(FieldError::new(field, rule));
+    if !UP_TO.contains(&up_to) {
+        return refuse(
+            "spread.up_to",
+            format!("must be from 2 to 64, but is {up_to}"),
+        );
+    }
+    for (given, field) in [
+        (spec.gang.is_some(), "gang"),
+        (spec.verify.is_some(), "verify"),
+    ] {
+        if given {
+            return refuse("spread", format!("cannot be given together with {field}"));
+        }
+    }
+    let built_in = programs::BUILT_IN.contains(&spec.program.as_str());
+    if built_in && spec.program != programs::GEMM {
+        let rule = format!(
+            "{} has no range of tiles that could be shared: leave it out, or use gemm@1 or a \
+             program of your own that splits",
+            spec.program
+        );
+        return refuse("spread", rule);
+    }
+    match spec.params.get("tiles") {
+        Some(_) if spec.array.is_some() => Ok(()),
+        Some(given) if tiles(&spec.params).is_none_or(|range| range.count() == 0) => refuse(
+            "params.tiles",
+            format!(r#"must be {{"from": …, "to": …}} with from below to, but is {given}"#),
+        ),
+        None if !built_in => refuse(
+            "params.tiles",
+            r#"must be given as {"from": …, "to": …}, since it is to be shared"#.to_owned(),
+        ),
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn range(from: u64, to: u64) -> TileRange {
-        TileRange { from, to }
-    }
-
-    fn first() -> ExecutionId {
-        ExecutionId(uuid::Uuid::from_u128(1))
-    }
-
-    /// How often each tile is somewhere; and it is in order everywhere.
-    fn tally(ranges: &Ranges, tiles: u64) -> Vec<u32> {
-        let mut seen = vec![0; usize::try_from(tiles).unwrap()];
-        let held = ranges.holders.values().flat_map(|h| [&h.done, &h.left]);
-        for list in held.chain(ranges.open.values()) {
-            for pair in list.windows(2) {
-                assert!(pair[0].to < pair[1].from, "{list:?}");
-            }
-            for r in list {
-                assert!(r.from < r.to, "{list:?}");
-                (r.from..r.to).for_each(|t| seen[usize::try_from(t).unwrap()] += 1);
-            }
+    #[test]
+    fn each_bad_field_is_named_with_its_rule() {
+        let gemm = r#""program":"gemm@1","params":{"a":{"random":{"n":8}},"b":{"random":{"n":8}}}"#;
+        let own = r#""program":"sweep@1","params":{"tiles":{"from":0,"to":9}}"#;
+        for (start, fields, field, word) in [
+            (gemm, r#""spread":{"up_to":1}"#, "spread.up_to", "2 to 64"),
+            (gemm, r#""spread":{"up_to":65}"#, "spread.up_to", "2 to 64"),
+            (
+                gemm,
+                r#""spread":{"up_to":2},"verify":"none""#,
+                "spread",
+                "verify",
+            ),
+            (
+                gemm,
+                r#""spread":{"up_to":2},"gang":{"name":"g","size":2}"#,
+                "spread",
+                "gang",
+            ),
+            (
+                r#""program":"synthetic@1""#,
+                r#""spread":{"up_to":2}"#,
+                "spread",
+                "no range",
+            ),
+            (
+                r#""program":"sweep@1""#,
+                r#""spread":{"up_to":2}"#,
+                "params.tiles",
+                "given",
+            ),
+            (
+                r#""program":"sweep@1","params":{"tiles":[1,2]}"#,
+                r#""spread":{"up_to":2}"#,
+                "params.tiles",
+                "[1,2]",
+            ),
+        ] {
+            let error = Submission::parse(format!("{{{start},{fields}}}").as_bytes()).unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+            assert!(error.reason.contains(word), "{error}");
         }
-        seen
-    }
-
-    /// What may happen next, by chance.
-    fn next(ranges: &Ranges, kind: u8, pick: usize) -> Option<SpreadEvent> {
-        let live: Vec<_> = ranges.holders.iter().filter(|(_, h)| !h.returned).collect();
-        let (of, holder) = *live.get(pick % live.len())?;
-        match kind {
-            0..=3 => Some(SpreadEvent::Advanced {
-                of: *of,
-                tile: holder.left.first()?.from,
-            }),
-            4..=5 => {
-                let range = ranges.half(*of)?;
-                Some(SpreadEvent::Split {
-                    of: *of,
-                    part: part_id(*of, holder.splits, range),
-                    nth: holder.splits,
-                    from: range.from,
-                    to: range.to,
-                })
-            }
-            6 => (*of != first()).then_some(SpreadEvent::Returned { part: *of }),
-            _ => {
-                let (part, open) = ranges.open.iter().nth(pick % ranges.open.len().max(1))?;
-                let whole = open.first()?;
-                // A piece of it, or all.
-                let to = whole.from + 1 + pick as u64 % (whole.to - whole.from);
-                Some(SpreadEvent::Merged {
-                    into: *of,
-                    part: *part,
-                    from: whole.from,
-                    to,
-                })
-            }
-        }
-    }
-
-    fn made(tile: u64) -> Digest {
-        Digest::of(&tile.to_le_bytes())
-    }
-
-    proptest! {
-        #[test]
-        fn no_tile_is_lost_or_there_twice_whatever_is_split_given_back_and_merged(
-            tiles in 1_u64..60,
-            steps in prop::collection::vec((0_u8..8, any::<u16>()), 0..300),
-        ) {
-            let mut ranges = Ranges::new(first(), range(0, tiles));
-            let mut heard = Vec::new();
-            for (kind, pick) in steps {
-                let Some(event) = next(&ranges, kind, usize::from(pick)) else { continue };
-                ranges.apply(&event).unwrap();
-                heard.push(event);
-                prop_assert!(tally(&ranges, tiles).iter().all(|n| *n == 1), "{ranges:?}");
-                // Heard again, now or much later, nothing changes.
-                let before = ranges.clone();
-                for event in [event, heard[usize::from(pick) % heard.len()]] {
-                    ranges.apply(&event).unwrap();
-                }
-                prop_assert_eq!(&ranges, &before);
-            }
-            // From what was heard anybody comes to the same.
-            let mut again = Ranges::new(first(), range(0, tiles));
-            heard.iter().for_each(|event| again.apply(event).unwrap());
-            prop_assert_eq!(&again, &ranges);
-            // What is nobody's goes back to the first, and all that is left is computed.
-            for (part, open) in ranges.open.clone() {
-                for r in open {
-                    let (into, from, to) = (first(), r.from, r.to);
-                    ranges.apply(&SpreadEvent::Merged { into, part, from, to }).unwrap();
-                }
-            }
-            for (of, holder) in ranges.holders.clone() {
-                for tile in holder.left.iter().flat_map(|r| r.from..r.to) {
-                    prop_assert!(!ranges.is_done());
-                    prop_assert!(ranges.assemble(|_, t| Some(made(t))).is_err());
-                    ranges.apply(&SpreadEvent::Advanced { of, tile }).unwrap();
-                }
-            }
-            prop_assert!(ranges.is_done());
-            let whole: Vec<Digest> = (0..tiles).map(made).collect();
-            prop_assert_eq!(ranges.assemble(|_, t| Some(made(t))), Ok(whole));
+        for start in [gemm, own] {
+            let line = format!(r#"{{{start},"spread":{{"up_to":64}},"array":{{"count":3}}}}"#);
+            Submission::parse(line.as_bytes()).unwrap();
         }
     }
 
     #[test]
-    fn what_cannot_have_happened_is_an_error_and_changes_nothing() {
-        let mut ranges = Ranges::new(first(), range(0, 10));
-        let other = ExecutionId(uuid::Uuid::from_u128(2));
-        let split = |nth, from, to| SpreadEvent::Split {
-            of: first(),
-            part: part_id(first(), nth, range(from, to)),
-            nth,
-            from,
-            to,
-        };
-        let part = part_id(first(), 0, range(6, 10));
-        ranges.apply(&split(0, 6, 10)).unwrap();
-        let before = ranges.clone();
-        let merged = |into, from, to| SpreadEvent::Merged {
-            into,
-            part,
-            from,
-            to,
-        };
-        for (event, rule) in [
-            (split(1, 4, 5), "not the tail"),
-            (split(1, 0, 6), "not the tail"),
-            (split(0, 4, 6), "split 1 times"),
-            (SpreadEvent::Advanced { of: other, tile: 0 }, "no part"),
-            (SpreadEvent::Advanced { of: part, tile: 7 }, "not the first"),
-            (SpreadEvent::Returned { part: first() }, "gives nothing"),
-            (merged(first(), 6, 10), "has given back"),
-        ] {
-            let error = ranges.apply(&event).unwrap_err();
-            assert!(error.rule.contains(rule), "{error}");
-            assert_eq!(ranges, before);
+    fn a_part_is_the_same_submission_for_its_range_alone_and_due_at_the_same_moment() {
+        let whole = Submission::parse(
+            br#"{"id":"w","batch":"b","program":"gemm@1","after":[{"id":"x"}],"at_once":2,
+                 "params":{"a":{"random":{"n":8}},"b":{"random":{"n":8}},"tile":2},
+                 "deadline":{"within_s":5},"expected_s":9,"priority":3,"spread":{"up_to":3}}"#,
+        )
+        .unwrap();
+        let part = whole.part(
+            TileRange { from: 4, to: 6 },
+            Timestamp::from_micros(2_000_000),
+        );
+        let text = String::from_utf8(part.to_json()).unwrap();
+        assert_eq!(Submission::parse(text.as_bytes()).unwrap(), part);
+        assert_eq!(tiles(&part.params), Some(TileRange { from: 4, to: 6 }));
+        let due = part.deadline.unwrap();
+        assert_eq!(due.at, Some(Timestamp::from_micros(7_000_000)));
+        assert_eq!((part.priority, part.spread), (3, whole.spread));
+        for gone in ["\"id\"", "batch", "after", "at_once", "expected_s"] {
+            assert!(!text.contains(gone), "{text}");
         }
-        // Once given back it is taken once, and the same range can be split off once more.
-        ranges.apply(&SpreadEvent::Returned { part }).unwrap();
-        ranges.apply(&merged(first(), 6, 10)).unwrap();
-        assert!(ranges.apply(&merged(part, 6, 10)).is_err());
-        ranges.apply(&split(1, 6, 10)).unwrap();
-        assert_eq!(ranges.holders().len(), 3);
     }
 
     #[test]
     fn half_of_what_is_left_is_given_away_as_long_as_a_tile_stays() {
-        for (tiles, half) in [(1, None), (2, Some((1, 2))), (9, Some((5, 9)))] {
-            let ranges = Ranges::new(first(), range(0, tiles));
-            let found = ranges.half(first()).map(|r| (r.from, r.to));
-            assert_eq!(found, half, "of {tiles}");
+        for (from, to, half) in [(0, 1, None), (3, 5, Some((4, 5))), (0, 9, Some((5, 9)))] {
+            let found = TileRange { from, to }.last_half();
+            assert_eq!(found.map(|r| (r.from, r.to)), half);
         }
+        assert_eq!(TileRange { from: 5, to: 5 }.last_half(), None);
     }
 }

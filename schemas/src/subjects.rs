@@ -137,6 +137,11 @@ pub fn node_record(node: &NodeId) -> String {
     format!("fiec.record.node.{node}")
 }
 
+/// What a tenant may use at once.
+pub fn quota_record(tenant: &Tenant) -> String {
+    format!("fiec.record.quota.{tenant}")
+}
+
 /// Why an execution waits.
 pub fn waiting_record(execution: ExecutionId) -> String {
     format!("fiec.record.waiting.{execution}")

@@ -13,6 +13,7 @@ use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest};
 use crate::programs;
 use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
+use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
 
@@ -162,6 +163,9 @@ pub struct Submission {
     /// This line stands for many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
+    /// Its range of tiles (`params.tiles`) may be shared out over several nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
     /// What happens when its place is not viable and no other is.
     #[serde(default, skip_serializing_if = "is_default")]
     pub when_unviable: WhenUnviable,
@@ -223,6 +227,7 @@ impl Submission {
             at_once: None,
             gang: None,
             array: None,
+            spread: None,
             when_unviable: WhenUnviable::default(),
             reallocation: Reallocation::default(),
             labels: BTreeMap::new(),
@@ -273,6 +278,7 @@ impl Submission {
             return Err(FieldError::new("labels", "at most 32 are allowed"));
         }
         scheduling::check(self)?;
+        spread::check(self)?;
         self.requires.check()?;
         self.prefers.check(&self.requires, self.contract)?;
         if let Some(verify) = self.verify {

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use fiec_schemas::event::{Event, LedgerMessage};
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage, Handover, SubmitReply};
+use fiec_schemas::programs::TileRange;
+use fiec_schemas::spread::{PARTS_LIMIT, part_id};
 use fiec_schemas::{
     BoundaryEvent, Candidate, Cause, Decision, Digest, Evidence, ExecutionId, ExecutionState,
     InstanceId, LineError, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
@@ -155,6 +157,77 @@ fn handover_message() -> LedgerMessage {
         state: next,
         sig: None,
     }
+}
+
+/// The message in which an execution, with as many parts as it may have, splits off the last one.
+fn split_message() -> LedgerMessage {
+    let at = Timestamp::from_micros(1_790_000_002_000_000);
+    let line = br#"{"program":"gemm@1","params":{"a":{"random":{"n":8192}},"b":{"random":{"n":8192}},"tiles":{"from":0,"to":256}},"spread":{"up_to":17}}"#;
+    let mut state = ExecutionState::unborn(
+        Tenant::new("lab").unwrap(),
+        ExecutionId(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_0002)),
+        Arc::new(Submission::parse(line).unwrap()),
+        None,
+        at,
+    );
+    let bound = Event::Bound {
+        epoch: 1,
+        node: NodeId::new("n1").unwrap(),
+        instance: InstanceId(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_00aa)),
+        substrate: "host".to_owned(),
+        cause: Cause::Initial,
+        decision: None,
+    };
+    let started = Event::Started {
+        epoch: 1,
+        computing_since: at,
+    };
+    let mut events = vec![Event::Submitted, bound, started];
+    for nth in 0..16 {
+        state = state.after(&events, "worker/n1", at, None).unwrap();
+        let range = TileRange {
+            from: 240 - 10 * u64::from(nth),
+            to: state.spread.as_ref().unwrap().end.unwrap(),
+        };
+        let index = u64::from(nth) + 1;
+        let boundary = Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(b"state"),
+            bytes: 104,
+            computed_at: at,
+            compute_us: 1_234,
+            of: Some(index + 80),
+            note: None,
+            outputs: vec![],
+            energy: None,
+        });
+        let split = Event::Split {
+            part: part_id(state.execution, nth, range),
+            nth,
+            from: range.from,
+            to: range.to,
+        };
+        events = vec![boundary, split];
+    }
+    let state = state.after(&events, "worker/n1", at, None).unwrap();
+    LedgerMessage {
+        v: 1,
+        events,
+        state,
+        sig: None,
+    }
+}
+
+#[test]
+fn a_message_with_as_many_parts_as_there_may_be_leaves_room_in_its_header() {
+    let message = split_message();
+    assert_eq!(message.state.parts().len(), PARTS_LIMIT);
+    let value = serde_json::to_value(&message).unwrap();
+    committed("golden", "split-ledger-message", &value);
+    let size = message.encode().unwrap().len();
+    let limit = fiec_schemas::subjects::EVENT_HEADER_LIMIT;
+    let rest = handover_message().encode().unwrap().len();
+    assert!(size + rest < limit, "{size} + {rest} bytes");
 }
 
 #[test]

@@ -127,6 +127,9 @@ pub struct QuotaReply {
     /// Why it was not done, and what to do; absent where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What is to be known although it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// The tenant that was asked about, or all that have a quota.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<TenantQuota>,

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::envelope::NodeEnvelopes;
 use crate::hardware::NodeDescriptor;
-use crate::ids::{BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Timestamp};
+use crate::ids::{
+    BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
+};
+use crate::quota::Quota;
 use crate::submission::LineError;
 use crate::trust::SignedProof;
 
@@ -101,6 +104,13 @@ pub enum Record {
         node: NodeId,
         /// All that are in force now, with who set them and when.
         envelopes: NodeEnvelopes,
+    },
+    /// Somebody changed what a tenant may use at once.
+    Quota {
+        /// Whose.
+        tenant: Tenant,
+        /// What holds now, with who set it and when.
+        quota: Quota,
     },
 }
 

@@ -84,6 +84,23 @@ pub struct TileRange {
     pub to: u64,
 }
 
+impl TileRange {
+    /// How many tiles it has.
+    pub fn count(self) -> u64 {
+        self.to.saturating_sub(self.from)
+    }
+
+    /// What a holder with this left gives away when it is split: the last half. None where less
+    /// than two tiles are left.
+    pub fn last_half(self) -> Option<Self> {
+        let gives = self.count() / 2;
+        (gives > 0).then_some(Self {
+            from: self.to - gives,
+            to: self.to,
+        })
+    }
+}
+
 /// Parameters of `gemm@1`: C = A·B in tiles. A capsule is one tile, and its output is
 /// `c-<i>-<j>`, a `.npy` file of the tile in tile row i and tile column j. Tiles are numbered row
 /// by row and know nothing of each other: a batch may share them out by ranges.

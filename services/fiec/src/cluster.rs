@@ -82,6 +82,8 @@ pub struct Cluster {
     pub servers: DevServers,
     options: ClusterOptions,
     binary: PathBuf,
+    /// What each worker was started with beyond the arguments of all.
+    own_args: Vec<Vec<String>>,
     /// For the worker that is being started.
     more_environment: Vec<(String, String)>,
 }
@@ -129,6 +131,7 @@ impl Cluster {
             servers,
             options,
             binary,
+            own_args: Vec::new(),
             more_environment: Vec::new(),
         };
         progress.step("starting the policy service, the recorder and the workers");
@@ -212,6 +215,7 @@ impl Cluster {
         let number = self.workers.len() + 1;
         let process = self.spawn_worker(number, more)?;
         self.workers.push(process);
+        self.own_args.push(more.to_vec());
         Ok(Self::node(number))
     }
 
@@ -227,12 +231,13 @@ impl Cluster {
         started
     }
 
-    /// Starts the worker with this number again, after it has ended.
+    /// Starts the worker with this number again, after it has ended, with the arguments that it had.
     ///
     /// # Errors
     /// When it cannot be started.
     pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
-        let process = self.spawn_worker(number, &[])?;
+        let own = self.own_args.get(number.wrapping_sub(1));
+        let process = self.spawn_worker(number, own.map_or(&[], Vec::as_slice))?;
         match self.workers.get_mut(number.wrapping_sub(1)) {
             Some(slot) => *slot = process,
             None => bail!("there is no worker n{number}"),

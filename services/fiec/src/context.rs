@@ -181,12 +181,13 @@ impl Global {
     }
 }
 
-/// Who asks, for the history: `user@host`.
+/// Who asks, for the history: `user@host`; where nothing names the user, by number.
 pub fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .into_owned();
-    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
+    let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
+    format!("{user}@{host}")
 }

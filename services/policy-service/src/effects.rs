@@ -1,6 +1,7 @@
 //! What the core starts and does not wait for: requests to nodes, later appends, reads. Each ends
 //! with one [`Outcome`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
@@ -11,6 +12,7 @@ use fiec_schemas::messages::{CapsuleBinding, ControlReply, ControlRequest, Recor
 use fiec_schemas::{
     Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, Timestamp, subjects,
 };
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
 use crate::events::{Later, Outcome};
@@ -30,6 +32,8 @@ pub struct Effects {
     pub author: String,
     /// What may be submitted.
     pub programs: Programs,
+    /// Looking through what waits to be taken in: so many do at a time.
+    pub looking: Arc<Semaphore>,
 }
 
 /// Why a node's answer is not there.
@@ -89,27 +93,32 @@ impl Effects {
         timeout: Duration,
     ) {
         let answer = self.control(&node, &request, timeout).await;
-        if let ControlRequest::Yield {
-            execution, epoch, ..
-        }
-        | ControlRequest::Park {
-            execution, epoch, ..
-        }
-        | ControlRequest::Unpark {
-            execution, epoch, ..
-        } = request
-        {
-            let outcome = match answer {
-                Ok(_) => ControlOutcome::Taken,
-                Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
-                Err(NoReply::Silent(reason)) => {
-                    tracing::warn!(%execution, epoch, %node, reason, "no answer to a yield order");
-                    ControlOutcome::NoAnswer
-                }
-            };
-            self.tell(Outcome::Ordered(execution, epoch, outcome, ticket))
-                .await;
-        }
+        let (execution, epoch) = match &request {
+            ControlRequest::Yield {
+                execution, epoch, ..
+            }
+            | ControlRequest::Park {
+                execution, epoch, ..
+            }
+            | ControlRequest::Unpark {
+                execution, epoch, ..
+            }
+            | ControlRequest::Split { execution, epoch } => (*execution, *epoch),
+            _ => return,
+        };
+        let outcome = match answer {
+            Ok(_) => ControlOutcome::Taken,
+            Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
+            Err(NoReply::Silent(reason)) => {
+                tracing::warn!(%execution, epoch, %node, reason, "no answer to an order");
+                ControlOutcome::NoAnswer
+            }
+        };
+        self.tell(match request {
+            ControlRequest::Split { .. } => Outcome::Split(execution, epoch, outcome),
+            _ => Outcome::Ordered(execution, epoch, outcome, ticket),
+        })
+        .await;
     }
 
     /// Pings a node; an answer of any kind is a sign of life.

@@ -16,6 +16,7 @@ use fiec_schemas::{
     Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
     Sequence, Submission, Tenant,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -76,6 +77,10 @@ pub enum Outcome {
     Spec(ExecutionId, Arc<Submission>),
     /// A yield order.
     Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
+    /// An order to split.
+    Split(ExecutionId, u64, ControlOutcome),
+    /// The last message of the ledger of a part that was not known here.
+    Found(Box<Entry>),
     /// How far an execution was verified before, or why that cannot be said now, and which outputs
     /// its ledger names.
     Recalled(ExecutionId, Result<Option<VerifiedUpTo>, String>, Named),
@@ -117,6 +122,8 @@ pub enum Ask {
     Why(ExecutionId, oneshot::Sender<Option<Why>>),
     /// All nodes.
     Nodes(oneshot::Sender<Vec<NodeStatus>>),
+    /// The nodes that count as lost.
+    Lost(oneshot::Sender<BTreeSet<NodeId>>),
     /// What the nodes could give.
     Offers(oneshot::Sender<Offers>),
     /// What a running execution has reached.

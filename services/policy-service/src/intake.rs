@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use fiec_schemas::submission::ATOMIC_HEADER;
@@ -140,13 +141,8 @@ impl Intake {
             return;
         };
         let seq = info.stream_sequence;
-        let published = info.published.unix_timestamp_nanos() / 1_000;
-        let stamp = message
-            .headers
-            .as_ref()
-            .and_then(|h| h.get(STAMP_HEADER)?.as_str().parse().ok())
-            .or_else(|| i64::try_from(published).ok())
-            .map_or_else(Timestamp::default, Timestamp::from_micros);
+        let published = info.published.unix_timestamp_nanos();
+        let stamp = stamp(message.headers.as_ref(), published);
         let subject = message.subject.as_str();
         let tenant = subjects::parse_submit(subject)
             .ok_or_else(|| subject.trim_start_matches("fiec.submit.").to_owned());
@@ -282,6 +278,15 @@ impl Intake {
     pub fn open(&self) -> usize {
         self.open.len()
     }
+}
+
+/// What ids without a client's derive from: as the header fixes it, else when the broker stored the
+/// message, in nanoseconds since 1970.
+pub fn stamp(headers: Option<&HeaderMap>, published: i128) -> Timestamp {
+    headers
+        .and_then(|h| h.get(STAMP_HEADER)?.as_str().parse().ok())
+        .or_else(|| i64::try_from(published / 1_000).ok())
+        .map_or_else(Timestamp::default, Timestamp::from_micros)
 }
 
 fn batch_of(

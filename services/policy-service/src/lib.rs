@@ -28,6 +28,7 @@ mod programs;
 mod reservation;
 mod service;
 mod sources;
+mod spread;
 mod trust;
 mod vetting;
 

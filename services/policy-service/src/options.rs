@@ -24,7 +24,8 @@ pub struct Options {
     pub control_timeout: Duration,
     /// How long a node may take to answer a probe.
     pub probe_timeout: Duration,
-    /// How long a submission is held back while nodes are full and learn how fast they are.
+    /// How long a submission is held back while nodes are full and learn how fast they are; four
+    /// times as long after one that found its place so.
     pub hold: Duration,
     /// Where `/metrics` and `/healthz` are served, if anywhere.
     pub http: Option<SocketAddr>,

@@ -1,13 +1,14 @@
 //! What spans executions, as the broker has it: tenants' quotas in the bucket `FIEC_QUOTA`, what
 //! they have reserved on `fiec.quota.<tenant>`, replaced by compare-and-set.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::DirectGetErrorKind;
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::{Broker, BrokerError, Entry};
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -105,19 +106,31 @@ impl Effects {
 
     /// Looks whether an execution has ended.
     pub async fn look_at_end(self, tenant: Tenant, execution: ExecutionId) {
-        let seen = match self.ledger.last(&tenant, execution).await {
-            Ok(None) => Seen::Vanished,
-            Ok(Some(entry)) => match Fate::of(entry.message.state.phase.as_str()) {
-                Some(fate) => Seen::Ended(fate),
-                None => Seen::Lives,
-            },
-            Err(error) => {
-                // It is asked again in a while.
-                tracing::warn!(%execution, %error, "a ledger cannot be read");
-                return;
-            }
+        match self.seen(&tenant, execution).await {
+            Ok(seen) => self.tell(Outcome::Ended(execution, seen)).await,
+            // It is asked again in a while.
+            Err(error) => tracing::warn!(%execution, error, "it cannot be seen whether it ended"),
+        }
+    }
+
+    async fn seen(&self, tenant: &Tenant, execution: ExecutionId) -> Result<Seen, String> {
+        let fate = |entry: Entry| match Fate::of(entry.message.state.phase.as_str()) {
+            Some(fate) => Seen::Ended(fate),
+            None => Seen::Lives,
         };
-        self.tell(Outcome::Ended(execution, seen)).await;
+        let last = self.ledger.last(tenant, execution).await;
+        if let Some(entry) = last.map_err(|error| error.to_string())? {
+            return Ok(fate(entry));
+        }
+        // It may wait to be taken in, behind what waits for it.
+        let mut ids = BTreeSet::from([execution]);
+        self.drop_queued(tenant, &mut ids).await?;
+        if ids.is_empty() {
+            return Ok(Seen::Lives);
+        }
+        let last = self.ledger.last(tenant, execution).await;
+        let last = last.map_err(|error| error.to_string())?;
+        Ok(last.map_or(Seen::Vanished, fate))
     }
 }
 

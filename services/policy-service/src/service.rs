@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, sight};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,9 @@ const NEWS: usize = 4_096;
 const OUTCOMES: usize = 4_096;
 /// Submission messages that may wait for the core.
 const SUBMISSIONS: usize = 1_000;
+
+/// Looks through submissions that wait to be taken in, at the same time.
+const LOOKING: usize = 4;
 
 /// A policy service, ready to run.
 pub struct PolicyService {
@@ -70,6 +73,7 @@ impl PolicyService {
             outcomes: outcomes_tx.clone(),
             author: format!("policy/{}", options.id),
             programs: Programs::new(&broker),
+            looking: Arc::new(Semaphore::new(LOOKING)),
         };
         // One token ends every part, whatever the reason.
         let end = stop.child_token();

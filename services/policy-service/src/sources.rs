@@ -124,7 +124,8 @@ async fn follow(
 /// so, and no submission is there whose own words could be mistaken for it.
 fn is_over(header: &str) -> bool {
     let phase = |is: &str| header.contains(&format!(r#""phase":{{"is":"{is}""#));
-    (phase("completed") || phase("failed") || phase("cancelled")) && !header.contains(r#""spec":"#)
+    let over = ["completed", "failed", "cancelled", "returned"];
+    over.into_iter().any(phase) && !header.contains(r#""spec":"#)
 }
 
 /// Submissions, one message at a time and many ahead.

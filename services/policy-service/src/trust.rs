@@ -11,7 +11,7 @@ use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
-    StatePlace, Tenant, Timestamp, subjects,
+    StatePlace, Tenant, Timestamp, TransitionError, subjects,
 };
 
 use crate::effects::{Effects, NoReply};
@@ -250,12 +250,18 @@ impl Effects {
     /// still owes.
     pub async fn forget_state(self, state: ExecutionState) {
         let execution = state.execution;
-        if let Err(error) = outbox::settle(&self.broker, &state).await {
-            tracing::warn!(%execution, %error, "what was emitted may not be published");
-        }
+        self.clone().settle_outbox(state.clone()).await;
         let Some(place) = &state.boundary else { return };
         if let Err(error) = store::drop_last(&self.broker, execution, place).await {
             tracing::debug!(%execution, %error, "a state was not dropped; its age limit will");
+        }
+    }
+
+    /// Publishes what an execution still owes.
+    pub async fn settle_outbox(self, state: ExecutionState) {
+        let execution = state.execution;
+        if let Err(error) = outbox::settle(&self.broker, &state).await {
+            tracing::warn!(%execution, %error, "what was emitted may not be published");
         }
     }
 
@@ -307,20 +313,37 @@ impl Effects {
             // Progress is never given to it: what lies ahead of the ledger is no step back.
             let to = to.filter(|place| place.index <= state.boundary_index());
             let body = if to.is_some() { body } else { Bytes::new() };
-            let events = vec![Event::SteppedBack {
-                to,
-                cause: cause.clone(),
-            }];
-            let draft = Draft::new(
-                &entry.clone().into(),
-                events.clone(),
-                &self.author,
-                Timestamp::now(),
-            )?;
+            let (mut events, mut body) = (
+                vec![Event::SteppedBack {
+                    to,
+                    cause: cause.clone(),
+                }],
+                body,
+            );
+            let tip = entry.clone().into();
+            let draft = |events| Draft::new(&tip, events, &self.author, Timestamp::now());
+            let draft = match draft(events.clone()) {
+                // Others have, or had, a part of what lies behind that boundary.
+                Err(AppendError::Transition(TransitionError::Spread { rule })) => {
+                    events = vec![Event::Failed {
+                        reason: format!("{}; it cannot go back for that: {rule}", cause.in_words()),
+                        stderr: String::new(),
+                    }];
+                    body = Bytes::new();
+                    draft(events.clone())?
+                }
+                drafted => drafted?,
+            };
             match self.ledger.append(draft, body).await {
                 Ok(tip) => {
                     let to = tip.state.boundary_index();
-                    tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
+                    if tip.state.phase.is_terminal() {
+                        tracing::warn!(%execution, cause = cause.in_words(), "failed, since it cannot step back");
+                        // No worker is there to clear up behind it.
+                        tokio::spawn(self.clone().forget_state(tip.state.clone()));
+                    } else {
+                        tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
+                    }
                     return Ok(Later::Changed(Box::new(tip), events));
                 }
                 Err(AppendError::Conflict) => last = Some(entry),

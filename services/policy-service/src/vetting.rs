@@ -4,22 +4,26 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use fiec_broker::Entry;
 use fiec_schemas::submission::{LINES_LIMIT, lines};
-use fiec_schemas::{ExecutionId, FieldError, Sequence, Submission, Tenant, Timestamp, package};
+use fiec_schemas::{
+    ExecutionId, FieldError, Sequence, Submission, Tenant, Timestamp, package, subjects,
+};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::core::taken;
 use crate::dependencies::{Lines, Node};
 use crate::effects::Effects;
-use crate::intake::name;
+use crate::intake::{name, stamp};
 
 /// Ledgers looked up at once.
 const LOOK_UPS: usize = 64;
-/// What was submitted a moment ago, perhaps through another service, may have its ledger so much
-/// later.
+/// What is being submitted at this moment may be stored so much later.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Looking through what was submitted and not yet taken in takes no longer.
+const LOOKING: Duration = Duration::from_secs(2);
 
 /// The lines that are refused, each with its reason.
 pub type Verdict = BTreeMap<u32, FieldError>;
@@ -193,15 +197,9 @@ impl Effects {
         (stamp, seq): (Timestamp, Sequence),
         good: &[Vetted],
     ) -> Result<bool, String> {
-        let mut named = HashMap::new();
-        for vetted in good {
-            for (index, spec) in (0..).zip(&vetted.specs) {
-                let index = vetted.array.then_some(index);
-                let place = (seq, vetted.line, index);
-                let (id, _) = name(tenant, stamp, place, None, spec);
-                named.insert(id, spec.digest());
-            }
-        }
+        let named: HashMap<_, _> = named(tenant, (stamp, seq), good)
+            .map(|(id, spec)| (id, spec.digest()))
+            .collect();
         let there = self.last_of(tenant, named.keys().copied()).await?;
         Ok(there.into_iter().any(|(id, entry)| {
             let state = entry.message.state;
@@ -228,7 +226,8 @@ impl Effects {
             .await
     }
 
-    /// Of these, the ones that do not exist, and do not come into being within a moment.
+    /// Of these, the ones that do not exist, and do not come into being within a moment. What was
+    /// submitted and not taken in yet exists, however far behind the policy services are.
     async fn missing(
         &self,
         tenant: &Tenant,
@@ -236,15 +235,107 @@ impl Effects {
     ) -> Result<BTreeSet<ExecutionId>, String> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let mut wait = Duration::from_millis(20);
+        self.drop_existing(tenant, &mut ids).await?;
+        if !ids.is_empty() {
+            self.drop_queued(tenant, &mut ids).await?;
+        }
         loop {
-            for (id, _) in self.last_of(tenant, ids.iter().copied()).await? {
-                ids.remove(&id);
-            }
-            if ids.is_empty() || tokio::time::Instant::now() + wait > deadline {
+            // What is taken in leaves the queue after its ledger was begun: that is looked at last.
+            self.drop_existing(tenant, &mut ids).await?;
+            if ids.is_empty() {
                 return Ok(ids);
+            }
+            if tokio::time::Instant::now() + wait > deadline {
+                break;
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_millis(200));
         }
+        self.drop_queued(tenant, &mut ids).await?;
+        self.drop_existing(tenant, &mut ids).await?;
+        Ok(ids)
     }
+
+    async fn drop_existing(
+        &self,
+        tenant: &Tenant,
+        ids: &mut BTreeSet<ExecutionId>,
+    ) -> Result<(), String> {
+        for (id, _) in self.last_of(tenant, ids.iter().copied()).await? {
+            ids.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Drops those that messages of `FIEC_SUBMIT` will become.
+    ///
+    /// # Errors
+    /// When these are too many to be looked through in time: nothing is known then.
+    pub async fn drop_queued(
+        &self,
+        tenant: &Tenant,
+        ids: &mut BTreeSet<ExecutionId>,
+    ) -> Result<(), String> {
+        let mut seen = 0_u64;
+        let looking = async {
+            // However many ask, the broker is read for a few at a time.
+            let _permit = self.looking.acquire().await;
+            self.look_at_queued(tenant, ids, &mut seen).await
+        };
+        match tokio::time::timeout(LOOKING, looking).await {
+            Ok(found) => found,
+            Err(_) => Err(format!(
+                "what it waits for may be among the submissions of tenant {tenant} that wait to be \
+                 taken in: {seen} of them were looked at, and there are more; try again"
+            )),
+        }
+    }
+
+    async fn look_at_queued(
+        &self,
+        tenant: &Tenant,
+        ids: &mut BTreeSet<ExecutionId>,
+        seen: &mut u64,
+    ) -> Result<(), String> {
+        let failed = |error: &dyn std::fmt::Display| {
+            format!("the submissions that wait to be taken in cannot be read: {error}")
+        };
+        let js = &self.broker.js;
+        let stream = js.get_stream_no_info(subjects::SUBMIT_STREAM).await;
+        let stream = stream.map_err(|error| failed(&error))?;
+        let (subject, mut from) = (subjects::submit(tenant), 1);
+        while !ids.is_empty() {
+            let message = match stream
+                .get_first_raw_message_by_subject(&subject, from)
+                .await
+            {
+                Ok(message) => message,
+                Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => break,
+                Err(error) => return Err(failed(&error)),
+            };
+            let seq = message.sequence;
+            let stamp = stamp(Some(&message.headers), message.time.unix_timestamp_nanos());
+            let (good, _) = read(&message.payload);
+            for (id, _) in named(tenant, (stamp, seq), &good) {
+                ids.remove(&id);
+            }
+            (from, *seen) = (seq + 1, *seen + 1);
+        }
+        Ok(())
+    }
+}
+
+/// What the lines of a message become.
+fn named<'a>(
+    tenant: &'a Tenant,
+    (stamp, seq): (Timestamp, Sequence),
+    good: &'a [Vetted],
+) -> impl Iterator<Item = (ExecutionId, &'a Submission)> {
+    good.iter().flat_map(move |vetted| {
+        (0..).zip(&vetted.specs).map(move |(index, spec)| {
+            let place = (seq, vetted.line, vetted.array.then_some(index));
+            let (id, _) = name(tenant, stamp, place, None, spec);
+            (id, spec)
+        })
+    })
 }

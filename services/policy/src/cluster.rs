@@ -1,8 +1,7 @@
 //! What the policy knows: nodes and live executions, kept small. An execution costs a few hundred
 //! bytes; its ledger's last message is read again when somebody must append to it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fiec_schemas::scheduling::Parked;
@@ -16,6 +15,7 @@ use crate::changes::Changes;
 use crate::config::Config;
 use crate::places::{Claim, DeviceIx, Devices, Judged};
 use crate::profile::{Profile, ProfileIx, Profiles};
+use crate::quick::QuickMap;
 use crate::share::tenants::Tenants;
 use crate::time::Millis;
 use crate::trust::Trust;
@@ -114,6 +114,13 @@ impl Node {
         self.descriptor.as_ref().map_or(0, |d| d.slots)
     }
 
+    /// The share of its memory that one of its slots has, in bytes: what a worker grants where
+    /// nothing is asked for.
+    pub fn share_bytes(&self) -> u64 {
+        let limit = self.descriptor.as_ref().map_or(0, |d| d.memory_limit_bytes);
+        limit / u64::from(self.slots().max(1))
+    }
+
     /// Executions that count against its capacity.
     pub fn held(&self) -> u32 {
         u32::try_from(self.holds.len())
@@ -187,8 +194,8 @@ impl Weight {
 #[derive(Debug, Default)]
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// Nodes by name, to be found; its hasher is the same everywhere, as all here must be.
-    named: HashMap<NodeId, NodeIx, BuildHasherDefault<DefaultHasher>>,
+    /// Nodes by name, to be found.
+    named: QuickMap<NodeId, NodeIx>,
     /// And in order of their names.
     by_name: BTreeMap<NodeId, NodeIx>,
     /// Which nodes were changed.
@@ -199,7 +206,9 @@ pub struct Cluster {
     pub tenants: Tenants,
     /// True once a place has become free; whoever looks for what it is good for takes it back.
     pub freed: bool,
-    executions: BTreeMap<ExecutionId, Box<Execution>>,
+    executions: QuickMap<ExecutionId, Box<Execution>>,
+    /// How many of them are parked.
+    parked: u32,
     agenda: BTreeSet<(Millis, ExecutionId)>,
 }
 
@@ -299,9 +308,18 @@ impl Cluster {
         self.executions.get_mut(&id).map(Box::as_mut)
     }
 
-    /// All live executions.
-    pub fn executions(&self) -> impl Iterator<Item = (ExecutionId, &Execution)> {
-        self.executions.iter().map(|(id, e)| (*id, e.as_ref()))
+    /// The live executions of which that is true, in order of their ids; all are looked at, so it
+    /// is not for what is done often.
+    pub fn those_that(&self, is: impl Fn(&Execution) -> bool) -> Vec<ExecutionId> {
+        let all = self.executions.iter();
+        let mut found: Vec<_> = all.filter(|(_, e)| is(e)).map(|(id, _)| *id).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// How many of them are parked.
+    pub fn parked(&self) -> u32 {
+        self.parked
     }
 
     /// Adds an execution that is not there yet.
@@ -371,6 +389,17 @@ impl Cluster {
 
     /// Counts what an execution takes of its node, in place of what it took before.
     fn weigh(&mut self, id: ExecutionId, before: Weight, after: Weight) {
+        self.parked = self.parked + u32::from(after.parked) - u32::from(before.parked);
+        let begins = Weight {
+            started: after.started,
+            ..before
+        };
+        if let Some(ix) = after.node.filter(|_| begins == after) {
+            // No choice of a place depends on that.
+            let node = self.node_quietly(ix);
+            node.started = node.started + u32::from(after.started) - u32::from(before.started);
+            return;
+        }
         if let Some(ix) = before.node {
             self.freed |= before.slot && !after.slot
                 || before.node != after.node

@@ -55,6 +55,10 @@ pub struct Config {
     pub reserve_ms: u64,
     /// A gang that is not bound, or not started, in full within this time begins anew.
     pub gang_ms: u64,
+    /// A gang that has found no room for so long has what becomes free kept for it.
+    pub gang_keep_ms: u64,
+    /// What runs beyond a quota that was lowered goes on for so long before it gives way.
+    pub quota_grace_ms: u64,
     /// How often the ledger of what is waited for and not known is looked at again.
     pub look_ms: u64,
     /// After so long nothing more of a submission is to come: what it waits for and has no ledger
@@ -91,6 +95,17 @@ pub struct Config {
     pub upgrade_dwell_ms: u64,
     /// From this contention of its device on, in [0, 1], an execution would gain by a larger one.
     pub device_bound: f64,
+    /// How often it is looked whether ranges that several compute should be shared out further.
+    pub spread_look_ms: u64,
+    /// How long there must have been a place for one more, and how long a part that its holder waits
+    /// for may have none before it is given back.
+    pub spread_dwell_ms: u64,
+    /// Nobody is split who is done in less.
+    pub spread_least_ms: u64,
+    /// The same as a multiple of what a move costs it.
+    pub spread_moves: u64,
+    /// One that was told to split should have done so within this and four capsules.
+    pub spread_answer_ms: u64,
     /// The public keys that nodes must have, where an operator has pinned them; whoever is not among
     /// them, or claims another key, is given nothing. None: a node's key is what its claim says.
     pub node_keys: Option<Arc<BTreeMap<NodeId, String>>>,
@@ -129,6 +144,8 @@ impl Default for Config {
             residency_floor_ms: 100,
             reserve_ms: 5_000,
             gang_ms: 10_000,
+            gang_keep_ms: 10_000,
+            quota_grace_ms: 30_000,
             look_ms: 1_000,
             vanished_ms: 60_000,
             burst: 256,
@@ -145,6 +162,11 @@ impl Default for Config {
             reallocate_residency_ms: 30_000,
             upgrade_dwell_ms: 10_000,
             device_bound: 0.8,
+            spread_look_ms: 250,
+            spread_dwell_ms: 1_000,
+            spread_least_ms: 2_000,
+            spread_moves: 2,
+            spread_answer_ms: 10_000,
             node_keys: None,
             verify_share: 0.0,
             verify_at_once: 8,

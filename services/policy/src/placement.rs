@@ -23,6 +23,8 @@ mod score;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use fiec_schemas::event::CANDIDATES_LIMIT;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
@@ -31,6 +33,7 @@ pub(crate) use self::filters::free_bytes;
 use self::filters::{View, reasons};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
+pub(crate) use self::reason::{EXCLUDED, NOT_NAMED, other_requirements};
 use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
 use crate::execution::Avoided;
@@ -60,6 +63,8 @@ pub struct Ask<'a> {
     pub avoid: &'a [Avoided],
     /// The only node that is wanted.
     pub only: Option<NodeIx>,
+    /// Nodes that are kept for others.
+    pub kept: Option<&'a BTreeSet<NodeIx>>,
     /// A free slot is wanted, not a place in a queue.
     pub free_slot: bool,
     /// The node that counts it already, for a life of its agent that is over or for a place that
@@ -76,9 +81,17 @@ impl<'a> Ask<'a> {
             leaving: None,
             avoid: &[],
             only: None,
+            kept: None,
             free_slot: false,
             counted: None,
         }
+    }
+
+    /// True where nothing matters but what it asks for.
+    fn is_plain(&self) -> bool {
+        let nowhere = self.left.is_empty() && self.avoid.is_empty() && self.leaving.is_none();
+        let anywhere = self.only.is_none() && self.kept.is_none();
+        nowhere && anywhere && self.counted.is_none() && !self.free_slot
     }
 
     /// The same, leaving a place: where that is one of several on its node, the slot that it has
@@ -92,6 +105,9 @@ impl<'a> Ask<'a> {
         self
     }
 }
+
+/// Between things that must all change.
+pub(crate) const AND: &str = ", and ";
 
 /// A choice.
 #[derive(Debug, Clone)]
@@ -165,16 +181,24 @@ impl<'a, 'b> Search<'a, 'b> {
     }
 
     fn candidate(&self, view: &View<'a, 'b>) -> Candidate {
-        let rejected = reasons(view).next();
-        let score = score::score(view);
+        let Some(rejected) = reasons(view).next() else {
+            return self.open(view, score::score(view));
+        };
         Candidate {
             node: view.node.id.clone(),
             substrate: self.substrate(view),
-            score: (rejected.is_none()).then_some((score * 1_000.0).round() / 1_000.0),
-            rejected: rejected
-                .map(|reason| reason.in_words(view.node, self.now.mono))
-                .into_iter()
-                .collect(),
+            score: None,
+            rejected: vec![rejected.in_words(view.node, self.now.mono)],
+        }
+    }
+
+    /// A place that nothing speaks against.
+    fn open(&self, view: &View<'a, 'b>, score: f64) -> Candidate {
+        Candidate {
+            node: view.node.id.clone(),
+            substrate: self.substrate(view),
+            score: Some((score * 1_000.0).round() / 1_000.0),
+            rejected: Vec::new(),
         }
     }
 
@@ -208,7 +232,12 @@ pub fn choose(
         && let Some(key) = ranking.next(&anybody, last.as_ref())
     {
         if (key.ix, key.at) != (chosen.ix, chosen.at) {
-            candidates.push(search.candidate(&search.view(key.ix, key.at)));
+            let view = search.view(key.ix, key.at);
+            candidates.push(match key.rank {
+                // What anybody may have is what this one finds, where nothing of its own matters.
+                Rank::Open(score) if ask.is_plain() => search.open(&view, score),
+                _ => search.candidate(&view),
+            });
         }
         last = Some(key);
     }
@@ -270,6 +299,30 @@ pub fn would_take_with_room(
         .is_some_and(|first| matches!(first.rank, Rank::Full))
 }
 
+/// Where an execution of this profile could be, were there nothing else: every place that takes it
+/// now, and every one that is only full, the best first.
+pub fn but_for_room(
+    rankings: &mut Rankings,
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    profile: ProfileIx,
+) -> Vec<(NodeIx, Option<DeviceIx>)> {
+    let plain = Ask::new(profile, &[]);
+    let Some(anybody) = Search::new(cluster, config, now, &plain) else {
+        return Vec::new();
+    };
+    let ranking = rankings.of(&anybody);
+    let (mut places, mut last) = (Vec::new(), None);
+    while let Some(key) = ranking.next(&anybody, last.as_ref())
+        && !matches!(key.rank, Rank::Closed)
+    {
+        places.push((key.ix, key.at));
+        last = Some(key);
+    }
+    places
+}
+
 /// How far a place has what a profile prefers, in [0, 1].
 pub fn preference(
     cluster: &Cluster,
@@ -291,9 +344,15 @@ pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Re
     let mut review = Review::default();
     for view in search.views() {
         let mut found = search.candidate(&view);
-        let first = reasons(&view).next();
-        if let Some(first) = first {
-            review.would_help.extend(first.remedy(view.node));
+        if reasons(&view).next().is_some() {
+            // Where several things are in the way, all of them must change.
+            let mut remedies: Vec<_> = reasons(&view)
+                .filter_map(|reason| reason.remedy(view.node))
+                .collect();
+            remedies.dedup();
+            review
+                .would_help
+                .extend(Some(remedies.join(AND)).filter(|words| !words.is_empty()));
             found.rejected = reasons(&view)
                 .map(|r| r.in_words(view.node, now.mono))
                 .collect();

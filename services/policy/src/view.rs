@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use fiec_schemas::event::MessageError;
 use fiec_schemas::scheduling::{Adjustment, Parked};
+use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
     Cause, Digest, ExecutionId, InstanceId, Output, Sequence, StatePlace, Tenant, Timestamp,
 };
@@ -46,6 +47,8 @@ pub struct EventView<'a> {
     computed_until: Option<&'a str>,
     /// Of `boundary`.
     pub index: Option<u64>,
+    /// Of `boundary`: how many there are in all, where the program knows.
+    pub of: Option<u64>,
     digest: Option<&'a str>,
     #[serde(borrow)]
     outputs: Option<&'a RawValue>,
@@ -87,6 +90,11 @@ pub struct StateView<'a> {
     adjusted: Option<&'a RawValue>,
     /// Set while it waits at its last boundary, where it is.
     pub parked: Option<Parked>,
+    /// How it shares its range, where it may or is a part.
+    pub spread: Option<Box<Spreading>>,
+    /// Something was asked of its holder and is not done yet.
+    #[serde(default)]
+    pub requested: Option<serde::de::IgnoredAny>,
     /// Nodes left for pressure.
     #[serde(default, borrow)]
     pub left: Vec<LeftView<'a>>,
@@ -158,7 +166,10 @@ impl<'a> LedgerView<'a> {
 
     /// True when nothing more will happen.
     pub fn is_terminal(&self) -> bool {
-        matches!(self.state.phase.is, "completed" | "failed" | "cancelled")
+        matches!(
+            self.state.phase.is,
+            "completed" | "failed" | "cancelled" | "returned"
+        )
     }
 
     /// The last committed boundary and where its σ is.

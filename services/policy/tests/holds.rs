@@ -138,27 +138,6 @@ fn a_tenant_runs_no_more_at_once_than_its_quota_and_all_in_turn() {
 }
 
 #[test]
-fn what_asks_for_no_memory_goes_before_one_that_waits_for_its_tenants_limit_of_that() {
-    let mut w = World::new(4);
-    w.quota(Some(Quota {
-        memory_bytes: Some(100),
-        ..quota(4)
-    }));
-    for n in 1..=3 {
-        // The last one would fit once the first has ended; it does not overtake the second.
-        let bytes = if n == 3 { 30 } else { 60 };
-        w.submit_line(n, &format!(r#""requires":{{"memory_bytes":{bytes}}}"#));
-    }
-    w.submit_and_store(4);
-    w.pass(1_000);
-    let phases = [1, 2, 3, 4].map(|n| phase(&w, n));
-    assert_eq!(phases, ["bound", "pending", "pending", "bound"]);
-    w.complete_if_bound(1);
-    w.pass(1_000);
-    assert_eq!((phase(&w, 2), phase(&w, 3)), ("bound", "bound"));
-}
-
-#[test]
 fn limits_set_while_something_runs_count_it_and_limits_taken_away_free_the_rest() {
     let mut w = World::new(4);
     for n in 1..=3 {

@@ -284,6 +284,7 @@ fn a_pin_that_nothing_satisfies_says_so_and_leaves_it_where_it_is() {
     let change = on(&["n7"]);
     let said = w.policy.foresee(w.at(), World::id(1), &change).unwrap_err();
     assert!(said.contains("n7: there is no such node"), "{said}");
+    assert!(said.contains("it stays on n"), "{said}");
     adjust(&mut w, 1, change);
     w.pass(3_000);
     assert!(yields(&mut w).is_empty());
@@ -293,14 +294,93 @@ fn a_pin_that_nothing_satisfies_says_so_and_leaves_it_where_it_is() {
         "{}",
         why.summary
     );
-    assert!(
-        why.candidates
+    assert!(why.candidates.iter().any(|c| {
+        c.rejected
             .iter()
-            .any(|c| c.rejected.iter().any(|r| r.contains("names other")))
+            .any(|r| r == "it is pinned to n7 (`fiec unpin`)")
+    }));
+    let help = &why.would_help;
+    assert!(help[0].contains("fiec unpin"), "{help:?}");
+    assert!(
+        help.iter().all(|h| !h.contains("in the submission")),
+        "{help:?}"
     );
     adjust(&mut w, 1, on(&[]));
     w.pass(3_000);
     assert!(yields(&mut w).is_empty() && matches!(w.phase(1), Phase::Started(_)));
+}
+
+#[test]
+fn what_would_help_one_that_is_pinned_names_everything_that_is_in_the_way_of_a_node() {
+    let mut w = World::new(2);
+    w.cordon(0, true);
+    w.cordon(1, true);
+    w.submit_and_store(1);
+    adjust(&mut w, 1, on(&["n1"]));
+    let why = w.why(1);
+    let unpin = format!("`fiec unpin {}`", World::id(1));
+    assert_eq!(
+        why.would_help,
+        [
+            format!("`fiec uncordon n0`, and {unpin}"),
+            "`fiec uncordon n1`".to_owned()
+        ],
+        "{why:?}"
+    );
+}
+
+/// What is answered at once to a request to move an execution.
+fn asked_to_move(w: &mut World, n: u64, to: Option<&str>) -> String {
+    let to = to.map(|to| to.parse::<NodeId>().unwrap());
+    let out = w.step(Input::Yield {
+        ticket: 7,
+        execution: World::id(n),
+        to: to.as_ref(),
+        who: "ann@lab",
+    });
+    match &out[..] {
+        [Action::Reply(7, Err(words))] => words.clone(),
+        out => panic!("{out:?}"),
+    }
+}
+
+#[test]
+fn a_move_that_cannot_be_made_is_refused_with_the_reason_and_what_there_is() {
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    w.start(1);
+    let (here, other) = (w.node_of(1), 1 - w.node_of(1));
+    let (here, other) = (format!("n{here}"), format!("n{other}"));
+    let said = asked_to_move(&mut w, 1, Some(&here));
+    assert_eq!(said, format!("it is on {here} already"));
+    let said = asked_to_move(&mut w, 1, Some("n9"));
+    assert_eq!(said, "there is no node n9; there are: n0, n1");
+    let exclude = Some(vec![other.parse().unwrap()]);
+    let change = Adjustment {
+        exclude,
+        ..Adjustment::default()
+    };
+    adjust(&mut w, 1, change);
+    let said = asked_to_move(&mut w, 1, Some(&other));
+    assert_eq!(
+        said,
+        format!("{other} cannot take it: an operator has excluded it (`fiec unpin`)")
+    );
+    let said = asked_to_move(&mut w, 1, None);
+    assert!(
+        said.starts_with(&format!("no other node can take it ({other}: ")),
+        "{said}"
+    );
+    let mut alone = World::new(1);
+    alone.submit_and_store(1);
+    alone.start(1);
+    assert_eq!(asked_to_move(&mut alone, 1, None), "there is no other node");
+    let unknown = Adjustment {
+        exclude: Some(vec!["n7".parse().unwrap()]),
+        ..Adjustment::default()
+    };
+    let said = alone.policy.foresee(alone.at(), World::id(1), &unknown);
+    assert_eq!(said.unwrap_err(), "there is no node n7; there are: n0");
 }
 
 #[test]

@@ -21,6 +21,15 @@ fn one(line: &str, nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
     world
 }
 
+/// A cluster in which nothing gives way because its slice is over.
+fn unsliced(nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
+    let config = fiec_policy::Config {
+        slicing: false,
+        ..Default::default()
+    };
+    World::with(config, nodes)
+}
+
 /// Runs the cluster and its workers; gives the orders to holders.
 fn live(world: &mut World, ms: u64) -> Vec<ControlRequest> {
     let mut given = Vec::new();
@@ -99,6 +108,36 @@ fn a_parked_execution_has_no_slot_and_in_the_hosts_memory_no_device() {
         matches!(&given[..], [ControlRequest::Unpark { .. }]),
         "{given:?}"
     );
+}
+
+#[test]
+fn a_parked_execution_whose_device_somebody_took_goes_on_on_another_one_of_its_node() {
+    let line = format!(r#"{VIABILITY},{DEVICE},"when_unviable":"wait""#);
+    let mut world = one(&line, vec![parks(with_devices(0, &[80, 80]))]);
+    assert_eq!(world.place_of(1), "n0/g0");
+    world.submit_line(2, DEVICE);
+    assert_eq!(world.place_of(2), "n0/g1");
+    world.start(2);
+    world.set_device(0, "g0", 0.95);
+    live(&mut world, 4_000);
+    assert!(world.is_parked(1));
+    // Somebody who does not mind takes its device before it may go on.
+    let careless = r#""viability":{"memory":{"high":0.99,"low":0.98,"dwell_ms":1000}}"#;
+    world.submit_line(3, &format!("{careless},{DEVICE}"));
+    world.pass(2_500);
+    assert_eq!(world.place_of(3), "n0/g0", "{}", world.why(3).summary);
+    world.start(3);
+    world.set_device(0, "g0", 0.3);
+    let given = live(&mut world, 6_000);
+    assert!(given.is_empty() && world.is_parked(1), "{given:?}");
+    world.complete(2);
+    let given = live(&mut world, 3_000);
+    assert!(
+        matches!(&given[..], [ControlRequest::Yield { to: Some(to), .. }] if to.substrate == "g1"),
+        "{given:?}"
+    );
+    assert!(!world.is_parked(1));
+    assert_eq!(world.place_of(1), "n0/g1");
 }
 
 #[test]
@@ -317,7 +356,7 @@ fn one_that_waits_too_long_for_what_nobody_has_gives_its_place_up() {
 
 #[test]
 fn a_large_device_is_freed_for_one_that_needs_it() {
-    let mut world = World::of(vec![with_devices(0, &[80, 40])]);
+    let mut world = unsliced(vec![with_devices(0, &[80, 40])]);
     world.submit_line(
         1,
         r#""requires":{"device":{"memory_bytes":30}},"prefers":{"device":{"memory_bytes":80}}"#,
@@ -343,7 +382,7 @@ fn a_large_device_is_freed_for_one_that_needs_it() {
 
 #[test]
 fn one_that_says_so_is_not_moved_for_others() {
-    let mut world = World::of(vec![with_devices(0, &[80, 40])]);
+    let mut world = unsliced(vec![with_devices(0, &[80, 40])]);
     world.submit_line(
         1,
         r#""requires":{"device":{"memory_bytes":30}},"prefers":{"device":{"memory_bytes":80}},"reallocation":{"downgrade":false}"#,

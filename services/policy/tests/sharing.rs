@@ -4,202 +4,17 @@
 
 mod world;
 
-use std::collections::BTreeMap;
-
-use fiec_policy::share::order::Discipline;
-use fiec_policy::{Config, ControlOutcome, Input};
-use fiec_schemas::messages::ControlRequest;
+use fiec_policy::{Config, Input};
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{BoundaryEvent, Cause, Digest, Event, NodeDescriptor, Phase, Tenant};
-use proptest::prelude::*;
+use fiec_schemas::{Event, NodeDescriptor, Tenant};
+use world::lab::{self, LONG, Lab, for_ever, node};
 use world::{World, descriptor};
 
 const SLICE: u64 = 30_000;
 
-/// A node with so many slots.
-fn node(slots: u32) -> NodeDescriptor {
-    NodeDescriptor {
-        slots,
-        ..descriptor(0, 100)
-    }
-}
-
-fn lab(slots: u32) -> World {
-    World::with(Config::default(), vec![node(slots)])
-}
-
-/// A played program: boundaries every so often, the work done so far.
-struct Lab {
-    w: World,
-    /// Boundary interval of each, in milliseconds.
-    every: BTreeMap<u64, u64>,
-    computed: BTreeMap<u64, u64>,
-    since_boundary: BTreeMap<u64, u64>,
-    ordered: BTreeMap<u64, ControlRequest>,
-    /// When each gave way, and by which rule.
-    gave_way: Vec<(u64, u64, Rule)>,
-}
-
-impl Lab {
-    fn new(w: World) -> Self {
-        Self {
-            w,
-            every: BTreeMap::new(),
-            computed: BTreeMap::new(),
-            since_boundary: BTreeMap::new(),
-            ordered: BTreeMap::new(),
-            gave_way: Vec::new(),
-        }
-    }
-
-    fn submit(&mut self, n: u64, every_ms: u64, fields: &str) {
-        self.every.insert(n, every_ms);
-        let fields = if fields.is_empty() {
-            r#""retries":3"#
-        } else {
-            fields
-        };
-        self.w.submit_line(n, fields);
-    }
-
-    fn submit_of(&mut self, n: u64, tenant: &str, fields: &str) {
-        let tenant = Tenant::new(tenant).unwrap();
-        self.w.tenants.insert(World::id(n), tenant);
-        self.submit(n, 1_000, fields);
-    }
-
-    fn runs(&self, n: u64) -> bool {
-        self.w.ledgers.contains_key(&World::id(n)) && matches!(self.w.phase(n), Phase::Started(_))
-    }
-
-    fn boundary(&mut self, n: u64, ms: u64) -> Event {
-        let total = self.computed.entry(n).or_default();
-        *total += ms;
-        let last = self.w.ledgers[&World::id(n)].state.boundary_index();
-        Event::Boundary(BoundaryEvent {
-            index: last + 1,
-            digest: Digest::of(&n.to_le_bytes()),
-            bytes: 1_000,
-            computed_at: self.w.wall(),
-            compute_us: ms * 1_000,
-            of: None,
-            note: None,
-            outputs: vec![],
-            energy: None,
-        })
-    }
-
-    /// Programs compute, cross boundaries and do as they are told, for so long; `length` says how
-    /// long each takes in all.
-    fn play(&mut self, ms: u64, length: impl Fn(u64) -> u64) {
-        for _ in 0..ms / 50 {
-            self.w.pass(50);
-            for (node, request) in self.w.take_controls() {
-                let ControlRequest::Yield {
-                    execution, epoch, ..
-                } = &request
-                else {
-                    continue;
-                };
-                let _ = node;
-                let n = u64::try_from(execution.0.as_u128() - 1_000_000).unwrap();
-                self.w.step(Input::Ordered {
-                    execution: *execution,
-                    epoch: *epoch,
-                    outcome: ControlOutcome::Taken,
-                });
-                self.ordered.insert(n, request);
-            }
-            let all: Vec<u64> = self.every.keys().copied().collect();
-            for n in all {
-                if !self.w.ledgers.contains_key(&World::id(n)) {
-                    continue;
-                }
-                if matches!(self.w.phase(n), Phase::Bound(_)) {
-                    self.w.start(n);
-                    self.since_boundary.insert(n, 0);
-                    self.ordered.remove(&n);
-                } else if self.runs(n) {
-                    self.compute(n, length(n));
-                }
-            }
-        }
-    }
-
-    fn compute(&mut self, n: u64, length: u64) {
-        let passed = self.since_boundary.entry(n).or_default();
-        *passed += 50;
-        let passed = *passed;
-        let done = self.computed.get(&n).copied().unwrap_or(0);
-        if done + passed >= length {
-            *self.computed.entry(n).or_default() += passed;
-            self.w.complete(n);
-            return;
-        }
-        if passed < self.every[&n] {
-            return;
-        }
-        self.since_boundary.insert(n, 0);
-        let boundary = self.boundary(n, passed);
-        let author = self.w.author(n);
-        match self.ordered.remove(&n) {
-            None => self.w.append(World::id(n), vec![boundary], &author, true),
-            Some(order @ ControlRequest::Yield { to: Some(_), .. }) => {
-                self.w.append(World::id(n), vec![boundary], &author, true);
-                self.w.obey(World::id(n), &order);
-            }
-            Some(ControlRequest::Yield { cause, .. }) => {
-                if let Cause::Preempted { rule, .. } = &cause {
-                    self.gave_way.push((n, self.w.now, *rule));
-                }
-                let yielded = Event::Yielded {
-                    cause,
-                    computed_until: self.w.wall(),
-                };
-                self.w
-                    .append(World::id(n), vec![boundary, yielded], &author, true);
-                self.w.act();
-            }
-            Some(_) => {}
-        }
-        self.w.carry_out();
-    }
-
-    fn running(&self) -> Vec<u64> {
-        self.every
-            .keys()
-            .copied()
-            .filter(|n| self.runs(*n))
-            .collect()
-    }
-
-    fn phase(&self, n: u64) -> String {
-        self.w.phase(n).as_str().to_owned()
-    }
-
-    /// Why it gave way last.
-    fn reason(&self, n: u64) -> (Rule, String) {
-        let history = &self.w.ledgers[&World::id(n)].history;
-        let mut causes = history.iter().rev().filter_map(|(_, e)| match e {
-            Event::Yielded {
-                cause: Cause::Preempted { rule, reason, .. },
-                ..
-            } => Some((*rule, reason.clone())),
-            _ => None,
-        });
-        causes.next().unwrap()
-    }
-}
-
-const LONG: u64 = 86_400_000;
-
-fn for_ever(_: u64) -> u64 {
-    LONG
-}
-
 #[test]
 fn the_highest_priority_goes_first_and_then_the_oldest() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 100, r#""priority":50"#);
     lab.submit(2, 100, "");
     lab.submit(3, 100, r#""priority":7"#);
@@ -218,7 +33,7 @@ fn the_highest_priority_goes_first_and_then_the_oldest() {
 
 #[test]
 fn the_earliest_deadline_goes_first_among_equals() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 100, "");
     lab.submit(2, 100, "");
     lab.submit(3, 100, r#""deadline":{"within_s":86400}"#);
@@ -236,7 +51,7 @@ fn the_earliest_deadline_goes_first_among_equals() {
 
 #[test]
 fn a_higher_priority_takes_the_place_of_the_one_with_the_least_regret() {
-    let mut lab = Lab::new(lab(2));
+    let mut lab = Lab::new(lab::lab(2));
     // The first crosses a boundary every 20 s, the second every half second.
     lab.submit(1, 20_000, "");
     lab.submit(2, 500, "");
@@ -287,7 +102,7 @@ fn what_gives_way_moves_to_another_node_where_there_is_room() {
 
 #[test]
 fn nothing_gives_way_before_it_has_been_there_for_long_enough() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 100, "");
     lab.play(1_000, for_ever);
     lab.submit(2, 100, r#""priority":10"#);
@@ -311,7 +126,7 @@ fn nothing_gives_way_where_that_is_switched_off_or_of_no_use() {
     lab.play(120_000, for_ever);
     assert_eq!((lab.running(), lab.gave_way.len()), (vec![1], 0));
 
-    let mut lab = Lab::new(self::lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 100, "");
     lab.play(10_000, for_ever);
     // There is no such node: whoever gave way would do so in vain.
@@ -326,7 +141,7 @@ fn nothing_gives_way_where_that_is_switched_off_or_of_no_use() {
 
 #[test]
 fn one_that_has_computed_long_gives_way_to_one_that_has_not_when_its_slice_is_over() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 1_000, "");
     lab.play(4 * SLICE, for_ever);
     lab.submit(2, 1_000, "");
@@ -349,7 +164,7 @@ fn one_that_has_computed_long_gives_way_to_one_that_has_not_when_its_slice_is_ov
 
 #[test]
 fn one_that_says_how_long_it_takes_is_known_by_what_is_left() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 1_000, r#""expected_s":600"#);
     lab.play(590_000, for_ever);
     lab.submit(2, 1_000, "");
@@ -362,7 +177,7 @@ fn one_that_says_how_long_it_takes_is_known_by_what_is_left() {
 
 #[test]
 fn a_tenant_below_its_share_takes_from_one_above_it_and_no_more() {
-    let mut lab = Lab::new(lab(4));
+    let mut lab = Lab::new(lab::lab(4));
     for n in 1..=6 {
         lab.submit_of(n, "ann", "");
     }
@@ -403,7 +218,7 @@ fn a_tenant_below_its_share_takes_from_one_above_it_and_no_more() {
 
 #[test]
 fn of_two_tenants_the_one_that_has_had_less_goes_first() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     for n in [1, 2, 3] {
         lab.submit_of(n, "ann", "");
     }
@@ -420,7 +235,7 @@ fn of_two_tenants_the_one_that_has_had_less_goes_first() {
 
 #[test]
 fn one_that_would_miss_its_deadline_goes_before_one_that_has_time() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 1_000, "");
     lab.play(10_000, for_ever);
     lab.submit(2, 1_000, r#""deadline":{"within_s":300},"expected_s":240"#);
@@ -434,7 +249,7 @@ fn one_that_would_miss_its_deadline_goes_before_one_that_has_time() {
 
 #[test]
 fn what_is_to_fail_at_its_deadline_does_so_wherever_it_is() {
-    let mut lab = Lab::new(lab(1));
+    let mut lab = Lab::new(lab::lab(1));
     let fields = r#""deadline":{"within_s":60,"on_miss":"fail"}"#;
     lab.submit(1, 7_000, fields);
     lab.submit(2, 1_000, fields);
@@ -462,7 +277,7 @@ fn what_is_to_fail_at_its_deadline_does_so_wherever_it_is() {
 
 #[test]
 fn a_hundred_thousand_that_wait_cost_a_round_little() {
-    let mut w = lab(1);
+    let mut w = lab::lab(1);
     w.submit_line(1, r#""priority":9"#);
     w.start(1);
     for n in 2..100_002u64 {
@@ -479,106 +294,6 @@ fn a_hundred_thousand_that_wait_cost_a_round_little() {
     assert!(took.as_secs() < 10, "{took:?}");
     let bound = (2..100_002).filter(|n| w.phase(*n).binding().is_some());
     assert_eq!(bound.count(), 1);
-}
-
-#[derive(Debug, Clone)]
-struct Job {
-    at_s: u64,
-    length_s: u64,
-    every_ms: u64,
-    priority: i16,
-    tenant: u8,
-    deadline_s: Option<u32>,
-    told: bool,
-}
-
-fn jobs() -> impl Strategy<Value = Vec<Job>> {
-    let every = prop_oneof![Just(100u64), Just(2_000), Just(11_000)];
-    let deadline = prop_oneof![3 => Just(None), 1 => (60u32..900).prop_map(Some)];
-    let job = (
-        (0u64..400, 1u64..400, every),
-        (-2i16..3, 0u8..3, deadline, any::<bool>()),
-    );
-    let job = job.prop_map(
-        |((at_s, length_s, every_ms), (priority, tenant, deadline_s, told))| Job {
-            at_s,
-            length_s,
-            every_ms,
-            priority,
-            tenant,
-            deadline_s,
-            told,
-        },
-    );
-    prop::collection::vec(job, 2..14)
-}
-
-/// Plays all jobs to their end; at the least as many seconds as they all take one after another.
-fn play_all(config: Config, jobs: &[Job]) -> Lab {
-    let mut lab = Lab::new(World::with(config, vec![node(2)]));
-    let mut coming: Vec<(u64, &Job)> = (1u64..).zip(jobs).collect();
-    coming.sort_by_key(|(n, job)| (job.at_s, *n));
-    let all: u64 = jobs
-        .iter()
-        .map(|j| j.length_s + j.every_ms / 1_000 + 1)
-        .sum();
-    let length = |n: u64| jobs[usize::try_from(n).unwrap() - 1].length_s * 1_000;
-    for second in 0..400 + 2 * all {
-        while let Some((n, job)) = coming.first().filter(|(_, job)| job.at_s <= second) {
-            let mut fields = format!(r#""priority":{}"#, job.priority);
-            if let Some(s) = job.deadline_s {
-                fields += &format!(r#","deadline":{{"within_s":{s}}}"#);
-            }
-            if job.told {
-                fields += &format!(r#","expected_s":{}"#, job.length_s);
-            }
-            let tenant = Tenant::new(["ann", "bob", "cat"][usize::from(job.tenant)]).unwrap();
-            lab.w.tenants.insert(World::id(*n), tenant);
-            lab.submit(*n, job.every_ms, &fields);
-            coming.remove(0);
-        }
-        lab.play(1_000, length);
-        if coming.is_empty() && lab.running().is_empty() && lab.w.policy.waiting() == 0 {
-            break;
-        }
-    }
-    lab
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
-    /// Thrash is impossible: in time T an execution gives way at most T / residency + 1 times, and
-    /// everything ends.
-    #[test]
-    fn preemptions_are_bounded_and_everything_ends(
-        jobs in jobs(),
-        discipline in prop_oneof![
-            Just(Discipline::Priority), Just(Discipline::LeastAttained), Just(Discipline::Shared)
-        ],
-        residency in prop_oneof![Just(1_000u64), Just(5_000), Just(20_000)],
-    ) {
-        let config = Config {
-            discipline,
-            preempt_residency_ms: residency,
-            slice_ms: 5_000,
-            ageing_ms: 60_000,
-            ..Config::default()
-        };
-        let lab = play_all(config, &jobs);
-        for n in (1u64..).take(jobs.len()) {
-            prop_assert_eq!(lab.phase(n), "completed", "{}", n);
-            let at: Vec<u64> = lab.gave_way.iter().filter(|g| g.0 == n).map(|g| g.1).collect();
-            let since = lab.w.ledgers[&World::id(n)].history[0].0;
-            for (count, moment) in (1u64..).zip(&at) {
-                let most = (moment - since) / residency + 1;
-                prop_assert!(count <= most, "{n} gave way {count} times in {} ms", moment - since);
-            }
-            for pair in at.windows(2) {
-                prop_assert!(pair[1] - pair[0] >= residency, "{n} at {at:?}");
-            }
-        }
-    }
 }
 
 /// Whatever comes and outranks it, nothing waits for ever.

@@ -8,12 +8,14 @@ use std::collections::HashMap;
 
 use fiec_schemas::energy::Energy;
 use fiec_schemas::event::Output;
+use fiec_schemas::spread::Part;
 use fiec_schemas::{
     Cause, Decision, Epoch, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId,
     Ordinal, Phase, Sequence, Timestamp,
 };
 
 pub use crate::known::{Known, Message, Tracked};
+use crate::parts::{MergeRow, SplitRow};
 use crate::rows::{
     BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
     RebindingRow, Rows, StepBackRow, blank, day_of, json, no_placement,
@@ -125,6 +127,13 @@ impl Folder {
         state: &ExecutionState,
         place: Place,
     ) {
+        let known = state.parts().iter().map(|part| SplitRow {
+            holder: place.id,
+            part: *part,
+            nth: None,
+            at: None,
+        });
+        self.rows.splits.extend(known);
         let bindings = events
             .iter()
             .filter(|e| matches!(e, Event::Bound { .. }))
@@ -272,8 +281,7 @@ impl Folder {
                 self.happened(place, tracked, "reconfigured", Some(who), detail);
             }
             Event::Adjusted { who, change } => {
-                let change = serde_json::to_string(&change).unwrap_or_default();
-                let detail = format!("changed by {who}: {change}");
+                let detail = format!("changed by {who}: {}", change.in_words());
                 self.happened(place, tracked, "adjusted", Some(who), detail);
             }
             Event::Parked {
@@ -287,6 +295,32 @@ impl Folder {
             }
             Event::Unparked { reason, .. } => {
                 self.happened(place, tracked, "unparked", None, reason);
+            }
+            Event::Split {
+                part,
+                nth,
+                from,
+                to,
+            } => {
+                let detail = format!("tiles {from} to {to} are part {part}");
+                self.happened(place, tracked, "split", None, detail);
+                self.rows.splits.push(SplitRow {
+                    holder: place.id,
+                    part: Part { id: part, from, to },
+                    nth: Some(nth),
+                    at: Some(place.stored_at),
+                });
+            }
+            Event::Merged { part } => {
+                let detail = format!("has taken what part {part} has done");
+                self.happened(place, tracked, "merged", None, detail);
+                let at = place.stored_at;
+                self.rows.merges.push(MergeRow { part, at });
+            }
+            Event::Returned { to } => {
+                let detail = format!("what is left is done by its holder, {to}");
+                self.happened(place, tracked, "returned", None, detail);
+                self.close(tracked, place, "returned", place.at);
             }
             Event::Emitted { outbox } => {
                 let count = outbox.count;

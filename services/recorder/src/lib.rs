@@ -20,6 +20,7 @@ mod known;
 mod ledger;
 mod metrics;
 mod mirror;
+pub mod parts;
 mod recorder;
 mod records;
 pub mod report;

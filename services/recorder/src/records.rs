@@ -6,7 +6,8 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_broker::{Broker, BrokerError};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::Record;
-use fiec_schemas::{NodeDescriptor, Sequence, Timestamp, subjects};
+use fiec_schemas::quota::Quota;
+use fiec_schemas::{NodeDescriptor, Sequence, Tenant, Timestamp, subjects};
 use futures_util::{Stream, StreamExt};
 use sqlx::{Connection, PgConnection};
 
@@ -249,6 +250,9 @@ pub(crate) async fn write(
             Record::Envelopes { node, envelopes } => {
                 self::envelopes(&mut tx, *seq, node.as_str(), envelopes).await?;
             }
+            Record::Quota { tenant, quota } => {
+                self::quota(&mut tx, *seq, tenant, quota).await?;
+            }
         }
     }
     tx.commit().await?;
@@ -333,6 +337,29 @@ async fn describe(tx: &mut PgConnection, d: &NodeDescriptor) -> sqlx::Result<()>
 }
 
 /// What a node may offer from now on, and that somebody said so.
+async fn quota(
+    tx: &mut PgConnection,
+    seq: Sequence,
+    tenant: &Tenant,
+    quota: &Quota,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO quota_changes (seq, tenant, at, who, running, devices, memory_bytes, weight) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+    )
+    .bind(saturate(seq))
+    .bind(tenant.as_str())
+    .bind(PgTime(quota.at))
+    .bind(without_nul(&quota.who))
+    .bind(quota.running.map(i64::from))
+    .bind(quota.devices.map(i64::from))
+    .bind(quota.memory_bytes.map(saturate))
+    .bind(quota.weight.map(line))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
 async fn envelopes(
     tx: &mut PgConnection,
     seq: Sequence,

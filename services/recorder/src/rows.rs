@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::columns::{BOUNDARIES, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS};
 use crate::copy::CopyBuffer;
+use crate::parts::{MergeRow, SplitRow};
 
 /// Microseconds of a day.
 pub(crate) const DAY_MICROS: i64 = 86_400_000_000;
@@ -45,6 +46,10 @@ pub struct Rows {
     pub missing: Vec<MissingRow>,
     /// Executions that went back to an earlier boundary.
     pub steps_back: Vec<StepBackRow>,
+    /// Parts that were split off.
+    pub splits: Vec<SplitRow>,
+    /// Parts that were taken back.
+    pub merges: Vec<MergeRow>,
     /// Live executions whose last boundary changed.
     pub states: Vec<(ExecutionId, StatePlace)>,
     /// Executions with committed state that are finished.

@@ -27,13 +27,24 @@ pub enum Rule {
     Capacity,
     /// A destination has what is required of it.
     Requirements,
+    /// Nothing is bound before what it waits for has ended as it must, and nothing is failed because
+    /// of others while they may yet complete.
+    Order,
+    /// A gang's members start together or not at all.
+    Gangs,
+    /// No tenant, and no batch, has more places than it may have at once, each has reserved its own,
+    /// and nothing stays reserved that has ended.
+    Quotas,
+    /// What runs on a node that is to be empty by a time is away by then, and is given up only
+    /// where it had no boundary to leave at.
+    AwayInTime,
     /// Nothing waits for long while a viable node has room, and nothing is forgotten.
     NoStarvation,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Rule; 8] = [
+    pub const ALL: [Rule; 12] = [
         Rule::OneBinding,
         Rule::PossibleEvents,
         Rule::Epochs,
@@ -41,6 +52,10 @@ impl Rule {
         Rule::BoundedRebindings,
         Rule::Capacity,
         Rule::Requirements,
+        Rule::Order,
+        Rule::Gangs,
+        Rule::Quotas,
+        Rule::AwayInTime,
         Rule::NoStarvation,
     ];
 
@@ -54,6 +69,10 @@ impl Rule {
             Rule::BoundedRebindings => "at most ceil(T/dwell) + 1 rebindings for pressure",
             Rule::Capacity => "no node runs more than it can",
             Rule::Requirements => "a destination has what is required",
+            Rule::Order => "nothing is bound before what it waits for has ended",
+            Rule::Gangs => "the members of a gang start together or not at all",
+            Rule::Quotas => "no more places at once than a tenant and a batch may have",
+            Rule::AwayInTime => "a node is left, at boundaries, before it is gone",
             Rule::NoStarvation => "nothing waits while a viable node has room",
         }
     }

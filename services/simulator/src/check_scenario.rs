@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use fiec_schemas::quota::WEIGHT_LIMIT;
+use fiec_schemas::scheduling::GANG_LIMIT;
 use fiec_schemas::strict::Strict;
 use fiec_schemas::{FieldError, NodeId};
 use serde_json::Value;
 
 use crate::scenario::{
-    Arrivals, Fault, Load, NodeFault, NodeGroup, PolicyFault, Quantity, Scenario, Workload,
-    node_names,
+    Arrivals, Fault, Load, NodeGroup, PolicyFault, Quantity, Scenario, Workload, node_names,
 };
 
 /// Most nodes; the policy's own indices end far beyond.
@@ -87,8 +88,20 @@ pub(crate) fn check(s: &Scenario) -> Result<(), FieldError> {
     if s.workloads.is_empty() {
         return Err(FieldError::new("workloads", "must name at least one"));
     }
+    let mut before = BTreeSet::new();
     for (n, w) in s.workloads.iter().enumerate() {
+        before.insert(w.name.as_str());
         workload(&format!("workloads[{n}]"), w)?;
+        demands(&format!("workloads[{n}]"), w, &before)?;
+    }
+    for (n, quota) in s.quotas.iter().enumerate() {
+        if quota
+            .weight
+            .is_some_and(|w| !(1..=WEIGHT_LIMIT).contains(&w))
+        {
+            let rule = format!("must be from 1 to {WEIGHT_LIMIT}");
+            return Err(FieldError::new(format!("quotas[{n}].weight"), rule));
+        }
     }
     for (n, f) in s.faults.iter().enumerate() {
         fault(&format!("faults[{n}]"), f, s, &names)?;
@@ -280,19 +293,66 @@ fn workload(field: &str, w: &Workload) -> Result<(), FieldError> {
     })
 }
 
+/// What the executions of a workload wait for, and who they are.
+fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), FieldError> {
+    for (n, after) in w.after.iter().enumerate() {
+        // Whoever comes later cannot be named by whoever came before.
+        if !before.contains(after.workload.as_str()) {
+            let rule = format!("there is no workload {} before this one", after.workload);
+            return Err(FieldError::new(
+                format!("{field}.after[{n}].workload"),
+                rule,
+            ));
+        }
+    }
+    if let Some(size) = w.gang {
+        within(&format!("{field}.gang"), size.into(), 2, GANG_LIMIT.into())?;
+    }
+    if !(0.0..=1.0).contains(&w.fails) {
+        let rule = format!("must be in [0, 1], but is {}", w.fails);
+        return Err(FieldError::new(format!("{field}.fails"), rule));
+    }
+    let own = &w.submission;
+    for (part, named, instead) in [
+        ("id", own.id.is_some(), "ids are given by the simulator"),
+        (
+            "after",
+            !own.after.is_empty(),
+            "say it in the workload's `after`",
+        ),
+        (
+            "gang",
+            own.gang.is_some(),
+            "say it in the workload's `gang`",
+        ),
+        ("array", own.array.is_some(), "say how many in `arrivals`"),
+        (
+            "spread",
+            own.spread.is_some(),
+            "programs here split nothing",
+        ),
+    ] {
+        if named {
+            let field = format!("{field}.submission.{part}");
+            return Err(FieldError::new(field, format!("is not played: {instead}")));
+        }
+    }
+    Ok(())
+}
+
 fn fault(
     field: &str,
     fault: &Fault,
     s: &Scenario,
     names: &BTreeSet<String>,
 ) -> Result<(), FieldError> {
-    let node = |kind: &str, f: &NodeFault| {
-        if names.contains(f.node.as_str()) {
+    let node = |kind: &str, node: &NodeId| {
+        if names.contains(node.as_str()) {
             return Ok(());
         }
         Err(FieldError::new(
             format!("{field}.{kind}.node"),
-            format!("there is no node {}", f.node),
+            format!("there is no node {node}"),
         ))
     };
     let policy = |kind: &str, f: &PolicyFault| {
@@ -304,11 +364,12 @@ fn fault(
         )
     };
     match fault {
-        Fault::Loss(f) => node("loss", f),
-        Fault::Silence(f) => node("silence", f),
-        Fault::Stall(f) => node("stall", f),
-        Fault::Drain(f) => node("drain", f),
-        Fault::Cordon(f) => node("cordon", f),
+        Fault::Loss(f) => node("loss", &f.node),
+        Fault::Silence(f) => node("silence", &f.node),
+        Fault::Stall(f) => node("stall", &f.node),
+        Fault::Drain(f) => node("drain", &f.node),
+        Fault::Revoke(f) => node("revoke", &f.node),
+        Fault::Cordon(f) => node("cordon", &f.node),
         Fault::PolicyStall(f) => policy("policy_stall", f),
         Fault::PolicyLoss(f) => policy("policy_loss", f),
         Fault::Random {

@@ -11,6 +11,8 @@ pub trait Decide {
     fn act(&mut self, now: Now, out: &mut Vec<Action>);
     /// True for an execution that it knows.
     fn knows(&self, id: ExecutionId) -> bool;
+    /// True while the capsule of a binding must wait for others.
+    fn withholds(&self, id: ExecutionId) -> bool;
     /// What a broken broker does to a state as it stores it; an honest one nothing.
     fn store(&self, _state: &mut ExecutionState) {}
     /// What a broken worker takes without a slot; an honest one nothing.
@@ -28,5 +30,8 @@ impl Decide for Policy {
     }
     fn knows(&self, id: ExecutionId) -> bool {
         Policy::knows(self, id)
+    }
+    fn withholds(&self, id: ExecutionId) -> bool {
+        Policy::withholds(self, id)
     }
 }

@@ -19,6 +19,8 @@ pub enum Purpose {
     Network,
     /// Scenarios that are themselves drawn.
     Scenario,
+    /// What spans executions in those.
+    Demands,
 }
 
 /// One stream of random numbers: ChaCha with 8 rounds, whose numbers are fixed for ever.
@@ -32,6 +34,7 @@ impl Draw {
         rng.set_stream(match purpose {
             Purpose::Network => 1,
             Purpose::Scenario => 2,
+            Purpose::Demands => 3,
             Purpose::Workload(n) => (1 << 32) | u64::from(n),
             Purpose::Node(n) => (2 << 32) | u64::from(n),
             Purpose::Fault(n) => (3 << 32) | u64::from(n),

@@ -2,6 +2,7 @@
 //! since a run passes tens of millions of them on. A test holds it against the full encoding.
 
 use fiec_schemas::event::Left;
+use fiec_schemas::scheduling::Parked;
 use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
 };
@@ -52,6 +53,8 @@ struct StatePart<'a> {
     boundary: Option<BoundaryPart>,
     #[serde(skip_serializing_if = "Option::is_none")]
     moved_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parked: Option<Parked>,
     #[serde(skip_serializing_if = "slice_is_empty")]
     left: &'a [Left],
     totals: TotalsPart,
@@ -93,6 +96,7 @@ pub fn encode(
                 bytes: b.bytes,
             }),
             moved_at: state.moved_at,
+            parked: state.parked,
             left: &state.left,
             totals: TotalsPart {
                 compute_us: state.totals.compute_us,
@@ -126,6 +130,25 @@ fn part(event: &Event) -> EventPart<'_> {
             computed_until: Some(*computed_until),
             ..EventPart::default()
         },
+        Event::Parked {
+            cause,
+            computed_until,
+            ..
+        } => EventPart {
+            kind,
+            cause: Some(cause),
+            computed_until: Some(*computed_until),
+            ..EventPart::default()
+        },
+        Event::Unparked {
+            reason,
+            computing_since,
+        } => EventPart {
+            kind,
+            reason: Some(reason),
+            computing_since: Some(*computing_since),
+            ..EventPart::default()
+        },
         Event::Boundary(boundary) => EventPart {
             kind,
             index: Some(boundary.index),
@@ -149,22 +172,56 @@ fn part(event: &Event) -> EventPart<'_> {
     }
 }
 
-/// An event's type, of those that this world's actors write; `other` for the rest, which no policy
+/// Types of events, of those that this world's actors write; `other` for the rest, which no policy
 /// looks at.
-pub fn name(event: &Event) -> &'static str {
+const NAMES: [&str; 15] = [
+    "submitted",
+    "bound",
+    "started",
+    "boundary",
+    "yielded",
+    "refused",
+    "paused",
+    "resumed",
+    "parked",
+    "unparked",
+    "completed",
+    "stepped_back",
+    "failed",
+    "cancelled",
+    "other",
+];
+
+/// The number of no event.
+pub const NOTHING: u8 = u8::MAX;
+
+/// An event's type, by number.
+pub fn number(event: &Event) -> u8 {
     match event {
-        Event::Submitted => "submitted",
-        Event::Bound { .. } => "bound",
-        Event::Started { .. } => "started",
-        Event::Boundary(_) => "boundary",
-        Event::Yielded { .. } => "yielded",
-        Event::Refused { .. } => "refused",
-        Event::Paused { .. } => "paused",
-        Event::Resumed { .. } => "resumed",
-        Event::Completed { .. } => "completed",
-        Event::SteppedBack { .. } => "stepped_back",
-        Event::Failed { .. } => "failed",
-        Event::Cancelled { .. } => "cancelled",
-        _ => "other",
+        Event::Submitted => 0,
+        Event::Bound { .. } => 1,
+        Event::Started { .. } => 2,
+        Event::Boundary(_) => 3,
+        Event::Yielded { .. } => 4,
+        Event::Refused { .. } => 5,
+        Event::Paused { .. } => 6,
+        Event::Resumed { .. } => 7,
+        Event::Parked { .. } => 8,
+        Event::Unparked { .. } => 9,
+        Event::Completed { .. } => 10,
+        Event::SteppedBack { .. } => 11,
+        Event::Failed { .. } => 12,
+        Event::Cancelled { .. } => 13,
+        _ => 14,
     }
+}
+
+/// The type of this number, if there is one.
+pub fn name_of(number: u8) -> Option<&'static str> {
+    NAMES.get(usize::from(number)).copied()
+}
+
+/// An event's type.
+pub fn name(event: &Event) -> &'static str {
+    name_of(number(event)).unwrap_or("other")
 }

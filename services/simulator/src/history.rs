@@ -4,17 +4,22 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::{NodeId, Reading, Signal, Submission, Threshold, Timestamp};
+use fiec_schemas::{
+    ExecutionId, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
+};
+
+use fiec_schemas::scheduling::AfterOutcome;
 
 use crate::scenario::{
-    Arrivals, Fault, Load, Network, NodeFault, NodeGroup, Quantity, Scenario, Telemetry, Workload,
-    default_submission,
+    After, Arrivals, Drain, Fault, Load, Network, NodeFault, NodeGroup, Quantity, Scenario,
+    Telemetry, Workload, default_submission,
 };
 use crate::settings::Settings;
 
 /// What is taken from the history as it is.
 pub const RECORDED: [&str; 5] = [
-    "submissions: when they came, what they require, their thresholds and commit policies",
+    "submissions: when they came, whose, what they require and wait for, their batches, thresholds \
+     and commit policies",
     "how long each computed in all, in how many capsules, and the size of its last state",
     "nodes: slots, memory, cores, labels, thresholds",
     "loads: the nodes' own readings of every signal, with whatever ran there at the time",
@@ -22,12 +27,14 @@ pub const RECORDED: [&str; 5] = [
 ];
 
 /// What is played and not recorded.
-pub const MODELLED: [&str; 6] = [
+pub const MODELLED: [&str; 8] = [
     "workers, broker and network: appends, commits and capsules without losses, 0.3 ms on the way",
     "computing time is the same on every node and under every load: what presses does not slow it",
     "memory that an execution takes is part of the load where it ran, and does not move with it",
     "capsules of one execution are all of one length",
     "crashes, pauses, cancellations and an operator's orders to yield are not played again",
+    "tenants have no quotas and equal shares, and the members of a gang start each for itself",
+    "a part that was split off arrives when it was made, and nobody waits for it",
     "between two recorded vectors the last one holds",
 ];
 
@@ -73,6 +80,10 @@ pub struct EventRow {
 /// An execution as it was recorded.
 #[derive(Debug, Clone)]
 pub struct ExecutionRow {
+    /// Which it is.
+    pub execution: ExecutionId,
+    /// Whose.
+    pub tenant: Tenant,
     /// When it was submitted.
     pub submitted_at: Timestamp,
     /// Its submission, where the ledger carried it.
@@ -117,12 +128,8 @@ impl History {
             telemetry: Telemetry::default(),
             network: Network::default(),
             nodes: self.nodes.iter().map(|n| self.group(n)).collect(),
-            workloads: self
-                .executions
-                .iter()
-                .enumerate()
-                .map(|(number, e)| self.workload(number, e))
-                .collect(),
+            workloads: self.workloads(),
+            quotas: Vec::new(),
             faults: self.nodes.iter().flat_map(|n| self.faults(n)).collect(),
         }
     }
@@ -157,6 +164,7 @@ impl History {
             .collect();
         NodeGroup {
             start_ms: 0,
+            parks: 0,
             name: row.node.to_string(),
             count: 1,
             slots: row.slots.max(1),
@@ -169,23 +177,67 @@ impl History {
         }
     }
 
+    /// Each execution is a workload; what others wait for comes before them.
+    fn workloads(&self) -> Vec<Workload> {
+        let rows = &self.executions;
+        let known: BTreeMap<ExecutionId, usize> =
+            rows.iter().map(|row| row.execution).zip(0..).collect();
+        let after = |row: &ExecutionRow| -> Vec<(usize, AfterOutcome)> {
+            let after = row.spec.iter().flat_map(|spec| &spec.after);
+            let found = after.filter_map(|d| Some((*known.get(&d.execution(&row.tenant)?)?, d.on)));
+            found.collect()
+        };
+        let mut order = Vec::with_capacity(rows.len());
+        let mut seen = vec![false; rows.len()];
+        for first in 0..rows.len() {
+            // Depth first: one is in order once all that it waits for is. A submission with a circle
+            // was refused.
+            let mut open = vec![(first, false)];
+            while let Some((number, ready)) = open.pop() {
+                if ready {
+                    order.push(number);
+                } else if !std::mem::replace(&mut seen[number], true) {
+                    open.push((number, true));
+                    open.extend(after(&rows[number]).into_iter().map(|(n, _)| (n, false)));
+                }
+            }
+        }
+        let of = |number: usize| {
+            let mut workload = self.workload(number, &rows[number]);
+            let after = after(&rows[number]).into_iter().map(|(other, on)| After {
+                workload: name(other),
+                all: false,
+                on,
+            });
+            workload.after = after.collect();
+            workload
+        };
+        order.into_iter().map(of).collect()
+    }
+
     fn workload(&self, number: usize, row: &ExecutionRow) -> Workload {
         let mut submission = row.spec.clone().unwrap_or_else(default_submission);
-        // Each is its own here.
         submission.id = None;
-        submission.batch = None;
+        submission.array = None;
+        submission.gang = None;
+        submission.spread = None;
+        submission.after.clear();
         let work_us = row.computed_us.max(1);
         #[expect(clippy::cast_precision_loss, reason = "times and sizes below 2^52")]
         let (work, state) = (work_us as f64, row.state_bytes as f64);
         #[expect(clippy::cast_precision_loss, reason = "a number of capsules")]
         let capsules = row.capsules.max(1) as f64;
         Workload {
-            name: format!("execution-{number}"),
+            name: name(number),
             arrivals: Arrivals::Listed(vec![self.ms(row.submitted_at)]),
             work_ms: Quantity::Fixed((work / 1e3).max(0.001)),
             capsule_ms: Quantity::Fixed((work / capsules / 1e3).max(0.001)),
             state_bytes: Quantity::Fixed(state),
             memory_bytes: Quantity::Fixed(0.0),
+            tenant: Some(row.tenant.clone()),
+            after: Vec::new(),
+            gang: None,
+            fails: 0.0,
             submission,
         }
     }
@@ -229,10 +281,21 @@ impl History {
             }
         };
         add(&["lost", "left"], &["joined", "returned"], Fault::Loss);
-        add(&["draining"], &["uncordoned"], Fault::Drain);
+        add(&["draining"], &["uncordoned"], |f| {
+            Fault::Drain(Drain {
+                node: f.node,
+                at_ms: f.at_ms,
+                for_ms: f.for_ms,
+                within_ms: None,
+            })
+        });
         add(&["cordoned"], &["uncordoned"], Fault::Cordon);
         faults
     }
+}
+
+fn name(number: usize) -> String {
+    format!("execution-{number}")
 }
 
 #[cfg(test)]
@@ -299,6 +362,8 @@ mod tests {
                 what: "joined".to_owned(),
             }],
             executions: vec![ExecutionRow {
+                execution: ExecutionId(uuid::Uuid::from_u128(1)),
+                tenant: Tenant::new("lab").unwrap(),
                 submitted_at: at(1_500),
                 spec: Some(
                     Submission::parse(
@@ -332,6 +397,20 @@ mod tests {
             (41_000.0..43_000.0).contains(&(s.makespan_ms + 1_500.0)),
             "{s:?}"
         );
+        let mut chain = history();
+        let mut then = chain.executions[0].clone();
+        then.execution = ExecutionId(uuid::Uuid::from_u128(2));
+        then.spec = Some(
+            Submission::parse(
+                br#"{"program":"synthetic@1","after":[{"id":"00000000-0000-0000-0000-000000000001"}]}"#,
+            )
+            .unwrap(),
+        );
+        // It was recorded first, and submitted in the same moment.
+        chain.executions.insert(0, then);
+        let s = play(&chain.scenario(), &mut |_| {}).unwrap().summary;
+        assert_eq!(s.completed, 2);
+        assert!(s.makespan_ms > 80_000.0, "one after the other: {s:?}");
         let mut patient = scenario.clone();
         crate::settings::set(&mut patient, "dwell_ms=20000").unwrap();
         let s = play(&patient, &mut |_| {}).unwrap().summary;

@@ -39,6 +39,14 @@ impl Playing {
         }
     }
 
+    /// The load where it is always the same.
+    pub fn steady(&self) -> Option<f64> {
+        match self.load {
+            Load::Constant(value) => Some(value.clamp(0.0, 1.0)),
+            _ => None,
+        }
+    }
+
     /// The load at a moment in microseconds, in [0, 1]; moments must not go back.
     #[expect(clippy::cast_precision_loss, reason = "microseconds far below 2^52")]
     pub fn value(&mut self, now: u64, draw: &mut Draw) -> f64 {

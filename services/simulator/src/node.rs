@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fiec_schemas::messages::Destination;
+use fiec_schemas::scheduling::Keep;
 use fiec_schemas::substrate::Substrate;
 use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{
@@ -16,17 +17,30 @@ use crate::draw::{Draw, Purpose};
 use crate::load::Playing;
 use crate::scenario::{Load, NodeGroup};
 
-/// What a node has been told to do with an execution: yield it, to this place.
-#[derive(Debug, Clone)]
-pub struct Order {
-    /// Since when, in microseconds.
-    pub at: u64,
-    /// Why.
-    pub cause: Cause,
-    /// Where to; none: it waits as pending.
-    pub to: Option<Destination>,
-    /// How that was chosen.
-    pub decision: Option<Decision>,
+/// What a node has been told to do with an execution.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Order {
+    /// To yield it at its next boundary.
+    Yield {
+        /// Why.
+        cause: Cause,
+        /// Where to; none: it waits as pending.
+        to: Option<Destination>,
+        /// How that was chosen.
+        decision: Option<Decision>,
+    },
+    /// To stop at its next boundary and wait there.
+    Park {
+        /// Why.
+        cause: Cause,
+        /// What it keeps.
+        keep: Keep,
+    },
+    /// To give it up wherever it stands.
+    GiveUp {
+        /// Why.
+        cause: Cause,
+    },
 }
 
 /// What a worker is writing.
@@ -36,9 +50,11 @@ pub enum Write {
     Start,
     /// A boundary of this index.
     Commit(u64),
-    /// The same, and that it gives the execution up.
-    Yield(u64),
-    /// That it is done.
+    /// The same where it has not been committed, and what it was told to do there.
+    Leave(u64, Box<Order>),
+    /// That it goes on where it was parked.
+    Unpark(String),
+    /// That it is done, or has failed.
     Finish,
     /// That it cannot take it.
     Refuse(String),
@@ -65,6 +81,8 @@ pub struct Run {
     pub writing: Option<Write>,
     /// True once its `started` is stored.
     pub started: bool,
+    /// It waits at its last boundary and has no slot.
+    pub parked: bool,
     /// What it was told.
     pub order: Option<Box<Order>>,
     /// The earliest look that is planned at it.
@@ -76,14 +94,24 @@ pub struct Run {
 pub struct Node {
     /// What it says of itself.
     pub descriptor: Arc<NodeDescriptor>,
+    /// Of that, what is looked at all the time.
+    pub name: NodeId,
+    /// Executions that it runs at once.
+    pub slots: u32,
+    /// Memory limit in bytes.
+    pub limit: u64,
+    /// How its messages name their author.
+    pub author: Arc<str>,
     /// How fast it is; 1 is the speed that workloads are measured at.
     pub speed: f64,
     /// How long it takes to begin an execution here, in microseconds.
     pub start_us: u64,
+    /// Its only load, where that is always the same.
+    pub steady: Option<f64>,
     /// Its loads.
     pub loads: Vec<(Signal, Playing)>,
     /// Its stream of random numbers.
-    pub draw: Draw,
+    pub draw: Box<Draw>,
     /// False while it is dead.
     pub up: bool,
     /// Counts its lives.
@@ -100,20 +128,34 @@ pub struct Node {
     pub cordoned: bool,
     /// Drained by an operator.
     pub draining: bool,
-    /// What runs.
+    /// When it is to be empty, in microseconds: a drain's deadline, or its end.
+    pub leave_by: Option<u64>,
+    /// When that was said.
+    pub noticed_at: u64,
+    /// It will be gone then.
+    pub revoked: bool,
+    /// Until when something was wrong with it.
+    pub troubled_until: u64,
+    /// What runs, and what is parked.
     pub runs: Vec<Run>,
+    /// How many of those are parked.
+    pub parked: u32,
     /// What was taken up and waits: execution, and the message to follow.
     pub queue: VecDeque<(u32, u64)>,
     /// Bytes that what runs takes.
     pub used_bytes: u64,
     /// Vectors told in this life.
     pub count: u64,
-    /// What was told last, by load.
+    /// What was told last, where there is one load.
+    pub told_one: f32,
+    /// The same by load, where there are several.
     pub told: Vec<f32>,
     /// When that was.
     pub told_at: u64,
     /// Executions that ledgers bind here.
     pub bound: u32,
+    /// Of those, the parked ones.
+    pub standing: u32,
     /// Since when it has had room and nothing was wrong with it; `u64::MAX` while that is not so.
     pub room_since: u64,
     /// The same with nothing at all bound here.
@@ -133,13 +175,23 @@ impl Node {
             .into_iter()
             .map(|(signal, load)| (signal, Playing::new(load, &mut draw)))
             .collect();
+        let steady = match &loads[..] {
+            [(_, playing)] => playing.steady(),
+            _ => None,
+        };
         Self {
-            descriptor: Arc::new(descriptor(group, name, number)),
+            author: author(&name, number, 0),
+            descriptor: Arc::new(descriptor(group, name.clone(), number)),
+            name,
+            slots: group.slots,
+            limit: group.memory_bytes,
+            steady,
             speed,
             start_us: group.start_ms * 1_000,
+            told_one: -1.0,
             told: vec![-1.0; loads.len()],
             loads,
-            draw,
+            draw: Box::new(draw),
             up: true,
             life: 0,
             up_since: 0,
@@ -148,12 +200,18 @@ impl Node {
             stalled_until: 0,
             cordoned: false,
             draining: false,
+            leave_by: None,
+            noticed_at: 0,
+            revoked: false,
+            troubled_until: 0,
             runs: Vec::new(),
+            parked: 0,
             queue: VecDeque::new(),
             used_bytes: 0,
             count: 0,
             told_at: 0,
             bound: 0,
+            standing: 0,
             room_since: u64::MAX,
             empty_since: u64::MAX,
             calm: false,
@@ -169,13 +227,31 @@ impl Node {
         self.up = true;
         self.up_since = now;
         self.count = 0;
+        self.author = author(&self.name, number, self.life);
+        self.told_one = -1.0;
         self.told.fill(-1.0);
         self.stalled_until = 0;
+        if std::mem::take(&mut self.revoked) {
+            self.leave_by = None;
+        }
     }
 
     /// True where messages go to and fro.
     pub fn is_reachable(&self, now: u64) -> bool {
         self.up && now >= self.silent_until
+    }
+
+    /// How many are parked, or are about to be.
+    pub fn parks_taken(&self) -> u32 {
+        let parks = |o: &Order| matches!(o, Order::Park { .. });
+        let taken = |r: &&Run| {
+            let on_its_way = match &r.writing {
+                Some(Write::Leave(_, order)) => parks(order),
+                _ => r.order.as_deref().is_some_and(parks),
+            };
+            r.parked || on_its_way
+        };
+        u32::try_from(self.runs.iter().filter(taken).count()).unwrap_or(u32::MAX)
     }
 
     /// What runs of this execution under this epoch.
@@ -185,10 +261,24 @@ impl Node {
             .find(|r| r.exec == exec && r.epoch == epoch)
     }
 
+    /// True where something is wrong with it already.
+    pub fn is_ailing(&self, now: u64) -> bool {
+        let away = !self.is_reachable(now) || now < self.stalled_until;
+        away || self.draining || self.revoked
+    }
+
+    /// How many of its slots are taken.
+    pub fn computing(&self) -> usize {
+        self.runs.len() - self.parked as usize
+    }
+
     /// The share of its memory that what runs takes.
     #[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
     pub fn used_share(&self) -> f64 {
-        self.used_bytes as f64 / self.descriptor.memory_limit_bytes as f64
+        if self.used_bytes == 0 {
+            return 0.0;
+        }
+        self.used_bytes as f64 / self.limit as f64
     }
 
     /// Notes since when it has room.
@@ -197,7 +287,8 @@ impl Node {
             && self.is_reachable(now)
             && now >= self.stalled_until
             && !self.cordoned
-            && !self.draining;
+            && !self.draining
+            && !self.revoked;
         let note = |since: &mut u64, holds: bool| {
             *since = match holds {
                 true => (*since).min(now),
@@ -206,7 +297,7 @@ impl Node {
         };
         note(
             &mut self.room_since,
-            well && self.bound < self.descriptor.slots,
+            well && self.bound - self.standing < self.slots,
         );
         note(&mut self.empty_since, well && self.bound == 0);
     }
@@ -257,6 +348,10 @@ pub fn instance(number: u32, life: u32) -> InstanceId {
     ))
 }
 
+fn author(name: &NodeId, number: u32, life: u32) -> Arc<str> {
+    format!("worker/{name}/{}", instance(number, life)).into()
+}
+
 fn descriptor(group: &NodeGroup, node: NodeId, number: u32) -> NodeDescriptor {
     NodeDescriptor {
         v: 1,
@@ -286,7 +381,7 @@ fn descriptor(group: &NodeGroup, node: NodeId, number: u32) -> NodeDescriptor {
             .clone()
             .unwrap_or_else(fiec_schemas::hardware::default_thresholds),
         http: None,
-        parks: 0,
+        parks: group.parks,
         identity: Some(NodeIdentity {
             key: "simulated".to_owned(),
             environment: Digest::of(b"simulated"),

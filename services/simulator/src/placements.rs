@@ -54,6 +54,7 @@ impl Bench {
         };
         let group = NodeGroup {
             start_ms: 0,
+            parks: 0,
             name: "n".to_owned(),
             count: nodes,
             slots: 4,

@@ -1,6 +1,6 @@
 //! The virtual clock: what happens next, in order of time and, at one time, of being planned.
 //!
-//! What comes soon lies in slots of about a millisecond, each in no order until the clock is
+//! What comes soon lies in slots of a quarter of a millisecond, each in no order until the clock is
 //! there; what comes later lies in a heap. Most of what a world plans is a vector on its way or
 //! the next look at a node, and costs a push here.
 
@@ -8,9 +8,9 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 /// Microseconds of a slot, as a power of two.
-const SLOT_BITS: u32 = 10;
+const SLOT_BITS: u32 = 8;
 /// How many slots there are: a power of two, about four seconds.
-const SLOTS: u64 = 4_096;
+const SLOTS: u64 = 16_384;
 
 /// Something at a moment in microseconds.
 #[derive(Debug)]

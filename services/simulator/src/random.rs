@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::{CommitPolicy, Signal, Threshold};
+use fiec_schemas::scheduling::{AfterOutcome, WhenUnviable};
+use fiec_schemas::{BatchName, CommitPolicy, Signal, Tenant, Threshold};
 
 use crate::draw::{Draw, Purpose};
 use crate::scenario::{
-    Arrivals, Drawn, Fault, Load, Network, NodeGroup, PolicyFault, Quantity, Scenario, Telemetry,
-    Workload, default_submission,
+    After, Arrivals, Drawn, Fault, Load, Network, NodeGroup, PolicyFault, Quantity, QuotaChange,
+    Scenario, Telemetry, Workload, default_submission,
 };
 use crate::settings::Settings;
 
@@ -25,6 +26,7 @@ pub fn scenario(seed: u64) -> Scenario {
                 what,
                 every_ms: 10_000 + d.below(60_000),
                 for_ms: 1_000 + d.below(20_000),
+                notice_ms: None,
             });
         }
     }
@@ -42,7 +44,7 @@ pub fn scenario(seed: u64) -> Scenario {
             faults.push(Fault::PolicyLoss(loss));
         }
     }
-    Scenario {
+    let mut scenario = Scenario {
         about: String::new(),
         seed,
         duration_ms: 120_000,
@@ -61,7 +63,74 @@ pub fn scenario(seed: u64) -> Scenario {
         },
         nodes: (0..groups).map(|n| group(n, d)).collect(),
         workloads: (0..1 + d.below(3)).map(|n| workload(n, d)).collect(),
+        quotas: Vec::new(),
         faults,
+    };
+    demand(&mut scenario, &mut Draw::new(seed, Purpose::Demands));
+    scenario
+}
+
+/// Draws what spans executions: dependencies, gangs, batches, tenants; and what parks and leaves.
+fn demand(s: &mut Scenario, d: &mut Draw) {
+    let names: Vec<String> = s.workloads.iter().map(|w| w.name.clone()).collect();
+    let lab = Tenant::new("lab").ok();
+    for (n, w) in (0u64..).zip(&mut s.workloads) {
+        if d.chance(0.3) {
+            let other = usize::try_from(d.below(n + 1)).unwrap_or(0);
+            w.after.push(After {
+                workload: names[other].clone(),
+                all: d.chance(0.3),
+                on: match d.chance(0.3) {
+                    true => AfterOutcome::Any,
+                    false => AfterOutcome::Ok,
+                },
+            });
+        }
+        w.gang = d.chance(0.25).then(|| 2 + d.below(3) as u32);
+        if d.chance(0.25) {
+            w.submission.batch = BatchName::new(format!("b{n}")).ok();
+            w.submission.at_once = Some(1 + d.below(8) as u32);
+        }
+        w.tenant = lab.clone().filter(|_| d.chance(0.3));
+        w.fails = if d.chance(0.3) { 0.3 * d.unit() } else { 0.0 };
+        if d.chance(0.3) {
+            w.submission.priority = d.below(21) as i16 - 10;
+        }
+        w.submission.when_unviable = match d.below(6) {
+            0 => WhenUnviable::Migrate,
+            1 => WhenUnviable::Wait,
+            2 => WhenUnviable::Suspend,
+            _ => WhenUnviable::Cheapest,
+        };
+    }
+    for group in &mut s.nodes {
+        group.parks = d.below(3) as u32;
+    }
+    for tenant in Tenant::new("sim").ok().into_iter().chain(lab) {
+        if !d.chance(0.4) {
+            continue;
+        }
+        let mut at_ms = d.below(2) * d.below(60_000);
+        for _ in 0..1 + d.below(2) {
+            s.quotas.push(QuotaChange {
+                tenant: tenant.clone(),
+                at_ms,
+                running: d.chance(0.8).then(|| 1 + d.below(8) as u32),
+                memory_bytes: None,
+                weight: d.chance(0.3).then(|| 1 + d.below(5) as u32),
+            });
+            at_ms += 1_000 + d.below(60_000);
+        }
+    }
+    for (what, chance) in [(Drawn::Revoke, 0.4), (Drawn::Drain, 0.2)] {
+        if d.chance(chance) {
+            s.faults.push(Fault::Random {
+                what,
+                every_ms: 20_000 + d.below(60_000),
+                for_ms: 5_000 + d.below(20_000),
+                notice_ms: Some(2_000 + d.below(40_000)),
+            });
+        }
     }
 }
 
@@ -106,6 +175,7 @@ fn group(n: u64, d: &mut Draw) -> NodeGroup {
     let own = BTreeMap::from([(Signal::Memory, threshold(d))]);
     NodeGroup {
         start_ms: 0,
+        parks: 0,
         name: format!("g{n}"),
         count: 2 + d.below(4) as u32,
         slots: 1 + d.below(4) as u32,
@@ -175,6 +245,10 @@ fn workload(n: u64, d: &mut Draw) -> Workload {
             high: 500.0,
         },
         state_bytes: Quantity::Fixed(1_000.0),
+        tenant: None,
+        after: Vec::new(),
+        gang: None,
+        fails: 0.0,
         memory_bytes: Quantity::Fixed(if d.chance(0.4) { 2e8 * d.unit() } else { 0.0 }),
         submission,
     }

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::{FieldError, NodeId, Signal, Submission, Threshold};
+use fiec_schemas::{FieldError, NodeId, Signal, Submission, Tenant, Threshold};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::check_scenario;
+pub use crate::demands::{After, Drain, QuotaChange, Revocation};
 use crate::settings::Settings;
 
 /// A world to play.
@@ -45,6 +46,9 @@ pub struct Scenario {
     pub nodes: Vec<NodeGroup>,
     /// What is submitted.
     pub workloads: Vec<Workload>,
+    /// What tenants may use at once, and how that changes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quotas: Vec<QuotaChange>,
     /// What goes wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
@@ -141,6 +145,9 @@ pub struct NodeGroup {
     /// How long it takes to begin an execution here, in milliseconds: its process, its inputs, σ.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub start_ms: u64,
+    /// Executions that may wait on one at a boundary with their processes alive, beside its slots.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub parks: u32,
     /// How fast it computes; each node draws its own.
     #[serde(default = "default_speed")]
     pub speed: Quantity,
@@ -156,6 +163,9 @@ pub struct NodeGroup {
 }
 
 fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+fn is_none(n: &u32) -> bool {
     *n == 0
 }
 fn default_slots() -> u32 {
@@ -268,9 +278,26 @@ pub struct Workload {
     /// Bytes of memory that an execution takes of its node while it runs.
     #[serde(default = "default_none")]
     pub memory_bytes: Quantity,
-    /// The submission itself: what it requires, prefers, its thresholds, its commit policy.
+    /// Whose it is; `sim` where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<Tenant>,
+    /// What each waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<After>,
+    /// So many that follow each other start together or not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang: Option<u32>,
+    /// The share of executions whose program fails at its end.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub fails: f64,
+    /// The submission itself: what it requires, prefers, its thresholds, its commit policy, its
+    /// batch. What it waits for and its gang are said by `after` and `gang` beside it.
     #[serde(default = "default_submission")]
     pub submission: Submission,
+}
+
+fn is_nothing(share: &f64) -> bool {
+    *share == 0.0
 }
 
 fn default_capsule() -> Quantity {
@@ -336,7 +363,9 @@ pub enum Fault {
     /// A node stands still: it neither computes nor speaks; messages wait for it.
     Stall(NodeFault),
     /// An operator drains a node, and takes it back.
-    Drain(NodeFault),
+    Drain(Drain),
+    /// A node says that it will be gone, and is.
+    Revoke(Revocation),
     /// An operator cordons a node, and takes it back.
     Cordon(NodeFault),
     /// A policy service stands still; what is told to it waits.
@@ -351,6 +380,11 @@ pub enum Fault {
         every_ms: u64,
         /// Mean time that one lasts.
         for_ms: u64,
+        /// How long before its end a revoked node is told of it, and within what time a drained
+        /// one is to be empty; 30 s for a revoked one and no time for a drained one where nothing
+        /// is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        notice_ms: Option<u64>,
     },
 }
 
@@ -366,6 +400,8 @@ pub enum Drawn {
     Stall,
     /// Nodes are drained.
     Drain,
+    /// Nodes are revoked, and return.
+    Revoke,
 }
 
 /// Something about one node.

@@ -1,10 +1,12 @@
 //! Makes a failing scenario smaller while the same promise is broken: fewer faults, workloads,
 //! executions, nodes, services, less noise, less time.
 
-use fiec_schemas::FieldError;
+use std::collections::BTreeSet;
+
+use fiec_schemas::{FieldError, NodeId};
 
 use crate::broken::{Rule, Violation};
-use crate::scenario::{Arrivals, Fault, Load, Quantity, Scenario};
+use crate::scenario::{Arrivals, Fault, Load, Quantity, Scenario, Workload, node_names};
 
 /// Runs a scenario to its first broken promise, if one is broken.
 pub type Player<'a> = dyn FnMut(&Scenario) -> Result<Option<Violation>, FieldError> + 'a;
@@ -80,6 +82,7 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
     let mut way = |change: &dyn Fn(&mut Scenario)| {
         let mut smaller = s.clone();
         change(&mut smaller);
+        tidy(&mut smaller);
         if smaller != *s {
             ways.push(smaller);
         }
@@ -88,6 +91,15 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
     way(&|s| {
         s.duration_ms = s.duration_ms.min(ended_ms + 1);
         s.drain_ms = 60_000;
+    });
+    // What is large first.
+    way(&|s| s.faults.clear());
+    way(&|s| s.quotas.clear());
+    way(&|s| {
+        for w in &mut s.workloads {
+            w.after.clear();
+            (w.gang, w.fails) = (None, 0.0);
+        }
     });
     for half in [false, true] {
         way(&|s| {
@@ -124,6 +136,7 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
         way(&|s| s.nodes[n].slots = s.nodes[n].slots.div_ceil(2));
         way(&|s| s.nodes[n].load.clear());
         way(&|s| s.nodes[n].speed = Quantity::Fixed(1.0));
+        way(&|s| s.nodes[n].parks = 0);
         way(&|s| {
             for load in s.nodes[n].load.values_mut() {
                 *load = Load::Constant(0.2);
@@ -134,19 +147,52 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
         for take_one in [false, true] {
             way(&|s| fewer(&mut s.workloads[n].arrivals, take_one));
         }
-        way(&|s| s.workloads[n].memory_bytes = Quantity::Fixed(0.0));
+        let simpler: [fn(&mut Workload); 9] = [
+            |w| w.memory_bytes = Quantity::Fixed(0.0),
+            |w| w.after.clear(),
+            |w| w.gang = None,
+            |w| w.gang = w.gang.map(|size| size.div_ceil(2).max(2)),
+            |w| w.fails = 0.0,
+            |w| w.tenant = None,
+            |w| (w.submission.batch, w.submission.at_once) = (None, None),
+            |w| w.submission.priority = 0,
+            |w| w.submission.viability.clear(),
+        ];
+        for simpler in simpler {
+            way(&|s| simpler(&mut s.workloads[n]));
+        }
+    }
+    for n in 0..s.quotas.len() {
+        way(&|s| {
+            s.quotas.remove(n);
+        });
     }
     way(&|s| s.network = crate::scenario::Network::default());
     way(&|s| s.network.duplicate = 0.0);
     way(&|s| s.network.loss = 0.0);
-    way(&|s| {
-        s.policies = 1;
-        s.faults.retain(|f| match f {
-            Fault::PolicyStall(f) | Fault::PolicyLoss(f) => f.policy == 0,
-            _ => true,
-        });
-    });
+    way(&|s| s.policies = 1);
     ways.into_iter().nth(number)
+}
+
+/// Takes away what names something that is there no more.
+fn tidy(s: &mut Scenario) {
+    let nodes: BTreeSet<String> = s.nodes.iter().flat_map(node_names).collect();
+    let is_there = |node: &NodeId| nodes.contains(node.as_str());
+    let policies = s.policies;
+    s.faults.retain(|fault| match fault {
+        Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) | Fault::Cordon(f) => {
+            is_there(&f.node)
+        }
+        Fault::Drain(f) => is_there(&f.node),
+        Fault::Revoke(f) => is_there(&f.node),
+        Fault::PolicyStall(f) | Fault::PolicyLoss(f) => f.policy < policies,
+        Fault::Random { .. } => true,
+    });
+    let mut names = BTreeSet::new();
+    for w in &mut s.workloads {
+        names.insert(w.name.clone());
+        w.after.retain(|after| names.contains(&after.workload));
+    }
 }
 
 fn fewer(arrivals: &mut Arrivals, take_one: bool) {

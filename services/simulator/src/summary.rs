@@ -22,6 +22,11 @@ pub struct Tally {
     pub(crate) fenced: u64,
     pub(crate) stale_capsules: u64,
     pub(crate) completed: u64,
+    pub(crate) failed: u64,
+    pub(crate) parks: u64,
+    pub(crate) given_up: u64,
+    pub(crate) lookups: u64,
+    pub(crate) reservations: u64,
     pub(crate) useful_us: u64,
     pub(crate) busy_us: u64,
     pub(crate) lost_us: u64,
@@ -36,6 +41,13 @@ pub struct Tally {
     pub(crate) lasted: Vec<f32>,
     pub(crate) in_policy: Duration,
     pub(crate) in_ticks: Duration,
+}
+
+impl Tally {
+    /// How many executions have ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.completed + self.failed
+    }
 }
 
 /// What the world knows beside that.
@@ -84,6 +96,8 @@ pub struct Summary {
     pub submitted: u64,
     /// Of those, completed.
     pub completed: u64,
+    /// Of those, failed: their programs, or what they waited for.
+    pub failed: u64,
     /// The others, by what they wait for.
     pub unfinished: Vec<Unfinished>,
     /// Virtual time that was played, in milliseconds.
@@ -106,6 +120,14 @@ pub struct Summary {
     pub orders: u64,
     /// How often an execution gave way to another.
     pub preemptions: u64,
+    /// How often an execution was parked.
+    pub parks: u64,
+    /// Executions that were given up where they stood, because their node was to be empty.
+    pub given_up: u64,
+    /// Changes of what is reserved that policy services asked for.
+    pub reservations: u64,
+    /// Looks at ledgers that policy services asked for.
+    pub lookups: u64,
     /// Commits beside those at a yield or an end.
     pub commits: u64,
     /// Node time spent on what was never committed, in milliseconds.
@@ -157,6 +179,7 @@ pub(crate) fn make(tally: &mut Tally, frame: &Frame) -> Summary {
         nodes: frame.nodes,
         submitted: frame.submitted,
         completed: tally.completed,
+        failed: tally.failed,
         unfinished: frame.unfinished.clone(),
         played_ms: frame.now_us as f64 / 1e3,
         makespan_ms: tally.last_end.saturating_sub(begin) as f64 / 1e3,
@@ -168,6 +191,10 @@ pub(crate) fn make(tally: &mut Tally, frame: &Frame) -> Summary {
         rebindings: own(&tally.rebindings),
         orders: tally.orders,
         preemptions: tally.preemptions,
+        parks: tally.parks,
+        given_up: tally.given_up,
+        reservations: tally.reservations,
+        lookups: tally.lookups,
         commits: tally.commits,
         lost_ms: tally.lost_us as f64 / 1e3,
         moved_bytes: tally.moved_bytes,

@@ -18,6 +18,7 @@ use crate::large;
 use crate::message::{Intent, Message, backoff};
 use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
 use crate::shared::Shared;
+use crate::spread::{self, Returning, Sharing};
 
 /// The submission, from the message or by its digest, with what was changed about it since.
 pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
@@ -42,9 +43,12 @@ async fn submitted(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, Broker
         })
 }
 
-/// Bytes of a device's memory that an execution is content with, where it shares the device.
-pub(crate) fn device_budget(spec: &Submission) -> Option<u64> {
-    spec.requires.device.as_ref()?.share_bytes
+/// Bytes of a device's memory that an execution is content with, where it shares the device: what
+/// its submission says, or what its program has asked for since.
+pub(crate) fn device_budget(state: &ExecutionState, spec: &Submission) -> Option<u64> {
+    let share = spec.requires.device.as_ref()?.share_bytes?;
+    let asked = state.adjusted.as_ref().and_then(|a| a.device_memory_bytes);
+    Some(asked.map_or(share, |asked| asked.max(share)))
 }
 
 /// Bytes of memory that its program has asked for.
@@ -65,7 +69,7 @@ fn first_grant(shared: &Shared, state: &ExecutionState, spec: &Submission) -> Gr
         let asked = asked_memory(state).filter(|asked| *asked <= left);
         *share = asked.map_or(*share, |asked| asked.max(*share));
     }
-    if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(spec)) {
+    if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(state, spec)) {
         // Never more than is offered of it now.
         let offered = device.memory_bytes.unwrap_or(budget);
         device.memory_bytes = Some(budget.min(offered));
@@ -91,6 +95,8 @@ pub(crate) fn order_to_run(
         interval_ms: *shared.stretch.borrow(),
         package,
         grant: first_grant(shared, state, spec),
+        spread: state.spread.as_deref().map(spread::shares),
+        merge: None,
     }
 }
 
@@ -116,8 +122,21 @@ impl Runner {
                 Box::pin(state).await
             }
         };
-        let state = match fetched {
-            Ok(state) => state,
+        // What an attempt before has said and nobody has stored is forgotten.
+        self.spread = Sharing::of(&self.tip.state);
+        let returning = match self.spread.as_ref().and_then(|s| s.waits_for()) {
+            Some(part) => {
+                let tenant = &self.tip.state.tenant;
+                let returning = spread::returning(&self.shared, tenant, &part);
+                Box::pin(returning).await.map(Some)
+            }
+            None => Ok(None),
+        };
+        let (state, returning) = match fetched.and_then(|state| Ok((state, returning?))) {
+            Ok((_, Some(Returning::NotYet))) => return self.waits_on().await,
+            Ok((_, Some(Returning::Never(reason)))) => return self.give_up(reason).await,
+            Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
+            Ok((state, None)) => (state, None),
             Err(error) => {
                 tracing::warn!(%error, "cannot fetch the state; trying again");
                 self.wait = Some((Wait::Retry, Instant::now() + Duration::from_secs(1)));
@@ -144,6 +163,14 @@ impl Runner {
         if let Some(grant) = &self.grant {
             run.grant = grant.clone();
         }
+        let mut body = state.clone();
+        if let Some(sharing) = &mut self.spread {
+            run.spread = Some(sharing.begin(returning.is_some()));
+        }
+        if let Some((merge, part)) = returning {
+            run.merge = Some(merge);
+            body = [&state[..], &part[..]].concat().into();
+        }
         self.shared.grants.note(execution, &run.grant);
         self.given = Some(run.grant.clone());
         child.confine(&run.grant.cpus);
@@ -158,7 +185,7 @@ impl Runner {
         self.unheard = true;
         self.forget_fetches();
         self.expect_boundary();
-        if child.order(&run, &state).await.is_err() {
+        if child.order(&run, &body).await.is_err() {
             if !spare {
                 return self.died(child).await;
             }
@@ -177,7 +204,7 @@ impl Runner {
             );
             self.unheard = false;
             child.confine(&cpus);
-            if child.order(&run, &state).await.is_err() {
+            if child.order(&run, &body).await.is_err() {
                 return self.died(child).await;
             }
         }

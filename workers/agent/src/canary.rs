@@ -321,6 +321,8 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         interval_ms: 0,
         package: None,
         grant,
+        spread: None,
+        merge: None,
     }));
     let taken = shared.pool.take(&key, execution, None, None).await;
     let mut child = taken.map_err(|error| machine(&error))?;

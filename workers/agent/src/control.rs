@@ -145,6 +145,14 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 shared.answer(reply, Some(error)).await;
             }
         }
+        ControlRequest::Split { execution, epoch } => {
+            let control = Control::Split {
+                reply: reply.clone(),
+            };
+            if let Err(error) = pass(shared, execution, Some(epoch), control) {
+                shared.answer(reply, Some(error)).await;
+            }
+        }
         ControlRequest::Prove => {
             shared.prove.notify_one();
             shared.answer(reply, None).await;

@@ -51,6 +51,11 @@ pub enum Control {
         /// Where to answer once that is in the ledger.
         reply: Option<Subject>,
     },
+    /// Split the last half of what is left off at the next boundary.
+    Split {
+        /// Where to answer, before it has reached that boundary.
+        reply: Option<Subject>,
+    },
     /// Another grant holds from the next boundary on.
     Reconfigure {
         /// What changes.

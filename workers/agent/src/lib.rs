@@ -53,6 +53,7 @@ mod run_delay;
 pub mod run_dir;
 pub mod runner;
 pub mod shared;
+mod spread;
 mod surroundings;
 mod take_up;
 mod telemetry;

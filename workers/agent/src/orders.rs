@@ -30,6 +30,7 @@ impl Runner {
             }
             Control::Park { cause, keep, reply } => self.park(cause, keep, reply).await,
             Control::Unpark { reason, reply } => self.unpark(reason, reply).await,
+            Control::Split { reply } => self.split(reply).await,
             Control::Reconfigure { grant, who, reply } => {
                 self.reconfigure(&grant, who, reply).await;
             }

@@ -99,7 +99,7 @@ pub(crate) async fn take_device(
     }
     let lease = shared
         .devices
-        .lease(place, device_budget(spec), GIVEN_UP_WITHIN);
+        .lease(place, device_budget(&tip.state, spec), GIVEN_UP_WITHIN);
     let taken = tokio::select! {
         biased;
         () = shared.halt.cancelled() => return Some(NotCached("the node is stopping".to_owned())),
@@ -168,7 +168,8 @@ impl Runner {
         true
     }
 
-    async fn give_up(&mut self, reason: String) {
+    /// It has failed, whatever its program does.
+    pub(crate) async fn give_up(&mut self, reason: String) {
         self.silence = None;
         let child = self.child.take();
         let stderr = child.map(|c| c.logs.tail()).unwrap_or_default();

@@ -329,7 +329,7 @@ impl Runner {
             None => {
                 // A reserve may have made its part larger than its submission says.
                 let has = self.granted().device.and_then(|d| d.memory_bytes);
-                let own = device_budget(&self.spec);
+                let own = device_budget(&self.tip.state, &self.spec);
                 let budget = own.map(|own| has.map_or(own, |has| has.max(own)));
                 let lease = shared.devices.lease(&place, budget, Duration::ZERO);
                 lease.await?

@@ -35,6 +35,7 @@ use crate::outside::Fetches;
 use crate::packages::Program;
 use crate::park::Parked;
 use crate::shared::{self, Shared, Slot};
+use crate::spread::Sharing;
 use crate::take_up;
 
 /// `started` waits so long for company.
@@ -134,6 +135,8 @@ pub(crate) struct Runner {
     pub(crate) given: Option<Grant>,
     /// Set while it is parked, or on its way to that.
     pub(crate) parked: Option<Parked>,
+    /// How its range of tiles is shared, where it may be.
+    pub(crate) spread: Option<Box<Sharing>>,
     /// What its program has asked for beyond this node.
     pub(crate) asked: Option<Adjustment>,
     /// Its program knows how to park.
@@ -212,7 +215,7 @@ impl Runner {
     }
 
     pub(crate) async fn order(&mut self, order: Order) {
-        if matches!(order, Order::Yield(_) | Order::Cancel)
+        if matches!(order, Order::Yield(_) | Order::Cancel | Order::Split)
             && let Some(child) = &mut self.child
         {
             // It may have ended by now, and the child be at one that it was given ahead: that one
@@ -354,6 +357,7 @@ impl Runner {
             Report::Surroundings => Box::pin(self.look_around()).await,
             Report::Ask(change) => Box::pin(self.ask(&change)).await,
             Report::Aside => self.set_aside(),
+            Report::Whole => self.stays_whole(),
             Report::Began { at, parks } => {
                 self.parks |= parks;
                 if !self.started {
@@ -405,13 +409,22 @@ impl Runner {
                         self.stage(message).await;
                     }
                 }
-                self.shared.metrics.completed.inc();
-                tracing::debug!(capsules, "completed");
-                self.stage(Message {
+                let message = Message {
                     outputs: pieces,
                     ..Message::of(vec![event])
-                })
-                .await;
+                };
+                let message = match self.at_its_end(message, computed_until) {
+                    Ok(message) => message,
+                    Err(reason) => return Box::pin(self.give_up(reason)).await,
+                };
+                let is_end = |event: &Event| {
+                    matches!(event, Event::Completed { .. } | Event::Computed { .. })
+                };
+                if message.events.iter().any(is_end) {
+                    self.shared.metrics.completed.inc();
+                    tracing::debug!(capsules, "completed");
+                }
+                self.stage(message).await;
                 self.ended = true;
             }
             Report::Failed {
@@ -502,9 +515,13 @@ impl Runner {
         self.reached(report.index, report.of, report.note.clone());
         let (reason, computed_until) = (report.reason, report.computed_at);
         let emits = std::mem::take(&mut report.emits);
+        let (split, merged) = (report.split, report.merged);
         let Some(mut message) = Message::boundary(report, body) else {
             return Box::pin(self.lost(None)).await;
         };
+        if let Err(reason) = self.share(&mut message, split, merged) {
+            return Box::pin(self.give_up(reason)).await;
+        }
         if !emits.is_empty() && !Box::pin(self.emit(&mut message, emits)).await {
             return;
         }
@@ -512,6 +529,9 @@ impl Runner {
             (&mut self.energy, message.events.first_mut())
         {
             event.energy = share.interval();
+        }
+        if reason == Reason::End {
+            return self.keep_end(message);
         }
         if reason == Reason::Park {
             self.stands(&mut message, computed_until);

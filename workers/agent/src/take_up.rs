@@ -17,6 +17,7 @@ use crate::packages::Program;
 use crate::reserve;
 use crate::runner::{Flight, Runner};
 use crate::shared::{Shared, Slot};
+use crate::spread::Sharing;
 
 /// An unconfirmed speculation is given up after this.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
@@ -78,6 +79,7 @@ pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Ch
         let refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
         let place = tip.state.phase.binding().map(|b| &*b.substrate);
         let energy = shared.energy_share(place);
+        let spread = Sharing::of(&tip.state);
         let mut runner = Runner {
             shared: shared.clone(),
             spec,
@@ -107,6 +109,7 @@ pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Ch
             grant: None,
             given: None,
             parked: None,
+            spread,
             asked: None,
             sure: sigma.is_some().then(CancellationToken::new),
             known: Arc::default(),

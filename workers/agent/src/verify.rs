@@ -197,6 +197,8 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         interval_ms: 0,
         package: package.as_ref().map(|p| p.told.clone()),
         grant: shared.grant(None),
+        spread: None,
+        merge: None,
     }));
     let stop = segment.to.map(|at| {
         Order::Yield(Yield {

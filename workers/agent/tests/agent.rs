@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{PATIENCE, World, bound, poll, result};
+use common::{PATIENCE, World, bound, children, kill, poll, result};
 use fiec_agent::{Agent, AgentError, Options};
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_kit::run_local;
@@ -27,19 +27,6 @@ fn names(events: &[Event]) -> Vec<String> {
                 .to_owned()
         })
         .collect()
-}
-
-fn children(options: &Options) -> Vec<i32> {
-    let folder = std::fs::read_dir(&options.run_dir).unwrap();
-    folder
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.strip_prefix("child-")?.parse().ok())
-        .collect()
-}
-
-fn kill(pid: i32) {
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
 fn is_alive(pid: i32) -> bool {

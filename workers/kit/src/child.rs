@@ -4,6 +4,8 @@
 //! computes, by looking at the socket at a boundary, at most every [`LOOK_INTERVAL`]. So a boundary
 //! costs one reading of the clock, and no execution pays for a thread's wake-up.
 
+mod orders;
+
 use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -12,19 +14,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fiec_kernels::device::{Devices, NoDevices};
-use fiec_schemas::package::Grant;
+use fiec_schemas::programs::TileRange;
 use fiec_schemas::{BoundaryIndex, Timestamp};
 
 use crate::commit::{Due, Schedule};
 use crate::flips::Flips;
 use crate::frames::{
-    BoundaryReport, DATA_DIR_ENV, FrameError, Order, Package, Reason, Report, Run, SOCKET_ENV,
+    BoundaryReport, DATA_DIR_ENV, FrameError, Merge, Order, Package, Reason, Report, Run,
+    SOCKET_ENV, Shares,
 };
 use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step};
 use crate::programs::{self, Instance};
 use crate::writer::{Writer, describe};
 use crate::{foreign, frames, simulated};
+
+use orders::Orders;
 
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -120,6 +125,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
             | Order::Committed { .. }
             | Order::Stretch { .. }
             | Order::Reconfigure { .. }
+            | Order::Split
             | Order::Reserved(_)
             | Order::Surroundings(_)
             | Order::Asked(_)
@@ -151,21 +157,6 @@ struct Child {
     clock: Instant,
 }
 
-#[derive(Default)]
-struct Orders {
-    stop: Option<Reason>,
-    cancel: bool,
-    /// Why it is to stop, for programs that can be told.
-    cause: Option<String>,
-    /// A `yield` that is not due before this boundary.
-    later: Option<(BoundaryIndex, Option<String>)>,
-    grant: Option<Grant>,
-    /// What it may use while it is parked, where that is to change.
-    aside: Option<Grant>,
-    /// It may go on from where it is parked.
-    go_on: bool,
-}
-
 struct Running<'a> {
     schedule: Schedule,
     sent: VecDeque<(BoundaryIndex, Duration)>,
@@ -176,6 +167,46 @@ struct Running<'a> {
     /// End of the last report's capsule.
     mark: Duration,
     run: &'a Run,
+    /// How its range is shared, where it may be.
+    shares: Option<Shares>,
+    /// What is split off at this boundary.
+    split: Option<TileRange>,
+    /// The part was taken back at this boundary.
+    merged: bool,
+}
+
+/// A part that is to be taken back, and its σ where it has one.
+struct Returning {
+    merge: Merge,
+    state: Option<Vec<u8>>,
+}
+
+/// σ of the run, and the part that is to be taken back, whose σ stands behind it.
+fn apart(run: &Run, mut state: Vec<u8>) -> Result<(Vec<u8>, Option<Returning>), ProgramError> {
+    let Some(merge) = run.merge else {
+        return Ok((state, None));
+    };
+    let part = merge.bytes.map(|bytes| {
+        let own = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| state.len().checked_sub(bytes));
+        own.map(|own| state.split_off(own)).ok_or_else(|| {
+            ProgramError::Transient(format!("a part's σ of {bytes} bytes did not come along"))
+        })
+    });
+    let returning = Returning {
+        merge,
+        state: part.transpose()?,
+    };
+    Ok((state, Some(returning)))
+}
+
+impl Running<'_> {
+    /// Whether its last σ is reported with its end: somebody goes on from it.
+    fn ends_at_a_boundary(&self) -> bool {
+        let shared = self.shares.is_some_and(|s| s.part || s.parts > 0);
+        shared || self.merged
+    }
 }
 
 impl Child {
@@ -247,8 +278,12 @@ impl Child {
             return Ok(());
         };
         kept.instance.configure(&run.grant)?;
+        let (state, mut returning) = apart(run, state)?;
         kept.instance.resume(run.boundary.map(|_| &state[..]))?;
         drop(state);
+        if let Some(shares) = run.spread {
+            kept.instance.share(shares);
+        }
         let mut cx = Capsule::with_fetch(
             run.boundary.unwrap_or(0),
             Box::new(FromAgent(Arc::clone(&self.port))),
@@ -285,10 +320,21 @@ impl Child {
             empty_at: began,
             mark: began,
             run,
+            shares: run.spread,
+            split: None,
+            merged: false,
         };
         let (mut looked, mut told) = (Duration::ZERO, began);
         loop {
-            match kept.instance.capsule(&mut cx) {
+            let step = match returning.take() {
+                None => kept.instance.capsule(&mut cx),
+                Some(Returning { merge, state }) => {
+                    running.merged = true;
+                    let instance = &mut kept.instance;
+                    instance.merge(merge.range(), state.as_deref(), &mut cx)
+                }
+            };
+            match step {
                 Ok(Step::Boundary) => {
                     cx.advance();
                     if let Some(flips) = &mut self.flips {
@@ -299,6 +345,21 @@ impl Child {
                 Ok(Step::Complete { result }) => {
                     cx.advance();
                     let computed_until = Timestamp::now();
+                    if running.ends_at_a_boundary() {
+                        let (now, instance) = (self.now(), kept.instance.as_mut());
+                        let reason = Reason::End;
+                        let last = self.commit(
+                            &mut running,
+                            instance,
+                            &mut cx,
+                            computed_until,
+                            now,
+                            reason,
+                        );
+                        if let Err(error) = last {
+                            return self.given_up(&mut running, error);
+                        }
+                    }
                     self.brief = self.now() - began < BRIEF;
                     let outputs = std::mem::take(&mut cx.outputs);
                     let report = Report::Completed {
@@ -336,8 +397,13 @@ impl Child {
             {
                 self.park(&mut running)?;
             }
+            if std::mem::take(&mut running.orders.split) {
+                self.split(&mut running, kept.instance.as_mut(), &cx)?;
+            }
             let mut due = running.schedule.boundary(now);
-            if due == Due::No && cx.has_emitted_much() {
+            let shared = running.split.is_some() || running.merged;
+            let much = cx.has_emitted_much() || cx.has_made_much();
+            if due == Due::No && (shared || much) {
                 due = Due::CommitWhenAcknowledged;
             }
             if due != Due::No || running.orders.stop.is_some() || running.orders.cancel {
@@ -348,6 +414,9 @@ impl Child {
                         && !running.orders.cancel
                     {
                         self.wait(&mut running)?;
+                    }
+                    if std::mem::take(&mut running.orders.split) {
+                        self.split(&mut running, kept.instance.as_mut(), &cx)?;
                     }
                 }
                 if running.orders.cancel {
@@ -426,6 +495,8 @@ impl Child {
             note: progress.note,
             outputs: Vec::new(),
             emits: std::mem::take(&mut cx.emits),
+            split: running.split.take(),
+            merged: std::mem::take(&mut running.merged),
             reason,
         };
         self.writer
@@ -433,133 +504,6 @@ impl Child {
         running.schedule.sent(sent, sent - before, bytes);
         running.sent.push_back((cx.index(), sent));
         running.mark = self.now();
-        Ok(())
-    }
-
-    /// Waits at a boundary that was just committed, with what it may keep meanwhile. False where it
-    /// does not go on: the run has ended here.
-    fn stand(
-        &mut self,
-        running: &mut Running<'_>,
-        instance: &mut dyn Instance,
-    ) -> Result<bool, End> {
-        self.brief = false;
-        running.orders.stop = None;
-        let aside = running.orders.aside.take();
-        if let Some(grant) = &aside {
-            instance.configure(grant)?;
-        }
-        self.writer.report(&Report::Aside, &[])?;
-        let ended = |orders: &Orders| orders.cancel || orders.stop.is_some();
-        // One order at a time: what follows the one to go on is for the capsules after that.
-        while !running.orders.go_on && !ended(&running.orders) {
-            self.take_order(running)?;
-            if running.orders.stop == Some(Reason::Park) {
-                // It is parked already.
-                running.orders.stop = None;
-            }
-        }
-        running.empty_at = self.now();
-        running.orders.go_on = false;
-        if ended(&running.orders) {
-            instance.stop(running.orders.cause.as_deref().unwrap_or("cancel"));
-            return Ok(false);
-        }
-        if let Some(grant) = running.orders.grant.take() {
-            instance.configure(&grant)?;
-        }
-        running.mark = self.now();
-        Ok(true)
-    }
-
-    /// Takes the orders that have arrived.
-    fn look(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        while self.port.has_order(Duration::ZERO)? {
-            self.take_order(running)?;
-        }
-        running.empty_at = self.now();
-        Ok(())
-    }
-
-    fn wait(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        if !self.port.has_order(Duration::ZERO)? {
-            self.port.has_order(Duration::from_secs(3600))?;
-            running.empty_at = self.now();
-        }
-        self.look(running)
-    }
-
-    /// No commit was possible for a lease: waits until one is, or for an order to stop.
-    fn park(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        eprintln!(
-            "fiec: boundary not acknowledged within {} ms; {} waits at a boundary",
-            running.lease.as_millis(),
-            running.run.execution
-        );
-        while !running.sent.is_empty() && !running.orders.cancel && running.orders.stop.is_none() {
-            self.wait(running)?;
-        }
-        Ok(())
-    }
-
-    fn take_order(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
-        let Some((order, body)) = self.port.take()? else {
-            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
-        };
-        match order {
-            Order::Yield(frames::Yield {
-                at: Some(at),
-                cause,
-                ..
-            }) => running.orders.later = Some((at, cause)),
-            Order::Yield(stop) => {
-                running.orders.cause = stop.cause;
-                running.orders.stop = Some(Reason::Yield);
-            }
-            // A stop for good stands.
-            Order::Park(_) if running.orders.stop.is_some() => {}
-            Order::Park(park) => {
-                running.orders.cause = park.cause;
-                running.orders.aside = park.grant;
-                running.orders.stop = Some(Reason::Park);
-                running.orders.go_on = false;
-            }
-            Order::Unpark { grant } => {
-                running.orders.go_on = true;
-                if grant.is_some() {
-                    running.orders.grant = grant;
-                }
-                if running.orders.stop == Some(Reason::Park) {
-                    running.orders.stop = None;
-                }
-            }
-            Order::Reconfigure { grant } => running.orders.grant = Some(grant),
-            // Asked for by a capsule that is over.
-            Order::Reserved(_) | Order::Surroundings(_) | Order::Asked(_) => {}
-            // Nobody waits for it any more.
-            Order::Data { .. } => {}
-            Order::Cancel => running.orders.cancel = true,
-            Order::Committed { index } => {
-                while let Some((sent, at)) = running.sent.front().copied()
-                    && sent <= index
-                {
-                    running.sent.pop_front();
-                    // Not until now: it may have lain there for most of a long capsule, which is
-                    // no time that the commit took.
-                    let latency = running.empty_at.saturating_sub(at);
-                    running.schedule.acknowledged(latency);
-                }
-            }
-            Order::Stretch { interval_ms } => {
-                running
-                    .schedule
-                    .stretch(Duration::from_millis(interval_ms.into()));
-            }
-            // For later: a preparation while something runs.
-            order @ (Order::Prepare { .. } | Order::Heat { .. } | Order::Run(_)) => {
-                self.orders.push_back((order, body))
-            }
-        }
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::path::PathBuf;
 
 use fiec_schemas::package::{Grant, Manifest};
+use fiec_schemas::programs::TileRange;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Timestamp};
 use serde::de::DeserializeOwned;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::reserve::{Reserve, Reserved};
+pub use crate::shares::{Merge, Shares};
 
 /// Names the descriptor of the socket in a child's environment.
 pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
@@ -70,6 +72,9 @@ pub enum Order {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         grant: Option<Grant>,
     },
+    /// Give the last half of the tiles that are left away: the next boundary is committed with
+    /// the range that is given, or `whole` is the answer. Only for a run with `spread`.
+    Split,
     /// The answer to `reserve`.
     Reserved(Reserved),
     /// The answer to `surroundings`.
@@ -168,6 +173,13 @@ pub struct Run {
     /// What may be used.
     #[serde(default, skip_serializing_if = "is_default")]
     pub grant: Grant,
+    /// How its range of tiles is shared, where it may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Shares>,
+    /// A part that has ended, which is taken back before anything else. Its σ stands in the body
+    /// behind the run's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<Merge>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -184,6 +196,8 @@ pub enum Reason {
     Yield,
     /// A `park`; the execution waits at this boundary.
     Park,
+    /// Nothing is left to one whose range is shared: `completed` follows.
+    End,
 }
 
 /// An output whose bytes are in the body.
@@ -242,6 +256,12 @@ pub struct BoundaryReport {
     /// Messages emitted since the report before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub emits: Vec<Emit>,
+    /// What was split off here: σ ends before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<TileRange>,
+    /// σ has what the part of the run's `merge` has done.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub merged: bool,
     /// Why.
     pub reason: Reason,
 }
@@ -309,6 +329,8 @@ pub enum Report {
     },
     /// It is parked, and has moved what it was to move.
     Aside,
+    /// There is nothing to split off: less than two tiles are left, or it cannot be split.
+    Whole,
     /// It needs more than its grant, and waits for the answer: `reserved`; orders may come before
     /// that.
     Reserve(Reserve),

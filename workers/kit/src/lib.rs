@@ -16,6 +16,7 @@ pub mod port;
 pub mod program;
 pub mod programs;
 pub mod reserve;
+mod shares;
 pub mod simulated;
 pub mod surroundings;
 mod writer;

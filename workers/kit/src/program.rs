@@ -9,12 +9,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_kernels::device::{Devices, NoDevices};
 use fiec_schemas::package::Grant;
+use fiec_schemas::programs::TileRange;
 use fiec_schemas::{BoundaryIndex, Digest, ExecutionId};
 use serde_json::Value;
 
 use crate::frames::{EMIT_BYTES_LIMIT, EMITS_LIMIT, Emit};
 use crate::port::Wishes;
 
+/// Bytes that outputs may take in the ledger message of a commit, which has to fit a header, before
+/// the next commit is due.
+const NAMED_BYTES: usize = 2 * 1024;
+/// What an output takes there beside its name: digest, size, and the words around them.
+const OUTPUT_BYTES: usize = 110;
 /// Inputs that a process keeps parsed; the least recently used one goes.
 const INPUTS_LIMIT: usize = 2;
 
@@ -143,10 +149,44 @@ pub trait Program: Sized + Send {
         Ok(())
     }
 
+    /// Gives away the last half of the range of tiles that is left, so that another execution
+    /// computes it: the state ends before it from now on. Called at a boundary, which is committed
+    /// then. None where less than two tiles are left ([`TileRange::last_half`]), or the program
+    /// cannot share its range.
+    fn split(&mut self, _state: &mut Self::State) -> Option<TileRange> {
+        None
+    }
+
+    /// Takes a range back that was given away and begins where the state ends, once nothing else
+    /// is left: what its part has done is put behind what is done here, and the rest of the range
+    /// is left to do. It is a capsule. `part` is the σ with which the part has ended; none where it
+    /// has reached no boundary. With several such steps the state must become that of an
+    /// undisturbed run, bit by bit. Where it completes, the state has to be whole without
+    /// [`Program::read_back`].
+    ///
+    /// # Errors
+    /// Permanent where the program does not share its range, or the part is not of this state.
+    fn merge(
+        &mut self,
+        _state: &mut Self::State,
+        _range: TileRange,
+        _part: Option<Self::State>,
+        _cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        Err(does_not_spread())
+    }
+
     /// The run is over: lets go what it or its grant had outside of this process, such as a device.
     /// Another run is configured anew. `warm`: it ended by itself, so that another one of the kind
     /// may follow here, and what takes long to make may be kept for it.
     fn let_go(&mut self, _warm: bool) {}
+}
+
+/// A part was to be merged into a program that has none.
+pub(crate) fn does_not_spread() -> ProgramError {
+    ProgramError::Permanent(
+        "the program does not spread: it cannot take back a part of its range".to_owned(),
+    )
 }
 
 /// Bytes by their digest: outputs that earlier capsules made, and objects that were pushed.
@@ -292,6 +332,12 @@ impl Capsule {
             data: STANDARD.encode(bytes),
         });
         Ok(())
+    }
+
+    /// Whether so many outputs wait that a commit is due, so that its message can name them.
+    pub(crate) fn has_made_much(&self) -> bool {
+        let named = self.outputs.iter().map(|o| o.name.len() + OUTPUT_BYTES);
+        named.sum::<usize>() >= NAMED_BYTES
     }
 
     /// Whether so much was emitted that a commit is due, so that the next capsule has room.

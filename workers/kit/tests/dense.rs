@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::BTreeMap;
-
 use fiec_kernels::dense::{Into, Mat, gemm};
 use fiec_kernels::engine::Engine;
 use fiec_kernels::npy;
@@ -12,10 +10,9 @@ use fiec_kernels::rhs::load_case;
 use fiec_kit::local::{LocalOutcome, run_cut, run_local};
 use fiec_kit::program::{Capsule, Fetch, Inputs, ProgramError, Step};
 use fiec_kit::programs;
+use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
-use fiec_schemas::programs::{CG, GEMM, LU, QR, TileRange};
-use fiec_schemas::spread::{Ranges, SpreadEvent, part_id};
-use fiec_schemas::{Digest, ExecutionId};
+use fiec_schemas::programs::{CG, GEMM, LU, QR};
 use serde_json::{Value, json};
 
 fn cases() -> [(&'static str, Value); 4] {
@@ -256,59 +253,6 @@ fn ranges_of_tiles_together_are_the_whole_product() {
         error.contains("params.tiles.to") && error.contains('6'),
         "{error}"
     );
-}
-
-#[test]
-fn a_product_whose_range_is_split_and_given_back_has_the_digest_of_the_whole() {
-    let params = cases()[0].1.clone();
-    let whole = run_local(GEMM, &params).unwrap();
-    let id = |n| ExecutionId(uuid::Uuid::from_u128(n));
-    let mut ranges = Ranges::new(id(1), TileRange { from: 0, to: 6 });
-    let half = ranges.half(id(1)).unwrap();
-    let (from, to) = (half.from, half.to);
-    assert_eq!((from, to), (3, 6));
-    let part = part_id(id(1), 0, half);
-    let advanced = |of, tile| SpreadEvent::Advanced { of, tile };
-    for event in [
-        advanced(id(1), 0),
-        SpreadEvent::Split {
-            of: id(1),
-            part,
-            nth: 0,
-            from,
-            to,
-        },
-        advanced(part, 3),
-        advanced(id(1), 1),
-        SpreadEvent::Returned { part },
-        SpreadEvent::Merged {
-            into: id(1),
-            part,
-            from: 4,
-            to: 6,
-        },
-        advanced(id(1), 2),
-        advanced(id(1), 4),
-        advanced(id(1), 5),
-    ] {
-        ranges.apply(&event).unwrap();
-    }
-    assert!(ranges.is_done());
-    // Each range that somebody has done is computed by a run of its own.
-    let mut made = BTreeMap::new();
-    for (id, holder) in ranges.holders() {
-        for done in &holder.done {
-            let mut params = params.clone();
-            params["tiles"] = json!({ "from": done.from, "to": done.to });
-            let outputs = run_local(GEMM, &params).unwrap().outputs;
-            for (tile, output) in (done.from..done.to).zip(outputs) {
-                made.insert((*id, tile), output.digest());
-            }
-        }
-    }
-    let digests = ranges.assemble(|id, tile| made.get(&(id, tile)).copied());
-    let bytes: Vec<u8> = digests.unwrap().iter().flat_map(|d| d.0).collect();
-    assert_eq!(Some(Digest::of(&bytes)), whole.digest);
 }
 
 #[test]

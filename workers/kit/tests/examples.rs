@@ -25,7 +25,14 @@ fn batch(name: &str) -> Vec<Submission> {
 
 #[test]
 fn every_batch_is_accepted_and_names_each_execution_once() {
-    for name in ["batch.jsonl", "gemm.jsonl", "long.jsonl", "lu.jsonl"] {
+    let names = [
+        "batch.jsonl",
+        "gemm.jsonl",
+        "long.jsonl",
+        "lu.jsonl",
+        "spread.jsonl",
+    ];
+    for name in names {
         let mut ids: Vec<_> = batch(name).iter().map(|s| s.id.clone().unwrap()).collect();
         assert!(!ids.is_empty(), "{name}");
         let count = ids.len();

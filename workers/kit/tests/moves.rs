@@ -70,6 +70,8 @@ impl Child {
             interval_ms: 0,
             package: None,
             grant: fiec_schemas::package::Grant::default(),
+            spread: None,
+            merge: None,
         };
         self.send(
             &Order::Run(Box::new(run)),

@@ -56,6 +56,8 @@ impl Child {
             interval_ms: 0,
             package: None,
             grant: Grant::default(),
+            spread: None,
+            merge: None,
         })));
     }
 

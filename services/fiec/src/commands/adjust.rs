@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::Args;
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
@@ -124,10 +123,10 @@ pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome
         device_memory_bytes: args.device_memory,
         ..Adjustment::default()
     };
-    ensure!(
-        !change.is_empty(),
-        "nothing is to change: give --priority, --threshold, --deadline or --memory"
-    );
+    if change.is_empty() {
+        eprintln!("nothing is to change: give --priority, --threshold, --deadline or --memory");
+        return Ok(Outcome::BadInput);
+    }
     send(&args.execution, change, global).await
 }
 

@@ -101,11 +101,24 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
             "{verb}: {done} done, {not} not concerned, {} failed",
             reply.failed
         );
+        let computing = reply.phases.contains_key("started");
+        if done > 0 && computing && matches!(verb, "pause" | "cancel") {
+            let when = if verb == "pause" {
+                "pauses at its next boundary"
+            } else {
+                "ends in a moment"
+            };
+            println!("what computes {when}");
+        }
         for reason in &reply.reasons {
             eprintln!("{reason}");
         }
         if reply.left > 0 {
-            eprintln!("{} were not reached; try again", reply.left);
+            let left = reply.left;
+            match verb {
+                "resume" => eprintln!("{left} have not paused yet, or were not reached; try again"),
+                _ => eprintln!("{left} were not reached; try again"),
+            }
         }
     }
     let phases: Vec<String> = reply

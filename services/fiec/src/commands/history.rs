@@ -131,6 +131,24 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
     }
     let columns = match json {
         true => "*",
+        false => {
+            "part, from_tile, to_tile, phase, node, tiles_done AS done, split_at::time(3), \
+             finished_at::time(3), merged_at::time(3)"
+        }
+    };
+    let parts = format!(
+        "SELECT {columns} FROM spread_parts WHERE '{execution}' IN (whole, holder, part) \
+         ORDER BY from_tile, to_tile DESC"
+    );
+    let parts = sql::query(pool, parts).await?;
+    if !parts.rows.is_empty() {
+        if !json {
+            println!("\nParts (all columns: SELECT * FROM spread_parts)");
+        }
+        parts.print(json);
+    }
+    let columns = match json {
+        true => "*",
         false => "at::timestamp(3), kind, who, node, detail",
     };
     let asked = format!(

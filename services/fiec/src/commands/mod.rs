@@ -14,6 +14,7 @@ pub mod node;
 pub mod nodes;
 pub mod operate;
 pub mod output;
+pub mod parts;
 pub mod profile;
 pub mod program;
 pub mod quota;

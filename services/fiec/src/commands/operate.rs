@@ -50,8 +50,17 @@ pub async fn run(
 ) -> anyhow::Result<Outcome> {
     let broker = global.broker(verb).await?;
     let reply = client::execution(&broker, verb, &args.tenant.tenant, &args.id, to).await?;
+    let parts = match &reply.state {
+        Some(state) if verb == "status" => super::parts::of(&broker, state).await,
+        _ => Vec::new(),
+    };
     if global.json {
-        println!("{}", serde_json::to_string(&reply)?);
+        let mut value = serde_json::to_value(&reply)?;
+        if let (Some(fields), false) = (value.as_object_mut(), parts.is_empty()) {
+            let parts = parts.iter().map(super::parts::Standing::to_json);
+            fields.insert("parts".to_owned(), parts.collect());
+        }
+        println!("{value}");
     }
     if let Some(error) = &reply.error {
         if !global.json {
@@ -67,6 +76,9 @@ pub async fn run(
             _ => None,
         };
         print_reply(verb, &reply, ended);
+        if !parts.is_empty() {
+            println!("{}", super::parts::table(&parts));
+        }
     }
     Ok(Outcome::Done)
 }
@@ -87,7 +99,9 @@ fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
 
 fn print_why(why: &Why) {
     println!("{}", why.summary);
-    for waits in &why.waits_for {
+    // What the first sentence says already is not said twice.
+    let more = why.waits_for.iter();
+    for waits in more.filter(|waits| !why.summary.contains(waits.as_str())) {
         println!("waits for: {waits}");
     }
     let threshold = |t: &InForce| {
@@ -124,7 +138,11 @@ fn print_why(why: &Why) {
         println!("{}", ui::table(["node", "verdict", "reasons"], rows));
     }
     for would in &why.would_move {
-        println!("would move it: {would}");
+        if would.starts_with("it would ") {
+            println!("{would}");
+        } else {
+            println!("would move it: {would}");
+        }
     }
     for help in &why.would_help {
         println!("would help: {help}");
@@ -159,6 +177,12 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     }
     if let Some(spec) = &state.spec {
         rows.push(("program", spec.program.clone()));
+    }
+    if let Some(holder) = state.part_of() {
+        rows.push(("part of", holder.to_string()));
+    }
+    if let Some(change) = &state.adjusted {
+        rows.push(("changed to", change.in_words()));
     }
     rows.push(("submitted", state.submitted_at.to_string()));
     if let Some(place) = &state.boundary {

@@ -10,6 +10,7 @@ use fiec_broker::feed;
 use fiec_schemas::{Event, ExecutionId, Output, Tenant};
 use serde_json::json;
 use sqlx::PgPool;
+use tokio::sync::OnceCell;
 
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
@@ -47,6 +48,8 @@ struct Known {
     ordinals: BTreeSet<u64>,
     /// By the last message, nothing is visible before it was verified.
     guarded: bool,
+    /// Parts that it has split off: what they have made is of the whole.
+    parts: BTreeSet<ExecutionId>,
 }
 
 impl Known {
@@ -75,6 +78,13 @@ impl Known {
         }
     }
 
+    /// What a part has made, beside its own.
+    fn adopt(&mut self, part: Known) {
+        for (name, listed) in part.outputs {
+            self.outputs.entry(name).or_insert(listed);
+        }
+    }
+
     /// Messages of the ledger that were not read, from the beginning to the last one known.
     fn missing(&self) -> Option<(u64, u64)> {
         let last = *self.ordinals.last()?;
@@ -92,26 +102,25 @@ pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
     let tenant = &args.tenant.tenant;
     let execution = super::history::resolve(tenant, &args.id)?;
     let broker = global.broker("output").await?;
-    let mut known = Known::default();
-    // The stream keeps the last messages of a ledger; PostgreSQL has them all, a moment later.
-    from_ledger(&broker, tenant, execution, &mut known).await?;
-    let whole = known.missing().is_none() && !known.ordinals.is_empty();
-    if !whole && global.database_url().is_ok() {
-        match global.database().await {
-            Ok(pool) => from_history(&pool, tenant, execution, &mut known).await?,
-            Err(error) => eprintln!("the history cannot be read: {error:#}"),
-        }
-    }
+    let history = History {
+        global,
+        pool: OnceCell::new(),
+    };
+    let mut known = of_one(&broker, &history, tenant, execution).await?;
     if known.ordinals.is_empty() {
         eprintln!("tenant {tenant} has no execution {}", args.id);
         return Ok(Outcome::Failed);
     }
-    if let Some((first, last)) = known.missing() {
-        eprintln!(
-            "the list may be incomplete: messages {first} to {last} of the ledger are no longer in \
-             the stream, and PostgreSQL, which has them, was not asked or does not know them yet \
-             (--database, FIEC_DATABASE_URL)"
-        );
+    tell_missing(&known, execution);
+    let mut seen = BTreeSet::from([execution]);
+    let mut parts = std::mem::take(&mut known.parts);
+    while let Some(part) = parts.pop_first() {
+        if seen.insert(part) {
+            let mut made = of_one(&broker, &history, tenant, part).await?;
+            tell_missing(&made, part);
+            parts.append(&mut made.parts);
+            known.adopt(made);
+        }
     }
     if known.guarded {
         eprintln!(
@@ -130,6 +139,51 @@ pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
     }
 }
 
+/// PostgreSQL, where it is known; connected to when it is first needed.
+struct History<'a> {
+    global: &'a Global,
+    pool: OnceCell<Option<PgPool>>,
+}
+
+impl History<'_> {
+    async fn pool(&self) -> Option<&PgPool> {
+        let connect = async || {
+            self.global.database_url().ok()?;
+            let pool = self.global.database().await;
+            pool.inspect_err(|error| eprintln!("the history cannot be read: {error:#}"))
+                .ok()
+        };
+        self.pool.get_or_init(connect).await.as_ref()
+    }
+}
+
+/// What one execution has made itself.
+async fn of_one(
+    broker: &Broker,
+    history: &History<'_>,
+    tenant: &Tenant,
+    execution: ExecutionId,
+) -> anyhow::Result<Known> {
+    let mut known = Known::default();
+    // The stream keeps the last messages of a ledger; PostgreSQL has them all, a moment later.
+    from_ledger(broker, tenant, execution, &mut known).await?;
+    let whole = known.missing().is_none() && !known.ordinals.is_empty();
+    if !whole && let Some(pool) = history.pool().await {
+        from_history(pool, tenant, execution, &mut known).await?;
+    }
+    Ok(known)
+}
+
+fn tell_missing(known: &Known, execution: ExecutionId) {
+    if let Some((first, last)) = known.missing() {
+        eprintln!(
+            "the list may be incomplete: messages {first} to {last} of the ledger of {execution} \
+             are no longer in the stream, and PostgreSQL, which has them, was not asked or does \
+             not know them yet (--database, FIEC_DATABASE_URL)"
+        );
+    }
+}
+
 async fn from_ledger(
     broker: &Broker,
     tenant: &Tenant,
@@ -140,6 +194,8 @@ async fn from_ledger(
         let message = item.message()?;
         known.ordinals.insert(message.state.ordinal);
         known.guarded = message.state.guarded;
+        let parts = message.state.parts().iter().map(|part| part.id);
+        known.parts.extend(parts);
         for event in message.events {
             match event {
                 Event::Boundary(boundary) => known.add(boundary.index, boundary.outputs),
@@ -167,6 +223,11 @@ async fn from_history(
         return Ok(());
     };
     known.ordinals.extend(1..=last);
+    let query = format!("SELECT part FROM spread_splits WHERE holder = '{execution}'");
+    let rows = sql::query(pool, query).await?;
+    let parts =
+        (0..rows.rows.len()).filter_map(|row| rows.get(row, "part")?.parse::<ExecutionId>().ok());
+    known.parts.extend(parts);
     let rows = sql::query(
         pool,
         format!(

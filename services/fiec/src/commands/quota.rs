@@ -36,7 +36,8 @@ struct SetArgs {
     /// Most of them that hold a device, or a share of one
     #[arg(long)]
     devices: Option<u32>,
-    /// Most memory of hosts that they ask for together, e.g. 64GiB
+    /// Most memory of hosts that they ask for together, e.g. 64GiB; one that asks for none counts
+    /// with its node's share of a slot
     #[arg(long, value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Share relative to other tenants, from 1 to 1000
@@ -68,6 +69,12 @@ pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
                 memory_bytes: set.memory,
                 weight: set.weight,
             };
+            if change == QuotaChange::default() {
+                eprintln!(
+                    "nothing is to change: give --running, --devices, --memory, --weight or --clear"
+                );
+                return Ok(Outcome::BadInput);
+            }
             client::quota(&broker, &set.tenant, change).await?
         }
     };
@@ -80,6 +87,9 @@ pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
         return Ok(Outcome::BadInput);
     }
     print(&reply, global.json)?;
+    if let Some(warning) = reply.warning.filter(|_| !global.json) {
+        eprintln!("{warning}");
+    }
     Ok(Outcome::Done)
 }
 

@@ -255,7 +255,8 @@ async fn rows(
 
 async fn executions(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<ExecutionRow>> {
     let sql = format!(
-        "SELECT (extract(epoch FROM e.submitted_at) * 1e6)::bigint AS at, e.spec::text AS spec,
+        "SELECT e.id::text AS id, e.tenant AS tenant,
+                (extract(epoch FROM e.submitted_at) * 1e6)::bigint AS at, e.spec::text AS spec,
                 greatest(e.compute_us, coalesce(p.computed_us, 0), 1)::bigint AS computed_us,
                 coalesce(e.capsules, greatest(e.boundary_index, 1))::bigint AS capsules,
                 coalesce(e.last_state_bytes, 0)::bigint AS state_bytes
@@ -280,7 +281,10 @@ async fn executions(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<Exe
         .iter()
         .map(|row| {
             let spec: Option<Submission> = json("a submission", row.try_get("spec")?)?;
+            let (id, tenant): (String, String) = (row.try_get("id")?, row.try_get("tenant")?);
             Ok(ExecutionRow {
+                execution: id.parse().context("the id of an execution")?,
+                tenant: tenant.parse().context("the tenant of an execution")?,
                 submitted_at: Timestamp::from_micros(row.try_get("at")?),
                 spec,
                 computed_us: number(row.try_get("computed_us")?),

@@ -153,6 +153,10 @@ pub struct WorkerArgs {
     /// Keep no child processes warm (for measurements)
     #[arg(long, hide = true)]
     pub cold: bool,
+    /// Milliseconds from a program's first crash to its next attempt; each further one doubles them
+    /// (for experiments whose time runs faster)
+    #[arg(long, hide = true, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=30_000))]
+    pub backoff_ms: u64,
     /// Seconds that a drain may take
     #[arg(long, default_value_t = 30.0)]
     pub drain_seconds: f64,
@@ -195,6 +199,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     options.heartbeat = Duration::from_millis(args.heartbeat_ms);
     options.sysfs = args.sysfs;
     options.device_file = args.device_file;
+    options.backoff = Duration::from_millis(args.backoff_ms);
     let cache = args.cache_dir.or_else(|| match &args.run_dir {
         // The cache of a private cluster goes with its folder.
         Some(_) => None,

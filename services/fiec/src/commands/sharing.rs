@@ -29,6 +29,12 @@ pub struct SharingArgs {
     /// What has waited for so many milliseconds counts as if its priority were one higher; 0: never
     #[arg(long, env = "FIEC_AGEING_MS", default_value_t = 3_600_000)]
     pub ageing_ms: u64,
+    /// A gang that has found no room for so many milliseconds has what becomes free kept for it
+    #[arg(long, env = "FIEC_GANG_KEEP_MS", default_value_t = 10_000)]
+    pub gang_keep_ms: u64,
+    /// What runs beyond a quota that was lowered goes on for so many milliseconds
+    #[arg(long, env = "FIEC_QUOTA_GRACE_MS", default_value_t = 30_000)]
+    pub quota_grace_ms: u64,
     /// After so many milliseconds what a tenant has used counts half
     #[arg(long, env = "FIEC_HALF_LIFE_MS", default_value_t = 3_600_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub half_life_ms: u64,
@@ -44,6 +50,8 @@ impl SharingArgs {
         config.preempt_residency_ms = self.residency_ms;
         config.preempt_residency_moves = self.residency_moves;
         config.ageing_ms = self.ageing_ms;
+        config.gang_keep_ms = self.gang_keep_ms;
+        config.quota_grace_ms = self.quota_grace_ms;
         config.half_life_ms = self.half_life_ms;
     }
 }

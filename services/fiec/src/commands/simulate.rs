@@ -186,10 +186,11 @@ type Row<'a> = (&'a str, &'a dyn Fn(&Summary) -> String);
 /// Summaries beside each other, for people.
 pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
     let ms = |ms: f64| ui::micros((ms * 1e3) as i64);
-    let rows: [Row<'_>; 22] = [
+    let rows: [Row<'_>; 25] = [
         ("executions", &|s| {
             format!("{} of {} completed", s.completed, s.submitted)
         }),
+        ("failed", &|s| some(s.failed)),
         ("unfinished", &|s| {
             let all = s
                 .unfinished
@@ -209,6 +210,11 @@ pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
         ("completed after, p95", &|s| ms(s.lasted.p95_ms)),
         ("rebindings", &|s| counts(&s.rebindings)),
         ("orders to yield", &|s| s.orders.to_string()),
+        ("parked, given up", &|s| match s.parks + s.given_up {
+            0 => String::new(),
+            _ => format!("{}, {}", s.parks, s.given_up),
+        }),
+        ("changes of reservations", &|s| some(s.reservations)),
         ("work lost", &|s| ms(s.lost_ms)),
         ("σ moved", &|s| ui::bytes(s.moved_bytes)),
         ("commits", &|s| s.commits.to_string()),
@@ -239,6 +245,11 @@ pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
         })
     });
     ui::table(head, rows)
+}
+
+/// A number; nothing for none.
+fn some(n: u64) -> String {
+    if n == 0 { String::new() } else { n.to_string() }
 }
 
 fn counts(map: &std::collections::BTreeMap<String, u64>) -> String {

@@ -242,6 +242,8 @@ pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
     match phase {
         Phase::Completed => Some(Outcome::Done),
         Phase::Failed => Some(Outcome::Failed),
+        // What a part leaves is its holder's: nothing is lost, and nothing else is to come.
+        Phase::Returned => Some(Outcome::Done),
         Phase::Cancelled => Some(Outcome::Cancelled),
         Phase::Pending
         | Phase::Bound(_)

@@ -1,5 +1,6 @@
 //! `fiec watch [ID]`: executions as they move, until they end.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::Args;
@@ -32,6 +33,8 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     // The feed is opened before the state is asked for, so that nothing falls between the two.
     let mut feed = feed::ledger(&broker, Start::New).await?;
     let mut wanted = None;
+    // What it has split off is watched with it.
+    let mut parts = BTreeSet::new();
     if let Some(id) = &args.id {
         let reply = client::execution(&broker, "status", &tenant, id, None).await?;
         if let Some(error) = reply.error {
@@ -52,6 +55,8 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             if let Some(outcome) = outcome {
                 return Ok(outcome);
             }
+            let out = super::parts::of(&broker, &state).await;
+            parts.extend(out.into_iter().map(|standing| standing.part.id));
         }
     }
     loop {
@@ -71,10 +76,14 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
                 continue;
             }
         };
-        if item.tenant != tenant || wanted.is_some_and(|id| id != item.execution) {
+        let own = wanted.is_none_or(|id| id == item.execution) || parts.contains(&item.execution);
+        if item.tenant != tenant || !own {
             continue;
         }
         let message = item.message()?;
+        if wanted.is_some() {
+            parts.extend(message.state.parts().iter().map(|part| part.id));
+        }
         if global.json {
             println!("{}", item.header);
         } else {
@@ -82,7 +91,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
                 println!("{} {} {line}", message.state.at, item.execution);
             }
         }
-        if wanted.is_some()
+        if wanted == Some(item.execution)
             && let Some(outcome) = super::submit::outcome_of(&message.state.phase)
         {
             return Ok(outcome);
@@ -153,16 +162,18 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             "given {} by {who}",
             serde_json::to_string(grant).unwrap_or_default()
         ),
-        Event::Adjusted { who, change } => format!(
-            "changed by {who}: {}",
-            serde_json::to_string(change).unwrap_or_default()
-        ),
+        Event::Adjusted { who, change } => format!("changed by {who}: {}", change.in_words()),
         Event::Parked { cause, keep, .. } => format!(
             "waits where it is and keeps its {}: {}",
             keep.as_str(),
             cause.in_words()
         ),
         Event::Unparked { reason, .. } => format!("goes on where it waited: {reason}"),
+        Event::Split { part, from, to, .. } => {
+            format!("tiles {from} to {to} are a part of their own: {part}")
+        }
+        Event::Merged { part } => format!("has taken what part {part} has done"),
+        Event::Returned { to } => format!("ended early; what is left is done by {to}"),
         Event::Emitted { outbox } => format!("emitted {} messages", outbox.count),
         Event::Crashed {
             attempt,

@@ -254,6 +254,8 @@ impl<'a> Session<'a> {
             interval_ms: 0,
             package: self.subject.package.clone(),
             grant: self.subject.grant.clone(),
+            spread: None,
+            merge: None,
         };
         let state = from.map_or(&[][..], |(_, state)| state);
         let stop = stop_at.map(|at| {
@@ -294,7 +296,11 @@ impl<'a> Session<'a> {
                 Err(error) => bail!("its process wrote no frame: {error}{}", self.words()),
             };
             match report {
-                Report::Ready | Report::Prepared { .. } | Report::Began { .. } | Report::Aside => {}
+                Report::Ready
+                | Report::Prepared { .. }
+                | Report::Began { .. }
+                | Report::Aside
+                | Report::Whole => {}
                 // Nothing here counts what others use.
                 Report::Reserve(wish) => {
                     let mut grant = self.subject.grant.clone();

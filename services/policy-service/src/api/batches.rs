@@ -10,11 +10,11 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest};
 use fiec_schemas::{
-    BatchId, BatchName, Digest, ExecutionId, ExecutionState, LedgerMessage, Phase, Sequence,
-    Tenant, subjects,
+    BatchId, BatchName, Digest, ExecutionId, LedgerMessage, Phase, Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
 
+use super::executions::{NOT_PAUSED, NOT_YET, is_asked};
 use super::{Answered, Api, parse, somebody, tenant};
 
 /// Requests under way at the same time.
@@ -76,23 +76,24 @@ impl Api {
         let mut targets = Vec::new();
         for entry in members {
             let state = &entry.message.state;
-            if verb != "status" && concerns(verb, state) {
+            if verb != "status" && concerns(verb, &entry) {
                 targets.push(entry);
             } else {
                 count(&mut reply, state.phase.as_str());
                 reply.unconcerned += u32::from(verb != "status");
             }
         }
+        let sight = &self.sight().await;
         for level in in_order(&tenant, targets) {
             let mut done = stream::iter(level)
                 .map(|entry| {
-                    let (tenant, who) = (tenant.clone(), who.clone());
+                    let (tenant, who) = (&tenant, &who);
                     async move {
                         let phase = entry.message.state.phase.clone();
                         if tokio::time::Instant::now() >= deadline {
                             return (phase, None);
                         }
-                        let done = self.change((verb, None), &tenant, entry, who).await;
+                        let done = self.change((verb, None), tenant, entry, who, sight).await;
                         (phase, Some(done))
                     }
                 })
@@ -105,9 +106,16 @@ impl Api {
                 count(&mut reply, after.unwrap_or(phase.as_str()));
                 match done {
                     None => reply.left += 1,
+                    // Some of its parts, or itself.
+                    Some(Ok(answer)) if answer.message.ends_with(NOT_YET) => reply.left += 1,
                     Some(Ok(_)) => reply.done += 1,
-                    // It ended in the meantime, or somebody else has asked the same.
-                    Some(Err(reason)) if reason.ends_with("already") => reply.unconcerned += 1,
+                    Some(Err(reason)) if reason.ends_with(NOT_YET) => reply.left += 1,
+                    // It ended in the meantime, or is as it is asked to be.
+                    Some(Err(reason))
+                        if reason.ends_with("already") || reason.contains(NOT_PAUSED) =>
+                    {
+                        reply.unconcerned += 1;
+                    }
                     Some(Err(reason)) => {
                         reply.failed += 1;
                         if reply.reasons.len() < REASONS {
@@ -203,10 +211,15 @@ fn count(reply: &mut BatchReply, phase: &str) {
 }
 
 /// True where something remains to be done.
-fn concerns(verb: &str, state: &ExecutionState) -> bool {
-    let asked = |what: &str| state.requested.as_ref().is_some_and(|r| r.what == what);
+fn concerns(verb: &str, entry: &Entry) -> bool {
+    let state = &entry.message.state;
+    let asked = |what: &str| is_asked(entry, what);
     match verb {
-        "resume" => matches!(state.phase, Phase::Paused { .. }),
+        // Its parts may have paused of their own, or not have been reached before.
+        "resume" => {
+            let paused = matches!(state.phase, Phase::Paused { .. }) || asked("pause");
+            paused || !state.phase.is_terminal() && !state.parts().is_empty()
+        }
         "pause" => {
             let paused = matches!(state.phase, Phase::Paused { .. });
             !state.phase.is_terminal() && !paused && !asked("pause") && !asked("cancel")

@@ -1,7 +1,6 @@
 //! What operators let a node offer: read, checked, written beside its flags, and recorded.
 
 use async_nats::jetstream::kv;
-use async_nats::jetstream::message::PublishMessage;
 use fiec_schemas::envelope::{Envelope, NodeEnvelopes, Shape, read_list};
 use fiec_schemas::messages::{ApiReply, EnvelopeChange, EnvelopeRequest, Record};
 use fiec_schemas::{NodeId, Timestamp, subjects};
@@ -57,7 +56,13 @@ impl Api {
             let value = serde_json::to_vec(&set).map_err(|error| words(&error))?;
             match bucket.update(&key, value.into(), revision).await {
                 Ok(revision) => {
-                    let recorded = self.record_envelopes(&node, &set, revision).await;
+                    let record = Record::Envelopes {
+                        node: node.clone(),
+                        envelopes: set.clone(),
+                    };
+                    // An attempt that was stored after all is not stored again.
+                    let id = format!("envelopes/{node}/{revision}");
+                    let recorded = self.record(subjects::node_record(&node), id, &record).await;
                     let mut message = format!("{node}: {}", set.in_words());
                     if let Err(error) = recorded {
                         tracing::warn!(%error, %node, "a change of envelopes could not be recorded");
@@ -90,37 +95,6 @@ impl Api {
             "there is no node {node}; there are: {}",
             names.join(", ")
         ))
-    }
-
-    async fn record_envelopes(
-        &self,
-        node: &NodeId,
-        set: &NodeEnvelopes,
-        revision: u64,
-    ) -> Answered<()> {
-        let record = Record::Envelopes {
-            node: node.clone(),
-            envelopes: set.clone(),
-        };
-        let payload = serde_json::to_vec(&record).map_err(|e| e.to_string())?;
-        let subject = subjects::node_record(node);
-        let mut failure = String::new();
-        // The message's id keeps an attempt that was stored after all from being stored again.
-        for _ in 0..3 {
-            let publish = PublishMessage::build()
-                .payload(payload.clone().into())
-                .message_id(format!("envelopes/{node}/{revision}"));
-            let stored = async {
-                let js = &self.effects.broker.js;
-                js.send_publish(subject.clone(), publish).await?.await
-            };
-            match tokio::time::timeout(self.options.control_timeout, stored).await {
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(error)) => failure = error.to_string(),
-                Err(_) => failure = "no answer from the broker".to_owned(),
-            }
-        }
-        Err(failure)
     }
 }
 

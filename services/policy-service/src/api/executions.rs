@@ -12,6 +12,7 @@ use fiec_schemas::{
     Binding, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp,
 };
 
+use super::sight::Sight;
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::effects::NoReply;
 use crate::events::{Ask, Outcome};
@@ -22,6 +23,24 @@ const NEWBORN: Duration = Duration::from_millis(300);
 /// How often a bound execution is looked at again before it is changed, and how long between.
 const BOUND_ROUNDS: u32 = 6;
 const BOUND_PAUSE: Duration = Duration::from_millis(50);
+/// The same for one that was asked to pause and is to be resumed.
+const PAUSE_ROUNDS: u32 = 10;
+/// How the answer ends where that was not long enough.
+pub(super) const NOT_YET: &str = "it can be resumed once it has paused";
+/// What the answer says where there is nothing to resume.
+pub(super) const NOT_PAUSED: &str = "is not paused, it is";
+
+/// As its client calls it.
+fn called(state: &ExecutionState) -> String {
+    let client = state.spec.as_ref().and_then(|spec| spec.id.as_ref());
+    client.map_or_else(|| state.execution.to_string(), ToString::to_string)
+}
+
+/// Whether somebody has asked this of it, and it was not done yet.
+pub(super) fn is_asked(entry: &Entry, what: &str) -> bool {
+    let asked = entry.message.state.requested.as_ref();
+    asked.is_some_and(|asked| asked.what == what)
+}
 
 /// What an execution can be given where it runs; what is there to be given, its node knows.
 fn check_grant(grant: &Grant) -> Result<(), String> {
@@ -53,8 +72,8 @@ impl Api {
         let request: ExecutionRequest = parse(payload)?;
         let who = somebody(&request.who);
         let entry = self.find(&tenant, &request.id).await?;
-        let id = entry.message.state.execution;
-        match verb {
+        let (id, asked) = (entry.message.state.execution, request.id.clone());
+        let answer = match verb {
             "status" => self.status(entry).await,
             "why" => self.why(entry).await,
             "yield" => {
@@ -77,8 +96,14 @@ impl Api {
                 self.reconfigure(entry, grant, who).await
             }
             "adjust" => self.adjust(&tenant, entry, request.change, who).await,
-            _ => self.change((verb, None), &tenant, entry, who).await,
-        }
+            _ => {
+                let sight = self.sight().await;
+                self.change((verb, None), &tenant, entry, &who, &sight)
+                    .await
+            }
+        };
+        // Whoever asks knows it by the name that was given.
+        answer.map_err(|words| words.replace(&id.to_string(), &asked))
     }
 
     /// The last message of the execution of this UUID or client's id.
@@ -126,15 +151,15 @@ impl Api {
 
     async fn why(&self, entry: Entry) -> Answered<ApiReply> {
         let state = entry.message.state;
-        let id = state.execution;
+        let (id, name) = (state.execution, called(&state));
         if state.phase.is_terminal() {
             return Err(format!(
-                "{id} is {}; `fiec history {id}` tells its decisions",
+                "{name} is {}; `fiec history {name}` tells its decisions",
                 state.phase.as_str()
             ));
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
-        let mut why = why.ok_or_else(|| format!("{id} is not known yet; try again"))?;
+        let mut why = why.ok_or_else(|| format!("{name} is not known yet; try again"))?;
         if let Some(binding) = state.phase.binding() {
             self.tell_binding(binding, &mut why).await;
         }
@@ -187,50 +212,65 @@ impl Api {
             .check()
             .map_err(|error| format!("change.{}: {}", error.field, error.reason))?;
         let id = entry.message.state.execution;
-        let told = Box::new(change.clone());
+        let name = called(&entry.message.state);
+        let (told, said) = (Box::new(change.clone()), change.in_words());
         let foreseen = self.ask(|reply| Ask::Foresee(id, told, reply)).await?;
+        let sight = self.sight().await;
         let mut reply = self
-            .change(("adjust", Some(change)), tenant, entry, who)
+            .change(("adjust", Some(change)), tenant, entry, &who, &sight)
             .await?;
         reply.message = match foreseen {
-            Ok(words) if words.is_empty() => format!("{id} is changed"),
-            Ok(words) => format!("{id} is changed: {words}"),
-            Err(words) => format!("{id} is changed, but {words}"),
+            Ok(words) if words.is_empty() => format!("{name} is changed: {said}"),
+            Ok(words) => format!("{name} is changed: {words}"),
+            Err(words) => format!("{name} is changed, but {words}"),
         };
         Ok(reply)
     }
 
-    pub(super) async fn change(
+    /// Changes one execution; `sight`: the nodes as they were seen for this request.
+    pub(super) async fn change_one(
         &self,
         (verb, adjustment): (&str, Option<Adjustment>),
         tenant: &Tenant,
         mut entry: Entry,
-        who: String,
+        who: &str,
+        sight: &Sight,
     ) -> Answered<ApiReply> {
         let id = entry.message.state.execution;
+        let name = called(&entry.message.state);
         for round in 0..16 {
             let phase = entry.message.state.phase.clone();
             let event = match (verb, &phase) {
-                (_, p) if p.is_terminal() => return Err(format!("{id} is {} already", p.as_str())),
-                ("resume", Phase::Paused { .. }) => Event::Resumed { who: who.clone() },
-                ("resume", p) => return Err(format!("{id} is not paused, it is {}", p.as_str())),
+                (_, p) if p.is_terminal() => {
+                    return Err(format!("{name} is {} already", p.as_str()));
+                }
+                ("resume", Phase::Paused { .. }) => Event::Resumed {
+                    who: who.to_owned(),
+                },
+                // It pauses in a moment.
+                ("resume", Phase::Started(_)) if is_asked(&entry, "pause") => {
+                    if round >= PAUSE_ROUNDS {
+                        return Err(format!(
+                            "{name} has not come to the boundary at which it pauses; {NOT_YET}"
+                        ));
+                    }
+                    entry = self.a_moment_later(tenant, id).await?;
+                    continue;
+                }
+                ("resume", p) => return Err(format!("{name} {NOT_PAUSED} {}", p.as_str())),
                 ("pause", Phase::Paused { who }) => {
-                    return Err(format!("{id} was paused by {who} already"));
+                    return Err(format!("{name} was paused by {who} already"));
                 }
                 // Its worker starts it in a moment, and would have to be told anew.
                 ("adjust", Phase::Bound(_)) if round < BOUND_ROUNDS => {
-                    tokio::time::sleep(BOUND_PAUSE).await;
-                    let last = self.effects.ledger.last(tenant, id).await;
-                    entry = last
-                        .map_err(|error| error.to_string())?
-                        .ok_or_else(|| format!("the ledger of {id} is gone"))?;
+                    entry = self.a_moment_later(tenant, id).await?;
                     continue;
                 }
                 ("cancel" | "pause" | "adjust", Phase::Started(binding))
-                    if verb == "pause" || !self.is_lost(binding).await =>
+                    if verb == "pause" || !sight.is_lost(&binding.node) =>
                 {
                     let asked = (verb, adjustment.as_ref());
-                    match self.pass_on(asked, id, binding, &who).await {
+                    match self.pass_on(asked, &entry, binding, who, sight).await {
                         Ok(reply) => return Ok(reply),
                         // It may have moved on while it was asked.
                         Err(error) => match self.moved_on(tenant, id, &entry).await? {
@@ -242,10 +282,14 @@ impl Api {
                         },
                     }
                 }
-                ("cancel", _) => Event::Cancelled { who: who.clone() },
-                ("pause", _) => Event::Paused { who: who.clone() },
+                ("cancel", _) => Event::Cancelled {
+                    who: who.to_owned(),
+                },
+                ("pause", _) => Event::Paused {
+                    who: who.to_owned(),
+                },
                 ("adjust", _) => Event::Adjusted {
-                    who: who.clone(),
+                    who: who.to_owned(),
                     change: adjustment.clone().unwrap_or_default(),
                 },
                 _ => return Err(format!("there is no request {verb}")),
@@ -264,7 +308,10 @@ impl Api {
                     let _ = self.effects.outcomes.send(changed).await;
                     self.settle_outbox(&state).await;
                     self.forget_state(&state).await;
-                    let message = format!("{id} is {}", state.phase.as_str());
+                    let message = match verb {
+                        "resume" => format!("{name} goes on as soon as a node takes it"),
+                        _ => format!("{name} is {}", state.phase.as_str()),
+                    };
                     return Ok(ApiReply {
                         message,
                         state: Some(state),
@@ -275,24 +322,32 @@ impl Api {
                     let last = self.effects.ledger.last(tenant, id).await;
                     entry = last
                         .map_err(|error| error.to_string())?
-                        .ok_or_else(|| format!("the ledger of {id} is gone"))?;
+                        .ok_or_else(|| format!("the ledger of {name} is gone"))?;
                 }
                 Err(error) => return Err(error.to_string()),
             }
         }
         Err(format!(
-            "{id} moves on faster than it can be changed; try again"
+            "{name} moves on faster than it can be changed; try again"
         ))
+    }
+
+    /// The last message of an execution that is about to move on.
+    async fn a_moment_later(&self, tenant: &Tenant, id: ExecutionId) -> Answered<Entry> {
+        tokio::time::sleep(BOUND_PAUSE).await;
+        let last = self.effects.ledger.last(tenant, id).await;
+        last.map_err(|error| error.to_string())?
+            .ok_or_else(|| format!("the ledger of {id} is gone"))
     }
 
     /// Asks the worker: a program is given another grant while it runs.
     async fn reconfigure(&self, entry: Entry, grant: Grant, who: String) -> Answered<ApiReply> {
         check_grant(&grant)?;
         let state = entry.message.state;
-        let execution = state.execution;
+        let (execution, name) = (state.execution, called(&state));
         let Phase::Started(binding) = &state.phase else {
             return Err(format!(
-                "{execution} is {}; only one that runs can be given more or less",
+                "{name} is {}; only one that runs can be given more or less",
                 state.phase.as_str()
             ));
         };
@@ -306,12 +361,12 @@ impl Api {
         let timeout = self.options.control_timeout;
         match self.effects.control(node, &request, timeout).await {
             Ok(_) => Ok(ApiReply {
-                message: format!("{node} will give it to {execution} at its next boundary"),
+                message: format!("{node} will give it to {name} at its next boundary"),
                 ..ApiReply::default()
             }),
             Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
             Err(NoReply::Silent(reason)) => Err(format!(
-                "{execution} runs on {node}, which does not answer ({reason}); try again"
+                "{name} runs on {node}, which does not answer ({reason}); try again"
             )),
         }
     }
@@ -372,21 +427,16 @@ impl Api {
         }))
     }
 
-    async fn is_lost(&self, binding: &Binding) -> bool {
-        let nodes = self.ask(Ask::Nodes).await.unwrap_or_default();
-        nodes
-            .iter()
-            .any(|n| n.descriptor.node == binding.node && n.viability == "lost")
-    }
-
     async fn pass_on(
         &self,
         (verb, adjustment): (&str, Option<&Adjustment>),
-        execution: ExecutionId,
+        entry: &Entry,
         binding: &Binding,
         who: &str,
+        sight: &Sight,
     ) -> Answered<ApiReply> {
-        let who = who.to_owned();
+        let (execution, who) = (entry.message.state.execution, who.to_owned());
+        let name = called(&entry.message.state);
         let request = match adjustment {
             Some(change) => ControlRequest::Adjust {
                 execution,
@@ -397,6 +447,15 @@ impl Api {
             None => ControlRequest::Pause { execution, who },
         };
         let node = &binding.node;
+        let silent = |reason: String| {
+            format!(
+                "{name} runs on {node}, which does not answer ({reason}); should the node be lost, \
+                 the execution is bound anew within seconds, and the request can be made again"
+            )
+        };
+        if let Some(reason) = sight.silence_of(node) {
+            return Err(silent(reason));
+        }
         match self
             .effects
             .control(node, &request, self.options.control_timeout)
@@ -409,15 +468,15 @@ impl Api {
                     "at its next boundary"
                 };
                 Ok(ApiReply {
-                    message: format!("{node} will {verb} {execution} {when}"),
+                    message: format!("{node} will {verb} {name} {when}"),
                     ..ApiReply::default()
                 })
             }
             Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
-            Err(NoReply::Silent(reason)) => Err(format!(
-                "{execution} runs on {node}, which does not answer ({reason}); should the node be lost, \
-                 the execution is bound anew within seconds, and the request can be made again"
-            )),
+            Err(NoReply::Silent(reason)) => {
+                sight.was_silent(node, &reason);
+                Err(silent(reason))
+            }
         }
     }
 }

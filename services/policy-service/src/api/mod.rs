@@ -4,14 +4,17 @@ mod batches;
 mod envelopes;
 mod executions;
 mod nodes;
+mod parts;
 mod quotas;
+mod sight;
 mod submit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use async_nats::jetstream::message::PublishMessage;
 use async_nats::service::{Request, ServiceExt, error::Error};
-use fiec_schemas::messages::ApiReply;
+use fiec_schemas::messages::{ApiReply, Record};
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{Tenant, subjects};
 use futures_util::StreamExt;
@@ -151,6 +154,27 @@ impl Api {
         if let Err(error) = request.respond(answer).await {
             tracing::warn!(%error, name, "cannot answer a request");
         }
+    }
+
+    /// Tells the history of what somebody changed; `id` keeps it from being told twice.
+    async fn record(&self, subject: String, id: String, record: &Record) -> Answered<()> {
+        let payload = serde_json::to_vec(record).map_err(|e| e.to_string())?;
+        let mut failure = String::new();
+        for _ in 0..3 {
+            let publish = PublishMessage::build()
+                .payload(payload.clone().into())
+                .message_id(id.as_str());
+            let stored = async {
+                let js = &self.effects.broker.js;
+                js.send_publish(subject.clone(), publish).await?.await
+            };
+            match tokio::time::timeout(self.options.control_timeout, stored).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => failure = error.to_string(),
+                Err(_) => failure = "no answer from the broker".to_owned(),
+            }
+        }
+        Err(failure)
     }
 
     /// Asks the core.

@@ -85,19 +85,22 @@ impl Api {
         flags::change_flags(&self.effects.broker, &node, change)
             .await
             .map_err(|error| format!("cannot write the flags of {node}: {error}"))?;
-        let bound = status.bound;
+        let bound = match status.bound {
+            1 => "1 execution".to_owned(),
+            bound => format!("{bound} executions"),
+        };
         let message = match (verb, at) {
             ("drain", None) => format!(
-                "{node} is draining: {bound} executions will move to other nodes at their next \
-                 boundary, as these can take them"
+                "{node} is draining: {bound} will move to other nodes at their next boundary, as \
+                 these can take them"
             ),
             ("drain", Some(at)) => format!(
-                "{node} is draining: {bound} executions will move to other nodes at their next \
-                 boundary; what is there at {at} is given up and goes on from its last commit"
+                "{node} is draining: {bound} will move to other nodes at their next boundary; what \
+                 is there at {at} is given up and goes on from its last commit"
             ),
             ("revoke", Some(at)) => format!(
-                "{node} will be gone at {at}: {bound} executions move before, and what finds no \
-                 place commits and waits"
+                "{node} will be gone at {at}: {bound} will move before, and what finds no place \
+                 commits and waits"
             ),
             ("cordon", _) => format!("{node} is cordoned: nothing new is bound to it"),
             _ => format!("{node} takes work again"),

@@ -1,7 +1,7 @@
 //! What tenants may use at once: shown, and changed by compare-and-set.
 
 use async_nats::jetstream::kv;
-use fiec_schemas::messages::{QuotaChange, QuotaReply, QuotaRequest, TenantQuota};
+use fiec_schemas::messages::{QuotaChange, QuotaReply, QuotaRequest, Record, TenantQuota};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::{Tenant, Timestamp, subjects};
 use futures_util::StreamExt as _;
@@ -18,8 +18,8 @@ impl Api {
         let answer = async {
             let tenant = tenant(tenant_text)?;
             let request: QuotaRequest = parse(payload)?;
-            let quota = self.change_quota(&tenant, request).await?;
-            Ok(vec![self.in_use(tenant, quota).await?])
+            let (quota, warning) = self.change_quota(&tenant, request).await?;
+            Ok((vec![self.in_use(tenant, quota).await?], warning))
         };
         reply(answer.await)
     }
@@ -39,7 +39,7 @@ impl Api {
                     found.push(self.in_use(tenant, Some(quota)).await?);
                 }
             }
-            Ok(found)
+            Ok((found, None))
         };
         reply(answer.await)
     }
@@ -64,11 +64,12 @@ impl Api {
         })
     }
 
+    /// What holds after a request, and what its asker should know of it.
     async fn change_quota(
         &self,
         tenant: &Tenant,
         request: QuotaRequest,
-    ) -> Answered<Option<Quota>> {
+    ) -> Answered<(Option<Quota>, Option<String>)> {
         let who = somebody(&request.who);
         let bucket = self.quota_bucket().await?;
         let key = tenant.as_str();
@@ -83,14 +84,25 @@ impl Api {
                 None => (0, None),
             };
             let Some(change) = &request.change else {
-                return Ok(before);
+                return Ok((before, None));
             };
             let quota = changed(before, change, who.clone())?;
             let value = serde_json::to_vec(&quota).map_err(|error| words(&error))?;
             match bucket.update(key, value.into(), revision).await {
-                Ok(_) => {
+                Ok(revision) => {
                     tracing::info!(%tenant, who, "quota: {}", quota.in_words());
-                    return Ok(Some(quota));
+                    let id = format!("quota/{tenant}/{revision}");
+                    let record = Record::Quota {
+                        tenant: tenant.clone(),
+                        quota: quota.clone(),
+                    };
+                    let subject = subjects::quota_record(tenant);
+                    let recorded = self.record(subject, id, &record).await;
+                    let warning = recorded.err().map(|error| {
+                        tracing::warn!(error, %tenant, "a change of a quota could not be recorded");
+                        format!("it is in force, but the history does not have it: {error}")
+                    });
+                    return Ok((Some(quota), warning));
                 }
                 // Somebody else wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
@@ -105,10 +117,11 @@ fn read(key: &str, value: &[u8]) -> Answered<Quota> {
     serde_json::from_slice(value).map_err(|error| format!("the quota of {key}: {error}"))
 }
 
-fn reply(answer: Answered<Vec<TenantQuota>>) -> QuotaReply {
+fn reply(answer: Answered<(Vec<TenantQuota>, Option<String>)>) -> QuotaReply {
     match answer {
-        Ok(tenants) => QuotaReply {
+        Ok((tenants, warning)) => QuotaReply {
             error: None,
+            warning,
             tenants,
         },
         Err(error) => QuotaReply {

@@ -88,12 +88,12 @@ impl Core {
         };
         let Action::Append { events, .. } = self.actions.remove(first + at) else {
             if self.hold_until.is_none() {
-                self.hold_until = Some(Instant::now() + self.options.hold);
+                self.hold_until = Some(Instant::now() + self.hold());
             }
             self.intake.head = Some(line);
             return false;
         };
-        self.hold_until = None;
+        self.hold_pays |= self.hold_until.take().is_some();
         self.append_first(line, unborn, events).await;
         true
     }

@@ -7,7 +7,7 @@ mod perform;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Tip, Unacknowledged, trust};
@@ -31,6 +31,9 @@ use crate::outbox::Outbox;
 const LINES_AT_ONCE: usize = 64;
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
+/// So many times as long a line is held back after one for which room came meanwhile: one that finds
+/// its place before it is appended costs a message less, and no second choice of a place.
+const HOLD_THAT_PAYS: u32 = 4;
 /// Tips of executions that wait, kept so that binding them needs no read.
 const TIPS: usize = 4_000;
 /// The monotonic clock's origin: a day, so that moments before the start can be expressed.
@@ -57,6 +60,8 @@ pub struct Core {
     hold_until: Option<Instant>,
     /// Completions at the end of the last hold: holding again makes sense only after another.
     held_in_vain: Option<u64>,
+    /// The last line that was held back found its place.
+    hold_pays: bool,
     /// First appends to be settled, in the order of sending.
     firsts: Sender<(Box<Line>, InFlight)>,
     /// Publishes to be settled.
@@ -105,6 +110,7 @@ impl Core {
             later: 0,
             hold_until: None,
             held_in_vain: None,
+            hold_pays: false,
             firsts,
             acks,
             tips: HashMap::new(),
@@ -168,6 +174,7 @@ impl Core {
                 () = tokio::task::yield_now(), if ready => {}
                 () = Self::until(self.hold_until), if self.hold_until.is_some() => {
                     self.hold_until = None;
+                    self.hold_pays = false;
                     self.held_in_vain = Some(self.policy.completions());
                 }
             }
@@ -191,6 +198,12 @@ impl Core {
 
     fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// How long a line is held back where the nodes are full.
+    fn hold(&self) -> Duration {
+        let times = if self.hold_pays { HOLD_THAT_PAYS } else { 1 };
+        self.options.hold * times
     }
 
     fn may_take_in(&self) -> bool {
@@ -252,9 +265,13 @@ impl Core {
                 };
                 self.send(binding).await;
             }
-            Phase::Completed => {
-                // Verified: no worker is there to clear up behind it.
+            Phase::Completed | Phase::Failed | Phase::Cancelled => {
+                // No worker is there to clear up behind it.
                 tokio::spawn(self.effects.clone().forget_state(tip.state));
+            }
+            Phase::Returned => {
+                // Its holder reads its σ.
+                tokio::spawn(self.effects.clone().settle_outbox(tip.state));
             }
             Phase::Pending if self.tips.len() < TIPS => {
                 self.tips.insert(execution, tip);
@@ -322,6 +339,12 @@ impl Core {
                     outcome,
                 });
             }
+            Outcome::Split(execution, epoch, outcome) => self.step(Input::SplitAnswered {
+                execution,
+                epoch,
+                outcome,
+            }),
+            Outcome::Found(entry) => self.reread(&entry.message, entry.seq),
             Outcome::Recalled(execution, up_to, named) => {
                 self.step(Input::Recalled {
                     execution,

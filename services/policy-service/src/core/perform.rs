@@ -100,6 +100,13 @@ impl Core {
                 Action::Lookup { execution, tenant } => {
                     tokio::spawn(self.effects.clone().look_at_end(tenant, execution));
                 }
+                Action::MakePart {
+                    part,
+                    holder,
+                    tenant,
+                } => {
+                    tokio::spawn(self.effects.clone().make_part(tenant, holder, part));
+                }
                 Action::Reserve {
                     tenant,
                     quota,
@@ -226,6 +233,9 @@ impl Core {
             }
             Ask::Nodes(reply) => {
                 let _ = reply.send(self.policy.node_statuses(self.now()));
+            }
+            Ask::Lost(reply) => {
+                let _ = reply.send(self.policy.lost_nodes());
             }
             Ask::Offers(reply) => {
                 let _ = reply.send(self.policy.offers(self.now()));

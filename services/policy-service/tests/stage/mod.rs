@@ -93,6 +93,46 @@ impl Stage {
 
     /// A node that says that it is well, five times a second.
     pub async fn add_node(&self, name: &str, programs: &[&str], slots: u32) {
+        let (node, instance) = self.claim(name, programs, slots).await;
+        let speaks = speak(self.broker.clone(), node.clone(), instance, slots);
+        let answers = answer(self.broker.clone(), node, instance);
+        let stop = self.nodes.clone();
+        tokio::spawn(async move {
+            stop.run_until_cancelled(async { tokio::join!(speaks, answers) })
+                .await
+        });
+    }
+
+    /// A node that says that it is well until the guard is dropped, and answers nothing.
+    pub async fn add_mute_node(&self, name: &str) -> (InstanceId, DropGuard) {
+        let (node, instance) = self.claim(name, &["synthetic@1"], 4).await;
+        let (stop, speaks) = (
+            CancellationToken::new(),
+            speak(self.broker.clone(), node, instance, 4),
+        );
+        let token = stop.clone();
+        tokio::spawn(async move { token.run_until_cancelled(speaks).await });
+        (instance, stop.drop_guard())
+    }
+
+    /// What a node is asked, as it comes.
+    pub async fn hears_control(&self, node: &str) -> Arc<Mutex<Vec<String>>> {
+        let subject = subjects::control(&NodeId::new(node).unwrap());
+        let mut requests = self.broker.client.subscribe(subject).await.unwrap();
+        self.broker.client.flush().await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let all = heard.clone();
+        tokio::spawn(async move {
+            while let Some(request) = requests.next().await {
+                let text = String::from_utf8_lossy(&request.payload).into_owned();
+                all.lock().unwrap().push(text);
+            }
+        });
+        heard
+    }
+
+    /// A node's claim, and its proof that it computes right.
+    async fn claim(&self, name: &str, programs: &[&str], slots: u32) -> (NodeId, InstanceId) {
         let node = NodeId::new(name).unwrap();
         let instance = InstanceId::random();
         let key = NodeKey::random();
@@ -148,13 +188,7 @@ impl Stage {
             .put(subjects::proof_key(&node), proof.into())
             .await
             .unwrap();
-        let speaks = speak(self.broker.clone(), node.clone(), instance, slots);
-        let answers = answer(self.broker.clone(), node, instance);
-        let stop = self.nodes.clone();
-        tokio::spawn(async move {
-            stop.run_until_cancelled(async { tokio::join!(speaks, answers) })
-                .await
-        });
+        (node, instance)
     }
 
     /// A service on a thread and a run time of its own, as in production.

@@ -125,6 +125,16 @@ pub enum Action {
         /// Whose.
         tenant: Tenant,
     },
+    /// Begin the ledger of a part that its holder has split off, unless it is there already, or the
+    /// holder has it no more; answer with [`Input::Reread`], or [`Input::Ended`] where it has ended.
+    MakePart {
+        /// Which.
+        part: ExecutionId,
+        /// Whose.
+        holder: ExecutionId,
+        /// The tenant of both.
+        tenant: Tenant,
+    },
     /// Change what a tenant has reserved, by [`crate::holds::reserve::apply`]; answer with
     /// [`Input::Reserved`].
     Reserve {

@@ -72,9 +72,16 @@ impl Policy {
             out.push(append(vec![Event::Submitted]));
             return;
         }
-        let ask = Ask::new(profile, &[]);
+        let kept = self.kept_from_new(id, tenant, profile, submitted_at);
+        let ask = Ask {
+            kept: kept.as_deref(),
+            ..Ask::new(profile, &[])
+        };
         let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
-        if choice.is_none() && may_hold && self.is_only_full(now, profile) {
+        // For a device others may have to give way, so that it is known at once who wants it.
+        let profile_of = self.cluster.profiles.get(profile);
+        let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
+        if choice.is_none() && may_hold && on_host && self.is_only_full(now, profile) {
             self.cluster.profiles.release(profile);
             out.push(Action::Hold);
             return;
@@ -190,12 +197,11 @@ impl Policy {
             Stage::Pending => self.rebind(now, id, known.unwrap_or(Cause::Initial), None, out),
             Stage::Bound(node, _) | Stage::Started(node, _) => match self.loss(now, id) {
                 Some(cause) => self.rebind(now, id, cause, Some(node), out),
+                None if matches!(stage, Stage::Started(..)) => self.resume_aside(now, id, out),
                 None => {
                     // Its node has returned, perhaps without its capsule: it is looked at as before.
-                    if matches!(stage, Stage::Bound(..)) {
-                        let due = now.mono.plus(self.balance_check());
-                        self.cluster.set_due(id, due);
-                    }
+                    let due = now.mono.plus(self.balance_check());
+                    self.cluster.set_due(id, due);
                     Placed::Moot
                 }
             },
@@ -248,8 +254,10 @@ impl Policy {
         // A lost node that returns under a new life is as good as any other, and what it still
         // holds from the old one takes no room from itself.
         let lost = matches!(cause, Cause::Lost { .. });
+        let kept = self.kept_from(id);
         let mut ask = Ask {
             avoid: e.avoided(),
+            kept: kept.as_deref(),
             free_slot: matches!(cause, Cause::Balance),
             ..Ask::new(e.profile, e.left())
         };

@@ -40,20 +40,29 @@ impl Policy {
         if !self.may_wait(id) {
             return;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(waiter) = self.waiter_of(id) else {
             return;
         };
-        let Some(profile) = self.cluster.profiles.get(e.profile) else {
-            return;
-        };
+        self.waiting.insert(&self.config, now.mono, waiter);
+        self.share.crowded.get_or_insert(now.mono);
+        self.share.sweep.tried.remove(&id);
+        self.share.fresh = true;
+    }
+
+    /// How an execution waits, or would.
+    pub(super) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
+        let now = self.share.now;
+        let e = self.cluster.execution(id)?;
+        let profile = self.cluster.profiles.get(e.profile)?;
         let attained = e.attained_ms(now.mono);
-        let since = match e.stage {
-            Stage::Pending if attained == 0 => now.moment_of(e.submitted_at),
-            Stage::Pending => e.since,
+        let since = match (e.stage, e.parked()) {
+            (Stage::Pending, _) if attained == 0 => now.moment_of(e.submitted_at),
+            (Stage::Pending, _) => e.since,
+            (_, Some(parked)) => now.moment_of(parked.at),
             _ => now.mono,
         };
         let shared = self.config.discipline == Discipline::Shared;
-        let waiter = Waiter {
+        Some(Waiter {
             priority: order::priority(&self.config, profile),
             // The other disciplines know no tenants.
             tenant: if shared {
@@ -65,11 +74,7 @@ impl Policy {
             rank: order::rank(&self.config, profile, attained, e.submitted_at, id),
             since,
             service_ms: order::rest_ms(profile, attained),
-        };
-        self.waiting.insert(&self.config, now.mono, waiter);
-        self.share.crowded.get_or_insert(now.mono);
-        self.share.sweep.tried.remove(&id);
-        self.share.fresh = true;
+        })
     }
 
     /// Takes it away from there.
@@ -94,7 +99,7 @@ impl Policy {
     }
 
     /// A tenant's share, where the discipline looks at it.
-    fn share_of(&self, tenant: TenantIx) -> f64 {
+    pub(super) fn share_of(&self, tenant: TenantIx) -> f64 {
         match self.config.discipline {
             Discipline::Shared => self.cluster.tenants.share(tenant),
             _ => 0.0,
@@ -228,12 +233,22 @@ impl Policy {
 
     /// True while one that gave way leaves the place to the one that it gave way to.
     pub(super) fn steps_back_for(&self, now: Now, e: &Execution) -> Option<Millis> {
-        let cause = e.extra.as_ref()?.cause.as_ref()?;
+        let extra = e.extra.as_ref()?;
+        let (cause, since) = match (e.stage, e.parked()) {
+            (Stage::Pending, _) => (extra.cause.as_ref()?, e.since),
+            (Stage::Started(..), Some(parked)) => {
+                (extra.why_parked.as_ref()?, now.moment_of(parked.at))
+            }
+            _ => return None,
+        };
         let Cause::Preempted { by: Some(by), .. } = cause else {
             return None;
         };
-        let until = e.since.plus(self.config.take_ms);
-        (e.stage == Stage::Pending && now.mono < until && self.waiting.contains(*by))
-            .then_some(until)
+        if self.is_first(*by) {
+            // A gang takes what it was given once it has all of it.
+            return Some(now.mono.plus(self.config.take_ms));
+        }
+        let until = since.plus(self.config.take_ms);
+        (now.mono < until && self.waiting.contains(*by)).then_some(until)
     }
 }

@@ -11,7 +11,6 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Gang;
 use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
-use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
@@ -58,7 +57,8 @@ impl Policy {
         let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
             return false;
         };
-        gang.begun.is_none() && !gang.sent
+        // One that had begun, of which others have ended since, waits for nobody.
+        gang.begun.is_none() && !gang.sent && !self.is_alone(id)
     }
 
     pub(super) fn leave_gang(
@@ -125,16 +125,30 @@ impl Policy {
             );
         }
         let waits = self.unreserved_in_words(members[0]);
-        let waits = waits.unwrap_or_else(|| "there is no room for all of it now".to_owned());
+        let lacking = together.lacking.as_ref().map(Vec::len);
+        let waits = waits.unwrap_or_else(|| match lacking {
+            Some(lacking) => {
+                let found = members.len().saturating_sub(lacking);
+                format!("there is room for {found} of them now")
+            }
+            None => "there is no room for all of it now".to_owned(),
+        });
+        let first = self.holds.first.as_ref();
+        let keeps = first.is_some_and(|f| f.keeps && f.key == key);
         format!(
-            "it starts together with its gang {} of {}: {waits}",
+            "it starts together with its gang {} of {}: {waits}{}",
             gang.name,
-            members.len()
+            members.len(),
+            if keeps {
+                ", and what becomes free is kept for it"
+            } else {
+                ""
+            }
         )
     }
 
     /// True for a member that only room keeps from starting.
-    fn is_ready(&self, id: ExecutionId) -> bool {
+    pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
         let e = self.cluster.execution(id);
@@ -185,7 +199,9 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(key) {
             gang.sent = false;
         }
-        if !self.places_gangs() || retry_at > now.mono {
+        // Whoever has reserved for all of it places it, whoever is preferred by now.
+        let own = |id: &ExecutionId| self.holds.is_reserved(&key.0, *id, self.seed);
+        if !(self.places_gangs() || members.iter().all(own)) || retry_at > now.mono {
             return true;
         }
         if !members.iter().all(|id| self.is_ready(*id)) {
@@ -195,56 +211,60 @@ impl Policy {
         for id in &members {
             admitted &= self.admit(*id);
         }
-        if admitted && self.place_gang(now, &members, out) != Placed::Yes {
-            let again = now.mono.plus(AGAIN_MS);
+        if admitted {
+            let lacking = self.place_gang(now, &members, out);
             if let Some(gang) = self.holds.gangs.get_mut(key) {
-                gang.retry_at = again;
+                if !lacking.is_empty() {
+                    gang.retry_at = now.mono.plus(AGAIN_MS);
+                }
+                gang.lacking = Some(lacking);
             }
         }
         true
     }
 
-    /// Places all or none.
-    fn place_gang(&mut self, now: Now, members: &[ExecutionId], out: &mut Vec<Action>) -> Placed {
-        let (before, mut placed) = (out.len(), Vec::new());
+    /// Places all or none; with those that found no place.
+    fn place_gang(
+        &mut self,
+        now: Now,
+        members: &[ExecutionId],
+        out: &mut Vec<Action>,
+    ) -> Vec<ExecutionId> {
+        let (before, mut placed, mut lacking) = (out.len(), Vec::new(), Vec::new());
         for id in members {
-            let was = self
-                .cluster
-                .execution(*id)
-                .map(|e| (e.since, e.arrived, e.epoch));
-            let Some((since, arrived, epoch)) = was else {
-                break;
+            let Some(e) = self.cluster.execution(*id) else {
+                lacking.push(*id);
+                continue;
             };
+            let (since, arrived, epoch) = (e.since, e.arrived, e.epoch);
             let cause = match epoch {
                 0 => Cause::Initial,
                 _ => Cause::NotTaken {
                     reason: "its gang began anew".to_owned(),
                 },
             };
-            let known = self
-                .cluster
-                .execution(*id)
-                .and_then(|e| e.extra.as_ref()?.cause.clone());
+            let known = e.extra.as_ref().and_then(|x| x.cause.clone());
             let (mark, cause) = (out.len(), known.unwrap_or(cause));
-            let Some(e) = self.cluster.execution(*id) else {
-                break;
-            };
+            let kept = self.kept_from(*id);
             let ask = Ask {
                 avoid: e.avoided(),
+                kept: kept.as_deref(),
                 ..Ask::new(e.profile, e.left())
             };
             let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-            let Some(choice) = placement::choose(rankings, cluster, &self.config, now, &ask) else {
-                break;
-            };
-            self.append_bound(now, *id, choice, cause, None, out);
-            if out.len() == mark {
-                break;
+            let choice = placement::choose(rankings, cluster, &self.config, now, &ask);
+            if let Some(choice) = choice {
+                self.append_bound(now, *id, choice, cause, None, out);
             }
-            placed.push((*id, since, arrived));
+            if out.len() == mark {
+                // The others are tried all the same: only for this one may somebody give way.
+                lacking.push(*id);
+            } else {
+                placed.push((*id, since, arrived));
+            }
         }
-        if placed.len() == members.len() {
-            return Placed::Yes;
+        if lacking.is_empty() {
+            return lacking;
         }
         out.truncate(before);
         for (id, since, arrived) in placed {
@@ -254,7 +274,7 @@ impl Policy {
                 (e.busy, e.arrived) = (false, arrived);
             }
         }
-        Placed::NoRoom
+        lacking
     }
 
     /// A bound member whose gang is not bound in full: it is looked at again, and given back when
@@ -271,6 +291,9 @@ impl Policy {
         let Some(gang) = self.holds.gangs.get(&key).filter(|g| g.begun.is_none()) else {
             return false;
         };
+        if self.is_alone(id) {
+            return false;
+        }
         let bound = |id: &ExecutionId| matches!(self.stage(*id), Some(Stage::Bound(..)));
         if gang.complete().is_some_and(|all| all.iter().all(bound)) {
             return false;

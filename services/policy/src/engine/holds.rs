@@ -174,6 +174,9 @@ impl Policy {
 
     /// True where nothing but room is missing; what else is missing is on its way then.
     pub(super) fn may_wait(&mut self, id: ExecutionId) -> bool {
+        if self.awaits_parts(id) {
+            return false;
+        }
         let pending = self.cluster.execution(id);
         if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
@@ -202,6 +205,9 @@ impl Policy {
         if e.stage != Stage::Pending {
             return None;
         }
+        if let Some(words) = self.parts_in_words(id) {
+            return Some(words);
+        }
         if let Some(held) = self.holds.held.get(&id) {
             if let Some(reason) = &held.fails {
                 return Some(reason.clone());
@@ -216,6 +222,7 @@ impl Policy {
             }
         }
         self.unreserved_in_words(id)
+            .or_else(|| self.kept_in_words(self.share.now, id))
     }
 
     /// What would let it be bound.
@@ -227,6 +234,9 @@ impl Policy {
         else {
             return Vec::new();
         };
+        if let Some(help) = self.help_for_parts(id) {
+            return vec![help];
+        }
         let batch = held.and_then(|h| h.batch);
         let help = match held {
             Some(held) if held.fails.is_some() => return Vec::new(),
@@ -236,6 +246,7 @@ impl Policy {
             Some(held) if held.gang.is_some() && !self.is_alone(id) => {
                 "all members of its gang being ready, and room for all of them at once".to_owned()
             }
+            _ if self.is_admitted(id) => "that gang having started, or more nodes".to_owned(),
             _ if self.holds.at_once(batch).is_some() => {
                 "the end of another execution of its batch".to_owned()
             }
@@ -277,6 +288,7 @@ impl Policy {
         if self.holds.is_idle() {
             return;
         }
+        self.look_at_first(now);
         let sweep = now.mono.since(self.holds.swept) >= self.config.look_ms;
         if sweep {
             self.holds.swept = now.mono;

@@ -122,7 +122,16 @@ pub enum Input<'a> {
         /// The answer.
         outcome: ControlOutcome,
     },
-    /// The answer to [`Action::Lookup`].
+    /// The answer to an order to split.
+    SplitAnswered {
+        /// Which execution.
+        execution: ExecutionId,
+        /// Under which epoch.
+        epoch: u64,
+        /// The answer.
+        outcome: ControlOutcome,
+    },
+    /// The answer to [`Action::Lookup`], and to [`Action::MakePart`] where the part has ended.
     Ended {
         /// Which.
         execution: ExecutionId,

@@ -4,7 +4,7 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, ExecutionId, Phase, Sequence, Submission};
 
 use super::{Action, Policy};
-use crate::cluster::{Attained, Execution, NodeIx, Stage};
+use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
 use crate::places::{Claim, DeviceIx};
 use crate::profile::{Profile, ProfileIx};
@@ -25,22 +25,28 @@ impl Policy {
         if reread {
             self.stepping.remove(&id);
         }
-        self.hear_writer(now, view);
+        let writer = self.writer(view);
+        self.hear_writer(now, writer);
         let stale = |e: &Execution| view.seq < e.seq || (view.seq == e.seq && !reread);
         if self.cluster.execution(id).is_some_and(stale) {
             return;
         }
-        if !reread {
+        let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
+        if !reread && writer.is_some_and(lost) {
             self.writes_again(now, view, out);
         }
         if view.is_terminal() {
             self.learn(now, view);
             self.drop_kept(id, out);
             self.note_end(id, view.state.phase.is);
+            let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
+            let last = view.event(view.state.phase.is);
+            let why = last.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
+            self.note_part_end(now, id, part_of, (view.state.phase.is, why));
             self.forget(id);
             return;
         }
-        let Some((stage, device)) = self.stage_of(now, view) else {
+        let Some((stage, device)) = self.stage_of(now, view, writer) else {
             return;
         };
         if !self.take_up(now, view, out) {
@@ -71,6 +77,7 @@ impl Policy {
             self.cluster.clear_order(id);
         }
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
+        self.note_spread(now, view);
         self.note_claims(now, view);
         self.note_sharing(now, view);
         self.schedule(now, id, stage, view, out);
@@ -80,27 +87,37 @@ impl Policy {
         }
     }
 
+    /// The node whose worker wrote a message.
+    fn writer(&self, view: &LedgerView<'_>) -> Option<NodeIx> {
+        self.cluster.find(&view.worker()?.parse().ok()?)
+    }
+
     /// A message by a worker is a sign of life from its node.
-    fn hear_writer(&mut self, now: Now, view: &LedgerView<'_>) {
-        if self.loaded
-            && let Some(name) = view.worker().and_then(|w| w.parse().ok())
-            && let Some(ix) = self.cluster.find(&name)
-        {
+    fn hear_writer(&mut self, now: Now, writer: Option<NodeIx>) {
+        if let Some(ix) = writer.filter(|_| self.loaded) {
             let node = self.cluster.node_quietly(ix);
             node.heard = node.heard.max(now.mono);
         }
     }
 
-    fn stage_of(&mut self, now: Now, view: &LedgerView<'_>) -> Option<(Stage, Option<DeviceIx>)> {
+    fn stage_of(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        writer: Option<NodeIx>,
+    ) -> Option<(Stage, Option<DeviceIx>)> {
         let phase = &view.state.phase;
         let (node, instance) = match (phase.is, phase.node, phase.instance) {
             ("pending", ..) => return Some((Stage::Pending, None)),
             ("paused", ..) => return Some((Stage::Paused, None)),
             ("verifying", ..) => return Some((Stage::Verifying, None)),
-            (_, Some(node), Some(instance)) => (node.parse().ok()?, instance),
+            (_, Some(node), Some(instance)) => (node, instance),
             _ => return None,
         };
-        let ix = self.cluster.intern(now.mono, &node);
+        let ix = match writer.filter(|_| view.worker() == Some(node)) {
+            Some(ix) => ix,
+            None => self.cluster.intern(now.mono, &node.parse().ok()?),
+        };
         let substrate = phase.substrate.as_deref().unwrap_or(HOST);
         let device = self.cluster.device(ix, substrate);
         match phase.is {
@@ -419,8 +436,10 @@ impl Policy {
             Phase::Paused { .. } => Stage::Paused,
             Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
-            Phase::Completed | Phase::Failed | Phase::Cancelled => {
+            Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
                 self.note_end(id, phase.as_str());
+                let orphan = self.spread.orphans.get(&id).map(|o| o.who.clone());
+                self.note_part_end(now, id, None, (phase.as_str(), orphan.as_deref()));
                 self.forget(id);
                 return;
             }
@@ -506,6 +525,7 @@ impl Policy {
         self.stop_waiting(id);
         self.forget_holds(id);
         self.forget_sharing(id);
+        self.forget_spread(id);
         if self.cluster.remove(id).is_some() && !self.waiting.is_empty() {
             self.dirty = true;
         }

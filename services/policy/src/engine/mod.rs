@@ -6,16 +6,23 @@
 //! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`late`] looks after deadlines.
 //! * [`orders`] moves what runs: pressure, drains, operators.
 //! * [`leaving`] has things away by a time.
-//! * [`holds`], [`reserve`] and [`gang`] hold back what must wait for others.
+//! * [`aside`] parks what gives way, where that is best.
+//! * [`holds`], [`reserve`], [`adopt`] and [`gang`] hold back what must wait for others, [`first`]
+//!   keeps room for a gang, [`over`] has what runs beyond a quota give way.
+//! * [`spread`] follows ranges that several compute, [`grow`] has more compute them.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
 //! * [`trust`] follows what nodes prove and lose.
 //! * [`verify`] has parts of executions computed once more, [`judge`] judges.
 //! * [`why`] tells people, [`tell`] the history, [`offers`] programs.
 
 mod action;
+mod adopt;
+mod aside;
 mod bind;
 mod fill;
+mod first;
 mod gang;
+mod grow;
 mod holds;
 mod input;
 mod judge;
@@ -25,10 +32,12 @@ mod ledger;
 mod nodes;
 mod offers;
 mod orders;
+mod over;
 mod preempt;
 mod realloc;
 mod reserve;
 mod resize;
+mod spread;
 mod tell;
 mod trust;
 mod verify;
@@ -66,6 +75,8 @@ pub struct Policy {
     share: share::Memory,
     /// What reallocation remembers.
     realloc: crate::realloc::Memory,
+    /// Ranges that several compute.
+    spread: crate::spread::Memory,
     /// Something changed that may give a waiting execution its place.
     dirty: bool,
     connected: bool,
@@ -102,6 +113,7 @@ impl Policy {
             waiting: Waiting::default(),
             share: share::Memory::default(),
             realloc: crate::realloc::Memory::default(),
+            spread: crate::spread::Memory::default(),
             dirty: false,
             connected: true,
             loaded: false,
@@ -175,9 +187,15 @@ impl Policy {
             } => {
                 self.ordered(now, execution, epoch, outcome);
             }
+            Input::SplitAnswered {
+                execution,
+                epoch,
+                outcome,
+            } => self.split_answered(execution, epoch, outcome),
             Input::Ended { execution, seen } => {
                 self.orphan_seen(now, execution, seen);
                 self.looked_up(now, execution, seen);
+                self.spread_seen(now, execution, seen);
             }
             Input::Quota(tenant, quota) => self.quota(tenant, quota),
             Input::Reserved {
@@ -248,9 +266,13 @@ impl Policy {
             self.look_at_execution(now, id, out);
         }
         self.look_at_deadlines(now, out);
+        self.look_at_spread(now, out);
         self.act(now, out);
+        self.look_at_quotas(now, out);
         self.preempt(now, out);
-        self.look_at_parked(now, out);
+        if self.cluster.parked() > 0 {
+            self.look_at_parked(now, out);
+        }
         self.reallocate(now, out);
         self.verify_round(now, out);
         self.tell_waiting(now, out);

@@ -196,9 +196,8 @@ impl Policy {
         else {
             return;
         };
-        let node = self.cluster.node_mut(ix);
-        if self.loaded && matches!(node.presence, Presence::Lost { .. }) {
-            node.presence = Presence::Up;
+        if self.loaded && matches!(self.cluster.node(ix).presence, Presence::Lost { .. }) {
+            self.cluster.node_mut(ix).presence = Presence::Up;
             self.dirty = true;
             let detail = "its worker writes again".to_owned();
             self.record(now, ix, "returned", detail, None, out);
@@ -412,7 +411,9 @@ fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)>
         ));
     }
     if flags.draining && (!before.draining || before.drain_by != flags.drain_by) {
-        let by = flags.drain_by.map(|at| format!("; it is empty by {at}"));
+        let by = flags
+            .drain_by
+            .map(|at| format!("; it is to be empty by {at}"));
         return Some(("draining", who + &by.unwrap_or_default()));
     }
     if flags.cordoned && !before.cordoned {

@@ -9,6 +9,7 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
 use super::bind::{Placed, leaves};
+use super::why::by_operators;
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
 use crate::placement::{self, Ask, Choice, Leaving};
@@ -409,8 +410,16 @@ impl Policy {
             return Err("it is being bound at this moment; try again".to_owned());
         }
         let (from, started) = match e.stage {
-            Stage::Pending => return Err("it is not bound to a node: it waits for one".to_owned()),
-            Stage::Paused => return Err("it is paused: resume it".to_owned()),
+            Stage::Pending => {
+                return Err(
+                    "it is not bound to a node: it waits for one; `fiec why` tells what for, and \
+                     `fiec pin` says where it is to go"
+                        .to_owned(),
+                );
+            }
+            Stage::Paused => {
+                return Err("it is paused and on no node; `fiec resume` lets it go on".to_owned());
+            }
             Stage::Verifying => {
                 return Err("it is computed, and others compute it once more".to_owned());
             }
@@ -418,13 +427,13 @@ impl Policy {
             Stage::Started(from, _) => (from, true),
         };
         let only = match to {
-            Some(name) => Some(
-                self.cluster
-                    .find(name)
-                    .ok_or_else(|| format!("there is no node {name}"))?,
-            ),
+            Some(name) if !self.has_node(name) => return Err(self.no_such(name)),
+            Some(name) => self.cluster.find(name),
             None => None,
         };
+        if only == Some(from) {
+            return Err(format!("it is on {} already", self.cluster.node(from).id));
+        }
         let ask = Ask {
             leaving: Some(Leaving::Node(from)),
             only,
@@ -433,14 +442,27 @@ impl Policy {
         placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {
-                let review = placement::review(&self.cluster, &self.config, now, &ask);
+                let mut review = placement::review(&self.cluster, &self.config, now, &ask);
+                if let Some(change) = e.extra.as_ref().and_then(|x| x.adjusted.as_deref()) {
+                    by_operators(id, change, &mut review);
+                }
                 let reasons: Vec<_> = review
                     .candidates
                     .iter()
-                    .filter(|c| to.is_none_or(|to| *to == c.node))
-                    .map(|c| format!("{}: {}", c.node, c.rejected.join("; ")))
+                    .filter(|c| match to {
+                        Some(to) => *to == c.node,
+                        None => c.node != self.cluster.node(from).id,
+                    })
+                    .map(|c| match to {
+                        Some(_) => c.rejected.join("; "),
+                        None => format!("{}: {}", c.node, c.rejected.join("; ")),
+                    })
                     .collect();
-                format!("no other node can take it ({})", reasons.join(", "))
+                match to {
+                    Some(to) => format!("{to} cannot take it: {}", reasons.join(", ")),
+                    None if reasons.is_empty() => "there is no other node".to_owned(),
+                    None => format!("no other node can take it ({})", reasons.join(", ")),
+                }
             })
     }
 }

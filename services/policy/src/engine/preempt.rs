@@ -2,13 +2,17 @@
 //! missed, to a tenant below its share, to one that has attained less when a slice of time is over.
 //! Of those that may be asked the one with the lowest priority and then the least regret
 //! ([`crate::share::regret`]) gives way at its next boundary: to another place where there is one,
-//! else it waits as pending. The one that it gave way to goes first then.
+//! else its pause keeps what is worth keeping ([`super::aside`]). The one that it gave way to goes
+//! first then.
 //!
 //! A look is bounded: at the first 16 that wait and at 1,024 that run, the next ones in turn.
+
+use std::sync::Arc;
 
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
+use super::aside::{GivesWay, is_aside};
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Order, Presence, Stage, Wanted};
 use crate::placement::{self, Ask, Leaving};
@@ -16,9 +20,10 @@ use crate::places::Claim;
 use crate::profile::Profile;
 use crate::share::order::{self, Discipline, NEVER};
 use crate::share::pause::seconds;
+use crate::share::queue::Waiter;
 use crate::share::regret::{Regret, residency_ms};
 use crate::share::tenants::TenantIx;
-use crate::time::Now;
+use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 
 /// How many of those that wait are looked at.
@@ -31,8 +36,8 @@ const TRIES: usize = 8;
 const NAMED: usize = 3;
 
 /// One that waits and may ask another to give way.
-struct Contender {
-    id: ExecutionId,
+pub(super) struct Contender {
+    pub id: ExecutionId,
     tenant: TenantIx,
     priority: i32,
     effective: i32,
@@ -44,8 +49,8 @@ struct Contender {
 }
 
 /// One that runs and may be asked.
-struct Victim {
-    id: ExecutionId,
+pub(super) struct Victim {
+    pub id: ExecutionId,
     node: NodeIx,
     claim: Claim,
     tenant: TenantIx,
@@ -93,6 +98,15 @@ impl Policy {
             return;
         };
         let boundary = view.event("boundary");
+        if !self.loaded && e.attained == Default::default() {
+            // What it has had before this policy service began.
+            let (ms, at) = (view.state.compute_us() / 1_000, view.state.at());
+            let tenant = e.tenant.clone();
+            self.cluster.tenants.credit(&tenant, ms, now.moment_of(at));
+        }
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
         if boundary.is_some() || e.attained == Default::default() {
             e.attained.ms = view.state.compute_us() / 1_000;
             e.attained.at = now.moment_of(view.state.at());
@@ -114,17 +128,28 @@ impl Policy {
         {
             #[expect(clippy::cast_precision_loss, reason = "a short time")]
             let took_ms = (since.micros() - bound.micros()) as f64 / 1_000.0;
-            self.share.take_up.began(took_ms);
+            let bytes = self.cluster.execution(id).map_or(0, |e| e.state_bytes);
+            self.share.take_up.began(took_ms, bytes);
             if view.state.epoch > 1 {
                 self.share.rhythms.entry(id).or_default().moved(took_ms);
             }
         }
-        if let Some(Cause::Preempted { by: Some(by), .. }) =
-            view.event("yielded").and_then(|y| y.cause())
-        {
-            self.share.asking.remove(&by);
-            self.share.promised.insert(by, now.mono);
-            self.dirty = true;
+        let yielded = view.event("yielded").and_then(|y| y.cause());
+        if let Some(Cause::Preempted { rule, by, .. }) = yielded {
+            if rule == Rule::Quota {
+                self.left_quota(now, id);
+            }
+            if let Some(by) = by {
+                self.gave_way(now, by);
+            }
+        }
+        let parked = view.event("parked").and_then(|p| p.cause());
+        let stood = self
+            .cluster
+            .execution(id)
+            .is_some_and(|e| e.parked().is_some());
+        if matches!(parked, Some(Cause::Preempted { .. })) && !stood {
+            self.share.rhythms.entry(id).or_default().parks += 1;
         }
         self.note_deadline(id);
     }
@@ -140,14 +165,15 @@ impl Policy {
     /// Looks who should give way to whom.
     pub(super) fn preempt(&mut self, now: Now, out: &mut Vec<Action>) {
         let due = now.mono.since(self.share.reviewed) >= self.config.preempt_review_ms;
-        if !due || self.waiting.is_empty() || self.config.discipline == Discipline::Fifo {
+        let nobody = self.waiting.is_empty() && self.holds.first.is_none();
+        if !due || nobody || self.config.discipline == Discipline::Fifo {
             return;
         }
         self.share.reviewed = now.mono;
         self.waiting.age(&self.config, now.mono);
         self.forget_vain_orders();
         let contenders = self.contenders(now);
-        if contenders.is_empty() {
+        if contenders.is_empty() && self.holds.first.is_none() {
             return;
         }
         let mut victims = self.victims(now);
@@ -159,6 +185,7 @@ impl Policy {
             let victim = victims.swap_remove(at);
             self.give_way(now, victim, &contender, rule, reason, out);
         }
+        self.preempt_for_gang(now, &mut victims, out);
     }
 
     /// Orders of which nothing came.
@@ -196,21 +223,33 @@ impl Policy {
         });
         let contender = |id| {
             let (waiter, effective) = self.waiting.get(id)?;
-            let e = self.cluster.execution(id)?;
-            let profile = self.cluster.profiles.get(e.profile)?;
-            let fresh = self.steps_back_for(now, e).is_some();
-            (e.stage == Stage::Pending && !e.busy && !fresh).then(|| Contender {
-                id,
-                tenant: waiter.tenant,
-                priority: waiter.priority,
-                effective,
-                deadline: waiter.rank.deadline,
-                level: waiter.rank.level,
-                rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
-                slack_ms: self.slack_ms(now, profile, e),
-            })
+            self.contender(now, id, waiter, effective)
         };
         ids.into_iter().filter_map(contender).collect()
+    }
+
+    /// One that waits, or was set aside, as one to whom others may give way.
+    pub(super) fn contender(
+        &self,
+        now: Now,
+        id: ExecutionId,
+        waiter: Waiter,
+        effective: i32,
+    ) -> Option<Contender> {
+        let e = self.cluster.execution(id)?;
+        let profile = self.cluster.profiles.get(e.profile)?;
+        let fresh = self.steps_back_for(now, e).is_some();
+        let waits = e.stage == Stage::Pending || is_aside(e) && e.order().is_none();
+        (waits && !e.busy && !fresh).then(|| Contender {
+            id,
+            tenant: waiter.tenant,
+            priority: waiter.priority,
+            effective,
+            deadline: waiter.rank.deadline,
+            level: waiter.rank.level,
+            rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
+            slack_ms: self.slack_ms(now, profile, e),
+        })
     }
 
     /// Those that run, may be moved and have been where they are for long enough; some at a time.
@@ -294,11 +333,13 @@ impl Policy {
                 return Some(Rule::FairShare);
             }
         }
+        let first = self.holds.first.as_ref();
+        let gang = first.filter(|first| first.members.contains(&c.id));
+        let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
-            Discipline::Shared => self
-                .share
-                .crowded
-                .is_some_and(|since| now.mono.since(since) > slice),
+            Discipline::Shared => {
+                self.share.crowded.is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
+            }
             Discipline::LeastAttained => true,
             Discipline::Fifo | Discipline::Priority => false,
         };
@@ -313,7 +354,7 @@ impl Policy {
     }
 
     /// Who gives way: the lowest priority, then the least regret, of those whose place would do.
-    fn choose_victim(
+    pub(super) fn choose_victim(
         &mut self,
         now: Now,
         contender: &Contender,
@@ -347,12 +388,21 @@ impl Policy {
         });
         let e = self.cluster.execution(contender.id)?;
         let (profile, left, avoid) = (e.profile, e.left().to_vec(), e.avoided().to_vec());
+        // What is kept for a gang is no place for this one, whoever gives way there.
+        let kept = self.kept_from(contender.id);
+        let here = e.stage.node();
+        let here = here.filter(|ix| kept.as_ref().is_none_or(|kept| !kept.contains(ix)));
         found.into_iter().take(TRIES).find(|(at, _)| {
             let victim = &victims[*at];
+            if here == Some(victim.node) && self.fits_back(now, contender.id, Some(victim.claim)) {
+                // It was set aside there, and only the slot is missing, or its device.
+                return true;
+            }
             let ask = Ask {
                 only: Some(victim.node),
                 counted: Some((victim.node, victim.claim)),
                 avoid: &avoid,
+                kept: kept.as_deref(),
                 ..Ask::new(profile, &left)
             };
             let (cluster, config) = (&self.cluster, &self.config);
@@ -361,7 +411,13 @@ impl Policy {
     }
 
     /// Why this one, in words.
-    fn reason(&self, c: &Contender, at: usize, rule: Rule, victims: &[Victim]) -> String {
+    pub(super) fn reason(
+        &self,
+        c: &Contender,
+        at: usize,
+        rule: Rule,
+        victims: &[Victim],
+    ) -> String {
         let v = &victims[at];
         let why = match rule {
             Rule::Priority => format!(
@@ -410,7 +466,7 @@ impl Policy {
         words
     }
 
-    fn give_way(
+    pub(super) fn give_way(
         &mut self,
         now: Now,
         victim: Victim,
@@ -426,6 +482,10 @@ impl Policy {
         };
         let asked = (victim.id, now.mono);
         self.share.asking.insert(contender.id, asked);
+        // Nor where a gang could be that what becomes free is kept for.
+        let first = self.holds.first.as_ref();
+        let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
+        let kept = first.map(|first| Arc::clone(&first.nodes));
         let node = self.cluster.node(victim.node).id.clone();
         if let Some(e) = self.cluster.execution_mut(contender.id) {
             let note = format!(
@@ -434,18 +494,33 @@ impl Policy {
             );
             e.extra().note = Some(note);
         }
+        // Where only its device is wanted, another one of the same node will do.
+        let node = self.cluster.node(victim.node);
+        let leaving = match victim.claim.device() {
+            Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),
+            _ => Leaving::Node(victim.node),
+        };
         let elsewhere = self.cluster.execution(victim.id).and_then(|e| {
             let ask = Ask {
                 avoid: e.avoided(),
+                kept: kept.as_deref(),
                 ..Ask::new(e.profile, e.left())
             }
-            .leaves(Some(Leaving::Node(victim.node)));
+            .leaves(Some(leaving));
             let (cluster, config) = (&self.cluster, &self.config);
             placement::choose(&mut self.rankings, cluster, config, now, &ask)
         });
         match elsewhere {
             Some(choice) => self.give_order(now, victim.id, choice, cause, None, out),
-            None => self.order_off(now, victim.id, cause, out),
+            None => {
+                let gives = GivesWay {
+                    id: victim.id,
+                    node: victim.node,
+                    to: contender.id,
+                    rest_ms: contender.rest_ms,
+                };
+                self.set_aside(now, gives, cause, out);
+            }
         }
     }
 

@@ -75,8 +75,11 @@ impl Policy {
             self.cluster.set_due(id, now.mono);
         }
         let by = parked.and_then(|p| p.cause());
-        if let Some(Cause::Preempted { by: Some(by), .. }) = by {
-            self.gave_way(now, by);
+        if let Some(Cause::Preempted { by, .. }) = by {
+            self.wait(id);
+            if let Some(by) = by {
+                self.gave_way(now, by);
+            }
         }
     }
 
@@ -173,7 +176,7 @@ impl Policy {
                 |r: &&fiec_schemas::Reading| r.signal == Signal::Memory && r.device.is_none();
             v.readings.iter().find(host)?.value
         });
-        let share = limit / u64::from(descriptor.slots.max(1));
+        let share = node.share_bytes();
         let host_bytes = profile.requires.memory_bytes.unwrap_or(share).min(share);
         #[expect(
             clippy::cast_precision_loss,
@@ -188,7 +191,7 @@ impl Policy {
             state_bytes: e.state_bytes,
             device_bytes,
             host_bytes,
-            link_bytes_s: None,
+            link_bytes_s: self.share.take_up.link_bytes_s(),
             copy_bytes_s: copies,
             take_up_ms: take_up_ms(self.share.take_up.mean_ms()),
             device: device.map(|_| Room {
@@ -262,7 +265,7 @@ impl Policy {
     }
 
     /// Whether the memory of a node is beyond its threshold.
-    fn memory_presses(&self, ix: NodeIx) -> bool {
+    pub(super) fn memory_presses(&self, ix: NodeIx) -> bool {
         let watch = self.cluster.node(ix).base.as_ref();
         let watched = watch.map_or(&[][..], |w| w.watched());
         watched.iter().any(|w| {
@@ -272,10 +275,11 @@ impl Policy {
     }
 
     /// One gave way to this one, which goes first now.
-    fn gave_way(&mut self, now: Now, by: ExecutionId) {
+    pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
         self.dirty = true;
+        self.hurry_gang(by);
     }
 
     /// Since when it is parked, with what, and why; none where it is not.
@@ -336,6 +340,9 @@ impl Policy {
             .any(|a| a.node == ix && now.mono < a.until);
         if told || !node.is_fresh(now.mono, &self.config) {
             return;
+        }
+        if super::aside::is_aside(e) {
+            return self.look_at_aside(now, id, ix, out);
         }
         let profile = self.cluster.profiles.get(e.profile);
         let judged = node.judged(profile, e.device());
@@ -419,7 +426,11 @@ impl Policy {
         };
         let ask = Ask {
             avoid: e.avoided(),
-            leaving: Some(Leaving::Node(ix)),
+            // Where somebody else has its device, another one of its node is as good as a node.
+            leaving: Some(match e.device() {
+                None => Leaving::Node(ix),
+                device => Leaving::Place(ix, device),
+            }),
             free_slot: true,
             ..Ask::new(e.profile, e.left())
         };
@@ -437,7 +448,7 @@ impl Policy {
 
     /// Whether something that waits goes before one that is parked. What has just been looked at
     /// and has no room keeps nobody parked.
-    fn is_outranked(&self, now: Now, id: ExecutionId) -> bool {
+    pub(super) fn is_outranked(&self, now: Now, id: ExecutionId) -> bool {
         let take_ms = self.config.take_ms;
         let mut promised = self.share.promised.values();
         if promised.any(|at| now.mono.since(*at) < take_ms) {
@@ -453,7 +464,7 @@ impl Policy {
         let first = self.first_waiting(
             1,
             |profile| sweep.blocked.contains(&profile),
-            |id| sweep.tried.contains(&id),
+            |other| other == id || sweep.tried.contains(&other),
         );
         let Some((waiter, effective)) = first.first().and_then(|id| self.waiting.get(*id)) else {
             return false;

@@ -51,38 +51,20 @@ impl Policy {
         if self.is_admitted(id) {
             return true;
         }
-        let Some(e) = self.cluster.execution(id) else {
-            return false;
-        };
-        let profile = self.cluster.profiles.get(e.profile);
-        let priority = profile.map_or(0, |p| p.priority);
-        let (tenant, place) = (e.tenant.clone(), (Reverse(priority), e.submitted_at, id));
-        self.holds.enqueue(&tenant, place, Millis(0));
+        if let Some(tenant) = self.tenant(id) {
+            self.requeue(&tenant, id, Millis(0));
+        }
         false
     }
 
-    /// What an execution takes of its tenant's limits.
-    fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
-        let e = self.cluster.execution(id)?;
-        let needs = self.cluster.profiles.get(e.profile).map(|p| &p.requires);
-        let held = self.holds.held.get(&id);
-        let batch = held.and_then(|h| h.batch);
-        let at_once = self.holds.at_once(batch);
-        let memory = needs.map_or(0, |r| {
-            let asked = r.memory_bytes.max(r.free_memory_bytes);
-            asked.unwrap_or(0)
-        });
-        let device = needs.is_some_and(|r| r.device.is_some()) || e.device().is_some();
-        Some(Reservation {
-            execution: id,
-            by: self.seed,
-            firm: None,
-            devices: u32::from(device),
-            memory_bytes: memory,
-            batch: batch.filter(|_| at_once.is_some()),
-            at_once,
-            gang: held.and_then(|h| Some(h.gang.as_ref()?.name.clone())),
-        })
+    /// Puts an execution among those that want a reservation, not before then.
+    pub(super) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
+        if let Some(e) = self.cluster.execution(id) {
+            let profile = self.cluster.profiles.get(e.profile);
+            let priority = profile.map_or(0, |p| p.priority);
+            let place = (Reverse(priority), e.submitted_at, id);
+            self.holds.enqueue(tenant, place, from);
+        }
     }
 
     /// What is reserved together with an execution: its gang, or itself.
@@ -107,7 +89,7 @@ impl Policy {
             None => self.holds.quotas.remove(tenant),
         };
         if let Some(table) = self.holds.tables.get_mut(tenant) {
-            table.scanned = false;
+            (table.scanned, table.amended) = (false, false);
         }
         self.holds.due = true;
         // What has queued for a limit that is gone waits for room only.
@@ -157,8 +139,9 @@ impl Policy {
     /// The shell could not say what became of a change.
     fn not_reserved(&mut self, tenant: &Tenant) {
         if let Some(table) = self.holds.tables.get_mut(tenant) {
-            // What it adopted may not be stored.
-            (table.asked, table.fresh, table.scanned) = (None, false, false);
+            // What it adopted and amended may not be stored.
+            (table.asked, table.fresh) = (None, false);
+            (table.scanned, table.amended) = (false, false);
             table.freeing.clear();
         }
     }
@@ -178,8 +161,19 @@ impl Policy {
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
         let mut orphans = Vec::new();
         let mut requeue = Vec::new();
+        let first = self.holds.first.as_deref().filter(|first| first.keeps);
+        let nodes = self.cluster.nodes().map(|(_, node)| node.share_bytes());
+        self.holds.share_bytes = nodes.max().unwrap_or(0);
         for (tenant, table) in &mut self.holds.tables {
-            table.scanned = false;
+            let tenants = &self.cluster.tenants;
+            let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
+            let slots = table.entries.keys().filter(|id| {
+                let e = self.cluster.execution(**id);
+                e.is_some_and(|e| e.stage.node().is_some() && e.parked().is_none())
+            });
+            // Where more run than have reserved, it is looked which.
+            table.scanned &= held <= slots.count();
+            table.amended = false;
             if table
                 .asked
                 .is_some_and(|at| old(&at, 2 * self.config.reserve_ms))
@@ -204,9 +198,10 @@ impl Policy {
                     Some(e) if e.stage == Stage::Pending && own && !e.busy => {
                         let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
                         let moved = entry.firm.is_none_or(|seq| e.seq > seq);
-                        // Somebody gives way for it.
+                        // Somebody gives way for it, or room is kept.
                         let asked = self.share.asking.contains_key(id)
-                            || self.share.promised.contains_key(id);
+                            || self.share.promised.contains_key(id)
+                            || first.is_some_and(|first| first.members.contains(id));
                         if old(since, self.config.reserve_ms) && moved && !asked {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
@@ -222,18 +217,12 @@ impl Policy {
         for id in requeue {
             self.holds.unplaced.remove(&id);
             self.stop_waiting(id);
-            let Some(e) = self.cluster.execution(id) else {
+            if self.awaits_parts(id) {
                 continue;
-            };
-            let profile = self.cluster.profiles.get(e.profile);
-            let place = (
-                Reverse(profile.map_or(0, |p| p.priority)),
-                e.submitted_at,
-                id,
-            );
-            let tenant = e.tenant.clone();
-            let from = now.mono.plus(self.config.reserve_ms);
-            self.holds.enqueue(&tenant, place, from);
+            }
+            if let Some(tenant) = self.tenant(id) {
+                self.requeue(&tenant, id, now.mono.plus(self.config.reserve_ms));
+            }
         }
         for (_, id) in orphans {
             self.holds.look_at.entry(id).or_insert(now.mono);
@@ -266,6 +255,9 @@ impl Policy {
             !table.to_free.is_empty() || table.entries.values().any(widowed)
         });
         tenants.extend(free.map(|(tenant, _)| tenant.clone()));
+        let limited = self.holds.quotas.iter().filter(|(_, quota)| quota.limits());
+        let limited = limited.filter(|(tenant, quota)| self.is_behind(tenant, quota));
+        tenants.extend(limited.map(|(tenant, _)| tenant.clone()));
         for tenant in tenants {
             let table = self.holds.tables.entry(tenant.clone()).or_default();
             if table.asked.is_some() {
@@ -356,41 +348,6 @@ impl Policy {
         }
     }
 
-    /// What runs without a reservation counts from now on: its tenant has got limits since.
-    fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
-        let limits = self.holds.limits(tenant);
-        let Some(table) = self.holds.tables.get_mut(tenant) else {
-            return;
-        };
-        if std::mem::replace(&mut table.scanned, true) {
-            return;
-        }
-        let runs = |id: &ExecutionId| {
-            let e = self.cluster.execution(*id);
-            e.is_some_and(|e| matches!(e.stage, Stage::Bound(..) | Stage::Started(..)))
-        };
-        let ids: Vec<ExecutionId> = if limits {
-            let all = self
-                .cluster
-                .executions()
-                .filter(|(_, e)| e.tenant == *tenant);
-            all.map(|(id, _)| id).filter(runs).collect()
-        } else {
-            let held = self.holds.held.iter();
-            let held = held.filter(|(id, h)| {
-                let own = self.cluster.execution(**id).map(|e| &e.tenant) == Some(tenant);
-                own && self.holds.at_once(h.batch).is_some()
-            });
-            held.map(|(id, _)| *id).filter(runs).collect()
-        };
-        for id in ids {
-            let known = self.holds.tables.get(tenant);
-            if known.is_some_and(|table| !table.entries.contains_key(&id)) {
-                change.adopt.extend(self.reservation(id));
-            }
-        }
-    }
-
     fn plan_reserving(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
         let Some(queue) = self.holds.queue.get(tenant) else {
             return;
@@ -477,6 +434,28 @@ impl Policy {
             self.holds.dequeue(tenant, id);
             self.wait_if_pending(id);
         }
+    }
+
+    /// Why the tenant's limits have no room for one more like an execution, as a part of it; none
+    /// where they have.
+    pub(super) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
+        let tenant = &self.cluster.execution(like)?.tenant;
+        if !self.holds.limits(tenant) {
+            return None;
+        }
+        let part = Reservation {
+            batch: None,
+            at_once: None,
+            gang: None,
+            ..self.reservation(like)?
+        };
+        let entries = self.holds.tables.get(tenant).map(|t| t.entries.values());
+        let sum = Sum::of(entries.into_iter().flatten());
+        let denied = sum.admits(self.holds.quotas.get(tenant), &[part]);
+        if self.holds.queue.contains_key(tenant) {
+            return Some("others of the tenant wait for it".to_owned());
+        }
+        denied.err().map(|denied| denied.in_words())
     }
 
     /// Why an execution that wants a reservation has none.

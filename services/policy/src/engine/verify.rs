@@ -32,6 +32,10 @@ impl Policy {
         if guarded {
             return Some(Verify::All);
         }
+        // What it computes from which boundary on depends on what its parts have made.
+        if self.spread.members.contains_key(&id) {
+            return None;
+        }
         let profile = self.cluster.execution(id)?.profile;
         let profile = self.cluster.profiles.get(profile)?;
         if profile.contract != Contract::Bitwise {

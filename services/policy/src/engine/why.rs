@@ -1,5 +1,7 @@
 //! Tells people what the policy sees.
 
+use std::collections::BTreeSet;
+
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{InForce, NodeStatus, Place, Why};
 use fiec_schemas::scheduling::Adjustment;
@@ -9,10 +11,13 @@ use fiec_schemas::{Candidate, ExecutionId, NodeId};
 use super::Policy;
 use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
-use crate::placement::{self, Ask, Leaving};
+use crate::placement::{self, Ask, Leaving, Review};
 use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
+
+/// Most nodes that an answer names.
+const NAMES: usize = 12;
 
 impl Policy {
     /// Why a live execution is where it is.
@@ -72,6 +77,7 @@ impl Policy {
         if let Some(check) = self.checks.get(&id) {
             summary += &self.verification_in_words(check);
         }
+        summary += &self.spread_in_words(id);
         let here = e.stage.node();
         let ask = Ask {
             avoid: e.avoided(),
@@ -79,6 +85,9 @@ impl Policy {
         }
         .leaves(here.map(|node| Leaving::Place(node, e.device())));
         let mut review = placement::review(&self.cluster, &self.config, now, &ask);
+        if let Some(change) = e.extra.as_ref().and_then(|x| x.adjusted.as_deref()) {
+            by_operators(id, change, &mut review);
+        }
         if let Some(here) = here {
             // For where it is, what counts is what presses there.
             let node = self.cluster.node(here);
@@ -203,8 +212,7 @@ impl Policy {
         let others = candidates.iter().filter(|c| c.score.is_some());
         let others: Vec<_> = others.map(|c| c.node.as_str()).take(4).collect();
         would.push(if others.is_empty() {
-            "no other place could take it now: under pressure it would stay until one can"
-                .to_owned()
+            "it would stay until another place can take it: none could now".to_owned()
         } else {
             format!(
                 "it would go to the best of those that could take it now: {}",
@@ -212,6 +220,23 @@ impl Policy {
             )
         });
         would
+    }
+
+    /// A node that has not joined, and those that have.
+    pub(super) fn no_such(&self, name: &NodeId) -> String {
+        let joined = self.cluster.nodes().map(|(_, node)| node);
+        let joined = joined.filter(|node| node.descriptor.is_some());
+        let mut names: Vec<_> = joined.map(|node| node.id.as_str()).collect();
+        let more = names.len().saturating_sub(NAMES);
+        names.truncate(NAMES);
+        match (names.is_empty(), more) {
+            (true, _) => format!("there is no node {name}: none has joined"),
+            (_, 0) => format!("there is no node {name}; there are: {}", names.join(", ")),
+            (_, more) => format!(
+                "there is no node {name}; there are: {} and {more} others",
+                names.join(", ")
+            ),
+        }
     }
 
     /// What a change would come to, before it is made: in words.
@@ -239,8 +264,13 @@ impl Policy {
             (requires.nodes.is_empty() || requires.nodes.contains(name))
                 && !requires.exclude.contains(name)
         });
+        let named = change.exclude.iter().chain(&change.nodes).flatten();
+        let unknown: Vec<_> = named.filter(|node| !self.has_node(node)).collect();
         if stays || matches!(e.stage, Stage::Paused | Stage::Verifying) {
-            return Ok(String::new());
+            return match unknown.first() {
+                Some(node) => Err(self.no_such(node)),
+                None => Ok(String::new()),
+            };
         }
         let named: Vec<_> = requires
             .nodes
@@ -251,7 +281,8 @@ impl Policy {
         let wanted = requires.nodes.clone();
         let profile = self.acquire(now, profile);
         let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
-        let review = placement::review(&self.cluster, &self.config, now, &ask);
+        let mut review = placement::review(&self.cluster, &self.config, now, &ask);
+        by_operators(id, change, &mut review);
         self.cluster.release_profile(profile);
         let from = here.map(|ix| self.cluster.node(ix).id.to_string());
         let best = review
@@ -264,15 +295,19 @@ impl Policy {
                 Ok(format!("it moves from {from} to {to} at its next boundary"))
             }
             (Some((_, to)), None) => Ok(format!("{to} can take it")),
-            (None, _) => {
+            (None, from) => {
                 let asked = review
                     .candidates
                     .iter()
                     .filter(|c| wanted.is_empty() || wanted.contains(&c.node))
                     .map(|c| format!("{}: {}", c.node, c.rejected.join("; ")));
                 let reasons: Vec<_> = asked.chain(named).collect();
+                let until = match from {
+                    Some(from) => format!("it stays on {from}"),
+                    None => "it waits".to_owned(),
+                };
                 Err(format!(
-                    "no node satisfies that now ({})",
+                    "no node satisfies that now ({}): {until} until one does",
                     reasons.join(", ")
                 ))
             }
@@ -306,6 +341,15 @@ impl Policy {
             .collect()
     }
 
+    /// Those of them that count as lost.
+    pub fn lost_nodes(&self) -> BTreeSet<NodeId> {
+        let nodes = self.cluster.nodes();
+        nodes
+            .filter(|(_, node)| matches!(node.presence, Presence::Lost { .. }))
+            .map(|(_, node)| node.id.clone())
+            .collect()
+    }
+
     /// What a node said last of an execution that it runs.
     pub fn progress(&self, id: ExecutionId) -> Option<RunningProgress> {
         let Stage::Started(ix, _) = self.cluster.execution(id)?.stage else {
@@ -321,6 +365,55 @@ impl Policy {
             .find(node)
             .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
     }
+}
+
+/// Where operators, and not its submission, have said which nodes may have an execution, it is told
+/// so, with what takes that back.
+pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Review) {
+    let pinned = change.nodes.as_ref().filter(|nodes| !nodes.is_empty());
+    let excluded = change.exclude.as_ref().filter(|nodes| !nodes.is_empty());
+    if pinned.is_none() && excluded.is_none() {
+        return;
+    }
+    let mut ruled_out = BTreeSet::new();
+    for candidate in &mut review.candidates {
+        for reason in &mut candidate.rejected {
+            let words = match (reason.as_str(), pinned) {
+                (placement::NOT_NAMED, Some(nodes)) => {
+                    let names: Vec<_> = nodes.iter().take(NAMES).map(|n| n.as_str()).collect();
+                    format!("it is pinned to {} (`fiec unpin`)", names.join(", "))
+                }
+                (placement::EXCLUDED, _) if excluded.is_some() => {
+                    "an operator has excluded it (`fiec unpin`)".to_owned()
+                }
+                _ => continue,
+            };
+            *reason = words;
+            ruled_out.insert(placement::other_requirements(&candidate.node));
+        }
+    }
+    let unpin = format!("`fiec unpin {id}`");
+    let (mut alone, mut help) = (false, Vec::new());
+    for words in std::mem::take(&mut review.would_help) {
+        let mut parts = words.split(placement::AND);
+        if !parts.any(|part| ruled_out.contains(part)) {
+            help.push(words);
+            continue;
+        }
+        // What else is in the way there must change as well.
+        let others = words.split(placement::AND);
+        let mut all: Vec<_> = others.filter(|part| !ruled_out.contains(*part)).collect();
+        if all.is_empty() {
+            alone = true;
+        } else {
+            all.push(&unpin);
+            help.push(all.join(placement::AND));
+        }
+    }
+    if alone {
+        help.insert(0, format!("{unpin}: it may go to any node then"));
+    }
+    review.would_help = help;
 }
 
 /// The name of a stage for people and in SQL.

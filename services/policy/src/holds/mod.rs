@@ -2,6 +2,8 @@
 //! before, the gang with which it starts, and what its batch and its tenant may run at once. Only
 //! executions that say so, and tenants with limits, have anything here.
 
+pub mod excess;
+pub mod first;
 pub mod reserve;
 
 use std::cmp::Reverse;
@@ -28,6 +30,8 @@ pub enum Fate {
     Failed,
     /// Somebody ended it.
     Cancelled,
+    /// A part that has ended early: what it had left is its holder's.
+    Returned,
 }
 
 impl Fate {
@@ -37,15 +41,18 @@ impl Fate {
             "completed" => Some(Fate::Completed),
             "failed" => Some(Fate::Failed),
             "cancelled" => Some(Fate::Cancelled),
+            "returned" => Some(Fate::Returned),
             _ => None,
         }
     }
 
-    fn in_words(self) -> &'static str {
+    /// For people.
+    pub fn in_words(self) -> &'static str {
         match self {
             Fate::Completed => "completed",
             Fate::Failed => "failed",
             Fate::Cancelled => "was cancelled",
+            Fate::Returned => "was given back",
         }
     }
 }
@@ -142,8 +149,8 @@ impl Held {
             (Seen::Vanished, AfterOutcome::Any) if old => {}
             (Seen::Vanished, AfterOutcome::Ok) if old => {
                 self.fails = Some(format!(
-                    "it waits for {name}, of which nothing is known any more: whether one has \
-                     completed is remembered for 30 days"
+                    "it waits for {name}, of which nothing is known any more: it was refused, or it \
+                     ended more than 30 days ago"
                 ));
             }
             (Seen::Lives | Seen::Vanished, _) => return false,
@@ -187,6 +194,10 @@ pub struct Together {
     pub sent: bool,
     /// It is not tried before.
     pub retry_at: Millis,
+    /// Since when only room keeps it from starting.
+    pub ready_since: Option<Millis>,
+    /// Those of its members that found no place when it was tried last; none before that.
+    pub lacking: Option<Vec<ExecutionId>>,
 }
 
 impl Together {
@@ -216,6 +227,8 @@ pub struct Table {
     pub behind: u8,
     /// Executions that run have been looked through for ones without a reservation.
     pub scanned: bool,
+    /// What its entries count for was looked at anew.
+    pub amended: bool,
     /// To be freed, from when on.
     pub to_free: BTreeMap<ExecutionId, Millis>,
 }
@@ -241,6 +254,21 @@ pub struct Holds {
     pub gangs: BTreeMap<GangKey, Together>,
     /// Gangs of which something has changed.
     pub gangs_due: BTreeSet<GangKey>,
+    /// The one of them that goes first.
+    pub first: Option<Box<first::First>>,
+    /// When that was looked at.
+    pub first_looked: Millis,
+    /// The place in their order from which on they are looked at: those before it could have no
+    /// room even if nothing else were there.
+    pub first_from: usize,
+    /// When it can begin, as what waits was looked at by last.
+    pub first_ends: Option<Millis>,
+    /// Tenants that have more than they may, since when.
+    pub over: BTreeMap<Tenant, Millis>,
+    /// When that was looked at.
+    pub over_looked: Millis,
+    /// The largest share of a node's memory that a slot has, in bytes.
+    pub share_bytes: u64,
     /// What tenants may use at once.
     pub quotas: BTreeMap<Tenant, Quota>,
     /// What they have reserved.
@@ -331,7 +359,8 @@ impl Holds {
     pub fn is_reserved(&self, tenant: &Tenant, id: ExecutionId, own: InstanceId) -> bool {
         self.tables.get(tenant).is_some_and(|table| {
             let own = table.entries.get(&id).is_some_and(|entry| entry.by == own);
-            own && table.fresh && !table.freeing.contains(&id)
+            let leaves = table.freeing.contains(&id) || table.to_free.contains_key(&id);
+            own && table.fresh && !leaves
         })
     }
 

@@ -18,6 +18,8 @@ pub struct Change {
     pub take: Vec<(ExecutionId, InstanceId, InstanceId, Sequence)>,
     /// What runs already and counts in any case.
     pub adopt: Vec<Reservation>,
+    /// Of this replica's, what counts for other bytes of memory from now on.
+    pub amend: Vec<(ExecutionId, InstanceId, u64)>,
     /// What is wanted: of each set everything or nothing.
     pub sets: Vec<Vec<Reservation>>,
     /// Replace the message even where nothing changes, so that an earlier change whose fate is not
@@ -170,6 +172,11 @@ pub fn apply(before: &Reservations, quota: Option<&Quota>, change: &Change) -> R
     for (id, from, to, seq) in &change.take {
         if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *from) {
             (entry.by, entry.firm) = (*to, Some(*seq));
+        }
+    }
+    for (id, by, bytes) in &change.amend {
+        if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *by) {
+            entry.memory_bytes = *bytes;
         }
     }
     for entry in &change.adopt {

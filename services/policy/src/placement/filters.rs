@@ -74,6 +74,9 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.only.is_some_and(|only| only != v.ix) {
         return Some(Reason::NotWanted);
     }
+    if v.ask.kept.is_some_and(|kept| kept.contains(&v.ix)) {
+        return Some(Reason::Kept);
+    }
     let mut avoided = v.ask.avoid.iter();
     let refused = avoided.any(|a| a.node == v.ix && v.now.mono < a.until);
     refused.then_some(Reason::Refused)
@@ -111,7 +114,8 @@ fn operators<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 
 fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let (offered, wanted) = (&v.node.descriptor.as_ref()?.programs, &v.profile.program);
-    let offers = offered.iter().any(|pattern| matches(pattern, wanted));
+    let takes = |pattern: &String| pattern == "*" || matches(pattern, wanted);
+    let offers = offered.iter().any(takes);
     if !offers {
         return Some(Reason::Program { wanted, offered });
     }

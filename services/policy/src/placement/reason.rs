@@ -3,13 +3,23 @@
 use fiec_schemas::machine::Unmet;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::ComputeCapability;
-use fiec_schemas::{Contract, Timestamp};
+use fiec_schemas::{Contract, NodeId, Timestamp};
 
 use crate::cluster::Node;
 use crate::places::NoRoom;
 use crate::time::Millis;
 use crate::trust::Standing;
 use crate::watch::Watched;
+
+/// A node that is none of those that are named for an execution.
+pub(crate) const NOT_NAMED: &str = "other nodes are named for it (`requires.nodes` or a pin)";
+/// A node that is not to have it.
+pub(crate) const EXCLUDED: &str = "it is excluded (`requires.exclude` or `fiec exclude`)";
+
+/// What would have to change where a node is not what is required.
+pub(crate) fn other_requirements(node: &NodeId) -> String {
+    format!("other requirements in the submission (they rule out {node})")
+}
 
 /// Why a place was not taken.
 #[derive(Debug, Clone, Copy)]
@@ -100,6 +110,8 @@ pub(super) enum Reason<'a> {
     Refused,
     Leaving,
     NotWanted,
+    /// For a gang that goes first.
+    Kept,
     Full {
         held: u32,
         limit: u32,
@@ -147,8 +159,8 @@ impl Reason<'_> {
                     "its memory"
                 }
             ),
-            Reason::NotNamed => "the submission names other nodes".to_owned(),
-            Reason::Excluded => "the submission excludes it".to_owned(),
+            Reason::NotNamed => NOT_NAMED.to_owned(),
+            Reason::Excluded => EXCLUDED.to_owned(),
             Reason::Memory { has, needs } => {
                 format!("its memory limit is {has} bytes, {needs} are required")
             }
@@ -209,6 +221,7 @@ impl Reason<'_> {
             Reason::Refused => "it has just refused this execution".to_owned(),
             Reason::Leaving => "it is the node to leave".to_owned(),
             Reason::NotWanted => "another node was asked for".to_owned(),
+            Reason::Kept => "what is free there is kept for a gang that goes first".to_owned(),
             Reason::Full { held, limit } => {
                 format!(
                     "it holds {held} executions and may hold {limit} (slots and what it begins soon)"
@@ -228,7 +241,7 @@ impl Reason<'_> {
 
     /// True where it would be taken but for what others take at the moment.
     pub(super) fn is_only_full(self) -> bool {
-        matches!(self, Reason::Full { .. })
+        matches!(self, Reason::Full { .. } | Reason::DeviceFull(_))
     }
 
     pub(super) fn remedy(self, node: &Node) -> Option<String> {
@@ -289,9 +302,7 @@ impl Reason<'_> {
             | Reason::DeviceUnits { .. }
             | Reason::DeviceMemory { .. }
             | Reason::DeviceCopies { .. }
-            | Reason::Label { .. } => {
-                format!("other requirements in the submission (they rule out {id})")
-            }
+            | Reason::Label { .. } => other_requirements(id),
             _ => return None,
         })
     }

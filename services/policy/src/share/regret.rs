@@ -3,7 +3,8 @@
 //! ```text
 //! regret = since its last commit                  what would be computed again if its node failed
 //!        + to its next boundary                   what the other one waits for
-//!        + move · (1 + times moved already)       σ out and in, process and inputs
+//!        + move · (1 + times moved already)       σ out and in, process and inputs; to have given
+//!                                                 way and be parked counts as a move
 //! ```
 //!
 //! in milliseconds. A move costs what its last ones cost by its ledger, or where it was never moved
@@ -34,14 +35,15 @@ pub struct Regret {
     pub boundary_ms: f64,
     /// One move.
     pub move_ms: f64,
-    /// Times that it was moved already.
+    /// Times that it was moved, or gave way and was parked, already.
     pub moved: u64,
 }
 
 /// What one move of an execution costs, in milliseconds.
 pub fn move_ms(e: &Execution, rhythm: Option<&Rhythm>, take_up: &TakeUp) -> f64 {
     rhythm.and_then(|r| r.move_ms).unwrap_or_else(|| {
-        take_up.mean_ms() + 2.0 * transfer_ms(e.state_bytes, ASSUMED_LINK_BYTES_S)
+        let link = take_up.link_bytes_s().unwrap_or(ASSUMED_LINK_BYTES_S);
+        take_up.mean_ms() + 2.0 * transfer_ms(e.state_bytes, link)
     })
 }
 
@@ -70,7 +72,7 @@ impl Regret {
                 .and_then(|r| r.to_boundary_ms(now))
                 .unwrap_or(at_risk_ms),
             move_ms: move_ms(e, rhythm, take_up),
-            moved: e.epoch.saturating_sub(1),
+            moved: e.epoch.saturating_sub(1) + rhythm.map_or(0, |r| r.parks),
         }
     }
 
@@ -83,9 +85,9 @@ impl Regret {
     /// In words.
     pub fn in_words(&self) -> String {
         let times = match self.moved {
-            0 => "never moved".to_owned(),
-            1 => "moved once".to_owned(),
-            n => format!("moved {n} times"),
+            0 => "never moved or set aside".to_owned(),
+            1 => "moved or set aside once".to_owned(),
+            n => format!("moved or set aside {n} times"),
         };
         format!(
             "{} ({} since its last commit, {} to its next boundary, {} to move, {times})",

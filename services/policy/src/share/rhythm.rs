@@ -20,6 +20,8 @@ pub struct Rhythm {
     pub last: Option<(u64, Millis)>,
     /// What its last beginnings on another node took, in milliseconds.
     pub move_ms: Option<f64>,
+    /// How often it gave way and was parked for that, as far as that was seen here.
+    pub parks: u64,
 }
 
 impl Rhythm {
@@ -74,33 +76,59 @@ impl Rhythm {
     /// It began on another node after so long.
     pub fn moved(&mut self, took_ms: f64) {
         let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
-        self.move_ms = Some(match self.move_ms {
-            None => took,
-            Some(mean) => mean + WEIGHT * (took - mean),
-        });
+        self.move_ms = Some(mean(self.move_ms, took));
     }
 }
 
-/// What it takes to begin on a node, in the mean over all executions.
+/// A σ below this, in bytes, says nothing of the link over which it came.
+const LEAST_CARRIED: u64 = 1 << 20;
+
+/// What it takes to begin on a node, in the mean over all executions, and how fast a σ comes there.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TakeUp {
     mean_ms: Option<f64>,
+    /// Of a mebibyte of σ.
+    mebibyte_ms: Option<f64>,
 }
 
 impl TakeUp {
-    /// One more has begun.
-    pub fn began(&mut self, took_ms: f64) {
+    /// One more has begun, with a σ of so many bytes. What a large one took beyond the mean of the
+    /// small ones is the link's.
+    #[expect(clippy::cast_precision_loss, reason = "bytes below 2^52")]
+    pub fn began(&mut self, took_ms: f64, bytes: u64) {
         let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
-        self.mean_ms = Some(match self.mean_ms {
-            None => took,
-            Some(mean) => mean + WEIGHT * (took - mean),
-        });
+        if bytes < LEAST_CARRIED {
+            self.mean_ms = Some(mean(self.mean_ms, took));
+            return;
+        }
+        let carried = took - self.mean_ms();
+        if carried > 0.0 {
+            let each = carried * LEAST_CARRIED as f64 / bytes as f64;
+            self.mebibyte_ms = Some(mean(self.mebibyte_ms, each));
+        }
     }
 
-    /// The mean in milliseconds; 0 before anything was measured.
+    /// The mean in milliseconds, σ apart; 0 before anything was measured.
     pub fn mean_ms(&self) -> f64 {
         self.mean_ms.unwrap_or(0.0)
     }
+
+    /// Bytes of σ a second between nodes, as measured; none before a large one was moved.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a bandwidth, not negative"
+    )]
+    pub fn link_bytes_s(&self) -> Option<u64> {
+        let ms = self.mebibyte_ms?.max(1e-3);
+        Some((LEAST_CARRIED as f64 * 1_000.0 / ms) as u64)
+    }
+}
+
+/// A mean that follows the last measurements.
+fn mean(before: Option<f64>, new: f64) -> f64 {
+    before.map_or(new, |mean| mean + WEIGHT * (new - mean))
 }
 
 #[cfg(test)]
@@ -133,6 +161,21 @@ mod tests {
         assert!((each - 2.0).abs() < 1e-3, "500 capsules in a second");
         let left = rhythm.to_boundary_ms(Millis(1_700)).unwrap_or_default();
         assert!((left - 1.0).abs() < 1e-3, "half of the median");
+    }
+
+    #[test]
+    fn the_link_is_known_by_what_large_states_took_beyond_small_ones() {
+        let mut take_up = TakeUp::default();
+        assert_eq!(take_up.link_bytes_s(), None);
+        (0..20).for_each(|_| take_up.began(500.0, 10_000));
+        // 100 MiB in two seconds beyond that.
+        (0..20).for_each(|_| take_up.began(2_500.0, 100 << 20));
+        assert!((take_up.mean_ms() - 500.0).abs() < 1e-6);
+        let link = take_up.link_bytes_s().unwrap_or(0);
+        assert!(link.abs_diff(50 << 20) < 1_000, "{link}");
+        // One that had begun before σ was durable says nothing.
+        take_up.began(100.0, 100 << 20);
+        assert_eq!(take_up.link_bytes_s(), Some(link));
     }
 
     #[test]

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! slots that it has held in the (decaying) mean, and slots that it holds now. Of two tenants that
-//! wait, the one with the smaller share goes first. What has been used is known since this policy
-//! service began; after a restart only what is held now counts, and the past comes back with time.
+//! wait, the one with the smaller share goes first. What was used before this policy service began
+//! is known of what lives still: its ledger says how long it has computed, which counts as if it had
+//! done so without a break until its last message. What had ended by then is forgotten.
 
 use std::collections::BTreeMap;
 
@@ -130,6 +131,20 @@ impl Tenants {
         };
     }
 
+    /// An execution of a tenant has computed for so long, until then at the latest: for all that is
+    /// known it did so without a break. For what was held before this policy service began.
+    #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
+    pub fn credit(&mut self, name: &Tenant, ms: u64, until: Millis) {
+        let ix = self.intern(name);
+        let (now, half_life) = (self.now, self.half_life_ms);
+        let rate = std::f64::consts::LN_2 / half_life as f64;
+        let had = (1.0 - (-rate * ms as f64).exp()) / rate;
+        let left = had * (-rate * now.since(until) as f64).exp();
+        let account = &mut self.accounts[ix.0 as usize];
+        account.usage = account.usage(now, half_life) + left;
+        account.at = now;
+    }
+
     /// Slots that it has held in the decaying mean.
     #[expect(clippy::cast_precision_loss, reason = "a half-life below 2^52")]
     pub fn lately(&self, ix: TenantIx) -> f64 {
@@ -203,6 +218,26 @@ mod tests {
             tenants.lately(a)
         };
         assert!((run(1) - run(500)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_was_had_before_counts_as_if_it_had_been_seen() {
+        let mut seen = Tenants::default();
+        let a = seen.intern(&tenant("a"));
+        seen.pass(Millis(1_000_000));
+        seen.hold(&tenant("a"), true);
+        seen.pass(Millis(8_000_000));
+        seen.hold(&tenant("a"), false);
+        seen.pass(Millis(9_000_000));
+        let mut told = Tenants::default();
+        told.pass(Millis(9_000_000));
+        told.credit(&tenant("a"), 7_000_000, Millis(8_000_000));
+        let b = told.intern(&tenant("a"));
+        assert!((seen.lately(a) - told.lately(b)).abs() < 1e-9);
+        // However long it was, it is no more than a slot held for ever.
+        told.credit(&tenant("b"), u64::MAX / 2, Millis(9_000_000));
+        let b = told.intern(&tenant("b"));
+        assert!((told.lately(b) - 1.0).abs() < 1e-9);
     }
 
     #[test]

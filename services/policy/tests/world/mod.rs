@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 pub mod holds;
+pub mod lab;
 pub mod offers;
 pub mod parking;
+pub mod spread;
 mod trust;
 mod worker;
 
@@ -55,6 +57,10 @@ pub struct World {
     pub named: BTreeMap<ExecutionId, fiec_policy::verify::Named>,
     /// What the shell is asked about holds, in turn.
     pub holds: holds::Asked,
+    /// Parts that the shell is to make, in turn.
+    pub births: Vec<Action>,
+    /// Parts as they are before their first message.
+    unborn: BTreeMap<ExecutionId, ExecutionState>,
     /// The shell cannot read how far executions are verified.
     pub hide_verified: bool,
     /// How far executions are verified, as the shell has stored it.
@@ -94,6 +100,8 @@ impl World {
             recalls: Vec::new(),
             named: BTreeMap::new(),
             holds: holds::Asked::default(),
+            births: Vec::new(),
+            unborn: BTreeMap::new(),
             hide_verified: false,
             verified: BTreeMap::new(),
         };
@@ -151,6 +159,7 @@ impl World {
                 Action::Lookup { .. } | Action::Reserve { .. } => {
                     self.holds.asked.push(action.clone());
                 }
+                Action::MakePart { .. } => self.births.push(action.clone()),
                 Action::Recall { execution, .. } => self.recalls.push(*execution),
                 Action::Verified {
                     execution, up_to, ..
@@ -208,6 +217,7 @@ impl World {
         let at = self.wall();
         let state = match self.ledgers.get(&id) {
             Some(l) => l.state.clone(),
+            None if self.unborn.contains_key(&id) => self.unborn[&id].clone(),
             None => {
                 let spec = self.specs.get(&id).cloned().unwrap_or_else(spec);
                 ExecutionState::unborn(self.tenant_of(id), id, Arc::new(spec), None, at)
@@ -354,6 +364,7 @@ impl World {
         self.step(Input::Tick);
         self.answer_recalls();
         self.answer_holds();
+        self.make_parts();
         self.carry_out();
     }
 

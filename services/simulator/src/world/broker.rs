@@ -4,6 +4,7 @@ use super::*;
 use crate::broken::{self, Rule};
 use crate::feed;
 use exec::Past;
+use fiec_policy::holds::Fate;
 use fiec_schemas::{Cause, LedgerMessage};
 
 /// What became of an append at the broker.
@@ -15,16 +16,26 @@ pub(super) enum Stored {
     No,
 }
 
+/// Who writes a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Author<'a> {
+    pub name: &'a str,
+    /// The policy service that it is, where it lives.
+    pub replica: Option<u8>,
+    /// The node whose worker it is.
+    pub node: Option<u32>,
+}
+
 impl<D: Decide> World<'_, D> {
-    /// Stores a message if its writer knew the last one; `own` is the replica that wrote it.
+    /// Stores a message if its writer knew the last one.
     pub(super) fn append(
         &mut self,
         e: u32,
         expected: u64,
         events: &[Event],
-        author: &str,
-        own: Option<u8>,
+        by: Author<'_>,
     ) -> Result<Stored, Wrong> {
+        let author = by.name;
         let at = self.wall();
         if self.exec(e).is_done() || self.exec(e).seq != expected {
             return Ok(Stored::No);
@@ -56,38 +67,25 @@ impl<D: Decide> World<'_, D> {
             return Err((Some(e), broken));
         }
         let seq = self.last_seq;
-        let text = self.encode(events, &after, own)?;
-        self.account(e, before.as_deref(), events, &after)?;
-        let terminal = after.phase.is_terminal();
-        let now = self.now;
-        let exec = self.exec_mut(e);
-        exec.seq = seq;
-        if terminal {
-            exec.done = now;
-            exec.trace = Vec::new();
-        } else {
-            exec.state = Some(after);
-        }
-        self.feed(seq, e, text, own);
+        let text = self.encode(events, &after, by.replica)?;
+        self.exec_mut(e).seq = seq;
+        let by_policy = by.node.is_none();
+        self.account(e, before.as_deref(), events, after, by_policy)?;
+        self.feed(seq, text, by);
         Ok(Stored::Yes(seq))
     }
 
     fn unborn(&self, e: u32) -> ExecutionState {
         let exec = self.exec(e);
-        let spec = &self.specs[exec.workload as usize];
         let submitted = self.stamp(exec.submitted);
-        let tenant = self.tenant.clone();
-        ExecutionState::unborn(tenant, self.id_of(e), Arc::clone(spec), None, submitted)
+        let (tenant, spec) = (self.tenant(e), Arc::clone(&exec.spec));
+        ExecutionState::unborn(tenant, self.id_of(e), spec, None, submitted)
     }
 
     fn note(&mut self, e: u32, events: &[Event], after: &ExecutionState) {
-        let past = Past {
-            at: self.now,
-            what: events.iter().map(feed::name).collect(),
-            epoch: after.epoch,
-            boundary: after.boundary_index(),
-            node: after.phase.binding().map(|b| b.node.clone()),
-        };
+        let node = after.phase.binding();
+        let node = node.and_then(|b| self.by_name.get(&b.node).copied());
+        let past = Past::of(self.now, events, after, node);
         self.exec_mut(e).note(past);
     }
 
@@ -134,12 +132,11 @@ impl<D: Decide> World<'_, D> {
             .map_err(|error| (Some(number), (Rule::PossibleEvents, error)))
     }
 
-    fn feed(&mut self, seq: u64, e: u32, text: Option<Arc<str>>, own: Option<u8>) {
+    fn feed(&mut self, seq: u64, text: Option<Arc<str>>, by: Author<'_>) {
         let Some(text) = text else { return };
-        let _ = e;
         for p in 0..self.replicas.len() {
             let number = p as u8;
-            if Some(number) == own || self.replicas[p].policy.is_none() {
+            if Some(number) == by.replica || self.replicas[p].policy.is_none() {
                 continue;
             }
             let twice = self.is_doubled();
@@ -149,6 +146,7 @@ impl<D: Decide> World<'_, D> {
                 self.replicas[p].fed_at = at;
                 let message = Box::new(Message {
                     seq,
+                    by: by.node,
                     text: Arc::clone(&text),
                 });
                 let life = self.replicas[p].life;
@@ -164,44 +162,73 @@ impl<D: Decide> World<'_, D> {
         e: u32,
         before: Option<&ExecutionState>,
         events: &[Event],
-        after: &ExecutionState,
+        after: Box<ExecutionState>,
+        by_policy: bool,
     ) -> Result<(), Wrong> {
+        let now = self.now;
         let wrong = |broken: Broken| (Some(e), broken);
-        let held = before.and_then(|b| b.phase.binding());
-        if let Some(ix) = held.and_then(|b| self.by_name.get(&b.node)).copied() {
+        let place = |state: Option<&ExecutionState>| {
+            let ix = self.by_name.get(&state?.phase.binding()?.node)?;
+            Some((*ix, u32::from(state?.parked.is_some())))
+        };
+        let (left, taken) = (place(before), place(Some(&after)));
+        if let Some((ix, standing)) = left {
             let node = &mut self.nodes[ix as usize];
-            node.bound = node.bound.saturating_sub(1);
-            node.note_room(self.now);
+            node.bound -= 1;
+            node.standing -= standing;
+            node.note_room(now);
         }
-        if let Some(ix) = after
-            .phase
-            .binding()
-            .and_then(|b| self.by_name.get(&b.node))
-            .copied()
-        {
+        if let Some((ix, standing)) = taken {
             let node = &mut self.nodes[ix as usize];
             node.bound += 1;
-            node.note_room(self.now);
+            node.standing += standing;
+            node.note_room(now);
+        }
+        if left.is_none() && taken.is_some() {
+            self.is_reserved(e).map_err(wrong)?;
         }
         for event in events {
             match event {
                 Event::Bound { cause, node, .. } => {
-                    self.bound_to(e, node, cause, before, after)
+                    self.bound_to(e, node, cause, before, &after)
                         .map_err(wrong)?;
                 }
-                Event::Yielded {
-                    cause: Cause::Preempted { by: Some(_), .. },
-                    ..
-                } => self.gave_way(e).map_err(wrong)?,
+                Event::Yielded { cause, .. } | Event::Parked { cause, .. } => {
+                    self.tally.parks += u64::from(matches!(event, Event::Parked { .. }));
+                    if matches!(cause, Cause::Preempted { by: Some(_), .. }) {
+                        self.gave_way(e).map_err(wrong)?;
+                    }
+                }
                 Event::Started { .. } => self.tally.starts += 1,
                 Event::Boundary(_) => self.tally.commits += 1,
                 Event::Refused { .. } => self.tally.refusals += 1,
                 Event::Completed { .. } => self.completed(e),
+                Event::Failed { .. } => {
+                    self.tally.failed += 1;
+                    self.tally.last_end = now;
+                }
                 _ => {}
             }
         }
-        self.wait(e, &after.phase);
-        Ok(())
+        let tied = after.phase.binding().is_some();
+        let reserved = self.exec(e).reserved;
+        self.count_anew(e, tied, reserved)?;
+        let started = |state: &ExecutionState| matches!(state.phase, Phase::Started(_));
+        let parked = |state: &ExecutionState| state.parked.is_some();
+        let same =
+            before.is_some_and(|b| started(b) && started(&after) && parked(b) == parked(&after));
+        let exec = self.exec_mut(e);
+        exec.fate = Fate::of(after.phase.as_str());
+        if exec.fate.is_some() {
+            exec.done = now.max(1);
+            exec.trace = Vec::new();
+        } else {
+            exec.state = Some(after);
+        }
+        if !same {
+            self.wait(e, true);
+        }
+        self.note_holds(e, events, by_policy).map_err(wrong)
     }
 
     fn bound_to(
@@ -223,7 +250,7 @@ impl<D: Decide> World<'_, D> {
                 self.tally.moved_bytes += place.bytes;
             }
         }
-        let spec = &self.specs[exec.workload as usize];
+        let spec = &exec.spec;
         let Some(destination) = self.by_name.get(node) else {
             return Err((Rule::Requirements, format!("there is no node {node}")));
         };
@@ -279,31 +306,19 @@ impl<D: Decide> World<'_, D> {
         self.tally.lasted.push((now - exec.submitted) as f32);
     }
 
-    /// Notes since when an execution waits to compute.
-    pub(super) fn wait(&mut self, e: u32, phase: &Phase) {
-        let now = self.now;
-        let exec = &mut self.execs[e as usize];
-        let workload = exec.workload as usize;
-        if let Some(since) = exec.waits_since.take() {
-            self.pending[workload].remove(&(since, e));
-            self.bound[workload].remove(&(since, e));
-        }
-        let set = match phase {
-            Phase::Pending => &mut self.pending[workload],
-            Phase::Bound(_) => &mut self.bound[workload],
-            _ => return,
-        };
-        exec.waits_since = Some(now);
-        set.insert((now, e));
-    }
-
     /// The text of an execution's last message, and its sequence.
     pub(super) fn last_message(&self, e: u32) -> Result<Option<(u64, Arc<str>)>, Wrong> {
         let exec = self.exec(e);
-        let Some(state) = &exec.state else {
-            return Ok(None);
+        let text = match (&exec.state, exec.phase_at_end()) {
+            (Some(state), _) => self.text(&[], state, true)?,
+            // Nothing else of what has ended is kept, and nobody looks at more.
+            (None, Some(phase)) => {
+                let mut state = self.unborn(e);
+                state.phase = phase;
+                self.text(&[], &state, false)?
+            }
+            (None, None) => return Ok(None),
         };
-        let text = self.text(&[], state, true)?;
         Ok(Some((exec.seq, text)))
     }
 }

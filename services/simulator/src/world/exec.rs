@@ -1,16 +1,28 @@
 //! An execution and its ledger.
 
-use fiec_schemas::{BoundaryIndex, ExecutionId, ExecutionState, NodeId, Phase};
+use std::sync::Arc;
+
+use fiec_policy::holds::Fate;
+use fiec_schemas::scheduling::AfterOutcome;
+use fiec_schemas::{BoundaryIndex, Event, ExecutionId, ExecutionState, Phase, Submission};
 use uuid::Uuid;
+
+use crate::feed;
 
 /// How many of an execution's last events are kept to be told.
 const KEPT: usize = 24;
+/// Most events of one message that are told.
+const TOLD: usize = 4;
 
 /// An execution. A million of them may live and have lived: small, and smaller once done.
 #[derive(Debug)]
 pub struct Exec {
     /// Which workload it is of.
     pub workload: u32,
+    /// Whose, by number.
+    pub tenant: u32,
+    /// What was submitted; most share it with all others of their workload.
+    pub spec: Arc<Submission>,
     /// When it was submitted, in microseconds.
     pub submitted: u64,
     /// Computing time on a node of speed 1, in microseconds.
@@ -21,52 +33,109 @@ pub struct Exec {
     pub state_bytes: u64,
     /// Bytes of memory while it runs.
     pub memory_bytes: u64,
+    /// Its program fails at its end.
+    pub fails: bool,
     /// Sequence of its ledger's last message; 0 while there is none.
     pub seq: u64,
     /// The state after it, while it lives.
     pub state: Option<Box<ExecutionState>>,
     /// When it was first bound.
     pub first_bound: u64,
-    /// Since when it waits to compute, while it does.
-    pub waits_since: Option<u64>,
+    /// What it waits for and since when, while it does.
+    pub waits: Option<(Waits, u64)>,
     /// When it began to compute for the first time.
     pub began: u64,
     /// When it was done.
     pub done: u64,
+    /// How it ended.
+    pub fate: Option<Fate>,
     /// Under which epoch it is running, wherever that is believed.
     pub running: Option<(u32, u64)>,
     /// How often it gave way to others.
     pub preempted: u32,
+    /// What holds it back, where anything does.
+    pub held: Option<Box<Held>>,
+    /// Its ledger ties it to a node.
+    pub tied: bool,
+    /// Its tenant's reservations have it.
+    pub reserved: bool,
     /// The last things that happened to it.
     pub trace: Vec<Past>,
 }
 
+/// What an execution waits for that is not for others to give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// To be bound.
+    Pending,
+    /// To be started.
+    Bound,
+    /// To go on where it is parked, or elsewhere.
+    Parked,
+    /// To be failed, since what it waits for has failed.
+    Doomed,
+}
+
+impl Waits {
+    /// All of them, each at its own number.
+    pub const ALL: [Self; 4] = [Self::Pending, Self::Bound, Self::Parked, Self::Doomed];
+}
+
+/// What holds an execution back.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Executions that have not ended, and how they must.
+    pub after: Vec<(u32, AfterOutcome)>,
+    /// One of those has ended otherwise.
+    pub doomed: bool,
+    /// Its gang, by number.
+    pub gang: Option<u32>,
+    /// Its batch of which only some run at once, by number.
+    pub batch: Option<u32>,
+}
+
 /// Something that happened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Past {
     /// When, in microseconds.
     pub at: u64,
-    /// What: names of events.
-    pub what: Vec<&'static str>,
-    /// The state after it.
-    pub epoch: u64,
     /// The last committed boundary after it.
     pub boundary: BoundaryIndex,
-    /// The node that it is tied to after it.
-    pub node: Option<NodeId>,
+    /// The epoch after it.
+    epoch: u32,
+    /// The node that it is tied to after it; none: `u32::MAX`.
+    node: u32,
+    /// Numbers of events.
+    what: [u8; TOLD],
 }
 
 impl Past {
-    /// In words.
-    pub fn in_words(&self) -> String {
+    /// What a message says.
+    pub fn of(at: u64, events: &[Event], after: &ExecutionState, node: Option<u32>) -> Self {
+        let mut what = [feed::NOTHING; TOLD];
+        for (place, event) in what.iter_mut().zip(events) {
+            *place = feed::number(event);
+        }
+        Self {
+            at,
+            boundary: after.boundary_index(),
+            epoch: u32::try_from(after.epoch).unwrap_or(u32::MAX),
+            node: node.unwrap_or(u32::MAX),
+            what,
+        }
+    }
+
+    /// In words; `name` of a node.
+    pub fn in_words<'a>(&self, name: impl Fn(u32) -> Option<&'a str>) -> String {
         #[expect(clippy::cast_precision_loss, reason = "a time for people")]
         let seconds = self.at as f64 / 1e6;
-        let node = self.node.as_ref().map_or("-", NodeId::as_str);
+        let what: Vec<_> = self.what.iter().filter_map(|n| feed::name_of(*n)).collect();
         format!(
-            "{seconds:>12.6} s  {:<24} epoch {} boundary {} on {node}",
-            self.what.join("+"),
+            "{seconds:>12.6} s  {:<24} epoch {} boundary {} on {}",
+            what.join("+"),
             self.epoch,
-            self.boundary
+            self.boundary,
+            name(self.node).unwrap_or("-")
         )
     }
 }
@@ -93,6 +162,31 @@ impl Exec {
     /// Where it stands.
     pub fn phase(&self) -> Option<&Phase> {
         self.state.as_ref().map(|s| &s.phase)
+    }
+
+    /// Where it stands for ever, once it has ended.
+    pub fn phase_at_end(&self) -> Option<Phase> {
+        self.fate.map(|fate| match fate {
+            Fate::Completed => Phase::Completed,
+            // Nobody cancels anything here, and nothing has parts.
+            _ => Phase::Failed,
+        })
+    }
+
+    /// Its gang, by number.
+    pub fn gang(&self) -> Option<u32> {
+        self.held.as_ref()?.gang
+    }
+
+    /// Its batch of which only some run at once, by number.
+    pub fn batch(&self) -> Option<u32> {
+        self.held.as_ref()?.batch
+    }
+
+    /// True while it waits for others, or never will be let go.
+    pub fn is_held(&self) -> bool {
+        let held = self.held.as_ref();
+        held.is_some_and(|h| h.doomed || !h.after.is_empty())
     }
 }
 

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::draw::Draw;
-use crate::scenario::{Arrivals, Drawn, Fault, NodeFault};
+use crate::scenario::{Arrivals, Drawn, Fault};
+
+/// How long before its end a node is told of it, where nothing is said.
+const NOTICE_MS: u64 = 30_000;
 
 /// A workload's arrivals as they come.
 #[derive(Debug)]
@@ -79,28 +82,37 @@ impl<D: Decide> World<'_, D> {
             }
             Arrivals::Poisson { .. } | Arrivals::Listed(_) => 1,
         };
+        let first = coming.made;
         coming.made += count;
-        for _ in 0..count {
+        for number in first..first + count {
+            let e = u32::try_from(self.execs.len()).unwrap_or(u32::MAX);
+            let (spec, held) = self.demands(workload, number, e);
             let draw = &mut self.arrivals[workload].draw;
             let work_us = draw.thousandths(&w.work_ms, 1);
             let exec = Exec {
                 workload: u32::try_from(workload).unwrap_or(u32::MAX),
+                tenant: self.tenant_of[workload],
+                spec,
                 submitted: self.now,
                 work_us,
                 capsule_us: draw.thousandths(&w.capsule_ms, 1).min(work_us),
                 state_bytes: draw.whole(&w.state_bytes),
                 memory_bytes: draw.whole(&w.memory_bytes),
+                fails: w.fails > 0.0 && draw.chance(w.fails),
                 seq: 0,
                 state: None,
                 first_bound: 0,
-                waits_since: None,
+                waits: None,
                 began: 0,
                 done: 0,
+                fate: None,
                 running: None,
                 preempted: 0,
+                held,
+                tied: false,
+                reserved: false,
                 trace: Vec::new(),
             };
-            let e = u32::try_from(self.execs.len()).unwrap_or(u32::MAX);
             self.execs.push(exec);
             self.tally.first_submission.get_or_insert(self.now);
             let services = self.replicas.len() as u64;
@@ -116,11 +128,9 @@ impl<D: Decide> World<'_, D> {
         let scenario = self.scenario;
         for (n, fault) in (0u32..).zip(&scenario.faults) {
             let at = match fault {
-                Fault::Loss(f)
-                | Fault::Silence(f)
-                | Fault::Stall(f)
-                | Fault::Drain(f)
-                | Fault::Cordon(f) => f.at_ms,
+                Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) | Fault::Cordon(f) => f.at_ms,
+                Fault::Drain(f) => f.at_ms,
+                Fault::Revoke(f) => f.at_ms,
                 Fault::PolicyStall(f) | Fault::PolicyLoss(f) => f.at_ms,
                 Fault::Random { every_ms, .. } => {
                     let first = self.drawn[n as usize].micros(*every_ms);
@@ -136,25 +146,37 @@ impl<D: Decide> World<'_, D> {
         let scenario = self.scenario;
         let fault = &scenario.faults[number];
         let n = u32::try_from(number).unwrap_or(u32::MAX);
-        let node = |world: &Self, f: &NodeFault| world.by_name.get(&f.node).copied();
-        let until = |now: u64, f: &NodeFault| f.for_ms.map_or(u64::MAX, |ms| now + ms * 1_000);
+        let node = |world: &Self, node| world.by_name.get(node).copied();
+        let until = |now: u64, ms: Option<u64>| ms.map_or(u64::MAX, |ms| now + ms * 1_000);
         match fault {
-            Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) | Fault::Drain(f) => {
+            Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) => {
                 let what = match fault {
                     Fault::Loss(_) => Drawn::Loss,
                     Fault::Silence(_) => Drawn::Silence,
-                    Fault::Stall(_) => Drawn::Stall,
-                    _ => Drawn::Drain,
+                    _ => Drawn::Stall,
                 };
-                if let Some(ix) = node(self, f) {
-                    self.afflict(ix, what, until(self.now, f))?;
+                if let Some(ix) = node(self, &f.node) {
+                    self.afflict(ix, what, until(self.now, f.for_ms), None)?;
+                }
+            }
+            Fault::Drain(f) => {
+                if let Some(ix) = node(self, &f.node) {
+                    let end = until(self.now, f.for_ms);
+                    self.afflict(ix, Drawn::Drain, end, f.within_ms)?;
+                }
+            }
+            Fault::Revoke(f) => {
+                if let Some(ix) = node(self, &f.node) {
+                    let gone = self.now + f.notice_ms * 1_000;
+                    self.revoke(ix, f.notice_ms * 1_000, until(gone, f.for_ms));
                 }
             }
             Fault::Cordon(f) => {
-                if let Some(ix) = node(self, f) {
+                if let Some(ix) = node(self, &f.node) {
                     self.nodes[ix as usize].cordoned = true;
+                    self.nodes[ix as usize].note_room(self.now);
                     self.tell_all_flags(ix);
-                    self.queue.plan(until(self.now, f), What::End(n));
+                    self.queue.plan(until(self.now, f.for_ms), What::End(n));
                 }
             }
             Fault::PolicyStall(f) => {
@@ -200,6 +222,7 @@ impl<D: Decide> World<'_, D> {
             what,
             every_ms,
             for_ms,
+            notice_ms,
         } = self.scenario.faults[number]
         else {
             return Ok(());
@@ -213,30 +236,45 @@ impl<D: Decide> World<'_, D> {
             let number = u32::try_from(number).unwrap_or(u32::MAX);
             self.queue.plan(next, What::Drawn(number));
         }
-        self.afflict(node, what, self.now + lasts)
+        self.afflict(node, what, self.now + lasts, notice_ms)
     }
 
     /// Something goes wrong with a node until then; what it suffers from already is left as it is.
-    fn afflict(&mut self, ix: u32, what: Drawn, until: u64) -> Result<(), Wrong> {
+    /// `notice_ms`: how long before that it is told, where it is.
+    fn afflict(
+        &mut self,
+        ix: u32,
+        what: Drawn,
+        until: u64,
+        notice_ms: Option<u64>,
+    ) -> Result<(), Wrong> {
         let now = self.now;
         let n = &mut self.nodes[ix as usize];
-        if !n.up || n.silent_until > now || n.stalled_until > now || n.draining {
+        if n.is_ailing(now) {
+            return Ok(());
+        }
+        if what == Drawn::Revoke {
+            let notice_us = 1_000 * notice_ms.unwrap_or(NOTICE_MS);
+            self.revoke(ix, notice_us, until.saturating_add(notice_us));
             return Ok(());
         }
         *self.tally.faults.entry(what.name()).or_default() += 1;
         match what {
             Drawn::Loss => self.lose(ix as usize)?,
-            Drawn::Silence => n.silent_until = until,
+            Drawn::Silence => (n.silent_until, n.troubled_until) = (until, until),
             Drawn::Stall => {
-                n.stalled_until = until;
+                (n.stalled_until, n.troubled_until) = (until, until);
                 let lasts = until - now;
                 for run in &mut n.runs {
                     run.base = run.base.saturating_add(lasts);
                     run.committed_at = run.committed_at.saturating_add(lasts);
                 }
             }
-            Drawn::Drain => {
+            Drawn::Drain | Drawn::Revoke => {
                 n.draining = true;
+                if let Some(ms) = notice_ms {
+                    self.plan_emptied(ix, ms * 1_000);
+                }
                 self.tell_all_flags(ix);
             }
         }
@@ -249,7 +287,7 @@ impl<D: Decide> World<'_, D> {
         let now = self.now;
         let n = &mut self.nodes[ix as usize];
         match what {
-            Drawn::Loss => {
+            Drawn::Loss | Drawn::Revoke => {
                 n.reborn(now, ix);
                 let life = n.life;
                 for p in 0..self.replicas.len() {
@@ -257,6 +295,7 @@ impl<D: Decide> World<'_, D> {
                     self.queue.plan(at, What::Joined(p as u8, ix));
                 }
                 self.queue.plan(now + 1_000, What::Sample(ix, life));
+                self.tell_all_flags(ix);
             }
             Drawn::Silence => {
                 // Whatever could not be said is said now.
@@ -273,7 +312,7 @@ impl<D: Decide> World<'_, D> {
             }
             Drawn::Stall => {}
             Drawn::Drain => {
-                n.draining = false;
+                (n.draining, n.leave_by) = (false, None);
                 self.tell_all_flags(ix);
             }
         }
@@ -281,7 +320,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    fn tell_all_flags(&mut self, ix: u32) {
+    pub(super) fn tell_all_flags(&mut self, ix: u32) {
         for p in 0..self.replicas.len() {
             let at = self.arrival();
             self.queue.plan(at, What::Flags(p as u8, ix));
@@ -289,7 +328,7 @@ impl<D: Decide> World<'_, D> {
     }
 
     /// A node dies with all that runs on it.
-    fn lose(&mut self, node: usize) -> Result<(), Wrong> {
+    pub(super) fn lose(&mut self, node: usize) -> Result<(), Wrong> {
         let now = self.now;
         let n = &mut self.nodes[node];
         n.queue.clear();
@@ -314,6 +353,7 @@ impl Drawn {
             Drawn::Silence => "silence",
             Drawn::Stall => "stall",
             Drawn::Drain => "drain",
+            Drawn::Revoke => "revoke",
         }
     }
 }

@@ -49,7 +49,9 @@ impl<D: Decide> World<'_, D> {
             draining: n.draining,
             who: "sim".to_owned(),
             at: self.wall(),
-            ..NodeFlags::default()
+            drain_by: n.leave_by.filter(|_| n.draining).map(|at| self.stamp(at)),
+            revoked_at: n.leave_by.filter(|_| n.revoked).map(|at| self.stamp(at)),
+            revoked: n.revoked.then_some(n.descriptor.instance),
         };
         self.tell(p, Input::Flags(&name, flags));
     }

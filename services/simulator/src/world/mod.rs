@@ -2,24 +2,33 @@
 //!
 //! * `broker` keeps the ledgers: compare-and-set, the real fold, feeds in order.
 //! * `services` carries out what policy services decide, and tells them what happens.
-//! * `worker` takes capsules up, computes, commits, yields, hands over, refuses.
+//! * `worker` takes capsules up, computes, commits, leaves, hands over, refuses; `orders` says what
+//!   it is told.
+//! * `holds` and `quotas` keep what spans executions: dependencies, gangs, batches, reservations.
 //! * `nodes` samples loads, sends vectors, answers probes.
-//! * `faults` lets things go wrong. `watch` looks for what waits in vain.
+//! * `faults` lets things go wrong, `leaving` revokes and drains. `watch` looks for what waits in
+//!   vain.
 //!
 //! Whatever is drawn comes from the scenario's seed; a scenario and a policy give one run.
 
 mod broker;
 pub mod exec;
 mod faults;
+mod holds;
 mod joining;
+mod leaving;
 mod nodes;
+mod orders;
+mod quotas;
 mod services;
 mod watch;
 mod worker;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use fiec_policy::holds::Seen;
+use fiec_policy::quick::QuickMap;
 use fiec_policy::{Config, ControlOutcome, Input, Millis, Now, ProbeOutcome};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Event, ExecutionId, ExecutionState, NodeId, Phase, Submission, Tenant};
@@ -82,6 +91,17 @@ enum What {
     Probed(u8, u32, ProbeOutcome),
     /// A large submission reaches the service that asked for it.
     Spec(u8, u32),
+    /// A look at a ledger reaches the broker, and its answer the service.
+    Lookup(u8, u32, u32),
+    Looked(u8, u32, u32, Seen),
+    /// A tenant's quota changes, and a service hears of it.
+    Limit(u32),
+    Quota(u8, u32),
+    /// A change of what is reserved reaches the broker, and what is reserved a service.
+    Reserve(u8, u32, Box<quotas::Wish>),
+    Reserved(u8, u32, Box<quotas::Told>),
+    /// The same, long after its service has given up waiting for it.
+    Late(u32, Box<quotas::Table>),
     /// What a worker writes reaches the broker: node, life, execution, epoch.
     Written(u32, u32, u32, u64),
     /// Its acknowledgement was lost, and the worker reads again.
@@ -95,6 +115,10 @@ enum What {
     Drawn(u32),
     /// A drawn fault of a node ends.
     Over(u32, crate::scenario::Drawn),
+    /// A node of this life dies as it had said, and returns then.
+    Gone(u32, u32, u64),
+    /// A node of this life is to be empty by now.
+    Emptied(u32, u32),
     /// The world looks for what waits in vain.
     Watch,
 }
@@ -103,6 +127,8 @@ enum What {
 #[derive(Debug)]
 struct Message {
     seq: u64,
+    /// The node whose worker wrote it.
+    by: Option<u32>,
     text: Arc<str>,
 }
 
@@ -136,18 +162,22 @@ pub struct World<'a, D> {
     now: u64,
     queue: Queue<What>,
     nodes: Vec<Node>,
-    by_name: std::collections::HashMap<NodeId, u32>,
+    by_name: QuickMap<NodeId, u32>,
     replicas: Vec<Replica<D>>,
     execs: Vec<Exec>,
-    tenant: Tenant,
+    /// What workloads submit, where each is like the other.
     specs: Vec<Arc<Submission>>,
+    /// Tenants, and those of workloads.
+    books: Vec<quotas::Book>,
+    tenant_of: Vec<u32>,
+    holds: holds::Holds,
+    last_table: u64,
     arrivals: Vec<faults::Coming>,
     network: Draw,
     drawn: Vec<Draw>,
     last_seq: u64,
-    /// What waits to be bound, by workload, the oldest first; and what is bound and not started.
-    pending: Vec<BTreeSet<(u64, u32)>>,
-    bound: Vec<BTreeSet<(u64, u32)>>,
+    /// What waits, by [`exec::Waits`] and workload, the oldest first.
+    waiting: [Vec<BTreeSet<(u64, u32)>>; 4],
     /// Until when something was wrong with a policy service.
     disturbed_until: u64,
     /// Below this share of a load nothing presses, by any threshold that is in force.
@@ -171,9 +201,9 @@ impl<'a, D: Decide> World<'a, D> {
     ) -> Result<Self, fiec_schemas::FieldError> {
         scenario.check()?;
         let bad = |e: fiec_schemas::IdError| fiec_schemas::FieldError::new("nodes", e.to_string());
-        let tenant = Tenant::new("sim").map_err(bad)?;
+        let (books, tenant_of) = quotas::books(scenario).map_err(bad)?;
         let mut nodes = Vec::with_capacity(scenario.node_count());
-        let mut by_name = std::collections::HashMap::new();
+        let mut by_name = QuickMap::default();
         for group in &scenario.nodes {
             for name in node_names(group) {
                 let number = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
@@ -194,7 +224,10 @@ impl<'a, D: Decide> World<'a, D> {
             by_name,
             replicas: Vec::new(),
             execs: Vec::new(),
-            tenant,
+            books,
+            tenant_of,
+            holds: holds::Holds::new(scenario),
+            last_table: 0,
             specs: scenario
                 .workloads
                 .iter()
@@ -210,8 +243,7 @@ impl<'a, D: Decide> World<'a, D> {
                 .map(|(n, _)| Draw::new(scenario.seed, Purpose::Fault(n)))
                 .collect(),
             last_seq: 0,
-            pending: vec![BTreeSet::new(); workloads],
-            bound: vec![BTreeSet::new(); workloads],
+            waiting: std::array::from_fn(|_| vec![BTreeSet::new(); workloads]),
             disturbed_until: 0,
             calm_below: limits.calm_below,
             longest_dwell: limits.longest_dwell,
@@ -229,6 +261,9 @@ impl<'a, D: Decide> World<'a, D> {
             let replica = self.new_replica(number, 0);
             self.replicas.push(replica);
         }
+        for book in &mut self.books {
+            book.note_room(0);
+        }
         for p in 0..self.replicas.len() {
             self.introduce(p);
             self.plan_clock(p);
@@ -242,13 +277,18 @@ impl<'a, D: Decide> World<'a, D> {
             self.queue.plan(first, What::Sample(number, life));
         }
         self.plan_faults();
+        for (n, quota) in (0u32..).zip(&self.scenario.quotas) {
+            if quota.at_ms > 0 {
+                self.queue.plan(quota.at_ms * 1_000, What::Limit(n));
+            }
+        }
         self.queue.plan(WATCH_US, What::Watch);
     }
 
-    /// Nodes do not all speak at once.
+    /// Nodes do not all speak at once, but one after the other.
     fn spread(&self, node: usize) -> u64 {
         let step = self.scenario.telemetry.sample_ms * 1_000;
-        (node as u64 * 7_919) % step.max(1)
+        node as u64 * step / self.nodes.len().max(1) as u64
     }
 
     /// When the run ends at the latest.
@@ -288,13 +328,13 @@ impl<'a, D: Decide> World<'a, D> {
             now_us: self.now,
             end_us: self.end(),
             submitted: self.execs.len() as u64,
-            ended: self.tally.completed,
+            ended: self.tally.ended(),
         }
     }
 
     /// True when nothing can come any more and everything has ended.
     fn is_over(&self) -> bool {
-        self.tally.completed == self.execs.len() as u64
+        self.tally.ended() == self.execs.len() as u64
             && self.arrivals.iter().all(faults::Coming::is_over)
     }
 
@@ -310,6 +350,10 @@ impl<'a, D: Decide> World<'a, D> {
             }
             _ => "no execution".to_owned(),
         };
+        let name = |ix: u32| {
+            let node = self.nodes.get(ix as usize);
+            node.map(|n| n.descriptor.node.as_str())
+        };
         Violation {
             rule,
             seed: self.scenario.seed,
@@ -317,7 +361,7 @@ impl<'a, D: Decide> World<'a, D> {
             execution,
             detail,
             events: exec
-                .map(|e| e.trace.iter().map(exec::Past::in_words).collect())
+                .map(|e| e.trace.iter().map(|past| past.in_words(name)).collect())
                 .unwrap_or_default(),
         }
     }
@@ -345,6 +389,19 @@ impl<'a, D: Decide> World<'a, D> {
             }
             What::Probed(p, node, outcome) => self.probed(p, node, outcome),
             What::Spec(p, e) => self.spec(p, e),
+            What::Lookup(p, life, e) => {
+                self.lookup(p, life, e);
+                Ok(())
+            }
+            What::Looked(p, life, e, seen) => self.looked(p, life, e, seen),
+            What::Limit(number) => {
+                self.limit(number);
+                Ok(())
+            }
+            What::Quota(p, tenant) => self.quota(p, tenant),
+            What::Reserve(p, life, wish) => self.reserve(p, life, *wish),
+            What::Reserved(p, life, told) => self.reserved(p, life, told),
+            What::Late(tenant, table) => self.stored_late(tenant, *table),
             What::Written(node, life, e, epoch) => self.written(node as usize, life, e, epoch),
             What::Reread(node, life, e, epoch) => self.reread(node as usize, life, e, epoch),
             What::Look(node, life, e, epoch) => self.look(node as usize, life, e, epoch),
@@ -352,6 +409,8 @@ impl<'a, D: Decide> World<'a, D> {
             What::End(fault) => self.end_fault(fault as usize),
             What::Drawn(fault) => self.draw_fault(fault as usize),
             What::Over(node, what) => self.end_drawn(node, what),
+            What::Gone(node, life, until) => self.gone(node, life, until),
+            What::Emptied(node, life) => self.emptied(node, life),
             What::Watch => self.watch(),
         }
     }

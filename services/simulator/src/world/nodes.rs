@@ -45,16 +45,24 @@ impl<D: Decide> World<'_, D> {
         let mut values = Vec::new();
         let single = n.loads.len() == 1;
         let mut one = 0.0f32;
-        for ((signal, load), told) in n.loads.iter_mut().zip(&n.told) {
-            let mut value = load.value(now, &mut n.draw);
-            if *signal == Signal::Memory {
-                value = (value + used).min(1.0);
-            }
-            worst = worst.max(value);
-            news |= (value - f64::from(*told)).abs() > signal.step();
-            one = value as f32;
-            if !single {
-                values.push(one);
+        if let Some(steady) = n.steady {
+            worst = (steady + used).min(1.0);
+            news |= (worst - f64::from(n.told_one)).abs() > Signal::Memory.step();
+            one = worst as f32;
+        } else {
+            let told_one = std::slice::from_ref(&n.told_one);
+            let told = if single { told_one } else { &n.told };
+            for ((signal, load), told) in n.loads.iter_mut().zip(told) {
+                let mut value = load.value(now, &mut n.draw);
+                if *signal == Signal::Memory {
+                    value = (value + used).min(1.0);
+                }
+                worst = worst.max(value);
+                news |= (value - f64::from(*told)).abs() > signal.step();
+                one = value as f32;
+                if !single {
+                    values.push(one);
+                }
             }
         }
         n.calm = worst < self.calm_below;
@@ -65,7 +73,7 @@ impl<D: Decide> World<'_, D> {
         n.count += 1;
         n.told_at = now;
         if single {
-            n.told[0] = one;
+            n.told_one = one;
         } else {
             n.told.copy_from_slice(&values);
         }
@@ -140,14 +148,13 @@ impl<D: Decide> World<'_, D> {
             }
         }
         let n = &self.nodes[ix];
-        let d = &n.descriptor;
         #[expect(clippy::cast_precision_loss, reason = "bytes as a reading")]
-        let limit = d.memory_limit_bytes as f64;
-        let readings = n.loads.iter().zip(values).map(|((signal, _), value)| {
-            let value = f64::from(*value);
-            let bytes = *signal == Signal::Memory;
+        let limit = n.limit as f64;
+        let reading = |signal: Signal, value: f32| {
+            let value = f64::from(value);
+            let bytes = signal == Signal::Memory;
             Reading {
-                signal: *signal,
+                signal,
                 device: None,
                 value: Some(value),
                 raw: Some(if bytes { value * limit } else { value }),
@@ -159,16 +166,24 @@ impl<D: Decide> World<'_, D> {
                 missing: None,
                 envelope: None,
             }
-        });
+        };
+        let readings = match n.steady {
+            Some(_) => vec![reading(Signal::Memory, word.value)],
+            None => {
+                let all = n.loads.iter().zip(values);
+                all.map(|((signal, _), value)| reading(*signal, *value))
+                    .collect()
+            }
+        };
         let vector = HardwareVector {
             v: 1,
-            node: d.node.clone(),
+            node: n.name.clone(),
             instance: instance(word.node, word.life),
             count: u64::from(word.count),
             at,
-            readings: readings.collect(),
+            readings,
             draining: false,
-            slots: d.slots,
+            slots: n.slots,
             running_count: u32::from(word.running),
             queued_count: u32::from(word.queued),
             running: Vec::new(),

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::broken::Rule;
-use crate::world::broker::Stored;
+use crate::node::instance;
+use crate::world::broker::{Author, Stored};
 use fiec_policy::{Action, LedgerView, Ticket};
-use fiec_schemas::messages::Destination;
 use fiec_schemas::{Cause, InstanceId};
 use uuid::Uuid;
 
@@ -60,13 +60,18 @@ pub(super) enum Fate {
 #[derive(Debug)]
 pub(super) struct Asked {
     pub sent: u64,
-    pub execution: ExecutionId,
+    pub execution: u32,
     pub epoch: u64,
-    pub cause: Cause,
-    pub to: Option<Destination>,
-    pub decision: Option<fiec_schemas::Decision>,
+    pub request: ControlRequest,
     /// Whoever asked does not wait any more.
     pub late: bool,
+}
+
+impl Asked {
+    /// The policy is told what became of it.
+    pub fn is_answered(&self) -> bool {
+        !matches!(self.request, ControlRequest::GiveUp { .. })
+    }
 }
 
 impl<D: Decide> World<'_, D> {
@@ -95,9 +100,13 @@ impl<D: Decide> World<'_, D> {
         for node in 0..self.nodes.len() {
             self.tell_joined(p, node);
             let n = &self.nodes[node];
-            if n.cordoned || n.draining {
+            if n.cordoned || n.draining || n.revoked {
                 self.tell_flags(p, node);
             }
+        }
+        for tenant in 0..self.books.len() {
+            self.tell_quota(p, tenant);
+            self.tell_table(p, tenant);
         }
         let live: Vec<u32> = (0u32..)
             .zip(&self.execs)
@@ -210,6 +219,19 @@ impl<D: Decide> World<'_, D> {
                 self.queue.plan(at, What::Spec(p as u8, e));
             }
             Action::Record(_) => self.tally.records += 1,
+            Action::Lookup { execution, .. } => {
+                let arrives = !self.is_lost();
+                if arrives {
+                    let at = self.arrival();
+                    let (e, life) = (exec::number(execution), self.replicas[p].life);
+                    self.queue.plan(at, What::Lookup(p as u8, life, e));
+                }
+            }
+            Action::Reserve {
+                tenant,
+                quota,
+                change,
+            } => self.wish(p, &tenant, quota, change),
             // Submissions are not held, operators do not ask, and nobody computes anything once
             // more here.
             _ => {}
@@ -264,27 +286,33 @@ impl<D: Decide> World<'_, D> {
     }
 
     fn send_control(&mut self, p: usize, node: &NodeId, request: ControlRequest) {
-        let (
-            Some(ix),
-            ControlRequest::Yield {
-                execution,
-                epoch,
-                cause,
-                to,
-                decision,
-            },
-        ) = (self.by_name.get(node).copied(), request)
-        else {
+        let Some(ix) = self.by_name.get(node).copied() else {
             return;
         };
-        self.tally.orders += 1;
+        let (execution, epoch) = match &request {
+            ControlRequest::Yield {
+                execution, epoch, ..
+            } => {
+                self.tally.orders += 1;
+                (execution, epoch)
+            }
+            ControlRequest::GiveUp {
+                execution, epoch, ..
+            }
+            | ControlRequest::Park {
+                execution, epoch, ..
+            }
+            | ControlRequest::Unpark {
+                execution, epoch, ..
+            } => (execution, epoch),
+            // Nothing has to be prepared here, and nothing else is asked of nodes.
+            _ => return,
+        };
         let asked = Box::new(Asked {
             sent: self.now,
-            execution,
-            epoch,
-            cause,
-            to,
-            decision,
+            execution: exec::number(*execution),
+            epoch: *epoch,
+            request,
             late: false,
         });
         if self.is_lost() {
@@ -297,12 +325,13 @@ impl<D: Decide> World<'_, D> {
 
     /// The service gives up waiting for an answer.
     pub(super) fn no_answer(&mut self, p: u8, asked: &Asked) {
-        let e = exec::number(asked.execution);
-        let outcome = Box::new(ControlOutcome::NoAnswer);
-        self.queue.plan(
-            asked.sent + CONTROL_TIMEOUT_US,
-            What::Ordered(p, e, asked.epoch, outcome),
-        );
+        if asked.is_answered() {
+            let outcome = Box::new(ControlOutcome::NoAnswer);
+            self.queue.plan(
+                asked.sent + CONTROL_TIMEOUT_US,
+                What::Ordered(p, asked.execution, asked.epoch, outcome),
+            );
+        }
     }
 
     /// When the service gives up waiting for an answer.
@@ -339,7 +368,7 @@ impl<D: Decide> World<'_, D> {
         None
     }
 
-    fn is_alive(&self, p: u8, life: u32) -> bool {
+    pub(super) fn is_alive(&self, p: u8, life: u32) -> bool {
         let replica = &self.replicas[p as usize];
         replica.policy.is_some() && replica.life == life
     }
@@ -386,8 +415,8 @@ impl<D: Decide> World<'_, D> {
         let Some(What::Submit(p, e)) = self.waits(p, What::Submit(p, e)) else {
             return Ok(());
         };
-        let spec = Arc::clone(&self.specs[self.exec(e).workload as usize]);
-        let (tenant, at) = (self.tenant.clone(), self.exec(e).submitted);
+        let spec = Arc::clone(&self.exec(e).spec);
+        let (tenant, at) = (self.tenant(e), self.exec(e).submitted);
         let submitted_at = self.stamp(at);
         let execution = self.id_of(e);
         self.input(
@@ -412,13 +441,19 @@ impl<D: Decide> World<'_, D> {
         let stored = if append.lost {
             Stored::No
         } else {
-            self.append(e, append.expected, &append.events, &author, own)?
+            let author = Author {
+                name: &author,
+                replica: own,
+                node: None,
+            };
+            self.append(e, append.expected, &append.events, author)?
         };
         let unknown = append.lost || append.unacknowledged;
-        let fate = match (stored, self.exec(e).state.as_ref()) {
-            (Stored::Yes(seq), Some(state)) if !unknown => {
-                Fate::Stored(seq, state.epoch, state.phase.clone())
-            }
+        let exec = self.exec(e);
+        let phase = exec.phase().cloned().or_else(|| exec.phase_at_end());
+        let epoch = exec.state.as_ref().map_or(0, |s| s.epoch);
+        let fate = match (stored, phase) {
+            (Stored::Yes(seq), Some(phase)) if !unknown => Fate::Stored(seq, epoch, phase),
             _ => Fate::Unknown { first },
         };
         let _ = append.ticket;
@@ -446,13 +481,7 @@ impl<D: Decide> World<'_, D> {
         let execution = self.id_of(e);
         match *fate {
             Fate::Stored(seq, epoch, phase) => {
-                if matches!(phase, Phase::Bound(_)) {
-                    // Whoever has moved it since then sends what follows.
-                    if self.exec(e).seq == seq {
-                        self.send_capsule(e);
-                    }
-                }
-                self.input(
+                self.tell(
                     p as usize,
                     Input::Appended {
                         execution,
@@ -460,7 +489,14 @@ impl<D: Decide> World<'_, D> {
                         epoch,
                         phase: &phase,
                     },
-                )
+                );
+                let policy = self.replicas[p as usize].policy.as_ref();
+                let withheld = policy.is_some_and(|policy| policy.withholds(execution));
+                // Whoever has moved it since then sends what follows.
+                if matches!(phase, Phase::Bound(_)) && self.exec(e).seq == seq && !withheld {
+                    self.send_capsule(e);
+                }
+                self.perform(p as usize)
             }
             Fate::Unknown { first } => {
                 self.tally.conflicts += 1;
@@ -490,11 +526,7 @@ impl<D: Decide> World<'_, D> {
             return Ok(());
         };
         let view = read(&message.text, message.seq, u32::MAX)?;
-        if let Some(ix) = view
-            .worker()
-            .and_then(|w| w.parse::<NodeId>().ok())
-            .and_then(|w| self.by_name.get(&w).copied())
-        {
+        if let Some(ix) = message.by {
             self.hear(p, ix);
         }
         self.input(p as usize, Input::Ledger(&view))
@@ -502,7 +534,7 @@ impl<D: Decide> World<'_, D> {
 
     /// Notes that a service has heard a node.
     pub(super) fn hear(&mut self, p: u8, node: u32) {
-        let instance = self.nodes[node as usize].descriptor.instance;
+        let instance = instance(node, self.nodes[node as usize].life);
         self.replicas[p as usize].heard[node as usize] = (instance, self.now);
     }
 
@@ -541,7 +573,7 @@ impl<D: Decide> World<'_, D> {
     }
 
     pub(super) fn spec(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
-        let spec = Arc::clone(&self.specs[self.exec(e).workload as usize]);
+        let spec = Arc::clone(&self.exec(e).spec);
         let execution = self.id_of(e);
         self.input(
             p as usize,

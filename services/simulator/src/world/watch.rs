@@ -5,6 +5,7 @@ use super::*;
 use crate::broken::Rule;
 use crate::scenario::Load;
 use crate::summary::{self, Unfinished};
+use exec::Waits;
 use fiec_schemas::{Signal, Threshold};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,34 +61,50 @@ impl<D: Decide> World<'_, D> {
         let pending = self.patience();
         let bound = pending + 2_000 * self.config.take_busy_ms;
         for workload in 0..self.specs.len() {
-            let oldest = self.pending[workload].first().copied();
-            self.starves(workload, oldest, pending)?;
-            let oldest = self.bound[workload].first().copied();
-            self.starves(workload, oldest, bound)?;
+            let oldest = |what: Waits| self.waiting[what as usize][workload].first().copied();
+            let all = Waits::ALL.map(|what| (what, oldest(what)));
+            for (what, oldest) in all {
+                let patience = match what {
+                    Waits::Bound => bound,
+                    _ => pending,
+                };
+                self.starves(what, oldest, patience)?;
+            }
         }
-        Ok(())
+        let own = 1_000 * (4 * self.config.reserve_ms + 2 * self.config.gang_ms);
+        self.watch_gangs(pending + own)?;
+        self.watch_quotas(pending + own)
     }
 
-    fn starves(
-        &self,
-        workload: usize,
-        oldest: Option<(u64, u32)>,
-        patience: u64,
-    ) -> Result<(), Wrong> {
+    fn starves(&self, what: Waits, oldest: Option<(u64, u32)>, patience: u64) -> Result<(), Wrong> {
         let Some((since, e)) = oldest else {
             return Ok(());
         };
-        let since = since.max(self.disturbed_until);
+        let mut since = since.max(self.disturbed_until);
+        let mut patience = patience;
+        if what == Waits::Pending {
+            since = since.max(self.let_since(e));
+            // Others of its tenant may hold reservations in vain for a while.
+            patience += 4_000 * self.config.reserve_ms;
+        }
         if self.now < since.saturating_add(patience) {
             return Ok(());
         }
-        let spec = &self.specs[workload];
+        let exec = self.exec(e);
+        let wrong = |rule: Rule, said: String| Err((Some(e), (rule, said)));
+        if what == Waits::Doomed {
+            let said = "what it waits for has failed, and it is not failed";
+            return wrong(Rule::Order, said.to_owned());
+        }
+        let spec = &exec.spec;
         // What asks for free memory by a vector is not judged here: that changes all the time.
         if spec.requires.free_memory_bytes.is_some() {
             return Ok(());
         }
-        let needs = self.exec(e).memory_bytes;
-        let own = self.exec(e).phase().and_then(Phase::binding);
+        let needs = exec.memory_bytes;
+        let own = exec.phase().and_then(Phase::binding);
+        // What is parked may go on where it is.
+        let own = own.filter(|_| what == Waits::Bound);
         let long_ago = self.now - patience;
         let has_room = |n: &&Node| {
             let room = if needs > 0 {
@@ -98,27 +115,35 @@ impl<D: Decide> World<'_, D> {
             room && own.is_none_or(|b| b.node != n.descriptor.node)
                 && n.meets(&spec.requires, &spec.program).is_ok()
         };
-        match self.nodes.iter().find(has_room) {
+        // Of a gang all must find room at once.
+        let gang = exec.gang().map(|g| &self.holds.gangs[g as usize]);
+        let places = match gang.filter(|g| what == Waits::Pending && !g.has_begun()) {
+            Some(gang) => gang.size as usize,
+            None => 1,
+        };
+        let mut rooms = self.nodes.iter().filter(has_room);
+        match rooms.nth(places - 1) {
             None => Ok(()),
-            Some(n) => Err((
-                Some(e),
-                (
-                    Rule::NoStarvation,
-                    format!(
-                        "it waits for {} s, and {} has had room for {} s",
-                        (self.now - since) / 1_000_000,
-                        n.descriptor.node,
-                        (self.now - n.room_since.min(n.empty_since)) / 1_000_000
-                    ),
+            Some(n) => wrong(
+                Rule::NoStarvation,
+                format!(
+                    "it waits for {} s, and {} has had room for {} s",
+                    (self.now - since) / 1_000_000,
+                    n.descriptor.node,
+                    (self.now - n.room_since.min(n.empty_since)) / 1_000_000
                 ),
-            )),
+            ),
         }
     }
 
     /// What an execution that has not ended waits for, in a word.
     fn why_unfinished(&self, e: &Exec) -> &'static str {
+        let parked = e.state.as_ref().is_some_and(|s| s.parked.is_some());
         match e.phase() {
             None => "not taken in yet",
+            Some(Phase::Pending) if e.is_held() => "waits for others",
+            Some(Phase::Pending) if e.waits.is_none() => "waits for its gang",
+            Some(Phase::Started(_)) if parked => "parked",
             Some(Phase::Pending) => "waits for a node with room",
             Some(Phase::Bound(_)) => "bound, not started yet",
             Some(Phase::Started(_)) => "still computing",
@@ -136,7 +161,7 @@ impl<D: Decide> World<'_, D> {
             let running = if n.up { self.now - n.up_since } else { 0 };
             let lived = (n.up_us + running).min(end.saturating_sub(begin));
             slots_us += u128::from(lived) * u128::from(n.descriptor.slots);
-            for run in n.runs.iter().filter(|r| r.started) {
+            for run in n.runs.iter().filter(|r| r.started && !r.parked) {
                 still_busy += self.now.saturating_sub(run.base);
             }
         }

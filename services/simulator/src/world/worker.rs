@@ -1,11 +1,11 @@
-//! A worker as it is played: it takes capsules up, computes, commits beside that, yields at
-//! boundaries and hands over; whatever it writes may be fenced by the broker.
+//! A worker as it is played: it takes capsules up, computes, commits beside that, leaves at
+//! boundaries and hands over; whatever it writes may be fenced by the broker. What it is told is in
+//! [`super::orders`].
 
 use super::*;
 use crate::broken::Rule;
 use crate::node::{Order, Run, Write};
-use crate::world::broker::Stored;
-use crate::world::services::Asked;
+use crate::world::broker::{Author, Stored};
 use fiec_schemas::{BoundaryEvent, CommitPolicy, Digest};
 
 /// How long `auto` leaves between two commits.
@@ -49,15 +49,12 @@ impl<D: Decide> World<'_, D> {
             self.tally.stale_capsules += 1;
             return Ok(());
         }
-        let n = &mut self.nodes[node];
-        let overfills = self.replicas.iter().any(|r| {
-            let policy = r.policy.as_ref();
-            policy.is_some_and(Decide::overfills)
-        });
-        if n.runs.len() < n.descriptor.slots as usize || overfills {
+        let n = &self.nodes[node];
+        let room = n.computing() < n.descriptor.slots as usize;
+        if room || self.overfills() {
             self.take_up(node, e, seq)
         } else {
-            n.queue.push_back((e, seq));
+            self.nodes[node].queue.push_back((e, seq));
             Ok(())
         }
     }
@@ -92,10 +89,11 @@ impl<D: Decide> World<'_, D> {
             committed_at: now,
             writing: Some(write),
             started: false,
+            parked: false,
             order: None,
             look: u64::MAX,
         });
-        let (running, slots) = (n.runs.len(), n.descriptor.slots as usize);
+        let (running, slots) = (n.computing(), n.descriptor.slots as usize);
         if running > slots || n.used_bytes > n.descriptor.memory_limit_bytes {
             let said = format!("{} runs {running} on {slots} slots", n.descriptor.node);
             return Err((Some(e), (Rule::Capacity, said)));
@@ -145,9 +143,13 @@ impl<D: Decide> World<'_, D> {
         let Some(seq) = self.nodes[node].run(e, epoch).map(|r| r.seq) else {
             return Ok(());
         };
-        let d = Arc::clone(&self.nodes[node].descriptor);
-        let author = format!("worker/{}/{}", d.node, d.instance);
-        let stored = self.append(e, seq, &events, &author, None)?;
+        let name = Arc::clone(&self.nodes[node].author);
+        let author = Author {
+            name: &name,
+            replica: None,
+            node: Some(number),
+        };
+        let stored = self.append(e, seq, &events, author)?;
         let n = &self.nodes[node];
         let deaf = n.silent_until.max(n.stalled_until);
         if deaf > self.now || self.is_lost() {
@@ -199,12 +201,13 @@ impl<D: Decide> World<'_, D> {
             && exec.state.as_ref().is_some_and(|s| s.epoch == epoch);
         let now_at = exec.seq;
         match writing {
-            Some(Write::Start | Write::Commit(_)) if ours => {
+            Some(Write::Start | Write::Commit(_) | Write::Unpark(_)) if ours => {
                 self.acknowledged(node, e, epoch, now_at)
             }
-            Some(Write::Yield(_) | Write::Finish | Write::Refuse(_)) => {
+            Some(Write::Leave(_, order)) if ours || !matches!(*order, Order::Park { .. }) => {
                 self.acknowledged(node, e, epoch, now_at)
             }
+            Some(Write::Finish | Write::Refuse(_)) => self.acknowledged(node, e, epoch, now_at),
             _ => {
                 self.tally.fenced += 1;
                 self.drop_run(node, e, epoch)
@@ -215,7 +218,8 @@ impl<D: Decide> World<'_, D> {
     fn events_of(&mut self, node: usize, e: u32, epoch: u64) -> Option<Vec<Event>> {
         let now = self.wall();
         let capsule = self.capsule_us(node, e);
-        let (bytes, capsules) = (self.exec(e).state_bytes, self.exec(e).boundaries());
+        let exec = self.exec(e);
+        let (bytes, capsules, fails) = (exec.state_bytes, exec.boundaries(), exec.fails);
         let run = self.nodes[node].run(e, epoch)?;
         let boundary = |run: &Run, index: u64| {
             Event::Boundary(BoundaryEvent {
@@ -236,6 +240,10 @@ impl<D: Decide> World<'_, D> {
                 computing_since: now,
             }],
             Write::Commit(index) => vec![boundary(run, index)],
+            Write::Finish if fails => vec![Event::Failed {
+                reason: "its program ended with exit status 1".to_owned(),
+                stderr: String::new(),
+            }],
             Write::Finish => vec![Event::Completed {
                 result: serde_json::Value::Null,
                 computed_until: now,
@@ -244,26 +252,16 @@ impl<D: Decide> World<'_, D> {
                 energy: None,
             }],
             Write::Refuse(reason) => vec![Event::Refused { reason, offer: 0 }],
-            Write::Yield(index) => {
-                let order = run.order.as_ref()?;
+            Write::Unpark(reason) => vec![Event::Unparked {
+                reason,
+                computing_since: now,
+            }],
+            Write::Leave(index, order) => {
                 let mut events = Vec::with_capacity(3);
                 if index > run.committed {
                     events.push(boundary(run, index));
                 }
-                events.push(Event::Yielded {
-                    cause: order.cause.clone(),
-                    computed_until: now,
-                });
-                if let Some(to) = &order.to {
-                    events.push(Event::Bound {
-                        epoch: epoch + 1,
-                        node: to.node.clone(),
-                        instance: to.instance,
-                        substrate: to.substrate.clone(),
-                        cause: order.cause.clone(),
-                        decision: order.decision.clone(),
-                    });
-                }
+                left(&mut events, *order, epoch, now);
                 events
             }
         })
@@ -292,9 +290,21 @@ impl<D: Decide> World<'_, D> {
                 self.plan_look(node, e, epoch);
                 Ok(())
             }
-            Some(Write::Yield(index)) => {
+            Some(Write::Unpark(_)) => {
+                run.base = now;
+                self.plan_look(node, e, epoch);
+                Ok(())
+            }
+            Some(Write::Leave(index, order)) => {
                 run.committed = index;
-                self.remove_run(node, e, epoch, 0)?;
+                match *order {
+                    Order::Park { .. } => return self.parked(node, e, epoch),
+                    Order::GiveUp { .. } => {
+                        self.tally.given_up += 1;
+                        return self.drop_run(node, e, epoch);
+                    }
+                    Order::Yield { .. } => self.remove_run(node, e, epoch, 0)?,
+                }
                 // σ goes ahead to the destination; the capsule message is the backstop.
                 self.send_capsule(e);
                 Ok(())
@@ -308,7 +318,9 @@ impl<D: Decide> World<'_, D> {
     pub(super) fn drop_run(&mut self, node: usize, e: u32, epoch: u64) -> Result<(), Wrong> {
         let capsule = self.capsule_us(node, e);
         let now = self.now;
-        let lost = self.nodes[node].run(e, epoch).map_or(0, |run| {
+        let computes = |run: &&mut Run| !run.parked;
+        let run = self.nodes[node].run(e, epoch).filter(computes);
+        let lost = run.map_or(0, |run| {
             let kept = (run.committed - run.from).saturating_mul(capsule);
             now.saturating_sub(run.base).saturating_sub(kept)
         });
@@ -322,8 +334,9 @@ impl<D: Decide> World<'_, D> {
             return Ok(());
         };
         let run = n.runs.swap_remove(at);
+        n.parked -= u32::from(run.parked);
         let exec = &mut self.execs[e as usize];
-        if !matches!(run.writing, Some(Write::Refuse(_))) && run.started {
+        if run.started && !run.parked {
             self.tally.busy_us += now.saturating_sub(run.base);
         }
         if run.started {
@@ -341,8 +354,8 @@ impl<D: Decide> World<'_, D> {
     }
 
     /// What waits at a node takes its free slots.
-    fn take_queued(&mut self, node: usize) -> Result<(), Wrong> {
-        while self.nodes[node].runs.len() < self.nodes[node].descriptor.slots as usize {
+    pub(super) fn take_queued(&mut self, node: usize) -> Result<(), Wrong> {
+        while self.nodes[node].computing() < self.nodes[node].descriptor.slots as usize {
             let Some((e, seq)) = self.nodes[node].queue.pop_front() else {
                 break;
             };
@@ -360,12 +373,12 @@ impl<D: Decide> World<'_, D> {
     }
 
     /// How long a capsule takes at a node, in microseconds.
-    fn capsule_us(&self, node: usize, e: u32) -> u64 {
+    pub(super) fn capsule_us(&self, node: usize, e: u32) -> u64 {
         scaled(self.exec(e).capsule_us, self.nodes[node].speed)
     }
 
     /// Plans the next look at a run: at its end, at a boundary where it must yield or commit.
-    fn plan_look(&mut self, node: usize, e: u32, epoch: u64) {
+    pub(super) fn plan_look(&mut self, node: usize, e: u32, epoch: u64) {
         let due = self.next(node, e, epoch).map(|(at, _)| at);
         let (number, life, now) = (node as u32, self.nodes[node].life, self.now);
         if let (Some(due), Some(run)) = (due, self.nodes[node].run(e, epoch)) {
@@ -380,6 +393,22 @@ impl<D: Decide> World<'_, D> {
         let n = &self.nodes[node];
         let run = n.runs.iter().find(|r| r.exec == e && r.epoch == epoch)?;
         let exec = self.exec(e);
+        match run.order.as_deref() {
+            Some(order @ Order::GiveUp { .. }) => {
+                return Some((
+                    self.now,
+                    Write::Leave(run.committed, Box::new(order.clone())),
+                ));
+            }
+            Some(order) if run.parked => {
+                return Some((
+                    self.now,
+                    Write::Leave(run.committed, Box::new(order.clone())),
+                ));
+            }
+            None if run.parked => return None,
+            _ => {}
+        }
         let capsule = scaled(exec.capsule_us, n.speed);
         let (all, from) = (exec.boundaries(), run.from);
         let rest = exec.work_us.saturating_sub(from * exec.capsule_us);
@@ -388,14 +417,14 @@ impl<D: Decide> World<'_, D> {
         // The first boundary at or after a moment.
         let boundary_after = |at: u64| from + at.saturating_sub(run.base).div_ceil(capsule);
         let mut next = (finish, Write::Finish);
-        if run.order.is_some() {
+        if let Some(order) = &run.order {
             let index = boundary_after(self.now);
             if index < all {
-                next = (boundary_at(index), Write::Yield(index));
+                next = (boundary_at(index), Write::Leave(index, order.clone()));
             }
             return Some(next);
         }
-        let index = match self.specs[exec.workload as usize].commit {
+        let index = match exec.spec.commit {
             CommitPolicy::Every(k) => {
                 boundary_after(self.now).max(run.committed.saturating_add(k.get()))
             }
@@ -431,6 +460,9 @@ impl<D: Decide> World<'_, D> {
         match self.next(node, e, epoch) {
             Some((at, write)) if at <= now => {
                 if let Some(run) = self.nodes[node].run(e, epoch) {
+                    if matches!(write, Write::Leave(..)) {
+                        run.order = None;
+                    }
                     run.writing = Some(write);
                     run.look = u64::MAX;
                 }
@@ -440,58 +472,40 @@ impl<D: Decide> World<'_, D> {
         }
         Ok(())
     }
+}
 
-    /// An order to yield reaches a node.
-    pub(super) fn control(
-        &mut self,
-        p: u8,
-        node: usize,
-        mut asked: Box<Asked>,
-    ) -> Result<(), Wrong> {
-        let number = node as u32;
-        if !self.nodes[node].is_reachable(self.now) {
-            if !asked.late {
-                self.no_answer(p, &asked);
+/// What is written of an order that is carried out.
+fn left(events: &mut Vec<Event>, order: Order, epoch: u64, now: Timestamp) {
+    match order {
+        Order::Park { cause, keep } => events.push(Event::Parked {
+            cause,
+            keep,
+            computed_until: now,
+        }),
+        Order::GiveUp { cause } => events.push(Event::Yielded {
+            cause,
+            computed_until: now,
+        }),
+        Order::Yield {
+            cause,
+            to,
+            decision,
+        } => {
+            events.push(Event::Yielded {
+                cause: cause.clone(),
+                computed_until: now,
+            });
+            if let Some(to) = to {
+                events.push(Event::Bound {
+                    epoch: epoch + 1,
+                    node: to.node,
+                    instance: to.instance,
+                    substrate: to.substrate,
+                    cause,
+                    decision,
+                });
             }
-            return Ok(());
         }
-        let until = self.nodes[node].stalled_until;
-        if until > self.now {
-            if until > Self::gives_up(&asked) && !asked.late {
-                asked.late = true;
-                self.no_answer(p, &asked);
-            }
-            self.queue.plan(until, What::Control(p, number, asked));
-            return Ok(());
-        }
-        let (e, epoch, now) = (exec::number(asked.execution), asked.epoch, self.now);
-        let answer_lost = self.is_lost();
-        let at = self.arrival();
-        let outcome = match self.nodes[node].run(e, epoch) {
-            Some(run) => {
-                run.order = Some(Box::new(Order {
-                    at: now,
-                    cause: asked.cause.clone(),
-                    to: asked.to.clone(),
-                    decision: asked.decision.clone(),
-                }));
-                if run.started && run.writing.is_none() {
-                    self.plan_look(node, e, epoch);
-                }
-                ControlOutcome::Taken
-            }
-            None => ControlOutcome::Refused("it does not run here under that epoch".to_owned()),
-        };
-        if asked.late {
-            return Ok(());
-        }
-        if answer_lost {
-            self.no_answer(p, &asked);
-        } else {
-            self.queue
-                .plan(at, What::Ordered(p, e, epoch, Box::new(outcome)));
-        }
-        Ok(())
     }
 }
 

@@ -279,3 +279,17 @@ pub fn result(message: &LedgerMessage) -> serde_json::Value {
     });
     completed.unwrap_or_else(|| panic!("not completed: {message:?}"))
 }
+
+/// The processes of an agent's programs.
+pub fn children(options: &Options) -> Vec<i32> {
+    let folder = std::fs::read_dir(&options.run_dir).unwrap();
+    folder
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.strip_prefix("child-")?.parse().ok())
+        .collect()
+}
+
+pub fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}

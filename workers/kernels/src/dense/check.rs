@@ -63,6 +63,12 @@ fn within(column: usize, found: f64, bound: f64) -> Result<(), Exceeded> {
     }
 }
 
+/// γ of the depth `k` of a product: what [`ProductCheck::check`] may find at most.
+#[must_use]
+pub fn product_bound(k: usize) -> f64 {
+    gamma(k + k / super::gemm::DEPTH + 8)
+}
+
 /// The check of the rows of C = A·B that some rows of A give.
 #[derive(Debug, Clone)]
 pub struct ProductCheck {
@@ -90,8 +96,7 @@ impl ProductCheck {
     /// γ of the depth of this product: what [`ProductCheck::check`] may find at most.
     #[must_use]
     pub fn bound(&self) -> f64 {
-        let k = self.sums.len();
-        gamma(k + k / super::gemm::DEPTH + 8)
+        product_bound(self.sums.len())
     }
 
     /// The largest of `|yᵀC − (yᵀA)B|/(eᵀ|A||B|)` over the columns of C.

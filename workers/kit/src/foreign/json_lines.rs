@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use fiec_schemas::BoundaryIndex;
 use fiec_schemas::package::Grant;
+use fiec_schemas::programs::TileRange;
 use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 
@@ -16,6 +17,7 @@ use super::process::{Process, in_words};
 use super::state_dir::wait;
 use super::work::{Work, check_result};
 use super::{Package, check_state};
+use crate::frames::Shares;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
 use crate::programs::Instance;
 
@@ -43,6 +45,10 @@ pub struct JsonLines {
     /// σ that came with the boundary.
     state: Option<Vec<u8>>,
     progress: Progress,
+    /// How its range is shared, where it may be.
+    shares: Option<Shares>,
+    /// A part to take back first, and its σ.
+    merge: Option<(TileRange, Option<Vec<u8>>)>,
 }
 
 impl JsonLines {
@@ -63,6 +69,8 @@ impl JsonLines {
             talk: None,
             state: None,
             progress: Progress::default(),
+            shares: None,
+            merge: None,
         })
     }
 
@@ -75,6 +83,9 @@ impl JsonLines {
             })?;
         let text = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
         let state = self.begin.take().map(|state| to_text(&state));
+        let merge = self.merge.take();
+        let part = merge.as_ref().and_then(|(_, state)| state.as_deref());
+        let part = part.map(to_text);
         let run = Told::Run {
             params: &self.params,
             boundary: self.boundary,
@@ -84,6 +95,12 @@ impl JsonLines {
             objects: &text(self.work.seen("objects")),
             outputs: &text(self.work.seen("outputs")),
             execution: cx.execution,
+            spread: self.shares,
+            merge: merge.map(|(range, _)| lines::Returned {
+                from: range.from,
+                to: range.to,
+                state: part.as_deref(),
+            }),
         };
         let first = serde_json::to_string(&run).map_err(ProgramError::permanent)?;
         Ok(Talk {
@@ -229,6 +246,10 @@ impl JsonLines {
                     let answer = cx.ask(change)?;
                     self.tell(&Told::Asked(&answer))?;
                 }
+                Said::Reserve(wish) => {
+                    let answer = cx.reserve(wish)?;
+                    self.tell(&Told::Reserved(&answer))?;
+                }
                 said => return Ok(said),
             }
         }
@@ -260,18 +281,27 @@ impl JsonLines {
             } => {
                 let note = note.map(|note| note.chars().take(200).collect());
                 self.progress = Progress { of, note };
+                let complete = state.is_some();
                 if let Some(state) = state {
                     self.take_state(&state)?;
                 }
                 self.work.outputs.take_named(&self.package, &outputs)?;
+                if complete {
+                    // Named now, so that a commit is due before there are too many.
+                    self.work.outputs.declare(cx)?;
+                }
                 lines::emit(&self.package.program, &emit, cx)?;
                 Ok(Step::Boundary)
             }
             Said::Completed {
+                state,
                 result,
                 outputs,
                 emit,
             } => {
+                if let Some(state) = state {
+                    self.take_state(&state)?;
+                }
                 let text = result.to_string();
                 check_result(&self.package, text.len() as u64)?;
                 self.work.outputs.take_named(&self.package, &outputs)?;
@@ -284,7 +314,12 @@ impl JsonLines {
                 true => ProgramError::Permanent(reason),
                 false => ProgramError::Transient(reason),
             }),
-            said @ (Said::State { .. } | Said::Surroundings | Said::Ask(_)) => {
+            said @ (Said::State { .. }
+            | Said::Surroundings
+            | Said::Ask(_)
+            | Said::Reserve(_)
+            | Said::Split(_)
+            | Said::Whole) => {
                 Err(self.wrong(&format!("said {:?} though nobody asked", said.name())))
             }
         }
@@ -332,7 +367,43 @@ impl Instance for JsonLines {
         self.state = None;
         self.progress = Progress::default();
         self.begin = state.map(<[u8]>::to_vec);
+        (self.shares, self.merge) = (None, None);
         Ok(())
+    }
+
+    fn share(&mut self, shares: Shares) {
+        self.shares = Some(shares);
+    }
+
+    fn split(&mut self, cx: &Capsule) -> Result<Option<TileRange>, ProgramError> {
+        self.tell(&Told::Split)?;
+        let package = self.package.clone();
+        let mut patience = Patience::new(&package, cx);
+        match self.hear(cx, &mut patience, true)? {
+            Said::Split(range) => {
+                // What came along with the boundary ended behind it, as did the number of all.
+                self.state = None;
+                if let Some(of) = &mut self.progress.of {
+                    *of = of.saturating_sub(range.count()).max(cx.index());
+                }
+                Ok(Some(range))
+            }
+            Said::Whole => Ok(None),
+            said => {
+                let text = format!("was asked to split and said {:?}", said.name());
+                Err(self.wrong(&text))
+            }
+        }
+    }
+
+    fn merge(
+        &mut self,
+        range: TileRange,
+        part: Option<&[u8]>,
+        cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        self.merge = Some((range, part.map(<[u8]>::to_vec)));
+        self.capsule(cx)
     }
 
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError> {
@@ -347,6 +418,13 @@ impl Instance for JsonLines {
     }
 
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError> {
+        if self.state.is_none() && self.talk.is_none() {
+            return Err(ProgramError::Permanent(format!(
+                "{} completed without its σ, from which others are to go on: \
+                 {{\"is\":\"completed\",\"state\":…}}",
+                self.package.program
+            )));
+        }
         if self.state.is_none() {
             self.tell(&Told::State)?;
             let package = self.package.clone();

@@ -7,12 +7,15 @@ use std::os::unix::net::UnixStream;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_schemas::package::Grant;
+use fiec_schemas::programs::TileRange;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, ExecutionId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::frames::Shares;
 use crate::program::{Capsule, ProgramError};
+use crate::reserve::{Reserve, Reserved};
 
 /// Room in a line beside σ.
 const ROOM: u64 = 1 << 20;
@@ -89,8 +92,17 @@ pub enum Said {
     Surroundings,
     /// It asks for another grant.
     Ask(GrantChange),
+    /// It asks for more than its grant.
+    Reserve(Reserve),
+    /// The answer to `split`: it has given these tiles away, and σ ends before them.
+    Split(TileRange),
+    /// The answer to `split`: there is nothing to give away.
+    Whole,
     /// It is done.
     Completed {
+        /// σ in base64, where others go on from it.
+        #[serde(default)]
+        state: Option<String>,
         /// A few words.
         #[serde(default)]
         result: Value,
@@ -119,10 +131,24 @@ impl Said {
             Self::State { .. } => "state",
             Self::Surroundings => "surroundings",
             Self::Ask(_) => "ask",
+            Self::Reserve(_) => "reserve",
+            Self::Split(_) => "split",
+            Self::Whole => "whole",
             Self::Completed { .. } => "completed",
             Self::Failed { .. } => "failed",
         }
     }
+}
+
+/// A part that is taken back.
+#[derive(Debug, Serialize)]
+pub struct Returned<'a> {
+    /// Its first tile.
+    pub from: u64,
+    /// The one behind its last.
+    pub to: u64,
+    /// Its σ in base64; null where it has reached no boundary.
+    pub state: Option<&'a str>,
 }
 
 /// What it is told.
@@ -147,9 +173,17 @@ pub enum Told<'a> {
         outputs: &'a str,
         /// Which execution.
         execution: Option<ExecutionId>,
+        /// How its range is shared, where it may be.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        spread: Option<Shares>,
+        /// A part to take back before anything else.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        merge: Option<Returned<'a>>,
     },
     /// Go on.
     Go,
+    /// Give the last half of what is left away.
+    Split,
     /// Send σ.
     State,
     /// End here.
@@ -161,6 +195,8 @@ pub enum Told<'a> {
     Surroundings(&'a Surroundings),
     /// The answer to `ask`.
     Asked(&'a Asked),
+    /// The answer to `reserve`.
+    Reserved(&'a Reserved),
     /// Another grant holds.
     Reconfigure {
         /// It.

@@ -5,31 +5,32 @@
 //! pieces, in the same order.
 //!
 //! Tiles are numbered row by row, and know nothing of each other: those of a range are the same
-//! bits as in a run of all, so a batch may share them out. Each is checked when it is made
+//! bits as in a run of all, so a batch may share them out, and a run may give the end of its range
+//! away and take it back ([`fiec_schemas::spread`]). Each is checked when it is made
 //! ([`fiec_kernels::dense::check::ProductCheck`]).
 //!
-//! σ: magic `FIECGEM1`, m, n, k, tile, first tile, tiles done (`u64` each), worst residual
-//! (`f64`), and the digest of each tile done (32 bytes); little endian. So a grid of 32 × 32
-//! tiles, as of n = 16,384, ends with 32 KiB.
+//! σ: magic `FIECGEM2`, m, n, k, tile, first tile, the tile behind the last one, tiles done (`u64`
+//! each), worst residual (`f64`), and the digest of each tile done (32 bytes); little endian. So a
+//! grid of 32 × 32 tiles, as of n = 16,384, ends with 32 KiB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_kernels::dense::check::ProductCheck;
+use fiec_kernels::dense::check::{ProductCheck, product_bound};
 use fiec_kernels::dense::gemm::DEPTH;
 use fiec_kernels::dense::{Into, Mat, MatRef, gemm};
 use fiec_kernels::device::{self, Buffer, Device, DeviceError, Part};
 use fiec_kernels::npy;
-use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::{GemmParams, TileRange};
+use fiec_schemas::{BoundaryIndex, Digest};
 use serde_json::{Value, json};
 
 use super::dense::{Fields, Read, Source, Threads, chained};
 use super::place::{Place, arithmetic, failed, reserve, too_small};
 use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
 
-const MAGIC: &[u8; 8] = b"FIECGEM1";
+const MAGIC: &[u8; 8] = b"FIECGEM2";
 
 /// The program with its matrices.
 pub struct Gemm {
@@ -45,6 +46,8 @@ pub struct Gemm {
     columns: BTreeMap<usize, Buffer>,
     /// The tile row of the last tile, and the check for its rows of A.
     check: Option<(usize, ProductCheck)>,
+    /// Capsules completed.
+    index: BoundaryIndex,
 }
 
 /// σ.
@@ -52,8 +55,20 @@ pub struct Gemm {
 pub struct GemmState {
     /// m, n, k, tile, first tile.
     shape: [u64; 5],
+    /// The tile behind the last one of its range: less than at first while parts are out.
+    end: u64,
     worst: f64,
     tiles: Vec<Digest>,
+}
+
+impl GemmState {
+    /// What is not done of its range.
+    fn left(&self) -> TileRange {
+        TileRange {
+            from: self.shape[4] + self.tiles.len() as u64,
+            to: self.end,
+        }
+    }
 }
 
 impl State for GemmState {
@@ -61,7 +76,7 @@ impl State for GemmState {
         out.extend_from_slice(MAGIC);
         let mut fields = Fields(out);
         fields.words(&self.shape);
-        fields.words(&[self.tiles.len() as u64]);
+        fields.words(&[self.end, self.tiles.len() as u64]);
         fields.numbers(&[self.worst]);
         fields.digests(&self.tiles);
     }
@@ -69,12 +84,19 @@ impl State for GemmState {
     fn decode(bytes: &[u8]) -> Result<Self, ProgramError> {
         let mut read = Read::new(bytes, MAGIC, "gemm@1")?;
         let shape = read.words()?;
+        let [end] = read.words()?;
         let done = read.count()?;
         let worst = read.numbers(1)?[0];
         let tiles = read.digests(done)?;
+        // The tiles that are done lie within the range.
+        let next = shape[4].checked_add(tiles.len() as u64);
+        if next.is_none_or(|next| next > end) {
+            return Err(read.wrong());
+        }
         read.end()?;
         Ok(Self {
             shape,
+            end,
             worst,
             tiles,
         })
@@ -86,6 +108,27 @@ impl Gemm {
         let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
         let [m, n, k, tile] = [m, n, k, self.tile].map(|v| v as u64);
         [m, n, k, tile, self.range.from]
+    }
+
+    /// The end of a capsule.
+    fn reached(&mut self, state: &GemmState, cx: &Capsule) -> Step {
+        self.index = cx.index() + 1;
+        if state.left().count() > 0 {
+            return Step::Boundary;
+        }
+        let [m, n, k, tile, _] = state.shape;
+        Step::Complete {
+            result: json!({
+                "digest": chained(&state.tiles),
+                "residual": state.worst,
+                "bound": product_bound(self.a.cols()),
+                "m": m,
+                "n": n,
+                "k": k,
+                "tile": tile,
+                "tiles": self.range,
+            }),
+        }
     }
 
     fn across(&self) -> usize {
@@ -296,52 +339,76 @@ impl Program for Gemm {
             rows: BTreeMap::new(),
             columns: BTreeMap::new(),
             check: None,
+            index: 0,
         })
     }
 
     fn initial(&mut self) -> Result<GemmState, ProgramError> {
         Ok(GemmState {
             shape: self.shape(),
+            end: self.range.to,
             worst: 0.0,
             tiles: Vec::new(),
         })
     }
 
     fn capsule(&mut self, state: &mut GemmState, cx: &mut Capsule) -> Result<Step, ProgramError> {
-        let count = self.range.to - self.range.from;
-        if state.shape != self.shape() || state.tiles.len() as u64 >= count {
+        let next = state.left();
+        if state.shape != self.shape() || next.count() == 0 || next.to > self.range.to {
             return Err(ProgramError::Permanent(
                 "the state is that of another product".to_owned(),
             ));
         }
-        let at = self.range.from as usize + state.tiles.len();
+        let at = next.from as usize;
         let (i, j) = (at / self.across(), at % self.across());
         let (c, found) = self.make(i, j)?;
         state.worst = state.worst.max(found);
         let digest = cx.output_digested(format!("c-{i}-{j}"), npy::matrix(c.view()));
         state.tiles.push(digest);
-        if (state.tiles.len() as u64) < count {
-            return Ok(Step::Boundary);
+        Ok(self.reached(state, cx))
+    }
+
+    fn split(&mut self, state: &mut GemmState) -> Option<TileRange> {
+        let range = state.left().last_half()?;
+        state.end = range.from;
+        Some(range)
+    }
+
+    fn merge(
+        &mut self,
+        state: &mut GemmState,
+        range: TileRange,
+        part: Option<GemmState>,
+        cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        let TileRange { from, to } = range;
+        let left = state.left();
+        if state.shape != self.shape() || left.count() > 0 || left.to != from || to > self.range.to
+        {
+            return Err(ProgramError::Permanent(format!(
+                "tiles {from} to {to} cannot be taken back: of this range {} to {} are left, and \
+                 what comes behind begins with {}",
+                left.from, left.to, left.to
+            )));
         }
-        let [m, n, k, tile, _] = state.shape;
-        let bound = self.check.as_ref().map_or(0.0, |(_, check)| check.bound());
-        Ok(Step::Complete {
-            result: json!({
-                "digest": chained(&state.tiles),
-                "residual": state.worst,
-                "bound": bound,
-                "m": m,
-                "n": n,
-                "k": k,
-                "tile": tile,
-                "tiles": self.range,
-            }),
-        })
+        if let Some(part) = part {
+            let [m, n, k, tile, _] = state.shape;
+            if (part.shape, part.end) != ([m, n, k, tile, from], to) {
+                return Err(ProgramError::Permanent(format!(
+                    "the state of the part with tiles {from} to {to} is that of another range or \
+                     product"
+                )));
+            }
+            state.worst = state.worst.max(part.worst);
+            state.tiles.extend(part.tiles);
+        }
+        state.end = to;
+        Ok(self.reached(state, cx))
     }
 
     fn progress(&self, state: &GemmState) -> Progress {
         Progress {
-            of: Some(self.range.to - self.range.from),
+            of: Some(self.index + state.left().count()),
             note: Some(format!("residual {:.1e}", state.worst)),
         }
     }

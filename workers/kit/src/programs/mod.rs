@@ -10,11 +10,14 @@ pub mod qr;
 pub mod synthetic;
 
 use fiec_schemas::package::Grant;
-use fiec_schemas::programs::{BUILT_IN, CANARY, CG, GEMM, LU, QR, SYNTHETIC};
+use fiec_schemas::programs::{BUILT_IN, CANARY, CG, GEMM, LU, QR, SYNTHETIC, TileRange};
 use serde_json::Value;
 
 use crate::foreign::{self, Package};
-use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, Step};
+use crate::frames::Shares;
+use crate::program::{
+    Capsule, Inputs, Program, ProgramError, Progress, State, Step, does_not_spread,
+};
 
 /// A program with its state.
 pub trait Instance: Send {
@@ -44,6 +47,28 @@ pub trait Instance: Send {
     /// # Errors
     /// When it cannot go on with this grant.
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError>;
+    /// How its range is shared; before the first capsule, where it may be.
+    fn share(&mut self, _shares: Shares) {}
+    /// Gives the last half of what is left of its range away; none where that is less than two
+    /// tiles, or it cannot be split.
+    ///
+    /// # Errors
+    /// When a program outside this process does not answer.
+    fn split(&mut self, _cx: &Capsule) -> Result<Option<TileRange>, ProgramError> {
+        Ok(None)
+    }
+    /// Takes a range back that it gave away, with the part's σ where that has one: a capsule.
+    ///
+    /// # Errors
+    /// Permanent where it cannot be.
+    fn merge(
+        &mut self,
+        _range: TileRange,
+        _part: Option<&[u8]>,
+        _cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        Err(does_not_spread())
+    }
     /// The run stops at this boundary; no capsule follows. The cause is for programs that can be
     /// told.
     fn stop(&mut self, _cause: &str) {}
@@ -100,6 +125,28 @@ impl<P: Program> Instance for With<P> {
             self.program.read_back(state)?;
         }
         self.program.configure(grant)
+    }
+
+    fn split(&mut self, _: &Capsule) -> Result<Option<TileRange>, ProgramError> {
+        let state = self.state.as_mut();
+        Ok(state.and_then(|state| self.program.split(state)))
+    }
+
+    fn merge(
+        &mut self,
+        range: TileRange,
+        part: Option<&[u8]>,
+        cx: &mut Capsule,
+    ) -> Result<Step, ProgramError> {
+        let Some(state) = &mut self.state else {
+            return Err(ProgramError::Transient("no state was taken up".to_owned()));
+        };
+        let part = part.map(P::State::decode).transpose()?;
+        let step = self.program.merge(state, range, part, cx)?;
+        if matches!(step, Step::Complete { .. }) {
+            self.program.let_go(true);
+        }
+        Ok(step)
     }
 
     fn stop(&mut self, _: &str) {

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use fiec_kit::child;
 use fiec_kit::foreign::Package;
-use fiec_kit::frames::{self, BoundaryReport, FrameError, Order, Reason, Report, Run, Yield};
+use fiec_kit::frames::{
+    self, BoundaryReport, FrameError, Merge, Order, Reason, Report, Run, Shares, Yield,
+};
 use fiec_kit::program::Inputs;
 use fiec_schemas::package::{Grant, Manifest};
 use fiec_schemas::{CommitPolicy, ExecutionId};
@@ -137,6 +139,18 @@ impl Child {
         commit: CommitPolicy,
         grant: Grant,
     ) {
+        self.run_shared(package, params, from, (commit, grant), (None, None));
+    }
+
+    /// With a range that is shared, and a part that is to be taken back with its σ.
+    pub fn run_shared(
+        &self,
+        package: &Package,
+        params: &Value,
+        from: Option<(u64, &[u8])>,
+        (commit, grant): (CommitPolicy, Grant),
+        (spread, merge): (Option<Shares>, Option<(Merge, &[u8])>),
+    ) {
         let run = Run {
             execution: ExecutionId(uuid::Uuid::now_v7()),
             epoch: 1,
@@ -148,9 +162,12 @@ impl Child {
             interval_ms: 0,
             package: Some(package.clone()),
             grant,
+            spread,
+            merge: merge.map(|(merge, _)| merge),
         };
         let state = from.map_or(&[][..], |(_, state)| state);
-        frames::write(&self.socket, &Order::Run(Box::new(run)), &[state]).unwrap();
+        let part = merge.map_or(&[][..], |(_, state)| state);
+        frames::write(&self.socket, &Order::Run(Box::new(run)), &[state, part]).unwrap();
     }
 
     pub fn stop(&self, deadline_ms: Option<u32>) {

@@ -1,7 +1,7 @@
 //! A process that speaks JSON lines.
 
 use fiec_kit::frames::{Order, Reason, Report};
-use fiec_kit::{Asked, GrantChange};
+use fiec_kit::{Asked, GrantChange, Reserve, Reserved};
 use fiec_schemas::package::Grant;
 use serde_json::{Value, json};
 
@@ -201,8 +201,11 @@ say(**{"is": "surroundings"})
 around = hear()
 say(**{"is": "ask", "threads": 2})
 asked = hear()
+say(**{"is": "reserve", "memory_bytes": 8192})
+got = hear()
 free = around["offers"]["nodes"][0]["free_slots"]
-say(**{"is": "completed", "result": [around["node"], free, asked["answer"], asked["reason"]]})
+said = [got["is"], got["answer"], got["grant"]["memory_bytes"]]
+say(**{"is": "completed", "result": [around["node"], free, asked["answer"], asked["reason"], said]})
 "#,
         json!({}),
     );
@@ -218,6 +221,16 @@ say(**{"is": "completed", "result": [around["node"], free, asked["answer"], aske
     child.send(&Order::Asked(Asked::Refused {
         reason: "busy".to_owned(),
     }));
+    until(|r| *r == Report::Reserve(Reserve::memory(8192)));
+    let grant = Grant {
+        memory_bytes: Some(8192),
+        ..Grant::default()
+    };
+    child.send(&Order::Reserved(Reserved::Granted { grant }));
     let outcome = child.all();
-    assert_eq!(outcome.result().0, &json!(["n1", 3, "refused", "busy"]));
+    let reserved = json!(["reserved", "granted", 8192]);
+    assert_eq!(
+        outcome.result().0,
+        &json!(["n1", 3, "refused", "busy", reserved])
+    );
 }

@@ -7,4 +7,5 @@ mod emits;
 mod faults;
 mod harness;
 mod json_lines;
+mod sharing;
 mod state_dir;

@@ -1,0 +1,115 @@
+//! Parts that holders have split off: their ledgers begin here. Every service that knows of a split
+//! may begin one; the part's id follows from the split, and of two first messages the broker stores
+//! one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Entry, Tip, store};
+use fiec_policy::holds::{Fate, Seen};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp};
+
+use crate::effects::Effects;
+use crate::events::Outcome;
+
+/// A part is made within this, or asked for again.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// What became of a part.
+enum Made {
+    /// Its ledger begins with this.
+    Born(Tip),
+    /// It was there.
+    There(Entry),
+    /// Its holder has it no more, has ended, or is paused.
+    Moot,
+}
+
+impl Effects {
+    /// Begins a part's ledger, unless it is there or its holder has it no more.
+    pub async fn make_part(self, tenant: Tenant, holder: ExecutionId, part: ExecutionId) {
+        let making = self.try_part(&tenant, holder, part);
+        let made = match tokio::time::timeout(WITHIN, making).await {
+            Ok(Ok(made)) => made,
+            Ok(Err(error)) => {
+                tracing::warn!(execution = %part, %holder, %error, "a part could not be made; it is tried again");
+                return;
+            }
+            Err(_) => {
+                tracing::warn!(execution = %part, %holder, "a part was not made within {WITHIN:?}; it is tried again");
+                return;
+            }
+        };
+        match made {
+            Made::Born(tip) => {
+                tracing::info!(execution = %part, %holder, "a part of it is made");
+                let born = Outcome::Changed(Box::new(tip), vec![Event::Submitted]);
+                self.tell(born).await;
+            }
+            Made::There(entry) => match Fate::of(entry.message.state.phase.as_str()) {
+                Some(fate) => self.tell(Outcome::Ended(part, Seen::Ended(fate))).await,
+                None => self.tell(Outcome::Found(Box::new(entry))).await,
+            },
+            Made::Moot => {}
+        }
+    }
+
+    async fn try_part(
+        &self,
+        tenant: &Tenant,
+        holder: ExecutionId,
+        part: ExecutionId,
+    ) -> Result<Made, AppendError> {
+        if let Some(entry) = self.ledger.last(tenant, part).await? {
+            return Ok(Made::There(entry));
+        }
+        let Some(last) = self.ledger.last(tenant, holder).await? else {
+            return Ok(Made::Moot);
+        };
+        let state = last.message.state;
+        let found = state.parts().iter().find(|p| p.id == part).copied();
+        // What is paused goes on with all of its parts, not before.
+        let pauses = state.requested.as_ref().is_some_and(|r| r.what == "pause");
+        let rests = pauses || matches!(state.phase, Phase::Paused { .. });
+        let Some(found) = found.filter(|_| !rests && !state.phase.is_terminal()) else {
+            return Ok(Made::Moot);
+        };
+        let whole = self.submission_of(&state).await?;
+        let now = Timestamp::now();
+        let own = Arc::new(whole.part(found.range(), state.submitted_at));
+        let unborn = ExecutionState::unborn_part(&state, &found, Arc::clone(&own), now);
+        if unborn.spec.is_none() {
+            store::put_data(&self.broker, unborn.submission, &own.to_json()).await?;
+        }
+        let tip = Tip {
+            seq: 0,
+            digest: None,
+            state: unborn,
+        };
+        let draft = Draft::new(&tip, vec![Event::Submitted], &self.author, now)?;
+        match self.ledger.append(draft, Bytes::new()).await {
+            Ok(tip) => Ok(Made::Born(tip)),
+            // Another service was first.
+            Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, part).await? {
+                Some(entry) => Made::There(entry),
+                None => Made::Moot,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What was submitted, from the ledger or from where large ones lie.
+    async fn submission_of(&self, state: &ExecutionState) -> Result<Arc<Submission>, AppendError> {
+        if let Some(spec) = &state.spec {
+            return Ok(Arc::clone(spec));
+        }
+        let json = store::get_data(&self.broker, state.submission, 0).await?;
+        let malformed = |error: serde_json::Error| fiec_broker::BrokerError::Malformed {
+            what: format!("the submission of {}", state.execution),
+            reason: error.to_string(),
+        };
+        let spec: Submission = serde_json::from_slice(&json).map_err(malformed)?;
+        Ok(Arc::new(spec))
+    }
+}

@@ -1,0 +1,301 @@
+//! What gives way and finds no other place: what its pause keeps, and how it goes on.
+//!
+//! What is kept is what costs least by what was measured ([`crate::share::pause`]): the pause is
+//! expected to last as long as the other one still takes, and a slice of time at least. What is set
+//! aside so waits in line like everything else, by its priority, its tenant's share and its age: so
+//! it goes on where it is when its turn has come and there is a slot, others give way to it by the
+//! same rules, and it leaves for another place once it has waited for longer than the move costs.
+//! Where it has waited for so long that to keep what it has costs more than to begin anew from σ, it
+//! gives that up and waits as pending.
+
+use fiec_schemas::{Cause, ExecutionId};
+
+use super::bind::Placed;
+use super::{Action, Policy};
+use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::placement::{self, Ask, Leaving};
+use crate::places::Claim;
+use crate::share::pause::{self, Kept, seconds};
+use crate::share::regret;
+use crate::time::Now;
+
+/// For so long after a move elsewhere has become worth it, that is looked at anew.
+const RIPE_MS: f64 = 1_000.0;
+
+/// One that gives way, and to whom.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GivesWay {
+    /// Which.
+    pub id: ExecutionId,
+    /// Where it is.
+    pub node: NodeIx,
+    /// To which one.
+    pub to: ExecutionId,
+    /// How much longer that one takes, as far as is known, in milliseconds.
+    pub rest_ms: u64,
+}
+
+/// Whether it is parked because it gave way.
+pub(super) fn is_aside(e: &Execution) -> bool {
+    let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
+    e.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
+}
+
+/// How long it has stood there, in milliseconds.
+fn waited_ms(now: Now, e: &Execution) -> u64 {
+    e.parked()
+        .map_or(0, |p| now.mono.since(now.moment_of(p.at)))
+}
+
+impl Policy {
+    /// Has one that finds no other place stop at its next boundary, with what its pause keeps.
+    pub(super) fn set_aside(
+        &mut self,
+        now: Now,
+        gives: GivesWay,
+        cause: Cause,
+        out: &mut Vec<Action>,
+    ) {
+        let kept = self.kept_of(now, gives);
+        let Cause::Preempted { rule, by, reason } = cause else {
+            return self.order_off(now, gives.id, cause, out);
+        };
+        let reason = match &kept {
+            Some(kept) => format!("{reason}; {}", kept.in_words()),
+            None => reason,
+        };
+        let cause = Cause::Preempted { rule, by, reason };
+        let Some(keep) = kept.and_then(|kept| kept.keep) else {
+            return self.order_off(now, gives.id, cause, out);
+        };
+        let order = Order {
+            wants: Wanted::Park(keep),
+            to: None,
+            claim: Claim::Host,
+            cause,
+            decision: None,
+            taken: false,
+        };
+        self.put_order(now, gives.id, order, None, out);
+    }
+
+    /// What its pause would keep; none where it cannot park.
+    fn kept_of(&mut self, now: Now, gives: GivesWay) -> Option<Kept> {
+        if self.memory_presses(gives.node) {
+            return None;
+        }
+        let expected_ms = gives.rest_ms.max(self.config.slice_ms);
+        let mut pause = self.pause_of(now, gives.id, expected_ms)?;
+        let to = self.cluster.execution(gives.to)?;
+        let (profile, left, avoid) = (to.profile, to.left().to_vec(), to.avoided().to_vec());
+        // The other one needs memory beside it.
+        let comes = self.memory_at(profile, gives.node);
+        if let Some(room) = &mut pause.host {
+            room.free_bytes = room.free_bytes.saturating_sub(comes);
+        }
+        // And perhaps the device.
+        let ask = Ask {
+            only: Some(gives.node),
+            counted: Some((gives.node, Claim::Host)),
+            avoid: &avoid,
+            ..Ask::new(profile, &left)
+        };
+        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+        if placement::choose(rankings, cluster, &self.config, now, &ask).is_none() {
+            pause.device = None;
+        }
+        Some(pause::choose(&pause))
+    }
+
+    /// Bytes of a node's memory that an execution counts for: what it asks for, or the node's share
+    /// of a slot, which is what a worker grants it.
+    pub(super) fn memory_at(&self, profile: crate::profile::ProfileIx, node: NodeIx) -> u64 {
+        let profile = self.cluster.profiles.get(profile);
+        let asked = profile.and_then(|p| p.requires.memory_bytes.max(p.requires.free_memory_bytes));
+        asked.unwrap_or_else(|| self.cluster.node(node).share_bytes())
+    }
+
+    /// Whether it could go on where it stands; `gone`: were one with this claim not there.
+    pub(super) fn fits_back(&self, now: Now, id: ExecutionId, gone: Option<Claim>) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let Some(ix) = e.stage.node() else {
+            return false;
+        };
+        let node = self.cluster.node(ix);
+        if node.presence != Presence::Up || !node.is_fresh(now.mono, &self.config) {
+            return false;
+        }
+        let judged = node.judged(self.cluster.profiles.get(e.profile), e.device());
+        let watch = node.watch(e.profile);
+        let presses = watch.and_then(|w| w.obstacle(judged)).is_some();
+        let held = node.held().saturating_sub(u32::from(gone.is_some()));
+        let device = match e.claim {
+            Claim::Device { device, budget } if e.takes() != e.claim => {
+                let place = node.devices.get(device);
+                place.is_some_and(|d| {
+                    d.facts.is_some() && d.refuses(device, budget, gone, |has| has).is_none()
+                })
+            }
+            _ => true,
+        };
+        !presses && held < node.slots() && device
+    }
+
+    /// Lets one that was set aside go on, now that its turn has come: where it is, or elsewhere.
+    pub(super) fn resume_aside(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        out: &mut Vec<Action>,
+    ) -> Placed {
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        let (Stage::Started(ix, _), true) = (e.stage, is_aside(e)) else {
+            return Placed::Moot;
+        };
+        if e.order().is_some() {
+            return Placed::Moot;
+        }
+        let told = |a: &crate::execution::Avoided| a.node == ix && now.mono < a.until;
+        if e.avoided().iter().any(told) || self.must_go(id, ix, true).is_some() {
+            // What must leave is looked at with all that must.
+            return Placed::Deferred;
+        }
+        let kept = self.kept_from(id);
+        let stays = kept.as_ref().is_none_or(|kept| !kept.contains(&ix));
+        if stays && self.fits_back(now, id, None) {
+            if self.defers(now, id, self.config.order_grace_ms) {
+                return Placed::Deferred;
+            }
+            let Some(e) = self.cluster.execution(id) else {
+                return Placed::Moot;
+            };
+            let claim = if e.takes() == e.claim {
+                Claim::Host
+            } else {
+                e.claim
+            };
+            let reason = format!(
+                "there is a slot where it is, after {}",
+                seconds(as_f64(waited_ms(now, e)))
+            );
+            let order = Order {
+                wants: Wanted::Unpark,
+                to: Some(ix),
+                claim,
+                cause: Cause::Unviable { reason },
+                decision: None,
+                taken: false,
+            };
+            self.put_order(now, id, order, None, out);
+            return Placed::Yes;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        if as_f64(waited_ms(now, e)) < self.move_of(e, id) {
+            return Placed::NoRoom;
+        }
+        let ask = Ask {
+            avoid: e.avoided(),
+            leaving: Some(Leaving::Place(ix, e.device())),
+            free_slot: true,
+            kept: kept.as_deref(),
+            ..Ask::new(e.profile, e.left())
+        };
+        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+        let Some(choice) = placement::choose(rankings, cluster, &self.config, now, &ask) else {
+            return Placed::NoRoom;
+        };
+        if self.defers(now, id, self.config.order_grace_ms) {
+            return Placed::Deferred;
+        }
+        self.give_order(now, id, choice, Cause::Balance, None, out);
+        Placed::Yes
+    }
+
+    /// What one move of it costs, in milliseconds.
+    fn move_of(&self, e: &Execution, id: ExecutionId) -> f64 {
+        regret::move_ms(e, self.share.rhythms.get(&id), &self.share.take_up)
+    }
+
+    /// Looks after one that was set aside.
+    pub(super) fn look_at_aside(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        ix: NodeIx,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        if self.must_go(id, ix, true).is_some() {
+            return;
+        }
+        let waited = waited_ms(now, e);
+        let cost = self.move_of(e, id);
+        let (profile, deferred) = (e.profile, e.extra.as_ref().and_then(|x| x.deferred));
+        if self.give_up_aside(now, id, waited, out) {
+            return;
+        }
+        let fits = self.fits_back(now, id, None);
+        let ripe = as_f64(waited) >= cost && as_f64(waited) < cost + RIPE_MS;
+        if !self.waiting.contains(id) || fits || ripe || deferred.is_some() {
+            self.wait(id);
+        }
+        // Where it stands may be room that nothing else that asks for the same sees: its own device,
+        // or a slot of a node that takes nothing new.
+        let blocked = self.share.sweep.blocked.contains(&profile);
+        if fits
+            && blocked
+            && !self.is_outranked(now, id)
+            && self.resume_aside(now, id, out) == Placed::Yes
+        {
+            self.stop_waiting(id);
+        }
+    }
+
+    /// True where it gives up what it keeps, which has come to cost more than to begin anew.
+    fn give_up_aside(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        waited: u64,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        // What has lasted is expected to last as long again.
+        let expected_ms = waited.max(self.config.slice_ms);
+        let Some(pause) = self.pause_of(now, id, expected_ms) else {
+            return false;
+        };
+        let kept = pause::choose(&pause);
+        if kept.keep.is_some() || self.defers(now, id, self.config.order_grace_ms) {
+            return false;
+        }
+        let why = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
+        let Some(Cause::Preempted { rule, .. }) = why.and_then(|x| x.why_parked.as_ref()) else {
+            return false;
+        };
+        let cause = Cause::Preempted {
+            rule: *rule,
+            by: None,
+            reason: format!(
+                "it has stood aside for {}: {}",
+                seconds(as_f64(waited)),
+                kept.in_words()
+            ),
+        };
+        self.order_off(now, id, cause, out);
+        self.stop_waiting(id);
+        true
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
+fn as_f64(ms: u64) -> f64 {
+    ms as f64
+}

@@ -1,0 +1,431 @@
+//! Keeps what becomes free for the gang that goes first ([`crate::holds::first`]), and has others
+//! give way to it as they do to single executions: as many as it lacks places, or nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fiec_schemas::{ExecutionId, Tenant, Timestamp};
+
+use super::preempt::Victim;
+use super::{Action, Policy};
+use crate::cluster::{NodeIx, Stage};
+use crate::holds::GangKey;
+use crate::holds::first::{First, Passes, Room, Turn, has_places};
+use crate::placement;
+use crate::places::{Claim, DeviceIx};
+use crate::profile::ProfileIx;
+use crate::share::order::{self, Discipline};
+use crate::share::pause::seconds;
+use crate::share::regret::residency_ms;
+use crate::share::tenants::TenantIx;
+use crate::time::{Millis, Now};
+
+/// How often it is looked which gang goes first, in milliseconds.
+const LOOK_MS: u64 = 500;
+/// Of so many gangs at most it is looked whether they could ever have room, in one look.
+const TRIES: usize = 4;
+/// On more nodes than these it is not reckoned when the gang can begin.
+const RECKONED: usize = 1_024;
+
+impl Policy {
+    /// Looks which gang goes first, and whether what becomes free is kept for it.
+    pub(super) fn look_at_first(&mut self, now: Now) {
+        if self.holds.gangs.is_empty() {
+            self.drop_first();
+            return;
+        }
+        let waits = |id: &ExecutionId| {
+            let e = self.cluster.execution(*id);
+            e.is_some_and(|e| e.stage == Stage::Pending && !e.busy)
+        };
+        let stands = |first: &First| first.members.iter().all(waits);
+        let gone = self.holds.first.as_ref().is_some_and(|f| !stands(f));
+        if !gone && now.mono.since(self.holds.first_looked) < LOOK_MS {
+            return;
+        }
+        self.holds.first_looked = now.mono;
+        if gone {
+            self.holds.first_from = 0;
+        }
+        let mut waiting = self.waiting_gangs(now);
+        waiting.sort_by(|a, b| a.turn.order(&b.turn));
+        let (from, count) = (self.look_from(&waiting), waiting.len());
+        let found = waiting
+            .into_iter()
+            .skip(from)
+            .take(TRIES)
+            .find_map(|gang| self.with_places(now, gang));
+        // Where none of these will ever have room, the next ones are looked at.
+        self.holds.first_from = match &found {
+            Some(_) => from,
+            None if from + TRIES < count => from + TRIES,
+            None => 0,
+        };
+        let found = found.map(|mut first| {
+            first.goes_on(self.holds.first.as_deref());
+            Box::new(first)
+        });
+        let before = std::mem::replace(&mut self.holds.first, found);
+        self.look_again_at_waiting(now, before.as_deref());
+    }
+
+    /// From where on the gangs are looked at, in their order; the one that goes first now is among
+    /// the next ones.
+    fn look_from(&self, waiting: &[First]) -> usize {
+        let from = self.holds.first_from;
+        if from >= waiting.len() {
+            return 0;
+        }
+        let first = self.holds.first.as_ref().filter(|_| from > 0);
+        let at = first.and_then(|first| waiting.iter().position(|gang| gang.key == first.key));
+        at.map_or(from, |at| from.min(at).max((at + 1).saturating_sub(TRIES)))
+    }
+
+    /// What was kept for a gang before may be had by others now.
+    fn look_again_at_waiting(&mut self, now: Now, before: Option<&First>) {
+        let first = self.holds.first.as_deref().filter(|first| first.keeps);
+        // In the past it is the same as now.
+        let ends = first.and_then(|first| first.ends.filter(|at| *at > now.mono));
+        let known = self.holds.first_ends.filter(|at| *at > now.mono);
+        let differs = match (ends, known) {
+            // What each boundary tells changes this a little.
+            (Some(a), Some(b)) => a.max(b).since(a.min(b)) >= 2 * LOOK_MS,
+            (a, b) => a.is_some() != b.is_some(),
+        };
+        if differs {
+            self.holds.first_ends = ends;
+        }
+        let frees = |before: &First| {
+            let keeps =
+                |first: &First| first.key == before.key && before.nodes.is_subset(&first.nodes);
+            before.keeps && (differs || !first.is_some_and(keeps))
+        };
+        self.dirty |= before.is_some_and(frees);
+    }
+
+    fn drop_first(&mut self) {
+        self.holds.first_from = 0;
+        if self.holds.first.take().is_some() {
+            self.dirty = true;
+        }
+    }
+
+    /// All gangs that only room keeps from starting.
+    fn waiting_gangs(&mut self, now: Now) -> Vec<First> {
+        let keys: Vec<GangKey> = self.holds.gangs.keys().cloned().collect();
+        let mut found = Vec::new();
+        for key in keys {
+            let Some(gang) = self.holds.gangs.get(&key) else {
+                continue;
+            };
+            let members = gang.complete().filter(|_| gang.begun.is_none());
+            let members = members.filter(|all| all.iter().all(|id| self.is_ready(*id)));
+            let Some(gang) = self.holds.gangs.get_mut(&key) else {
+                continue;
+            };
+            let Some(members) = members else {
+                gang.ready_since = None;
+                continue;
+            };
+            let since = *gang.ready_since.get_or_insert(now.mono);
+            let table = self.holds.tables.get(&key.0);
+            let reserved =
+                table.is_some_and(|t| members.iter().all(|id| t.entries.contains_key(id)));
+            if !reserved {
+                continue;
+            }
+            let Some(waiter) = self.waiter_of(members[0]) else {
+                continue;
+            };
+            let aged = order::aged(&self.config, now.mono.since(since), waiter.service_ms);
+            let asked = |id: &ExecutionId| self.share.asking.contains_key(id);
+            let kept = self.holds.first.as_ref();
+            let kept = kept.is_some_and(|f| f.keeps && f.key == key);
+            let waited = now.mono.since(since) >= self.config.gang_keep_ms;
+            let keeps = waited || kept || members.iter().any(asked);
+            found.push(First {
+                turn: Turn {
+                    effective: waiter.priority.saturating_add(aged),
+                    share: self.share_of(waiter.tenant),
+                    rank: waiter.rank,
+                },
+                priority: waiter.priority,
+                tenant: waiter.tenant,
+                key,
+                members,
+                since,
+                nodes: Arc::default(),
+                ends: None,
+                until: None,
+                keeps,
+            });
+        }
+        found
+    }
+
+    /// Somebody has given way to a member: its gang is tried at once.
+    pub(super) fn hurry_gang(&mut self, id: ExecutionId) {
+        let Some(first) = self.holds.first.as_mut() else {
+            return;
+        };
+        if !first.members.contains(&id) {
+            return;
+        }
+        // Every replica knows so by the ledger, whichever of them had it give way.
+        first.keeps = true;
+        if let Some(gang) = self.holds.gangs.get_mut(&first.key) {
+            gang.retry_at = Millis(0);
+            self.holds.gangs_due.insert(first.key.clone());
+            self.holds.due = true;
+        }
+    }
+
+    /// The gang with the nodes where it could be; none where there is no room for all of it even if
+    /// nothing else were there.
+    fn with_places(&mut self, now: Now, mut gang: First) -> Option<First> {
+        let mut counts: BTreeMap<ProfileIx, usize> = BTreeMap::new();
+        for id in &gang.members {
+            let e = self.cluster.execution(*id)?;
+            *counts.entry(e.profile).or_default() += 1;
+        }
+        let (mut groups, mut rooms) = (Vec::new(), BTreeMap::new());
+        for (profile, count) in counts {
+            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+            let places = placement::but_for_room(rankings, cluster, &self.config, now, profile);
+            for (ix, device) in &places {
+                let node = self.cluster.node(*ix);
+                let room = rooms.entry(*ix).or_insert_with(|| Room {
+                    slots: node.slots(),
+                    ..Room::default()
+                });
+                if let Some(device) = device {
+                    let fits = self.fits_on(*ix, *device, profile);
+                    room.devices.entry(*device).or_insert(fits);
+                }
+            }
+            groups.push((count, places));
+        }
+        if !has_places(&rooms, &groups) {
+            return None;
+        }
+        let nodes: BTreeSet<NodeIx> = rooms.keys().copied().collect();
+        gang.ends = self.room_at(now, &nodes, gang.members.len());
+        gang.nodes = Arc::new(nodes);
+        Some(gang)
+    }
+
+    /// How many of a profile fit on a device.
+    fn fits_on(&self, ix: NodeIx, device: DeviceIx, profile: ProfileIx) -> u32 {
+        let profile = self.cluster.profiles.get(profile);
+        let facts = self.cluster.node(ix).devices.get(device);
+        let memory = facts
+            .and_then(|d| d.facts.as_ref()?.memory_bytes)
+            .unwrap_or(0);
+        match Claim::of(profile, Some(device)) {
+            Claim::Device {
+                budget: Some(bytes),
+                ..
+            } => u32::try_from(memory / bytes.get()).unwrap_or(u32::MAX),
+            _ => 1,
+        }
+    }
+
+    /// When so many slots of these nodes will be free, by what clients have said that their
+    /// executions take; none where that does not suffice to say.
+    fn room_at(&self, now: Now, nodes: &BTreeSet<NodeIx>, size: usize) -> Option<Millis> {
+        if nodes.len() > RECKONED {
+            return None;
+        }
+        let (mut free, mut ends) = (0, Vec::new());
+        for ix in nodes {
+            let node = self.cluster.node(*ix);
+            free += node.slots().saturating_sub(node.held()) as usize;
+            ends.extend(node.holds.iter().filter_map(|id| {
+                let e = self.cluster.execution(*id)?;
+                let profile = self.cluster.profiles.get(e.profile)?;
+                let expected = u64::from(profile.expected_s?) * 1_000;
+                let left = expected.checked_sub(e.attained_ms(now.mono))?;
+                (e.parked().is_none() && left > 0).then_some(left)
+            }));
+        }
+        ends.sort_unstable();
+        match size.checked_sub(free) {
+            None | Some(0) => Some(now.mono),
+            Some(lacks) => ends.get(lacks - 1).map(|ms| now.mono.plus(*ms)),
+        }
+    }
+
+    /// True for a member of the gang that goes first.
+    pub(super) fn is_first(&self, id: ExecutionId) -> bool {
+        let first = self.holds.first.as_ref();
+        first.is_some_and(|first| first.members.contains(&id))
+    }
+
+    /// Nodes that are kept for a gang that goes before this one.
+    pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<BTreeSet<NodeIx>>> {
+        let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
+        let e = self.cluster.execution(id)?;
+        let waits = e.stage == Stage::Pending || super::aside::is_aside(e);
+        if !waits || first.members.contains(&id) {
+            return None;
+        }
+        let waiter = self.waiter_of(id)?;
+        let effective = self.waiting.get(id).map(|(_, effective)| effective);
+        let turn = Turn {
+            effective: effective.unwrap_or(waiter.priority),
+            share: self.share_of(waiter.tenant),
+            rank: waiter.rank,
+        };
+        self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.share.now.mono))
+    }
+
+    /// The same for one that is just being submitted.
+    pub(super) fn kept_from_new(
+        &self,
+        id: ExecutionId,
+        tenant: &Tenant,
+        profile: ProfileIx,
+        submitted_at: Timestamp,
+    ) -> Option<Arc<BTreeSet<NodeIx>>> {
+        let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
+        let asks = self.cluster.profiles.get(profile)?;
+        let tenant = self.cluster.tenants.find(tenant);
+        let turn = Turn {
+            effective: order::priority(&self.config, asks),
+            share: tenant.map_or(0.0, |ix: TenantIx| self.share_of(ix)),
+            rank: order::rank(&self.config, asks, 0, submitted_at, id),
+        };
+        self.kept_from_turn(first, turn, profile, 0)
+    }
+
+    fn kept_from_turn(
+        &self,
+        first: &First,
+        turn: Turn,
+        profile: ProfileIx,
+        attained_ms: u64,
+    ) -> Option<Arc<BTreeSet<NodeIx>>> {
+        // What a tenant holds changes with every moment.
+        let own = Turn {
+            share: self.share_of(first.tenant),
+            ..first.turn
+        };
+        if turn.is_before(&own) {
+            return None;
+        }
+        let profile = self.cluster.profiles.get(profile)?;
+        let takes = profile.expected_s.map(|s| u64::from(s) * 1_000);
+        let by_priority = matches!(
+            self.config.discipline,
+            Discipline::Priority | Discipline::Shared
+        );
+        let mean = self.share.take_up.mean_ms();
+        let passes = Passes {
+            priority: order::priority(&self.config, profile),
+            takes_ms: takes.and_then(|ms| ms.checked_sub(attained_ms).filter(|left| *left > 0)),
+            gives_way_ms: (self.config.preempt && by_priority)
+                .then(|| residency_ms(&self.config, mean)),
+        };
+        let pass = first.lets_pass(self.share.now.mono, passes);
+        (!pass).then(|| Arc::clone(&first.nodes))
+    }
+
+    /// Has others give way to the gang that goes first: as many as it lacks, or nobody.
+    pub(super) fn preempt_for_gang(
+        &mut self,
+        now: Now,
+        victims: &mut Vec<Victim>,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(first) = self.holds.first.as_deref() else {
+            return;
+        };
+        let (members, key) = (first.members.clone(), first.key.clone());
+        // Whoever has reserved for all of it acts for it, whoever is preferred by now.
+        if !members.iter().all(|id| self.is_admitted(*id)) {
+            return;
+        }
+        let gang = self.holds.gangs.get(&key);
+        let lacking = gang.and_then(|gang| gang.lacking.as_deref());
+        let free = self.unasked(&members, lacking.unwrap_or_default());
+        let lacks = free.len();
+        let mut chosen = Vec::new();
+        let mut left: Vec<Victim> = std::mem::take(victims);
+        for id in free {
+            let waiter = self.waiter_of(id);
+            let contender = waiter.and_then(|w| self.contender(now, id, w, first_effective(self)));
+            let Some(contender) = contender else {
+                break;
+            };
+            let Some((at, rule)) = self.choose_victim(now, &contender, &left) else {
+                break;
+            };
+            let reason = self.reason(&contender, at, rule, &left);
+            let victim = left.swap_remove(at);
+            // So that the next choice knows of it; taken back should there be too few.
+            self.share.asking.insert(id, (victim.id, now.mono));
+            chosen.push((contender, victim, rule, reason));
+        }
+        let enough = chosen.len() == lacks;
+        for (contender, victim, rule, reason) in chosen {
+            if enough {
+                let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
+                self.give_way(now, victim, &contender, rule, reason, out);
+            } else {
+                self.share.asking.remove(&contender.id);
+                left.push(victim);
+            }
+        }
+        *victims = left;
+        if enough
+            && lacks > 0
+            && let Some(first) = &mut self.holds.first
+        {
+            first.keeps = true;
+        }
+    }
+
+    /// Those without a place for whom nobody gives way yet. Of members that ask the same any may
+    /// have what was asked for another one.
+    fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
+        let profile = |id: &ExecutionId| self.cluster.execution(*id).map(|e| e.profile);
+        let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
+        let mut lacks: BTreeMap<Option<ProfileIx>, usize> = BTreeMap::new();
+        for id in lacking {
+            *lacks.entry(profile(id)).or_default() += 1;
+        }
+        for id in members.iter().filter(asks) {
+            if let Some(count) = lacks.get_mut(&profile(id)) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        let free = lacking.iter().filter(|id| !asks(id));
+        let free = free.filter(|id| {
+            let count = lacks.entry(profile(id)).or_default();
+            let lacks = *count > 0;
+            *count = count.saturating_sub(1);
+            lacks
+        });
+        free.copied().collect()
+    }
+
+    /// Why one that waits is not bound although there may be room.
+    pub(super) fn kept_in_words(&self, now: Now, id: ExecutionId) -> Option<String> {
+        self.kept_from(id)?;
+        let first = self.holds.first.as_ref()?;
+        #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]
+        let waited = now.mono.since(first.since) as f64;
+        Some(format!(
+            "no node can take it now; what becomes free is kept for the gang {} of {}, which has \
+             waited for {} and goes first",
+            first.key.1,
+            first.members.len(),
+            seconds(waited)
+        ))
+    }
+}
+
+fn first_effective(policy: &Policy) -> i32 {
+    let first = policy.holds.first.as_ref();
+    first.map_or(0, |first| first.turn.effective)
+}

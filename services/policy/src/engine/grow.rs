@@ -1,0 +1,257 @@
+//! Has those who compute a range together give parts of it away, where one more is worth it
+//! ([`crate::spread`] has the rules).
+//!
+//! A look is bounded: at 256 members, the next ones in turn.
+
+use std::ops::Bound;
+
+use fiec_schemas::ExecutionId;
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::spread::PARTS_LIMIT;
+
+use super::{Action, ControlOutcome, Policy};
+use crate::cluster::Stage;
+use crate::execution::Avoided;
+use crate::placement::{self, Ask};
+use crate::share::regret::move_ms;
+use crate::spread::{self, Asked, Splittable, Stay};
+use crate::time::{Millis, Now};
+
+/// Members that are looked at in one round.
+const WINDOW: usize = 256;
+/// Profiles that wait and are looked at.
+const PROFILES: usize = 16;
+
+impl Policy {
+    /// Looks at some of the wholes, the next ones in turn.
+    pub(super) fn grow(&mut self, now: Now, out: &mut Vec<Action>) {
+        let from = self.spread.next.map_or(Bound::Unbounded, Bound::Included);
+        let mut members = self.spread.members.range((from, Bound::Unbounded));
+        let some: Vec<_> = members.by_ref().take(WINDOW).map(|(id, _)| *id).collect();
+        self.spread.next = members.next().map(|(id, _)| *id);
+        for id in some {
+            let whole = self.spread.root_of(id) == id;
+            if whole && self.is_mine(id) && !self.spread.orphans.contains_key(&id) {
+                self.grow_one(now, id, out);
+            }
+        }
+    }
+
+    fn grow_one(&mut self, now: Now, root: ExecutionId, out: &mut Vec<Action>) {
+        self.settle_order(now, root);
+        let weighed = self.weigh(now, root);
+        let growth = self.spread.growth.entry(root).or_default();
+        let one = match weighed {
+            Ok(one) => one,
+            Err(stays) => {
+                growth.stays = Some(stays);
+                return;
+            }
+        };
+        let (Some(e), Some(member)) = (
+            self.cluster.execution(one.id),
+            self.spread.members.get(&one.id),
+        ) else {
+            return;
+        };
+        let Stage::Started(ix, _) = e.stage else {
+            return;
+        };
+        // At its next boundary, which may be a capsule away.
+        let capsules = 4.0 * one.each_ms.clamp(0.0, 1e9);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped"
+        )]
+        let within = self.config.spread_answer_ms + capsules as u64;
+        growth.asked = Some(Asked {
+            execution: one.id,
+            epoch: e.epoch,
+            splits: member.spreading.splits,
+            at: now.mono,
+            until: now.mono.plus(within),
+            refused: None,
+        });
+        growth.stays = Some(Stay::Asked(one.id));
+        out.push(Action::Control {
+            node: self.cluster.node(ix).id.clone(),
+            request: ControlRequest::Split {
+                execution: one.id,
+                epoch: e.epoch,
+            },
+            ticket: None,
+        });
+    }
+
+    /// What has become of the last order.
+    fn settle_order(&mut self, now: Now, root: ExecutionId) {
+        let retry = self.config.order_retry_ms;
+        let Some(growth) = self.spread.growth.get_mut(&root) else {
+            return;
+        };
+        let Some(asked) = &growth.asked else {
+            return;
+        };
+        let e = self.cluster.execution(asked.execution);
+        let (Some(e), Some(member)) = (e, self.spread.members.get(&asked.execution)) else {
+            growth.asked = None;
+            return;
+        };
+        if member.spreading.splits > asked.splits {
+            growth.grown();
+        } else if asked.refused.is_some() || now.mono >= asked.until {
+            growth.in_vain(now.mono, retry);
+        } else if e.epoch != asked.epoch || !e.computes() {
+            growth.asked = None;
+        }
+    }
+
+    /// Who is to split, or why nobody is.
+    fn weigh(&mut self, now: Now, root: ExecutionId) -> Result<Splittable, Stay> {
+        let growth = self.spread.growth.get(&root);
+        if let Some(asked) = growth.and_then(|g| g.asked.as_ref()) {
+            return Err(Stay::Asked(asked.execution));
+        }
+        let (live, unborn) = self.spread.those_of(root);
+        let up_to = self.spread.members.get(&root);
+        let up_to = up_to.map_or(0, |m| m.spreading.up_to as usize);
+        if live.len() + unborn.len() >= up_to {
+            self.no_room_since(root);
+            return Err(Stay::Full);
+        }
+        let settles = live.iter().find(|id| {
+            let e = self.cluster.execution(**id);
+            e.is_none_or(|e| !e.computes() || e.busy)
+        });
+        if let Some(id) = unborn.first().or(settles) {
+            let id = *id;
+            self.no_room_since(root);
+            return Err(Stay::Settling(id));
+        }
+        let splittable: Vec<_> = live
+            .iter()
+            .filter_map(|id| self.splittable(now, *id))
+            .collect();
+        let (least, moves) = (self.config.spread_least_ms, self.config.spread_moves);
+        let chosen = spread::choose(&splittable, least, moves)?;
+        if self.others_wait(now) {
+            self.no_room_since(root);
+            return Err(Stay::Others);
+        }
+        if let Some(denied) = self.denies_one_more(chosen.id) {
+            return Err(Stay::Quota(denied));
+        }
+        if !self.has_room(now, chosen.id, &live) {
+            self.no_room_since(root);
+            return Err(Stay::NoRoom);
+        }
+        let growth = self.spread.growth.entry(root).or_default();
+        let since = *growth.room_since.get_or_insert(now.mono);
+        if now.mono.since(since) < self.config.spread_dwell_ms {
+            return Err(Stay::Soon);
+        }
+        if now.mono < growth.not_before {
+            return Err(Stay::Later {
+                ms: growth.not_before.since(now.mono),
+                because: growth.because.clone(),
+            });
+        }
+        Ok(chosen)
+    }
+
+    fn no_room_since(&mut self, root: ExecutionId) {
+        if let Some(growth) = self.spread.growth.get_mut(&root) {
+            growth.room_since = None;
+        }
+    }
+
+    /// What one of them has left, where it could be split now.
+    fn splittable(&self, now: Now, id: ExecutionId) -> Option<Splittable> {
+        let (e, member) = (self.cluster.execution(id)?, self.spread.members.get(&id)?);
+        let Stage::Started(ix, _) = e.stage else {
+            return None;
+        };
+        let mut told = e.avoided().iter();
+        let told = told.any(|a| a.node == ix && now.mono < a.until);
+        let full = member.spreading.parts.len() >= PARTS_LIMIT;
+        let failing = self.spread.failing.contains_key(&id);
+        if member.requested || e.order().is_some() || told || full || failing {
+            return None;
+        }
+        let rhythm = self.share.rhythms.get(&id);
+        let each_ms = rhythm?.quantile(0.5)?;
+        let moves_ms = move_ms(e, rhythm, &self.share.take_up);
+        Some(Splittable {
+            id,
+            left: member.left?,
+            each_ms,
+            move_ms: moves_ms + member.inputs_ms(each_ms),
+        })
+    }
+
+    /// Whether something else waits for which there is a place, or a gang that gathers places.
+    fn others_wait(&mut self, now: Now) -> bool {
+        if self.share.fresh {
+            return true;
+        }
+        let waits = |id| {
+            let e = self.cluster.execution(id);
+            e.is_some_and(|e| e.stage == Stage::Pending)
+        };
+        let mut gangs = self.holds.gangs.values();
+        let gathers = gangs.any(|gang| {
+            let members = gang.complete();
+            members.is_some_and(|ids| ids.into_iter().any(waits))
+        });
+        if gathers {
+            return true;
+        }
+        let profiles: Vec<_> = self.waiting.profiles().take(PROFILES).collect();
+        profiles.into_iter().any(|profile| {
+            let (cluster, config) = (&self.cluster, &self.config);
+            let ask = Ask::new(profile, &[]);
+            placement::choose(&mut self.rankings, cluster, config, now, &ask).is_some()
+        })
+    }
+
+    /// A place that one more like it could have: on a node that none of them is on, or on any free
+    /// device where they are on devices.
+    fn has_room(&mut self, now: Now, like: ExecutionId, live: &[ExecutionId]) -> bool {
+        let Some(e) = self.cluster.execution(like) else {
+            return false;
+        };
+        let here = live.iter().filter(|_| e.device().is_none());
+        let here = here.filter_map(|id| self.cluster.execution(*id)?.stage.node());
+        let avoid: Vec<_> = here
+            .map(|node| Avoided {
+                node,
+                until: Millis(u64::MAX),
+                refusals: 0,
+            })
+            .collect();
+        let ask = Ask {
+            avoid: &avoid,
+            free_slot: true,
+            ..Ask::new(e.profile, &[])
+        };
+        let (cluster, config) = (&self.cluster, &self.config);
+        placement::choose(&mut self.rankings, cluster, config, now, &ask).is_some()
+    }
+
+    /// The answer to an order to split.
+    pub(super) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
+        let refused = match outcome {
+            ControlOutcome::Taken => return,
+            ControlOutcome::Refused(reason) => reason,
+            ControlOutcome::NoAnswer => "its node did not answer".to_owned(),
+        };
+        let root = self.spread.root_of(id);
+        let growth = self.spread.growth.get_mut(&root);
+        if let Some(asked) = growth.and_then(|g| g.asked.as_mut())
+            && (asked.execution, asked.epoch) == (id, epoch)
+        {
+            asked.refused = Some(refused);
+        }
+    }
+}

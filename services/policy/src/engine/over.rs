@@ -1,0 +1,191 @@
+//! A tenant that has more than its quota allows, as after `fiec quota set`: once that has lasted for
+//! `quota_grace_ms`, what is worth least gives way at its next boundary, and waits as pending until
+//! the quota has room again. One policy service does so for a tenant; what has reserved and is not
+//! bound yet gives that back first.
+
+use fiec_schemas::quota::Quota;
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{Cause, ExecutionId, Tenant};
+
+use super::{Action, Policy};
+use crate::cluster::{Stage, Wanted};
+use crate::holds::excess::{self, Has};
+use crate::share::order;
+use crate::share::pause::seconds;
+use crate::share::regret::Regret;
+use crate::time::Now;
+
+/// How many that are spared are named.
+const NAMED: usize = 3;
+
+/// What an execution is about to do about its reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Reserved, and not being bound: it gives that back at once.
+    Waits,
+    /// It computes, or stands parked.
+    Runs,
+    /// Nothing can be asked of it now.
+    Firm,
+}
+
+struct Entry {
+    id: ExecutionId,
+    state: State,
+    regret: Option<Regret>,
+    has: Has,
+}
+
+impl Policy {
+    /// Looks which tenants have more than they may.
+    pub(super) fn look_at_quotas(&mut self, now: Now, out: &mut Vec<Action>) {
+        if self.holds.quotas.is_empty() {
+            return;
+        }
+        if now.mono.since(self.holds.over_looked) < self.config.preempt_review_ms {
+            return;
+        }
+        self.holds.over_looked = now.mono;
+        let limited = self.holds.quotas.iter().filter(|(_, quota)| quota.limits());
+        let limited: Vec<_> = limited.map(|(t, q)| (t.clone(), q.clone())).collect();
+        let known = |tenant: &Tenant| limited.iter().any(|(t, _)| t == tenant);
+        self.holds.over.retain(|tenant, _| known(tenant));
+        for (tenant, quota) in limited {
+            let mine = self.replicas.prefers_self(tenant.as_str().as_bytes());
+            let all = mine.then(|| self.entries_of(now, &tenant)).flatten();
+            let over = |all: &Vec<Entry>| excess::exceeds(all.iter().map(|e| &e.has), &quota);
+            let Some(all) = all.filter(over) else {
+                self.holds.over.remove(&tenant);
+                continue;
+            };
+            let since = *self.holds.over.entry(tenant.clone()).or_insert(now.mono);
+            if now.mono.since(since) >= self.config.quota_grace_ms {
+                self.trim(now, &tenant, &quota, all, out);
+            }
+        }
+    }
+
+    /// All that a tenant has reserved; none where that is not known for certain now.
+    fn entries_of(&self, now: Now, tenant: &Tenant) -> Option<Vec<Entry>> {
+        let table = self.holds.tables.get(tenant)?;
+        if !table.fresh {
+            return None;
+        }
+        let leaves = |id| table.to_free.contains_key(id) || table.freeing.contains(id);
+        let entries = table.entries.values().filter(|e| !leaves(&e.execution));
+        let entries = entries.filter_map(|entry| {
+            let e = self.cluster.execution(entry.execution)?;
+            let profile = self.cluster.profiles.get(e.profile);
+            let own = entry.by == self.seed;
+            let told = e
+                .avoided()
+                .iter()
+                .any(|a| Some(a.node) == e.stage.node() && now.mono < a.until);
+            let state = match e.stage {
+                _ if e.busy || e.order().is_some() || told => State::Firm,
+                Stage::Pending if own && entry.firm.is_none_or(|seq| e.seq > seq) => State::Waits,
+                Stage::Started(..) => State::Runs,
+                _ => State::Firm,
+            };
+            let regret = (state == State::Runs).then(|| {
+                let rhythm = self.share.rhythms.get(&entry.execution);
+                Regret::of(e, rhythm, &self.share.take_up, now.mono)
+            });
+            Some(Entry {
+                id: entry.execution,
+                state,
+                regret,
+                has: Has {
+                    devices: entry.devices,
+                    memory_bytes: entry.memory_bytes,
+                    may_go: state != State::Firm,
+                    priority: match state {
+                        State::Waits => i32::MIN,
+                        _ => profile.map_or(0, |p| order::priority(&self.config, p)),
+                    },
+                    regret_ms: regret.map_or(0.0, |r| r.total_ms()),
+                },
+            })
+        });
+        Some(entries.collect())
+    }
+
+    /// True for one that gives its place up at its next boundary already.
+    fn is_going(&self, id: ExecutionId) -> bool {
+        let order = self.cluster.execution(id).and_then(|e| e.order());
+        order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
+    }
+
+    fn trim(
+        &mut self,
+        now: Now,
+        tenant: &Tenant,
+        quota: &Quota,
+        mut all: Vec<Entry>,
+        out: &mut Vec<Action>,
+    ) {
+        let count = all.len();
+        all.retain(|entry| !self.is_going(entry.id));
+        let has: Vec<Has> = all.iter().map(|entry| entry.has).collect();
+        let chosen = excess::choose(&has, quota);
+        let mut spared: Vec<_> = (0..all.len())
+            .filter(|n| !chosen.contains(n) && all[*n].state == State::Runs)
+            .filter_map(|n| Some((all[n].id, all[n].regret?.total_ms())))
+            .collect();
+        spared.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let named: Vec<_> = spared
+            .iter()
+            .take(NAMED)
+            .map(|(id, ms)| format!("{id} {}", seconds(*ms)))
+            .collect();
+        for n in chosen {
+            let Entry { id, regret, .. } = &all[n];
+            let Some(regret) = regret else {
+                self.unreserve(now, tenant, *id);
+                continue;
+            };
+            let mut reason = format!(
+                "its tenant {tenant} has {count} bound or running, and {} has set {}; its regret is {}",
+                quota.who,
+                quota.in_words(),
+                regret.in_words()
+            );
+            if !named.is_empty() {
+                reason += &format!("; spared: {}", named.join(", "));
+                if spared.len() > NAMED {
+                    reason += &format!(" and {} others", spared.len() - NAMED);
+                }
+            }
+            let cause = Cause::Preempted {
+                rule: Rule::Quota,
+                by: None,
+                reason,
+            };
+            self.stop_waiting(*id);
+            self.order_off(now, *id, cause, out);
+        }
+    }
+
+    /// One that has given way to its tenant's quota has nothing reserved any more.
+    pub(super) fn left_quota(&mut self, now: Now, id: ExecutionId) {
+        let Some(tenant) = self.tenant(id) else {
+            return;
+        };
+        let own = self.holds.tables.get(&tenant).is_some_and(|table| {
+            let entry = table.entries.get(&id);
+            entry.is_some_and(|entry| entry.by == self.seed)
+        });
+        if own && let Some(table) = self.holds.tables.get_mut(&tenant) {
+            table.to_free.insert(id, now.mono);
+            self.holds.due = true;
+        }
+    }
+
+    /// One that has reserved and waits for room gives that back.
+    fn unreserve(&mut self, now: Now, tenant: &Tenant, id: ExecutionId) {
+        self.left_quota(now, id);
+        self.holds.unplaced.remove(&id);
+        self.stop_waiting(id);
+        self.requeue(tenant, id, now.mono);
+    }
+}

@@ -1,0 +1,489 @@
+//! Follows executions whose range is shared out ([`crate::spread`]); [`super::grow`] has them split.
+//!
+//! A part is made by whoever sees the split first, also after a restart: its id follows from the
+//! split, and its ledger begins by compare-and-set. A holder that waits for its last part has no
+//! node and is bound again when that has ended. A part that has found no place for
+//! [`crate::Config::spread_dwell_ms`] while its holder waits for it is given back: the holder goes
+//! on with what it left. Where a part fails or is cancelled its holder fails, and where a holder
+//! ends without its parts these are cancelled.
+
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::{Cause, Event, ExecutionId};
+
+use super::{Action, Policy};
+use crate::cluster::{Presence, Stage};
+use crate::holds::{Fate, Seen};
+use crate::spread::{Member, Orphan};
+use crate::time::Now;
+use crate::view::LedgerView;
+
+/// Of each kind so many are looked at in one round.
+const AT_ONCE: usize = 256;
+/// Most characters of the reason for which a part has failed that its holder's repeats.
+const REASON_LIMIT: usize = 400;
+
+impl Policy {
+    /// Learns from a message of a live execution what it shares with whom.
+    pub(super) fn note_spread(&mut self, now: Now, view: &LedgerView<'_>) {
+        let Some(spreading) = &view.state.spread else {
+            return;
+        };
+        let id = view.state.execution;
+        let boundary = view.events.iter().rev().find(|e| e.kind == "boundary");
+        let left = boundary.and_then(|b| Some(b.of?.saturating_sub(b.index?)));
+        let before = self.spread.members.get(&id);
+        let gone: Vec<_> = before.map_or_else(Vec::new, |m| {
+            let parts = m.spreading.parts.iter().map(|part| part.id);
+            parts.filter(|id| !has(spreading, *id)).collect()
+        });
+        let left = match boundary {
+            Some(_) => left,
+            None => before.and_then(|m| m.left),
+        };
+        let first = before.and_then(|m| m.first);
+        let first = first.or_else(|| {
+            let own = boundary.filter(|_| view.state.commits() == 1)?;
+            Some((own.index?, own.compute_us? / 1_000))
+        });
+        let yields = view.event("yielded").and_then(|y| y.cause());
+        let yields = yields == Some(Cause::Parts);
+        let waited = before.filter(|m| m.spreading.waits);
+        let in_vain = waited
+            .filter(|m| yields && m.waits_since < view.state.epoch)
+            .and_then(|m| m.spreading.last())
+            .filter(|part| spreading.last() == Some(part))
+            .map(|part| part.id);
+        let waits_since = match before {
+            _ if yields => view.state.epoch,
+            Some(member) => member.waits_since,
+            None => 0,
+        };
+        for part in gone {
+            self.spread.ended.remove(&part);
+            self.spread.unknown.remove(&part);
+        }
+        // Its worker did not see the end of which we know: what its ledger says now counts.
+        if let Some(part) = in_vain
+            && self.spread.ended.remove(&part).is_some()
+        {
+            let again = now.mono.plus(2 * self.config.look_ms);
+            self.spread.unknown.insert(part, (id, again));
+        }
+        // Whoever is not to act first leaves it some time.
+        let soon = if self.is_mine(id) {
+            now.mono
+        } else {
+            now.mono.plus(self.config.grace_ms)
+        };
+        for part in &spreading.parts {
+            if !self.knows(part.id) && !self.spread.ended.contains_key(&part.id) {
+                let unknown = &mut self.spread.unknown;
+                unknown.entry(part.id).or_insert((id, soon));
+            }
+        }
+        self.spread.unknown.remove(&id);
+        if let Some(holder) = spreading.part_of
+            && !self.knows(holder)
+            && !self.spread.orphans.contains_key(&id)
+        {
+            self.spread.holders.entry(holder).or_insert(soon);
+        }
+        let member = Member {
+            spreading: spreading.clone(),
+            requested: view.state.requested.is_some(),
+            waits_since,
+            left,
+            first,
+        };
+        self.spread.members.insert(id, member);
+    }
+
+    /// An execution has ended, as its last message says or an append of ours. `part_of`: its holder,
+    /// where that is known; `why`: who has cancelled it, or the reason for which it has failed.
+    pub(super) fn note_part_end(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        part_of: Option<ExecutionId>,
+        (phase, why): (&str, Option<&str>),
+    ) {
+        let member = self.spread.members.get(&id);
+        let holder = part_of.or_else(|| member.and_then(|m| m.spreading.part_of));
+        let Some(fate) = Fate::of(phase) else { return };
+        let parts = member.map_or_else(Vec::new, |m| m.spreading.parts.clone());
+        let who = match (fate, why) {
+            (Fate::Cancelled, Some(who)) => who.to_owned(),
+            _ => format!("policy: {id}, of which it is a part, {}", fate.in_words()),
+        };
+        for part in parts {
+            self.disown(now, part.id, &who);
+        }
+        if let Some(holder) = holder {
+            self.part_ended(holder, id, fate, why);
+        }
+    }
+
+    fn disown(&mut self, now: Now, part: ExecutionId, who: &str) {
+        if self.spread.ended.remove(&part).is_none() {
+            let orphan = Orphan {
+                who: who.to_owned(),
+                again: now.mono,
+            };
+            self.spread.orphans.entry(part).or_insert(orphan);
+        }
+        self.spread.unknown.remove(&part);
+    }
+
+    /// A part has ended: its holder may go on, or cannot complete any more.
+    fn part_ended(
+        &mut self,
+        holder: ExecutionId,
+        part: ExecutionId,
+        fate: Fate,
+        why: Option<&str>,
+    ) {
+        self.spread.unknown.remove(&part);
+        let member = self.spread.members.get(&holder);
+        let Some(found) = member.and_then(|m| m.part(part).copied()) else {
+            return;
+        };
+        self.spread.ended.insert(part, fate);
+        if matches!(fate, Fate::Failed | Fate::Cancelled) {
+            let mut reason = format!(
+                "its part {part}, tiles {} to {}, {}",
+                found.from,
+                found.to,
+                fate.in_words()
+            );
+            if let Some(why) = why {
+                let by = if fate == Fate::Cancelled {
+                    " by "
+                } else {
+                    ": "
+                };
+                reason.push_str(by);
+                reason.extend(why.chars().take(REASON_LIMIT));
+            }
+            self.stop_waiting(holder);
+            self.spread.failing.entry(holder).or_insert(reason);
+        }
+        self.wait_if_pending(holder);
+    }
+
+    /// It lives no more, as far as is known here. Where nobody has told the end of a part that is
+    /// still out, its ledger may only not have been there for whoever looked: it is looked for.
+    pub(super) fn forget_spread(&mut self, id: ExecutionId) {
+        let member = self.spread.members.remove(&id);
+        let holder = member.and_then(|m| m.spreading.part_of);
+        let of = holder.and_then(|holder| self.spread.members.get(&holder));
+        let out = of.is_some_and(|m| m.part(id).is_some());
+        if let Some(holder) = holder.filter(|_| out && !self.spread.ended.contains_key(&id)) {
+            let again = self.share.now.mono.plus(2 * self.config.look_ms);
+            self.spread.unknown.insert(id, (holder, again));
+        }
+        self.spread.failing.remove(&id);
+        self.spread.growth.remove(&id);
+        self.spread.orphans.remove(&id);
+        self.spread.holders.remove(&id);
+    }
+
+    /// True for one that is not to be bound now: it waits for a part, or fails because of one.
+    pub(super) fn awaits_parts(&self, id: ExecutionId) -> bool {
+        self.spread.awaited_by(id).is_some()
+            || self.spread.failing.contains_key(&id)
+            || self.spread.orphans.contains_key(&id)
+    }
+
+    /// What a look at a ledger has shown: that of a part, or of a holder, that is not known here.
+    pub(super) fn spread_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+        if self.knows(id) {
+            self.spread.holders.remove(&id);
+            return;
+        }
+        if let (Some((holder, _)), Seen::Ended(fate)) = (self.spread.unknown.get(&id), seen) {
+            let holder = *holder;
+            self.part_ended(holder, id, fate, None);
+        }
+        let fate = match seen {
+            Seen::Ended(fate) => fate.in_words(),
+            Seen::Vanished => "is not known any more",
+            Seen::Lives => return,
+        };
+        if self.spread.holders.remove(&id).is_none() {
+            return;
+        }
+        let who = format!("policy: {id}, of which it is a part, {fate}");
+        let members = self.spread.members.iter();
+        let parts: Vec<_> = members
+            .filter(|(_, m)| m.spreading.part_of == Some(id))
+            .map(|(part, _)| *part)
+            .collect();
+        for part in parts {
+            self.disown(now, part, &who);
+        }
+    }
+
+    /// As time passes: makes parts, gives them back, ends what must end, and has wholes grow.
+    pub(super) fn look_at_spread(&mut self, now: Now, out: &mut Vec<Action>) {
+        if self.spread.is_idle() {
+            return;
+        }
+        self.look_for_unknown(now, out);
+        self.end_orphans(now, out);
+        self.fail_without_part(now, out);
+        if now.mono.since(self.spread.looked) >= self.config.spread_look_ms {
+            self.spread.looked = now.mono;
+            self.give_back(now, out);
+            self.grow(now, out);
+        }
+    }
+
+    /// Asks for parts and for holders that are not known here: the first are made where they are
+    /// not there yet.
+    fn look_for_unknown(&mut self, now: Now, out: &mut Vec<Action>) {
+        let again = now.mono.plus(2 * self.config.look_ms);
+        let due = self.spread.unknown.iter();
+        let due = due.filter(|(_, (_, at))| *at <= now.mono);
+        let parts: Vec<_> = due
+            .map(|(part, (holder, _))| (*part, *holder))
+            .take(AT_ONCE)
+            .collect();
+        for (part, holder) in parts {
+            let tenant = self.tenant(holder).filter(|_| !self.knows(part));
+            let Some(tenant) = tenant else {
+                self.spread.unknown.remove(&part);
+                continue;
+            };
+            self.spread.unknown.insert(part, (holder, again));
+            out.push(Action::MakePart {
+                part,
+                holder,
+                tenant,
+            });
+        }
+        let due = self.spread.holders.iter();
+        let holders: Vec<_> = due
+            .filter(|(_, at)| **at <= now.mono)
+            .map(|(holder, _)| *holder)
+            .take(AT_ONCE)
+            .collect();
+        for holder in holders {
+            let of = |m: &Member| m.spreading.part_of == Some(holder);
+            let mut parts = self.spread.members.iter().filter(|(_, m)| of(m));
+            let tenant = parts.next().and_then(|(part, _)| self.tenant(*part));
+            let Some(tenant) = tenant.filter(|_| !self.knows(holder)) else {
+                self.spread.holders.remove(&holder);
+                continue;
+            };
+            self.spread.holders.insert(holder, again);
+            out.push(Action::Lookup {
+                execution: holder,
+                tenant,
+            });
+        }
+    }
+
+    /// Gives parts back that have found no place while their holders wait for them.
+    fn give_back(&mut self, now: Now, out: &mut Vec<Action>) {
+        let members = self.spread.members.iter();
+        let waited: Vec<_> = members
+            .filter(|(id, _)| !self.spread.failing.contains_key(id))
+            .filter_map(|(holder, _)| Some((*holder, self.spread.awaited_by(*holder)?.id)))
+            .filter(|(_, part)| self.has_no_place(now, *part))
+            .take(AT_ONCE)
+            .collect();
+        for (holder, part) in waited {
+            if self.defers(now, part, self.config.grace_ms) {
+                continue;
+            }
+            self.stop_waiting(part);
+            let Some(e) = self.cluster.execution_mut(part) else {
+                continue;
+            };
+            e.busy = true;
+            out.push(Action::Append {
+                execution: part,
+                tenant: e.tenant.clone(),
+                expected: e.seq,
+                events: vec![Event::Returned { to: holder }],
+                ticket: None,
+            });
+        }
+    }
+
+    /// True for a part that has waited for a place for the dwell, and has no parts of its own.
+    fn has_no_place(&self, now: Now, part: ExecutionId) -> bool {
+        let alone = self.spread.members.get(&part);
+        let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
+        let e = self.cluster.execution(part).filter(|_| alone);
+        e.is_some_and(|e| {
+            let waited = now.mono.since(e.since) >= self.config.spread_dwell_ms;
+            e.stage == Stage::Pending && !e.busy && waited
+        })
+    }
+
+    /// Ends parts whose holders have ended.
+    fn end_orphans(&mut self, now: Now, out: &mut Vec<Action>) {
+        let due = self.spread.orphans.iter();
+        let due: Vec<_> = due
+            .filter(|(_, orphan)| orphan.again <= now.mono)
+            .map(|(part, orphan)| (*part, orphan.who.clone()))
+            .take(AT_ONCE)
+            .collect();
+        let again = now.mono.plus(self.config.order_retry_ms);
+        for (part, who) in due {
+            let Some(e) = self.cluster.execution(part) else {
+                // It was never made, or has ended.
+                self.spread.orphans.remove(&part);
+                continue;
+            };
+            if let Some(orphan) = self.spread.orphans.get_mut(&part) {
+                orphan.again = again;
+            }
+            let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
+            let on = match e.stage {
+                Stage::Started(ix, _) if !lost(ix) => Some(ix),
+                _ => None,
+            };
+            if e.busy || self.defers(now, part, self.config.grace_ms) {
+                continue;
+            }
+            match on {
+                Some(ix) => out.push(Action::Control {
+                    node: self.cluster.node(ix).id.clone(),
+                    request: ControlRequest::Cancel {
+                        execution: part,
+                        who,
+                    },
+                    ticket: None,
+                }),
+                None => self.end(now, part, Event::Cancelled { who }, out),
+            }
+        }
+    }
+
+    /// Ends holders of which a part has failed; one that computes yields first.
+    fn fail_without_part(&mut self, now: Now, out: &mut Vec<Action>) {
+        let failing = self.spread.failing.iter();
+        let failing: Vec<_> = failing
+            .map(|(id, reason)| (*id, reason.clone()))
+            .take(AT_ONCE)
+            .collect();
+        for (id, reason) in failing {
+            let Some(e) = self.cluster.execution(id) else {
+                self.spread.failing.remove(&id);
+                continue;
+            };
+            match e.stage {
+                _ if e.busy => {}
+                Stage::Started(..) if e.order().is_some() => {}
+                Stage::Started(ix, _) => {
+                    let mut told = e.avoided().iter();
+                    let told = told.any(|a| a.node == ix && now.mono < a.until);
+                    if !told && !self.defers(now, id, self.config.order_grace_ms) {
+                        self.order_off(now, id, Cause::Unviable { reason }, out);
+                    }
+                }
+                _ => {
+                    let stderr = String::new();
+                    self.end(now, id, Event::Failed { reason, stderr }, out);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, now: Now, id: ExecutionId, event: Event, out: &mut Vec<Action>) {
+        if self.defers(now, id, self.config.grace_ms) {
+            return;
+        }
+        self.stop_waiting(id);
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        e.busy = true;
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: vec![event],
+            ticket: None,
+        });
+    }
+
+    /// What it waits for, or why it fails, where that is a part of it.
+    pub(super) fn parts_in_words(&self, id: ExecutionId) -> Option<String> {
+        if let Some(reason) = self.spread.failing.get(&id) {
+            return Some(format!("it fails, since {reason}"));
+        }
+        if let Some(orphan) = self.spread.orphans.get(&id) {
+            return Some(format!("it is being cancelled by {}", orphan.who));
+        }
+        let part = self.spread.awaited_by(id)?;
+        Some(format!(
+            "it has done all that it kept of its range, and takes its part {} back (tiles {} to {}) \
+             when that has ended; that is {}",
+            part.id,
+            part.from,
+            part.to,
+            self.stands_in_words(part.id)
+        ))
+    }
+
+    /// What would let it go on, where it waits for a part.
+    pub(super) fn help_for_parts(&self, id: ExecutionId) -> Option<String> {
+        let part = self.spread.awaited_by(id)?.id;
+        Some(format!("the end of its part: `fiec why {part}`"))
+    }
+
+    fn stands_in_words(&self, id: ExecutionId) -> String {
+        let Some(e) = self.cluster.execution(id) else {
+            return "being made".to_owned();
+        };
+        let on = |ix| &self.cluster.node(ix).id;
+        match e.stage {
+            Stage::Pending if self.spread.awaited_by(id).is_some() => {
+                "waiting for a part of its own".to_owned()
+            }
+            Stage::Pending => "waiting for a place".to_owned(),
+            Stage::Bound(ix, _) => format!("bound to {}", on(ix)),
+            Stage::Started(ix, _) => format!("computing on {}", on(ix)),
+            Stage::Paused => "paused".to_owned(),
+            Stage::Verifying => "verifying".to_owned(),
+        }
+    }
+
+    /// Of what it is a part, which parts it has, and why it is not spread further.
+    pub(super) fn spread_in_words(&self, id: ExecutionId) -> String {
+        let Some(member) = self.spread.members.get(&id) else {
+            return String::new();
+        };
+        let mut words = String::new();
+        if let Some(holder) = member.spreading.part_of {
+            words += &format!("; it is a part of {holder}");
+        }
+        for part in &member.spreading.parts {
+            let stands = match self.spread.ended.get(&part.id) {
+                Some(fate) => fate.in_words().to_owned(),
+                None => self.stands_in_words(part.id),
+            };
+            let (from, to, part) = (part.from, part.to, part.id);
+            words += &format!("; its part {part} has tiles {from} to {to} and is {stands}");
+        }
+        let root = self.spread.root_of(id);
+        let (live, unborn) = self.spread.those_of(root);
+        let count = live.len() + unborn.len();
+        words += &format!("; {count} of up to {} compute", member.spreading.up_to);
+        if root != id {
+            words += &format!(" {root} as a whole");
+        }
+        let stays = self.spread.growth.get(&root).and_then(|g| g.stays.as_ref());
+        if let Some(stays) = stays {
+            words += &format!(", and no more, since {}", stays.in_words());
+        }
+        words
+    }
+}
+
+fn has(spreading: &fiec_schemas::spread::Spreading, id: ExecutionId) -> bool {
+    spreading.parts.iter().any(|part| part.id == id)
+}

@@ -1,0 +1,415 @@
+//! Gangs on a cluster that is always full: what becomes free is kept for the one that goes first,
+//! and others give way to it, as many as it lacks places or nobody.
+
+#![allow(clippy::unwrap_used, reason = "a test may end so")]
+
+mod world;
+
+use fiec_policy::{Config, Input};
+use fiec_schemas::quota::{Reservation, Reservations};
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{Cause, Event, InstanceId, NodeDescriptor};
+use proptest::prelude::*;
+use uuid::Uuid;
+use world::lab::{LONG, Lab, for_ever, node};
+use world::{World, descriptor};
+
+fn gang(size: u32, fields: &str) -> String {
+    format!(r#""gang":{{"name":"g","size":{size}}}{fields}"#)
+}
+
+/// Nothing gives way; what is kept is all that helps.
+fn patient() -> Config {
+    Config {
+        preempt: false,
+        slicing: false,
+        ..Config::default()
+    }
+}
+
+fn lab(config: Config, slots: u32) -> Lab {
+    Lab::new(World::with(config, vec![node(slots)]))
+}
+
+/// All members of the gang 1, 2, … compute.
+fn together(lab: &Lab, size: u64) -> bool {
+    (1..=size).all(|n| lab.runs(n))
+}
+
+#[test]
+fn a_gang_starts_although_there_is_always_something_that_would_fit() {
+    let mut lab = lab(patient(), 4);
+    let lengths = |n: u64| if n < 10 { LONG } else { 2_000 + 310 * (n % 7) };
+    let mut next = 10;
+    let mut top_up = |lab: &mut Lab| {
+        while lab.w.policy.waiting() < 6 {
+            lab.submit(next, 500, "");
+            next += 1;
+        }
+    };
+    for _ in 0..20 {
+        top_up(&mut lab);
+        lab.play(500, lengths);
+    }
+    for n in 1..=3 {
+        lab.submit(n, 500, &gang(3, ""));
+    }
+    let (mut waited, mut words) = (0, (false, false));
+    while !together(&lab, 3) && waited < 60_000 {
+        top_up(&mut lab);
+        lab.play(250, lengths);
+        waited += 250;
+        let last = lab.every.keys().next_back().copied().unwrap();
+        let says = |n, words: &str| lab.w.why(n).summary.contains(words);
+        words.0 |= says(1, "what becomes free is kept for it");
+        words.1 |= says(last, "is kept for the gang g of 3");
+    }
+    assert_eq!(words, (true, true), "both are told");
+    // Ten seconds of patience, and the longest of those that computed then.
+    assert!((10_000..16_500).contains(&waited), "{waited} ms");
+    // From then on the others have what it leaves.
+    lab.play(3_000, lengths);
+    assert_eq!(lab.running().len(), 4);
+}
+
+#[test]
+fn what_ends_before_the_gang_can_begin_goes_ahead_of_it() {
+    let mut lab = lab(patient(), 3);
+    lab.submit(10, 500, r#""expected_s":60"#);
+    lab.submit(11, 500, r#""expected_s":100"#);
+    let lengths = |n: u64| match n {
+        10 => 60_000,
+        11 => 100_000,
+        12 => 20_000,
+        _ => LONG,
+    };
+    lab.play(2_000, lengths);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, ""));
+    }
+    lab.play(12_000, lengths);
+    lab.submit(13, 500, "");
+    lab.submit(14, 500, r#""expected_s":50"#);
+    lab.submit(12, 500, r#""expected_s":20"#);
+    lab.play(2_000, lengths);
+    assert_eq!(lab.running(), [10, 11, 12], "it is gone in time");
+    lab.play(22_000, lengths);
+    assert_eq!(lab.running(), [10, 11], "its place is kept again");
+    lab.play(24_000, lengths);
+    assert_eq!(lab.running(), [1, 2, 11]);
+}
+
+#[test]
+fn as_many_give_way_to_a_gang_as_it_lacks_places() {
+    let mut lab = lab(Config::default(), 4);
+    for n in 10..13 {
+        lab.submit(n, 500, "");
+    }
+    lab.play(8_000, for_ever);
+    for n in 1..=3 {
+        lab.submit(n, 500, &gang(3, r#","priority":10"#));
+    }
+    lab.play(4_000, for_ever);
+    assert!(together(&lab, 3), "{}", lab.w.why(1).summary);
+    assert_eq!(lab.running().len(), 4);
+    assert_eq!(
+        lab.gave_way.len(),
+        2,
+        "one place was free: {:?}",
+        lab.gave_way
+    );
+    let (rule, reason) = lab.reason(lab.gave_way[0].0);
+    assert_eq!(rule, Rule::Priority);
+    assert!(reason.contains("for the gang g of 3"), "{reason}");
+}
+
+/// Two nodes, n0 with so many slots and n1 with one.
+fn two_nodes(config: Config, slots: u32) -> Lab {
+    let other = NodeDescriptor {
+        slots: 1,
+        ..descriptor(1, 101)
+    };
+    Lab::new(World::with(config, vec![node(slots), other]))
+}
+
+fn on(node: &str) -> String {
+    format!(r#""requires":{{"nodes":["{node}"]}}"#)
+}
+
+#[test]
+fn only_what_has_the_place_that_one_member_lacks_gives_way() {
+    for nodes in [["n0", "n1"], ["n1", "n0"]] {
+        let mut lab = two_nodes(Config::default(), 2);
+        lab.submit(10, 500, &on("n0"));
+        lab.submit(11, 500, &on("n1"));
+        lab.play(8_000, for_ever);
+        for (n, at) in (1..).zip(nodes) {
+            lab.submit(n, 500, &gang(2, &format!(r#","priority":10,{}"#, on(at))));
+        }
+        lab.play(20_000, for_ever);
+        assert!(together(&lab, 2), "{}", lab.w.why(1).summary);
+        let went: Vec<_> = lab.gave_way.iter().map(|(n, ..)| *n).collect();
+        assert_eq!(
+            (went, lab.running()),
+            (vec![11], vec![1, 2, 10]),
+            "{nodes:?}"
+        );
+    }
+}
+
+/// So many other policy services are there that one of them is preferred for everything.
+fn rivals(lab: &mut Lab) {
+    for n in 2..42 {
+        lab.w.step(Input::Replica {
+            id: InstanceId(Uuid::from_u128(n)),
+            leaving: false,
+        });
+    }
+}
+
+#[test]
+fn others_give_way_to_a_gang_by_whoever_has_reserved_for_it() {
+    let config = Config::default();
+    let residency = config.preempt_residency_ms;
+    let mut lab = lab(config, 2);
+    lab.submit(10, 500, "");
+    lab.submit(11, 500, "");
+    lab.play(residency - 2_000, for_ever);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, r#","priority":10"#));
+    }
+    lab.play(1_000, for_ever);
+    for _ in 0..16 {
+        rivals(&mut lab);
+        lab.play(250, for_ever);
+    }
+    assert!(together(&lab, 2), "{}", lab.w.why(1).summary);
+}
+
+#[test]
+fn what_gave_way_to_a_gang_by_another_replicas_order_is_kept_for_it_here_too() {
+    let mut lab = lab(Config::default(), 2);
+    lab.submit(10, 500, "");
+    lab.submit(11, 500, "");
+    lab.play(1_000, for_ever);
+    rivals(&mut lab);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, r#","priority":10"#));
+    }
+    let entries = [1, 2].map(|n| Reservation {
+        execution: World::id(n),
+        by: InstanceId(Uuid::from_u128(2)),
+        firm: None,
+        devices: 0,
+        memory_bytes: 0,
+        batch: None,
+        at_once: None,
+        gang: Some("g".parse().unwrap()),
+    });
+    let table = Reservations {
+        entries: entries.into(),
+        ..Default::default()
+    };
+    lab.w
+        .holds
+        .tables
+        .insert(World::tenant(), (1, table.clone()));
+    lab.w.step(Input::Reserved {
+        tenant: &World::tenant(),
+        table: Some((1, &table)),
+        answer: false,
+    });
+    lab.play(1_500, for_ever);
+    rivals(&mut lab);
+    let went = Event::Yielded {
+        cause: Cause::Preempted {
+            rule: Rule::Priority,
+            by: Some(World::id(1)),
+            reason: "it was told so".into(),
+        },
+        computed_until: lab.w.wall(),
+    };
+    let author = lab.w.author(10);
+    lab.w.append(World::id(10), vec![went], &author, true);
+    lab.submit(12, 500, "");
+    lab.play(1_500, for_ever);
+    assert_eq!(lab.running(), [11], "{}", lab.w.why(12).summary);
+    assert!(
+        lab.w
+            .why(12)
+            .summary
+            .contains("is kept for the gang g of 2"),
+        "{}",
+        lab.w.why(12).summary
+    );
+}
+
+#[test]
+fn what_waits_behind_a_gang_has_others_give_way_where_nothing_is_kept_for_that() {
+    let mut lab = two_nodes(Config::default(), 2);
+    for n in 10..12 {
+        lab.submit(n, 500, &format!(r#""priority":20,{}"#, on("n0")));
+    }
+    lab.submit(12, 500, &on("n1"));
+    lab.play(2_000, for_ever);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, &format!(r#","priority":10,{}"#, on("n0"))));
+    }
+    lab.play(15_000, for_ever);
+    assert!(lab.w.why(1).summary.contains("is kept for it"));
+    lab.submit(13, 500, &format!(r#""priority":5,{}"#, on("n1")));
+    lab.play(5_000, for_ever);
+    assert_eq!(lab.running(), [10, 11, 13], "{}", lab.w.why(13).summary);
+}
+
+#[test]
+fn gangs_that_can_never_have_room_keep_no_other_one_from_going_first() {
+    let mut lab = lab(patient(), 4);
+    let lengths = |n: u64| if n < 100 { LONG } else { 2_000 + 310 * (n % 7) };
+    for n in 0..45 {
+        let name = n / 5;
+        lab.submit(
+            20 + n,
+            500,
+            &format!(r#""gang":{{"name":"h{name}","size":5}}"#),
+        );
+    }
+    for n in 1..=3 {
+        lab.submit(n, 500, &gang(3, ""));
+    }
+    let (mut next, mut waited) = (100, 0);
+    while !together(&lab, 3) && waited < 60_000 {
+        while lab
+            .every
+            .keys()
+            .filter(|n| **n >= 100 && lab.phase(**n) == "pending")
+            .count()
+            < 6
+        {
+            lab.submit(next, 500, "");
+            next += 1;
+        }
+        lab.play(250, lengths);
+        waited += 250;
+    }
+    assert!(waited < 20_000, "{waited} ms: {}", lab.w.why(1).summary);
+}
+
+#[test]
+fn nobody_gives_way_to_a_gang_that_would_not_have_room_all_the_same() {
+    let mut lab = lab(Config::default(), 2);
+    lab.submit(10, 500, r#""priority":20"#);
+    lab.submit(11, 500, "");
+    lab.play(8_000, for_ever);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, r#","priority":10"#));
+    }
+    lab.play(9_000, for_ever);
+    assert_eq!((lab.running(), lab.gave_way.len()), (vec![10, 11], 0));
+    lab.w.complete(10);
+    lab.play(3_000, for_ever);
+    assert!(together(&lab, 2), "{}", lab.w.why(1).summary);
+}
+
+#[test]
+fn nothing_is_kept_for_a_gang_that_has_more_members_than_there_are_slots() {
+    let mut lab = lab(patient(), 3);
+    lab.submit(10, 500, "");
+    lab.play(1_000, for_ever);
+    for n in 1..=4 {
+        lab.submit(n, 500, &gang(4, ""));
+    }
+    lab.play(30_000, for_ever);
+    lab.submit(11, 500, "");
+    lab.submit(12, 500, "");
+    lab.play(1_000, for_ever);
+    assert_eq!(lab.running(), [10, 11, 12]);
+}
+
+#[test]
+fn of_two_gangs_the_first_one_has_what_becomes_free_and_then_the_other() {
+    let mut lab = lab(patient(), 4);
+    let lengths = |n: u64| match n {
+        10..=13 => 20_000 + 4_000 * (n - 10),
+        1..=6 => 10_000,
+        _ => LONG,
+    };
+    for n in 10..14 {
+        lab.submit(n, 500, "");
+    }
+    lab.play(1_000, lengths);
+    for n in 1..=4 {
+        lab.submit(n, 500, &gang(4, ""));
+    }
+    for n in 5..=6 {
+        lab.submit(n, 500, r#""gang":{"name":"h","size":2}"#);
+    }
+    // The smaller one would have room much sooner.
+    lab.play(27_000, lengths);
+    assert!((1..=6).all(|n| !lab.runs(n)), "{:?}", lab.running());
+    lab.play(8_000, lengths);
+    assert_eq!(lab.running(), [1, 2, 3, 4]);
+    lab.play(12_000, lengths);
+    assert_eq!(lab.running(), [5, 6]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever comes, a gang waits no longer than its patience, what goes before it, and the
+    /// longest of those that compute then; with or without others giving way.
+    #[test]
+    fn a_gang_waits_for_a_bounded_time(
+        slots in 2u32..6,
+        share in 0.3f64..1.0,
+        longest in 1u64..20,
+        gives_way in any::<bool>(),
+        told in any::<bool>(),
+        lower in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let config = if gives_way { Config::default() } else { patient() };
+        let residency = config.preempt_residency_ms;
+        let mut lab = lab(config, slots);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
+        let size = ((f64::from(slots) * share).ceil() as u32).max(2);
+        let length = move |n: u64| {
+            if n < 100 {
+                return LONG;
+            }
+            let dice = (n ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+            500 + dice % (longest * 1_000)
+        };
+        let mut next = 100;
+        let mut top_up = |lab: &mut Lab| {
+            while lab.w.policy.waiting() < 2 * slots as usize {
+                let mut fields = format!(r#""priority":{}"#, -i32::from(lower));
+                if told {
+                    fields += &format!(r#","expected_s":{}"#, length(next).div_ceil(1_000));
+                }
+                lab.submit(next, 250, &fields);
+                next += 1;
+            }
+        };
+        for _ in 0..10 {
+            top_up(&mut lab);
+            lab.play(500, length);
+        }
+        for n in 1..=u64::from(size) {
+            lab.submit(n, 500, &gang(size, ""));
+        }
+        let longest = longest * 1_000 + 500;
+        // Of its own priority three for each slot go before it: one computes and two wait.
+        let before = if lower { 0 } else { 3 * longest };
+        // What passes since it may be told to give way is told so once it has been there so long.
+        let passes = if gives_way && lower { residency } else { 0 };
+        let most = before.max(10_000) + longest + passes + 5_000;
+        let mut waited = 0;
+        while !together(&lab, u64::from(size)) {
+            prop_assert!(waited <= most, "{waited} ms: {}", lab.w.why(1).summary);
+            top_up(&mut lab);
+            lab.play(250, length);
+            waited += 250;
+        }
+    }
+}

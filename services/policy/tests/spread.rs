@@ -1,0 +1,478 @@
+//! Ranges of tiles that grow over nodes and shrink again: when a part is split off, what becomes of
+//! it, and that every tile is made once and in order, whatever happens.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
+
+mod world;
+
+use fiec_policy::Input;
+use fiec_schemas::quota::Quota;
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::{Cause, Event, ExecutionId, Phase, Timestamp};
+use proptest::prelude::*;
+use world::spread::{Tiled, tiled};
+use world::{World, descriptor};
+
+const VIABILITY: &str = r#","viability":{"memory":{"high":0.9,"low":0.7,"dwell_ms":500}}"#;
+
+fn cluster(nodes: usize) -> World {
+    World::of((0..nodes).map(tiled).collect())
+}
+
+fn whole(tiled: &Tiled, n: u64) -> Vec<u64> {
+    tiled.of[&World::id(n)].done.clone()
+}
+
+fn events_of(world: &World, id: ExecutionId) -> Vec<Event> {
+    let history = world.ledgers[&id].history.iter();
+    history.map(|(_, e)| e.clone()).collect()
+}
+
+fn node_of(world: &World, id: ExecutionId) -> usize {
+    let binding = world.state_of(id).phase.binding().unwrap();
+    binding.node.as_str()[1..].parse().unwrap()
+}
+
+#[test]
+fn a_range_grows_over_the_nodes_that_are_free_and_ends_with_each_tile_once_and_in_order() {
+    let mut world = cluster(5);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 300, 3, "");
+    // One at a time: a second place must have been there for a second, then a third.
+    world.work(&mut work, 900);
+    assert_eq!(work.told.len(), 0, "before the dwell is over");
+    world.work(&mut work, 5_000);
+    assert_eq!(work.told.len(), 2, "{:?}", work.told);
+    assert_eq!(world.parts().len(), 2);
+    let nodes: std::collections::BTreeSet<_> =
+        world.live().iter().map(|id| node_of(&world, *id)).collect();
+    assert_eq!(nodes.len(), 3, "each on a node of its own");
+    let summary = world.why(1).summary;
+    assert!(summary.contains("3 of up to 3 compute"), "{summary}");
+    world.work_out(&mut work, 60_000);
+    assert!(matches!(world.phase(1), Phase::Completed));
+    assert_eq!(whole(&work, 1), (0..300).collect::<Vec<_>>());
+    assert_eq!(work.most, 3);
+    let took = world.now - 86_400_000;
+    assert!(
+        took < 20_000,
+        "thirty seconds of work took {took} ms for three"
+    );
+}
+
+#[test]
+fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
+    // The only other node is taken.
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    world.submit_program(2, "sweep@1");
+    world.submit_tiles(1, 100, 3, "");
+    world.work(&mut work, 5_000);
+    assert!(work.told.is_empty());
+    let summary = world.why(1).summary;
+    assert!(summary.contains("no other place could take"), "{summary}");
+    // There is a place, and nothing to gain: less than two seconds.
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 19, 3, "");
+    world.work_out(&mut work, 5_000);
+    assert!(work.told.is_empty());
+    // One tile that takes long cannot be halved.
+    let mut world = cluster(2);
+    let mut work = Tiled::new(4_000);
+    world.submit_tiles(1, 2, 3, "");
+    world.work_out(&mut work, 20_000);
+    assert!(work.told.is_empty());
+    assert_eq!(whole(&work, 1), [0, 1]);
+    // A gang gathers places: none is taken from it.
+    let mut world = cluster(3);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 400, 3, "");
+    for n in [3, 4, 5] {
+        let line = r#""params":{"work_us":5},"gang":{"name":"g","size":3}"#;
+        world.submit_line(n, line);
+    }
+    world.work(&mut work, 8_000);
+    assert!(work.told.is_empty());
+    let summary = world.why(1).summary;
+    assert!(summary.contains("others wait"), "{summary}");
+}
+
+#[test]
+fn an_order_to_split_that_is_refused_or_ignored_is_given_again_more_and_more_rarely() {
+    for deaf in [false, true] {
+        let mut world = cluster(2);
+        let mut work = Tiled::new(100);
+        work.deaf = deaf;
+        work.refuse = (!deaf).then(|| "it is parked".to_owned());
+        world.submit_tiles(1, 2_000, 2, "");
+        world.work(&mut work, 60_000);
+        let told = work.told.len();
+        assert!((3..=6).contains(&told), "{told} orders, deaf: {deaf}");
+        let summary = world.why(1).summary;
+        let told = summary.contains("is told to give") || summary.contains("it was not split");
+        assert!(
+            if deaf {
+                told
+            } else {
+                summary.contains("in vain (it is parked)")
+            },
+            "{summary}"
+        );
+        assert!(world.parts().is_empty());
+    }
+}
+
+#[test]
+fn a_holder_at_its_end_has_no_node_and_is_not_bound_before_its_last_part_has_ended() {
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 100, 2, "");
+    world.work(&mut work, 3_000);
+    let part = world.parts()[0];
+    work.slow.insert(format!("n{}", node_of(&world, part)), 20);
+    world.work(&mut work, 4_000);
+    assert!(
+        matches!(world.phase(1), Phase::Pending),
+        "{:?}",
+        world.phase(1)
+    );
+    let why = world.why(1);
+    assert!(why.summary.contains(&part.to_string()), "{}", why.summary);
+    assert!(
+        why.would_help.iter().any(|h| h.contains("end of its part")),
+        "{:?}",
+        why.would_help
+    );
+    assert_eq!(why.waits_for.len(), 1);
+    let why = world.policy.why(world.at(), part).unwrap().summary;
+    let holder = World::id(1).to_string();
+    assert!(why.contains(&format!("part of {holder}")), "{why}");
+    work.slow.clear();
+    world.work_out(&mut work, 60_000);
+    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
+    let merged = events_of(&world, World::id(1));
+    assert!(
+        merged.contains(&Event::Merged { part }),
+        "the part was taken back: {merged:?}"
+    );
+}
+
+#[test]
+fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    let suspend = format!(r#"{VIABILITY},"when_unviable":"suspend""#);
+    world.submit_tiles(1, 200, 2, &suspend);
+    world.work(&mut work, 4_000);
+    let part = world.parts()[0];
+    let (holder, there) = (world.node_of(1), node_of(&world, part));
+    assert_ne!(holder, there);
+    // It may be nowhere else, and that is not viable any more.
+    let pinned = Event::Adjusted {
+        who: "ann".into(),
+        change: Adjustment {
+            nodes: Some(vec![world.node(there)]),
+            ..Adjustment::default()
+        },
+    };
+    let author = world.author_of(part);
+    world.append(part, vec![pinned], &author, true);
+    world.set_reading(there, 0.97);
+    world.work(&mut work, 3_000);
+    let left = || matches!(world.state_of(part).phase, Phase::Pending);
+    assert!(left(), "{}", world.stand(&[part]));
+    let had = work.of[&part].clone();
+    assert!(had.next < had.end && !had.done.is_empty());
+    // While its holder computes it waits for its place.
+    while matches!(world.phase(1), Phase::Started(_)) {
+        assert!(matches!(world.state_of(part).phase, Phase::Pending));
+        world.work(&mut work, 50);
+    }
+    world.work(&mut work, 1_500);
+    let phase = world.state_of(part).phase.clone();
+    assert!(matches!(phase, Phase::Returned), "{}", world.stand(&[part]));
+    world.work_out(&mut work, 60_000);
+    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
+    assert!(events_of(&world, World::id(1)).contains(&Event::Merged { part }));
+}
+
+#[test]
+fn a_part_that_may_go_where_its_holder_was_does_so_and_is_not_given_back() {
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    let suspend = format!(r#"{VIABILITY},"when_unviable":"suspend""#);
+    world.submit_tiles(1, 200, 2, &suspend);
+    world.work(&mut work, 4_000);
+    let part = world.parts()[0];
+    let (holder, there) = (world.node_of(1), node_of(&world, part));
+    world.set_reading(there, 0.97);
+    world.work(&mut work, 3_000);
+    while matches!(world.phase(1), Phase::Started(_)) {
+        world.work(&mut work, 50);
+    }
+    world.work(&mut work, 200);
+    assert_eq!(node_of(&world, part), holder);
+    world.work_out(&mut work, 60_000);
+    assert!(matches!(world.state_of(part).phase, Phase::Completed));
+    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn where_a_part_fails_its_holder_fails_with_its_name_and_other_parts_are_cancelled() {
+    let mut world = cluster(3);
+    let mut work = Tiled::new(200);
+    world.submit_tiles(1, 300, 3, "");
+    world.work(&mut work, 8_000);
+    let parts = world.parts();
+    assert_eq!(parts.len(), 2);
+    let author = world.author_of(parts[0]);
+    let failed = Event::Failed {
+        reason: "its matrix is singular".into(),
+        stderr: String::new(),
+    };
+    world.append(parts[0], vec![failed], &author, true);
+    world.work_out(&mut work, 10_000);
+    let history = events_of(&world, World::id(1));
+    let reason = history.iter().find_map(|e| match e {
+        Event::Failed { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    let reason = reason.unwrap();
+    assert!(
+        reason.contains(&parts[0].to_string()) && reason.contains("matrix is singular"),
+        "{reason}"
+    );
+    let other = world.state_of(parts[1]).phase.clone();
+    assert!(matches!(other, Phase::Cancelled), "{other:?}");
+    // It computed: that it gave way does not say that it has done all that it kept.
+    let causes: Vec<_> = history
+        .iter()
+        .filter_map(|e| match e {
+            Event::Yielded { cause, .. } => Some(cause.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(causes, ["unviable"]);
+}
+
+#[test]
+fn a_part_of_which_nothing_was_found_is_looked_for_again_while_its_holder_has_it() {
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 100, 2, "");
+    world.work(&mut work, 3_000);
+    let part = world.parts()[0];
+    let there = node_of(&world, part);
+    work.slow.insert(format!("n{there}"), 20);
+    world.work(&mut work, 4_000);
+    assert!(matches!(world.phase(1), Phase::Pending));
+    // Neither says anything more, and who reads the part's ledger is where it is not there yet.
+    world.silence(there);
+    world.step(Input::Vanished { execution: part });
+    assert!(!world.policy.knows(part));
+    world.pass(2_500);
+    assert!(world.policy.knows(part), "its ledger was looked for");
+    world.speak(there);
+    work.slow.clear();
+    world.work_out(&mut work, 60_000);
+    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_holder_whose_worker_does_not_see_its_part_ended_waits_until_that_was_looked_at() {
+    let mut world = cluster(2);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 100, 2, "");
+    world.work(&mut work, 3_000);
+    let part = world.parts()[0];
+    let there = node_of(&world, part);
+    work.slow.insert(format!("n{there}"), 20);
+    world.work(&mut work, 4_000);
+    assert!(matches!(world.phase(1), Phase::Pending));
+    // What is known here and what the ledger says differ.
+    world.silence(there);
+    let ledger = &world.ledgers[&part];
+    let (seq, epoch) = (ledger.seq + 1_000, ledger.state.epoch);
+    world.step(Input::Appended {
+        execution: part,
+        seq,
+        epoch,
+        phase: &Phase::Completed,
+    });
+    let mut bound = 0;
+    for _ in 0..36 {
+        world.pass(50);
+        if matches!(world.phase(1), Phase::Bound(_)) {
+            bound += 1;
+            let epoch = world.state_of(World::id(1)).epoch;
+            let events = vec![
+                Event::Started {
+                    epoch,
+                    computing_since: world.wall(),
+                },
+                Event::Yielded {
+                    cause: Cause::Parts,
+                    computed_until: world.wall(),
+                },
+            ];
+            let author = world.author(1);
+            world.append(World::id(1), events, &author, true);
+        }
+    }
+    assert_eq!(bound, 1, "within 1.8 s");
+    world.pass(1_000);
+    assert!(world.policy.knows(part), "its ledger was looked at");
+    world.speak(there);
+    work.slow.clear();
+    world.work_out(&mut work, 60_000);
+    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn where_a_holder_is_cancelled_its_parts_are_and_say_who_asked() {
+    let mut world = cluster(3);
+    let mut work = Tiled::new(200);
+    world.submit_tiles(1, 300, 3, "");
+    world.work(&mut work, 8_000);
+    let parts = world.parts();
+    assert_eq!(parts.len(), 2);
+    let author = world.author_of(World::id(1));
+    let who = "ann@desk".to_owned();
+    world.append(
+        World::id(1),
+        vec![Event::Cancelled { who: who.clone() }],
+        &author,
+        true,
+    );
+    world.work_out(&mut work, 10_000);
+    for part in parts {
+        assert!(
+            events_of(&world, part).contains(&Event::Cancelled { who: who.clone() }),
+            "{:?}",
+            events_of(&world, part)
+        );
+    }
+}
+
+#[test]
+fn a_part_counts_against_the_quota_of_its_tenant() {
+    let mut world = cluster(4);
+    let mut work = Tiled::new(100);
+    world.quota(Some(Quota {
+        v: 1,
+        running: Some(2),
+        devices: None,
+        memory_bytes: None,
+        weight: None,
+        who: "ann".into(),
+        at: Timestamp::default(),
+    }));
+    world.submit_tiles(1, 400, 4, "");
+    world.work(&mut work, 12_000);
+    assert_eq!(world.parts().len(), 1, "{}", world.why(1).summary);
+    let summary = world.why(1).summary;
+    assert!(summary.contains("quota"), "{summary}");
+    world.work_out(&mut work, 120_000);
+    assert_eq!(work.most, 2);
+    assert_eq!(whole(&work, 1), (0..400).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_policy_service_that_takes_over_makes_the_parts_and_finds_those_that_have_ended() {
+    let mut world = cluster(3);
+    let mut work = Tiled::new(100);
+    world.submit_tiles(1, 200, 3, "");
+    // The one that saw the split makes nothing of it any more.
+    while events_of(&world, World::id(1))
+        .iter()
+        .all(|e| !matches!(e, Event::Split { .. }))
+    {
+        world.births.clear();
+        world.work(&mut work, 50);
+        assert!(world.parts().is_empty());
+    }
+    world.replace_policy(7);
+    world.work(&mut work, 5_000);
+    assert!(!world.parts().is_empty());
+    // It is gone for a while; parts end meanwhile.
+    for own in [8, 9, 10] {
+        world.work(&mut work, 2_500);
+        world.replace_policy(own);
+    }
+    world.work_out(&mut work, 60_000);
+    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn parts_of_a_holder_that_ended_while_no_policy_service_was_there_are_cancelled_by_the_next_one() {
+    let mut world = cluster(3);
+    let mut work = Tiled::new(200);
+    world.submit_tiles(1, 300, 3, "");
+    world.work(&mut work, 8_000);
+    let author = world.author_of(World::id(1));
+    let failed = Event::Failed {
+        reason: "no".into(),
+        stderr: String::new(),
+    };
+    world.append(World::id(1), vec![failed], &author, false);
+    world.replace_policy(7);
+    world.work_out(&mut work, 20_000);
+    for part in world.parts() {
+        assert!(
+            matches!(world.state_of(part).phase, Phase::Cancelled),
+            "{}",
+            world.stand(&[part])
+        );
+    }
+}
+
+#[test]
+fn what_does_not_say_so_is_never_split() {
+    let mut world = World::of((0..3).map(|i| descriptor(i, 100 + i as u128)).collect());
+    world.submit_and_store(1);
+    world.start(1);
+    world.pass(20_000);
+    let controls = world.take_controls();
+    assert!(controls.is_empty(), "{controls:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Nodes press and recover, fall silent and come back, policy services are replaced: no tile is
+    /// lost or made twice of the whole, never more than may compute at once, and at the end the
+    /// whole is there.
+    #[test]
+    fn whatever_happens_each_tile_is_there_once_and_no_more_compute_than_may(
+        up_to in 2_u32..6,
+        count in 30_u64..200,
+        happens in prop::collection::vec((0_u8..10, 0_usize..4, 1_u64..8), 0..30),
+    ) {
+        let mut world = cluster(4);
+        let mut work = Tiled::new(100);
+        world.submit_tiles(1, count, up_to, VIABILITY);
+        let mut replaced = 20;
+        for (what, node, long) in happens {
+            match what {
+                0..=2 => world.set_reading(node, 0.97),
+                3..=5 => world.set_reading(node, 0.2),
+                6 => world.silence(node),
+                7 => world.speak(node),
+                8 => {
+                    replaced += 1;
+                    world.replace_policy(replaced);
+                }
+                _ => {}
+            }
+            world.work(&mut work, long * 250);
+        }
+        for node in 0..4 {
+            world.set_reading(node, 0.2);
+            world.speak(node);
+        }
+        world.work_out(&mut work, 300_000);
+        prop_assert!(matches!(world.phase(1), Phase::Completed), "{:?}", world.phase(1));
+        prop_assert_eq!(whole(&work, 1), (0..count).collect::<Vec<_>>());
+        prop_assert!(work.most <= up_to as usize, "{} of {}", work.most, up_to);
+    }
+}

@@ -1,0 +1,428 @@
+//! What spans executions: dependencies, gangs, batches of which only some run at once. The world
+//! keeps its own books of them, and holds against them what policy services do.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::broken::Rule;
+use crate::scenario::Workload;
+use exec::{Held, Waits};
+use fiec_policy::holds::Fate;
+use fiec_schemas::BatchName;
+use fiec_schemas::scheduling::{AFTER_LIMIT, AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
+
+/// A set that starts together.
+#[derive(Debug, Default)]
+pub(super) struct Gang {
+    /// How many it has.
+    pub size: u32,
+    /// Those that have come.
+    pub members: Vec<u32>,
+    /// Bound since all began (anew), and started since then.
+    bound: BTreeSet<u32>,
+    started: BTreeSet<u32>,
+    /// Since when some have started and others have not.
+    pub partial_since: Option<u64>,
+    /// All have started; from then on each goes for itself.
+    pub together: bool,
+}
+
+impl Gang {
+    /// True once one has started since all began anew.
+    pub fn has_begun(&self) -> bool {
+        self.together || !self.started.is_empty()
+    }
+}
+
+/// A batch of which only some run at once.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// How many.
+    pub at_once: u32,
+    /// How many do, or have reserved that.
+    pub count: u32,
+    /// How many of it start together at most.
+    pub need: u32,
+    /// Since when there has been room for so many; `u64::MAX` while there is none.
+    pub room_since: u64,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct Holds {
+    pub gangs: Vec<Gang>,
+    pub batches: Vec<Batch>,
+    /// Of each workload, its batch.
+    batch_of: Vec<Option<u32>>,
+    /// Of each workload, whether others, or it itself, wait for its executions, and these.
+    awaited: Vec<Option<Vec<u32>>>,
+    /// Of each workload, the one that it waits for.
+    after: Vec<Vec<(usize, bool, AfterOutcome)>>,
+    /// Who waits for an execution.
+    waiters: HashMap<u32, Vec<u32>>,
+    /// The gang of each workload that is being filled.
+    filling: Vec<Option<u32>>,
+}
+
+/// Names a batch.
+type Key<'a> = (Option<&'a Tenant>, &'a BatchName);
+
+fn key(w: &Workload) -> Option<Key<'_>> {
+    Some((w.tenant.as_ref(), w.submission.batch.as_ref()?))
+}
+
+impl Holds {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let all = &scenario.workloads;
+        // Of a batch with a limit each must give one; the largest is a limit in any case.
+        let mut limits: BTreeMap<Key<'_>, (Option<u32>, u32)> = BTreeMap::new();
+        for w in all {
+            if let Some(key) = key(w) {
+                let (own, size) = (w.submission.at_once, w.gang.unwrap_or(1));
+                limits
+                    .entry(key)
+                    .and_modify(|(at_once, need)| {
+                        *at_once = at_once.zip(own).map(|(a, b)| a.max(b));
+                        *need = size.max(*need);
+                    })
+                    .or_insert((own, size));
+            }
+        }
+        limits.retain(|_, (at_once, _)| at_once.is_some());
+        let batches = limits.values().map(|(at_once, need)| Batch {
+            at_once: at_once.unwrap_or(u32::MAX),
+            count: 0,
+            need: *need,
+            room_since: match at_once.is_some_and(|most| most >= *need) {
+                true => 0,
+                false => u64::MAX,
+            },
+        });
+        let batches = batches.collect();
+        let numbers: BTreeMap<_, u32> = limits.keys().copied().zip(0..).collect();
+        let batch_of = all.iter().map(|w| numbers.get(&key(w)?).copied());
+        let batch_of = batch_of.collect();
+        let names: HashMap<&str, usize> = all.iter().map(|w| w.name.as_str()).zip(0..).collect();
+        let after: Vec<Vec<_>> = all
+            .iter()
+            .map(|w| {
+                let after = w.after.iter();
+                let number = |name: &String| names.get(name.as_str()).copied();
+                let found = after.filter_map(|a| Some((number(&a.workload)?, a.all, a.on)));
+                found.collect()
+            })
+            .collect();
+        let mut awaited = vec![None; all.len()];
+        for (other, _, _) in after.iter().flatten() {
+            awaited[*other] = Some(Vec::new());
+        }
+        Self {
+            gangs: Vec::new(),
+            batches,
+            batch_of,
+            awaited,
+            after,
+            waiters: HashMap::new(),
+            filling: vec![None; all.len()],
+        }
+    }
+}
+
+impl<D: Decide> World<'_, D> {
+    /// What the next execution of a workload submits, and what holds it back.
+    pub(super) fn demands(
+        &mut self,
+        workload: usize,
+        number: u64,
+        e: u32,
+    ) -> (Arc<Submission>, Option<Box<Held>>) {
+        let plain = Arc::clone(&self.specs[workload]);
+        let size = self.scenario.workloads[workload].gang;
+        let (batch, after) = (self.holds.batch_of[workload], self.awaits(workload, number));
+        if let Some(known) = &mut self.holds.awaited[workload] {
+            known.push(e);
+        }
+        if after.is_empty() && size.is_none() {
+            let held = batch.map(|_| {
+                Box::new(Held {
+                    batch,
+                    ..Held::default()
+                })
+            });
+            return (plain, held);
+        }
+        let mut spec = (*plain).clone();
+        let mut held = Held {
+            batch,
+            ..Held::default()
+        };
+        for (other, on) in after {
+            spec.after.push(Dependency {
+                id: self.id_of(other).to_string(),
+                on,
+            });
+            match self.exec(other).fate {
+                Some(fate) => held.doomed |= on == AfterOutcome::Ok && fate != Fate::Completed,
+                None => {
+                    held.after.push((other, on));
+                    self.holds.waiters.entry(other).or_default().push(e);
+                }
+            }
+        }
+        if let Some(size) = size {
+            let gang = self.gang_for(workload, size, e);
+            held.gang = Some(gang);
+            spec.gang = BatchName::new(format!("gang-{gang}"))
+                .ok()
+                .map(|name| GangSpec { name, size });
+        }
+        (Arc::new(spec), Some(Box::new(held)))
+    }
+
+    fn gang_for(&mut self, workload: usize, size: u32, e: u32) -> u32 {
+        let gang = self.holds.filling[workload].unwrap_or_else(|| {
+            self.holds.gangs.push(Gang {
+                size,
+                ..Gang::default()
+            });
+            u32::try_from(self.holds.gangs.len() - 1).unwrap_or(u32::MAX)
+        });
+        let members = &mut self.holds.gangs[gang as usize].members;
+        members.push(e);
+        let full = members.len() >= size as usize;
+        self.holds.filling[workload] = (!full).then_some(gang);
+        gang
+    }
+
+    /// What the `number`-th execution of a workload waits for.
+    fn awaits(&self, workload: usize, number: u64) -> Vec<(u32, AfterOutcome)> {
+        let mut found = Vec::new();
+        for (other, all, on) in &self.holds.after[workload] {
+            let come = self.holds.awaited[*other].as_deref().unwrap_or_default();
+            let one = match *other == workload {
+                true => come.last(),
+                false => usize::try_from(number).ok().and_then(|n| come.get(n)),
+            };
+            match all {
+                true => found.extend(come.iter().rev().take(AFTER_LIMIT).map(|e| (*e, *on))),
+                false => found.extend(one.map(|e| (*e, *on))),
+            }
+        }
+        found.truncate(AFTER_LIMIT);
+        found
+    }
+
+    /// What an execution waits for, as its ledger stands.
+    fn waits_for(&self, e: u32) -> Option<Waits> {
+        let exec = self.exec(e);
+        let state = exec.state.as_ref()?;
+        match &state.phase {
+            Phase::Pending if exec.held.as_ref().is_some_and(|h| h.doomed) => Some(Waits::Doomed),
+            Phase::Pending if exec.is_held() => None,
+            Phase::Pending => self.gang_lets(exec).then_some(Waits::Pending),
+            Phase::Bound(_) => Some(Waits::Bound),
+            Phase::Started(_) if state.parked.is_some() => Some(Waits::Parked),
+            _ => None,
+        }
+    }
+
+    /// True where its gang does not keep it from being bound.
+    fn gang_lets(&self, exec: &Exec) -> bool {
+        let Some(gang) = exec.gang() else { return true };
+        let gang = &self.holds.gangs[gang as usize];
+        let ready = |e: &u32| {
+            let member = self.exec(*e);
+            member.state.is_some() && !member.is_held()
+        };
+        gang.has_begun()
+            || gang.members.len() == gang.size as usize && gang.members.iter().all(ready)
+    }
+
+    /// Notes what an execution waits for, and since when.
+    pub(super) fn wait(&mut self, e: u32, anew: bool) {
+        let waits = self.waits_for(e);
+        let now = self.now;
+        let exec = &mut self.execs[e as usize];
+        let workload = exec.workload as usize;
+        if let Some((what, since)) = exec.waits {
+            if !anew && waits == Some(what) {
+                return;
+            }
+            self.waiting[what as usize][workload].remove(&(since, e));
+        }
+        exec.waits = waits.map(|what| (what, now));
+        if let Some(what) = waits {
+            self.waiting[what as usize][workload].insert((now, e));
+        }
+    }
+
+    /// What follows for others from a message of an execution.
+    pub(super) fn note_holds(
+        &mut self,
+        e: u32,
+        events: &[Event],
+        by_policy: bool,
+    ) -> Result<(), Broken> {
+        if self.exec(e).held.is_none() && self.holds.waiters.is_empty() {
+            return Ok(());
+        }
+        for event in events {
+            match event {
+                Event::Bound { node, .. } => self.may_be_bound(e, node)?,
+                Event::Started { .. } => self.starts_in_gang(e)?,
+                Event::Failed { reason, .. } if by_policy => self.may_fail(e, reason)?,
+                _ => {}
+            }
+        }
+        if let Some(gang) = self.exec(e).gang() {
+            self.note_gang(e, gang);
+        }
+        if let Some(fate) = self.exec(e).fate {
+            self.release(e, fate);
+        }
+        Ok(())
+    }
+
+    fn may_be_bound(&mut self, e: u32, node: &NodeId) -> Result<(), Broken> {
+        let Some(held) = &self.exec(e).held else {
+            return Ok(());
+        };
+        if held.doomed {
+            let said = format!("it is bound to {node}, and what it waits for has failed");
+            return Err((Rule::Order, said));
+        }
+        if let Some((other, _)) = held.after.first() {
+            let said = format!("it is bound to {node} before execution {other} has ended");
+            return Err((Rule::Order, said));
+        }
+        let gang = held.gang;
+        if let Some(gang) = gang {
+            self.holds.gangs[gang as usize].bound.insert(e);
+        }
+        Ok(())
+    }
+
+    fn may_fail(&self, e: u32, reason: &str) -> Result<(), Broken> {
+        let exec = self.exec(e);
+        let late = exec
+            .spec
+            .deadline
+            .is_some_and(|d| d.on_miss == OnMiss::Fail);
+        if late || exec.held.as_ref().is_some_and(|h| h.doomed) {
+            return Ok(());
+        }
+        let said = format!("it is failed ({reason}), and all that it waits for may yet complete");
+        Err((Rule::Order, said))
+    }
+
+    /// No member of a gang begins before all have a place.
+    fn starts_in_gang(&mut self, e: u32) -> Result<(), Broken> {
+        let Some(number) = self.exec(e).gang() else {
+            return Ok(());
+        };
+        let gang = &mut self.holds.gangs[number as usize];
+        let lacks = gang.members.iter().find(|m| !gang.bound.contains(m));
+        let short = gang.members.len() < gang.size as usize;
+        if !gang.has_begun() && (short || lacks.is_some()) {
+            let said = format!(
+                "it starts, and of its gang of {} only {} have been bound",
+                gang.size,
+                gang.bound.len()
+            );
+            return Err((Rule::Gangs, said));
+        }
+        gang.started.insert(e);
+        Ok(())
+    }
+
+    fn note_gang(&mut self, e: u32, number: u32) {
+        let gang = &self.holds.gangs[number as usize];
+        if gang.together {
+            return;
+        }
+        let full = gang.members.len() == gang.size as usize;
+        let all = full && gang.members.iter().all(|e| gang.started.contains(e));
+        // Once one has ended the others go each for itself, wherever they stand.
+        let ended = gang.members.iter().any(|e| self.exec(*e).is_done());
+        let tied = gang.members.iter().any(|e| self.exec(*e).tied);
+        let begun = gang.has_begun();
+        let now = self.now;
+        let gang = &mut self.holds.gangs[number as usize];
+        if begun && (all || ended) {
+            (gang.together, gang.partial_since) = (true, None);
+        } else if !tied {
+            // All begin anew.
+            gang.bound.clear();
+            gang.started.clear();
+            gang.partial_since = None;
+        } else if begun {
+            gang.partial_since.get_or_insert(now);
+        }
+        let others: Vec<u32> = gang.members.iter().copied().filter(|m| *m != e).collect();
+        for other in others {
+            self.wait(other, false);
+        }
+    }
+
+    /// An execution has ended, and others have waited for that.
+    fn release(&mut self, e: u32, fate: Fate) {
+        for waiter in self.holds.waiters.remove(&e).unwrap_or_default() {
+            if let Some(held) = &mut self.execs[waiter as usize].held {
+                let fails = |(other, on): &(u32, AfterOutcome)| {
+                    *other == e && *on == AfterOutcome::Ok && fate != Fate::Completed
+                };
+                held.doomed |= held.after.iter().any(fails);
+                held.after.retain(|(other, _)| *other != e);
+            }
+            self.wait(waiter, false);
+            if let Some(gang) = self.exec(waiter).gang() {
+                for member in self.holds.gangs[gang as usize].members.clone() {
+                    self.wait(member, false);
+                }
+            }
+        }
+    }
+
+    /// A look at a ledger reaches the broker.
+    pub(super) fn lookup(&mut self, p: u8, life: u32, e: u32) {
+        let seen = match self.execs.get(e as usize) {
+            Some(exec) if exec.seq > 0 => exec.fate.map_or(Seen::Lives, Seen::Ended),
+            _ => Seen::Vanished,
+        };
+        self.tally.lookups += 1;
+        if !self.is_lost() {
+            let at = self.arrival();
+            self.queue.plan(at, What::Looked(p, life, e, seen));
+        }
+    }
+
+    /// Its answer reaches the service.
+    pub(super) fn looked(&mut self, p: u8, life: u32, e: u32, seen: Seen) -> Result<(), Wrong> {
+        if !self.is_alive(p, life) || self.waits(p, What::Looked(p, life, e, seen)).is_none() {
+            return Ok(());
+        }
+        let execution = self.id_of(e);
+        self.input(p as usize, Input::Ended { execution, seen })
+    }
+
+    /// Gangs of which a part has computed alone for too long.
+    pub(super) fn watch_gangs(&self, patience: u64) -> Result<(), Wrong> {
+        for gang in &self.holds.gangs {
+            let Some(since) = gang.partial_since else {
+                continue;
+            };
+            let since = since.max(self.disturbed_until);
+            if self.now >= since.saturating_add(patience) {
+                let lacks = gang.members.iter().find(|m| !gang.started.contains(m));
+                let said = format!(
+                    "of a gang of {} only {} have started for {} s",
+                    gang.size,
+                    gang.started.len(),
+                    (self.now - since) / 1_000_000
+                );
+                return Err((lacks.copied(), (Rule::Gangs, said)));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! What nodes are told to do with what they run: to yield it, to park it, to let it go on, to give
+//! it up.
+
+use super::*;
+use crate::broken::Rule;
+use crate::node::{Order, Write};
+use crate::world::services::Asked;
+
+impl<D: Decide> World<'_, D> {
+    /// A request reaches a node.
+    pub(super) fn control(
+        &mut self,
+        p: u8,
+        node: usize,
+        mut asked: Box<Asked>,
+    ) -> Result<(), Wrong> {
+        let number = node as u32;
+        if !self.nodes[node].is_reachable(self.now) {
+            if !asked.late {
+                self.no_answer(p, &asked);
+            }
+            return Ok(());
+        }
+        let until = self.nodes[node].stalled_until;
+        if until > self.now {
+            if until > Self::gives_up(&asked) && !asked.late {
+                asked.late = true;
+                self.no_answer(p, &asked);
+            }
+            self.queue.plan(until, What::Control(p, number, asked));
+            return Ok(());
+        }
+        let (e, epoch) = (asked.execution, asked.epoch);
+        let answer_lost = self.is_lost();
+        let at = self.arrival();
+        let outcome = self.obey(node, e, epoch, &asked.request)?;
+        if asked.late {
+            return Ok(());
+        }
+        if answer_lost {
+            self.no_answer(p, &asked);
+        } else if asked.is_answered() {
+            self.queue
+                .plan(at, What::Ordered(p, e, epoch, Box::new(outcome)));
+        }
+        Ok(())
+    }
+
+    /// Takes an order, or says why not.
+    fn obey(
+        &mut self,
+        node: usize,
+        e: u32,
+        epoch: u64,
+        request: &ControlRequest,
+    ) -> Result<ControlOutcome, Wrong> {
+        let refused = |reason: &str| Ok(ControlOutcome::Refused(reason.to_owned()));
+        let n = &self.nodes[node];
+        let Some(run) = n.runs.iter().find(|r| r.exec == e && r.epoch == epoch) else {
+            return refused("it does not run here under that epoch");
+        };
+        let leaves = match &run.writing {
+            Some(Write::Leave(_, order)) => !matches!(**order, Order::Park { .. }),
+            Some(Write::Finish | Write::Refuse(_)) => true,
+            _ => false,
+        };
+        let busy = run.writing.is_some() || run.order.is_some();
+        let order = match request {
+            _ if leaves => return Ok(ControlOutcome::Taken),
+            ControlRequest::Yield {
+                cause,
+                to,
+                decision,
+                ..
+            } => Order::Yield {
+                cause: cause.clone(),
+                to: to.clone(),
+                decision: decision.clone(),
+            },
+            ControlRequest::GiveUp { cause, .. } => {
+                self.given_up_in_need(node, e, epoch)?;
+                Order::GiveUp {
+                    cause: cause.clone(),
+                }
+            }
+            ControlRequest::Park { cause, keep, .. } => {
+                let leaving = run
+                    .writing
+                    .as_ref()
+                    .is_some_and(|w| !matches!(w, Write::Commit(_)));
+                if run.parked || run.order.is_some() || leaving || !run.started {
+                    return refused("it is parked already, or leaving, or has not begun");
+                }
+                if n.parks_taken() >= n.descriptor.parks && !self.overfills() {
+                    return refused("no more may be parked here");
+                }
+                Order::Park {
+                    cause: cause.clone(),
+                    keep: *keep,
+                }
+            }
+            ControlRequest::Unpark { .. } if busy || !run.parked => {
+                return refused("it is not parked, or leaving");
+            }
+            ControlRequest::Unpark { reason, .. } => {
+                return self.unpark(node, e, epoch, reason.clone());
+            }
+            _ => return refused("that is not played"),
+        };
+        if let Some(run) = self.nodes[node].run(e, epoch) {
+            run.order = Some(Box::new(order));
+            if run.started && run.writing.is_none() {
+                self.plan_look(node, e, epoch);
+            }
+        }
+        Ok(ControlOutcome::Taken)
+    }
+
+    /// What is parked goes on, where a slot is free.
+    fn unpark(
+        &mut self,
+        node: usize,
+        e: u32,
+        epoch: u64,
+        reason: String,
+    ) -> Result<ControlOutcome, Wrong> {
+        let n = &mut self.nodes[node];
+        if n.computing() >= n.descriptor.slots as usize {
+            return Ok(ControlOutcome::Refused("no slot is free".to_owned()));
+        }
+        n.parked -= 1;
+        if let Some(run) = n.run(e, epoch) {
+            run.parked = false;
+            run.base = self.now;
+            run.writing = Some(Write::Unpark(reason));
+        }
+        self.write(node, e, epoch);
+        Ok(ControlOutcome::Taken)
+    }
+
+    /// That it is parked is stored: its slot is free.
+    pub(super) fn parked(&mut self, node: usize, e: u32, epoch: u64) -> Result<(), Wrong> {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        let Some(run) = n.run(e, epoch) else {
+            return Ok(());
+        };
+        self.tally.busy_us += now.saturating_sub(run.base);
+        (run.parked, run.from, run.base) = (true, run.committed, now);
+        let told = run.order.is_some();
+        n.parked += 1;
+        let (parked, parks) = (n.parked, n.descriptor.parks);
+        if parked > parks {
+            let said = format!(
+                "{} has {parked} parked, and {parks} may be",
+                n.descriptor.node
+            );
+            return Err((Some(e), (Rule::Capacity, said)));
+        }
+        if told {
+            self.plan_look(node, e, epoch);
+        }
+        self.take_queued(node)
+    }
+
+    /// A broken worker takes more than it can.
+    pub(super) fn overfills(&self) -> bool {
+        self.replicas.iter().any(|r| {
+            let policy = r.policy.as_ref();
+            policy.is_some_and(Decide::overfills)
+        })
+    }
+}

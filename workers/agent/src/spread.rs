@@ -1,0 +1,296 @@
+//! A range of tiles that is shared: parts are split off at a boundary, and taken back in turn.
+//!
+//! ```text
+//! split ─▶ child: split ─▶ boundary + split in one message (or `whole`: there is nothing to give)
+//! nothing left, parts are out ─▶ child: boundary `end`, completed ─▶ boundary + yielded{parts}
+//! bound again ─▶ the last part's σ from its ledger ─▶ child: run with merge ─▶ boundary + merged
+//! a part's end ─▶ boundary + completed in one message: its holder finds σ there
+//! ```
+
+use async_nats::Subject;
+use bytes::Bytes;
+use fiec_broker::BrokerError;
+use fiec_kit::frames::{Merge, Order, Shares};
+use fiec_schemas::event::ExecutionState;
+use fiec_schemas::programs::TileRange;
+use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading, part_id};
+use fiec_schemas::subjects::INLINE_STATE_LIMIT;
+use fiec_schemas::{Cause, Event, Phase, Tenant, Timestamp};
+
+use crate::message::{Intent, Message};
+use crate::runner::Runner;
+use crate::shared::Shared;
+
+/// How an execution's range is shared.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    /// As it is once what is staged is stored.
+    now: Spreading,
+    /// Its child was told to split, and has not answered.
+    splitting: bool,
+    /// The part that its child was given to take back.
+    merging: Option<Part>,
+    /// The boundary at its end, which leaves together with what follows it.
+    end: Option<Box<Message>>,
+}
+
+/// What a run begins with, where it waited for its parts.
+pub(crate) enum Returning {
+    /// The last part has ended: it is taken back.
+    Part(Merge, Bytes),
+    /// It has not: the run goes back.
+    NotYet,
+    /// It never will, for this reason.
+    Never(String),
+}
+
+/// What a child is told of the range.
+pub(crate) fn shares(now: &Spreading) -> Shares {
+    let out = now.parts.len() - usize::from(now.waits && !now.parts.is_empty());
+    Shares {
+        part: now.part_of.is_some(),
+        parts: u32::try_from(out).unwrap_or(u32::MAX),
+    }
+}
+
+impl Sharing {
+    /// As an execution says that is taken up.
+    pub(crate) fn of(state: &ExecutionState) -> Option<Box<Self>> {
+        let now = state.spread.as_deref()?.clone();
+        Some(Box::new(Self {
+            now,
+            splitting: false,
+            merging: None,
+            end: None,
+        }))
+    }
+
+    /// The part that is to be taken back before anything else, where it waited for that.
+    pub(crate) fn waits_for(&self) -> Option<Part> {
+        self.now.last().copied().filter(|_| self.now.waits)
+    }
+
+    /// A child begins from the last commit.
+    pub(crate) fn begin(&mut self, merge: bool) -> Shares {
+        self.merging = self.now.last().copied().filter(|_| merge);
+        shares(&self.now)
+    }
+}
+
+impl Runner {
+    /// Has the last half of what is left split off at the next boundary, or says why not.
+    pub(crate) async fn split(&mut self, reply: Option<Subject>) {
+        let refusal = self.may_split().err().map(str::to_owned);
+        if refusal.is_none()
+            && let Some(sharing) = &mut self.spread
+        {
+            sharing.splitting = true;
+            self.order(Order::Split).await;
+        }
+        let shared = self.shared.clone();
+        shared.answer(reply, refusal).await;
+    }
+
+    fn may_split(&self) -> Result<(), &'static str> {
+        let sharing = self.spread.as_ref();
+        let sharing = sharing.ok_or("its range is not to be shared: it was submitted so")?;
+        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
+            return Err("it is leaving");
+        }
+        if self.parked.is_some() {
+            return Err("it is parked, or about to be");
+        }
+        if self.child.is_none() {
+            return Err("it is between two attempts");
+        }
+        let place = self.tip.state.boundary.as_ref();
+        if place.is_some_and(|place| place.bytes > INLINE_STATE_LIMIT as u64) {
+            return Err("its σ does not fit a message: a part's like it could not be taken back");
+        }
+        if sharing.splitting {
+            return Err("it is about to be split already");
+        }
+        if sharing.now.parts.len() >= PARTS_LIMIT {
+            return Err("it has as many parts as there may be");
+        }
+        Ok(())
+    }
+
+    /// The child has nothing to give.
+    pub(crate) fn stays_whole(&mut self) {
+        tracing::info!("it was not split: there is nothing to give away");
+        if let Some(sharing) = &mut self.spread {
+            sharing.splitting = false;
+        }
+    }
+
+    /// Adds to a boundary's message what was given away or taken back there.
+    ///
+    /// # Errors
+    /// Why the program cannot go on.
+    pub(crate) fn share(
+        &mut self,
+        message: &mut Message,
+        split: Option<TileRange>,
+        merged: bool,
+    ) -> Result<(), String> {
+        let execution = self.tip.state.execution;
+        let Some(sharing) = &mut self.spread else {
+            return Ok(());
+        };
+        if let Some(part) = sharing.merging.take() {
+            if !merged {
+                return Err(no_merge(&part));
+            }
+            sharing.now.parts.retain(|p| p.id != part.id);
+            sharing.now.waits = false;
+            sharing.now.end = Some(part.to);
+            tracing::info!(part = %part.id, "took a part back");
+            message.events.push(Event::Merged { part: part.id });
+        }
+        if let Some(range) = split {
+            sharing.splitting = false;
+            let TileRange { from, to } = range;
+            if from >= to || sharing.now.end.is_some_and(|end| end != to) {
+                return Err(format!(
+                    "the program gave tiles {from} to {to} away, which are not the end of its range"
+                ));
+            }
+            let nth = sharing.now.splits;
+            let id = part_id(execution, nth, range);
+            sharing.now.splits += 1;
+            sharing.now.end = Some(from);
+            sharing.now.parts.push(Part { id, from, to });
+            tracing::info!(part = %id, from, to, "split a part off");
+            message.events.push(Event::Split {
+                part: id,
+                nth,
+                from,
+                to,
+            });
+        }
+        Ok(())
+    }
+
+    /// Keeps the boundary at the end of the range for what follows it.
+    pub(crate) fn keep_end(&mut self, message: Message) {
+        if let Some(sharing) = &mut self.spread {
+            sharing.end = Some(Box::new(message));
+        }
+    }
+
+    /// What is appended when the program has completed: where parts are out it waits for them, or
+    /// does what it was asked meanwhile; a part leaves its σ.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub(crate) fn at_its_end(
+        &mut self,
+        message: Message,
+        computed_until: Timestamp,
+    ) -> Result<Message, String> {
+        let Some(sharing) = &self.spread else {
+            return Ok(message);
+        };
+        if let Some(part) = &sharing.merging {
+            return Err(no_merge(part));
+        }
+        let (parts, part_of) = (sharing.now.parts.len(), sharing.now.part_of);
+        let Some(mut end) = self.spread.as_mut().and_then(|s| s.end.take()) else {
+            if parts == 0 && part_of.is_none() {
+                return Ok(message);
+            }
+            return Err(
+                "the program completed without its last σ, from which others were to go on: it \
+                 cannot share its range; submit it without `spread`"
+                    .to_owned(),
+            );
+        };
+        if parts > 0 {
+            tracing::info!(parts, "its range is done; its parts are out");
+            end.events.extend(self.until_its_parts(computed_until));
+        } else {
+            end.events.extend(message.events);
+            end.outputs.extend(message.outputs);
+        }
+        Ok(*end)
+    }
+
+    /// How it leaves when nothing is left but what its parts have: it waits for them, unless it was
+    /// to be cancelled at the boundary that came no more. A pause holds while it waits.
+    fn until_its_parts(&mut self, computed_until: Timestamp) -> Vec<Event> {
+        if let Some(who) = self.cancelling.take() {
+            return vec![Event::Cancelled { who }];
+        }
+        let mut events = vec![Event::Yielded {
+            cause: Cause::Parts,
+            computed_until,
+        }];
+        if let Some(Intent::Pause { who }) = self.intent.take() {
+            events.push(Event::Paused { who });
+        }
+        events
+    }
+
+    /// Goes back to wait for its parts.
+    pub(crate) async fn waits_on(&mut self) {
+        let events = self.until_its_parts(Timestamp::now());
+        self.stage(Message::of(events)).await;
+        self.ended = true;
+        self.slot = None;
+        self.wait = None;
+    }
+}
+
+/// What a run begins with that waited for this part.
+///
+/// # Errors
+/// When the broker does not answer.
+pub(crate) async fn returning(
+    shared: &Shared,
+    tenant: &Tenant,
+    part: &Part,
+) -> Result<Returning, BrokerError> {
+    let Some(entry) = shared.ledger.last(tenant, part.id).await? else {
+        return Ok(Returning::NotYet);
+    };
+    let state = entry.message.state;
+    let Part { id, from, to } = part;
+    let never =
+        |why: String| Returning::Never(format!("its part {id} with tiles {from} to {to} {why}"));
+    Ok(match (&state.phase, &state.boundary) {
+        (Phase::Completed, None) => never("completed without its σ".to_owned()),
+        (Phase::Completed | Phase::Returned, Some(place)) => {
+            if place.bytes > INLINE_STATE_LIMIT as u64 {
+                tracing::warn!(
+                    part = %id, from, to, bytes = place.bytes, most = INLINE_STATE_LIMIT,
+                    "a part ended with a σ too large to be taken back; its tiles are computed here"
+                );
+                return Ok(Returning::Part(merge(part, None), Bytes::new()));
+            }
+            let sigma = shared.ledger.state(part.id, place).await?;
+            Returning::Part(merge(part, Some(place.bytes)), sigma)
+        }
+        (Phase::Returned, None) => Returning::Part(merge(part, None), Bytes::new()),
+        (phase @ (Phase::Failed | Phase::Cancelled), _) => {
+            never(format!("was not done: it is {}", phase.as_str()))
+        }
+        _ => Returning::NotYet,
+    })
+}
+
+fn merge(part: &Part, bytes: Option<u64>) -> Merge {
+    Merge {
+        from: part.from,
+        to: part.to,
+        bytes,
+    }
+}
+
+fn no_merge(part: &Part) -> String {
+    format!(
+        "the program did not take back part {} with tiles {} to {}: it cannot share its range; \
+         submit it without `spread`",
+        part.id, part.from, part.to
+    )
+}

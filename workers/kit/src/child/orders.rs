@@ -1,0 +1,176 @@
+//! What a child does with orders, at a boundary and between two runs of its loop.
+
+use std::time::Duration;
+
+use fiec_schemas::BoundaryIndex;
+use fiec_schemas::package::Grant;
+
+use super::{Child, End, Running};
+use crate::frames::{self, FrameError, Order, Reason, Report};
+use crate::program::Capsule;
+use crate::programs::Instance;
+
+/// What is wanted at the next boundary.
+#[derive(Default)]
+pub(super) struct Orders {
+    pub(super) stop: Option<Reason>,
+    pub(super) cancel: bool,
+    /// Why it is to stop, for programs that can be told.
+    pub(super) cause: Option<String>,
+    /// A `yield` that is not due before this boundary.
+    pub(super) later: Option<(BoundaryIndex, Option<String>)>,
+    pub(super) grant: Option<Grant>,
+    /// What it may use while it is parked, where that is to change.
+    pub(super) aside: Option<Grant>,
+    /// The last half of what is left is to be given away.
+    pub(super) split: bool,
+    /// It may go on from where it is parked.
+    pub(super) go_on: bool,
+}
+
+impl Child {
+    /// Waits at a boundary that was just committed, with what it may keep meanwhile. False where it
+    /// does not go on: the run has ended here.
+    pub(super) fn stand(
+        &mut self,
+        running: &mut Running<'_>,
+        instance: &mut dyn Instance,
+    ) -> Result<bool, End> {
+        self.brief = false;
+        running.orders.stop = None;
+        let aside = running.orders.aside.take();
+        if let Some(grant) = &aside {
+            instance.configure(grant)?;
+        }
+        self.writer.report(&Report::Aside, &[])?;
+        let ended = |orders: &Orders| orders.cancel || orders.stop.is_some();
+        // One order at a time: what follows the one to go on is for the capsules after that.
+        while !running.orders.go_on && !ended(&running.orders) {
+            self.take_order(running)?;
+            if running.orders.stop == Some(Reason::Park) {
+                // It is parked already.
+                running.orders.stop = None;
+            }
+        }
+        running.empty_at = self.now();
+        running.orders.go_on = false;
+        if ended(&running.orders) {
+            instance.stop(running.orders.cause.as_deref().unwrap_or("cancel"));
+            return Ok(false);
+        }
+        if let Some(grant) = running.orders.grant.take() {
+            instance.configure(&grant)?;
+        }
+        running.mark = self.now();
+        Ok(true)
+    }
+
+    /// Gives the last half of what is left away with this boundary, if it goes on behind it.
+    pub(super) fn split(
+        &mut self,
+        running: &mut Running<'_>,
+        instance: &mut dyn Instance,
+        cx: &Capsule,
+    ) -> Result<(), End> {
+        if running.orders.stop.is_none() && !running.orders.cancel {
+            running.split = instance.split(cx)?;
+        }
+        match (&mut running.shares, running.split) {
+            (Some(shares), Some(_)) => shares.parts += 1,
+            _ => self.writer.report(&Report::Whole, &[])?,
+        }
+        Ok(())
+    }
+
+    /// Takes the orders that have arrived.
+    pub(super) fn look(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
+        while self.port.has_order(Duration::ZERO)? {
+            self.take_order(running)?;
+        }
+        running.empty_at = self.now();
+        Ok(())
+    }
+
+    pub(super) fn wait(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
+        if !self.port.has_order(Duration::ZERO)? {
+            self.port.has_order(Duration::from_secs(3600))?;
+            running.empty_at = self.now();
+        }
+        self.look(running)
+    }
+
+    /// No commit was possible for a lease: waits until one is, or for an order to stop.
+    pub(super) fn park(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
+        eprintln!(
+            "fiec: boundary not acknowledged within {} ms; {} waits at a boundary",
+            running.lease.as_millis(),
+            running.run.execution
+        );
+        while !running.sent.is_empty() && !running.orders.cancel && running.orders.stop.is_none() {
+            self.wait(running)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_order(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
+        let Some((order, body)) = self.port.take()? else {
+            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+        };
+        match order {
+            Order::Yield(frames::Yield {
+                at: Some(at),
+                cause,
+                ..
+            }) => running.orders.later = Some((at, cause)),
+            Order::Yield(stop) => {
+                running.orders.cause = stop.cause;
+                running.orders.stop = Some(Reason::Yield);
+            }
+            // A stop for good stands.
+            Order::Park(_) if running.orders.stop.is_some() => {}
+            Order::Park(park) => {
+                running.orders.cause = park.cause;
+                running.orders.aside = park.grant;
+                running.orders.stop = Some(Reason::Park);
+                running.orders.go_on = false;
+            }
+            Order::Unpark { grant } => {
+                running.orders.go_on = true;
+                if grant.is_some() {
+                    running.orders.grant = grant;
+                }
+                if running.orders.stop == Some(Reason::Park) {
+                    running.orders.stop = None;
+                }
+            }
+            Order::Reconfigure { grant } => running.orders.grant = Some(grant),
+            Order::Split => running.orders.split = running.shares.is_some(),
+            // Asked for by a capsule that is over.
+            Order::Reserved(_) | Order::Surroundings(_) | Order::Asked(_) => {}
+            // Nobody waits for it any more.
+            Order::Data { .. } => {}
+            Order::Cancel => running.orders.cancel = true,
+            Order::Committed { index } => {
+                while let Some((sent, at)) = running.sent.front().copied()
+                    && sent <= index
+                {
+                    running.sent.pop_front();
+                    // Not until now: it may have lain there for most of a long capsule, which is
+                    // no time that the commit took.
+                    let latency = running.empty_at.saturating_sub(at);
+                    running.schedule.acknowledged(latency);
+                }
+            }
+            Order::Stretch { interval_ms } => {
+                running
+                    .schedule
+                    .stretch(Duration::from_millis(interval_ms.into()));
+            }
+            // For later: a preparation while something runs.
+            order @ (Order::Prepare { .. } | Order::Heat { .. } | Order::Run(_)) => {
+                self.orders.push_back((order, body))
+            }
+        }
+        Ok(())
+    }
+}
