@@ -7,6 +7,7 @@ mod python_support;
 use std::path::Path;
 use std::process::Command;
 
+use fiec_schemas::Submission;
 use fiec_schemas::package::Manifest;
 use python_support::{Python, copy, root, say, success};
 
@@ -53,6 +54,12 @@ fn the_examples_learn_and_cuts_do_not_change_a_bit_of_what_they_learn() {
 }
 
 #[test]
+fn the_sweep_finds_what_is_known_and_spreading_does_not_change_a_bit() {
+    let folder = root().join("examples/sweep");
+    assert!(unittest(&folder, &["test_sweep"]) >= 6);
+}
+
+#[test]
 fn the_kit_and_the_examples_are_fully_typed() {
     let python = Python::get();
     if !python.has_packages {
@@ -65,6 +72,7 @@ fn the_kit_and_the_examples_are_fully_typed() {
             "examples/python-training",
             &["train.py", "train_torch.py", "test_training.py"],
         ),
+        ("examples/sweep", &["sweep.py", "test_sweep.py"]),
     ] {
         let words = [
             "-m",
@@ -120,8 +128,12 @@ fn the_kit_installs_by_pip_with_its_types() {
 }
 
 #[test]
-fn the_manifest_of_the_example_is_one() {
-    let text = std::fs::read(root().join("examples/python-training/fiec.json")).unwrap();
-    let manifest = Manifest::parse(&text).unwrap();
+fn the_manifests_and_the_submission_of_the_examples_are_what_they_should_be() {
+    let read = |name| std::fs::read(root().join("examples").join(name)).unwrap();
+    let manifest = Manifest::parse(&read("python-training/fiec.json")).unwrap();
     assert!(manifest.declares("weights.npy") && manifest.declares("loss.csv"));
+    let manifest = Manifest::parse(&read("sweep/fiec.json")).unwrap();
+    assert!(manifest.declares("misfit.csv"));
+    let submission = Submission::parse(&read("sweep/submission.jsonl")).unwrap();
+    assert_eq!(submission.spread.map(|spread| spread.up_to), Some(3));
 }

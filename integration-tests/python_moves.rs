@@ -3,60 +3,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod python_program;
 mod python_support;
 mod support;
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::Duration;
 
-use fiec_kit::frames::{self, BoundaryReport, Order, Reason, Report, Run, SOCKET_ENV, Yield};
+use fiec_kit::frames::{Order, Reason, Report, Yield};
+use fiec_kit::{Asked, GrantChange, Reserve, Reserved};
 use fiec_schemas::package::Grant;
-use fiec_schemas::{BoundaryIndex, ClientId, CommitPolicy, Digest, Event, ExecutionId, Tenant};
-use python_support::{Python, copy, root, success};
+use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Event};
+use python_program::{Program, boundary, package, run_local, sums};
+use python_support::{Python, root, success};
 use serde_json::{Value, json};
-use support::{BINARY, Lab, args, audit, workers};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A package's folder in a test's own: the program, the kit beside it, and a manifest.
-fn package(folder: &Path, program: &Path, entry: &[&str], protocol: &str, outputs: &[&str]) {
-    copy(&root().join("workers/python/fiec"), &folder.join("fiec"));
-    std::fs::copy(program, folder.join(program.file_name().unwrap())).unwrap();
-    let manifest = json!({"entry": entry, "protocol": protocol, "outputs": outputs});
-    std::fs::write(folder.join("fiec.json"), manifest.to_string()).unwrap();
-}
-
-fn sums() -> PathBuf {
-    root().join("workers/python/tests/programs/sums.py")
-}
-
-/// Runs `fiec run --local`; gives the result of the undisturbed run.
-#[track_caller]
-fn run_local(folder: &Path, params: &Value, more: &[&str]) -> Value {
-    let inputs = tempfile::tempdir().unwrap();
-    let mut command = Command::new(BINARY);
-    command
-        .args([
-            "run",
-            "--local",
-            "--json",
-            "--params",
-            &params.to_string(),
-            "--data-dir",
-        ])
-        .arg(inputs.path())
-        .arg(folder)
-        .args(more)
-        .env_remove("PYTHONPATH");
-    let (out, _) = success(command.output().unwrap());
-    let said: Value = serde_json::from_str(&out).expect(&out);
-    said["undisturbed"]["result"].clone()
-}
+use support::{Lab, args, audit, workers};
 
 #[test]
 fn a_package_in_python_has_equal_bits_however_it_is_cut_and_whatever_it_speaks() {
@@ -142,103 +103,11 @@ async fn training_that_is_moved_between_nodes_ends_with_the_weights_of_one_that_
     assert_eq!(whole["weights_sha256"], digest.trim());
 }
 
-/// A Python program at the other end of the Rust kit's frames.
-struct Program {
-    process: Child,
-    socket: UnixStream,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Program {
-    fn start() -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(PATIENCE)).unwrap();
-        let script = sums();
-        let process = Python::get()
-            .command(&["-B", script.to_str().unwrap()])
-            // The descriptor that a child has anyway.
-            .stdin(OwnedFd::from(theirs))
-            .env(SOCKET_ENV, "0")
-            .spawn()
-            .unwrap();
-        let program = Self {
-            process,
-            socket: ours,
-        };
-        assert_eq!(program.next().0, Report::Ready);
-        program
-    }
-
-    fn next(&self) -> (Report, Vec<u8>) {
-        frames::read(&self.socket)
-            .expect("a frame in time")
-            .expect("the program's socket is open")
-    }
-
-    fn order(&self, order: &Order, body: &[u8]) {
-        frames::write(&self.socket, order, &[body]).unwrap();
-    }
-
-    fn run(&self, params: &Value, commit: CommitPolicy, from: Option<(BoundaryIndex, &[u8])>) {
-        let tenant = Tenant::new("lab").unwrap();
-        let run = Run {
-            execution: ExecutionId::from_client(&tenant, &ClientId::new("sums").unwrap()),
-            epoch: 1,
-            program: "sums@1".to_owned(),
-            params: params.clone(),
-            commit,
-            boundary: from.map(|(index, _)| index),
-            lease_ms: 60_000,
-            interval_ms: 0,
-            package: None,
-            grant: Grant {
-                threads: Some(2),
-                ..Grant::default()
-            },
-        };
-        let state = from.map_or(&[][..], |(_, state)| state);
-        self.order(&Order::Run(Box::new(run)), state);
-    }
-
-    /// Reports to the end of the run; commits are acknowledged.
-    fn finish(&self) -> Vec<(Report, Vec<u8>)> {
-        let mut all = Vec::new();
-        loop {
-            let (report, body) = self.next();
-            if let Report::Boundary(boundary) = &report {
-                let index = boundary.index;
-                self.order(&Order::Committed { index }, &[]);
-            }
-            let ends = report.ends_run();
-            all.push((report, body));
-            if ends {
-                return all;
-            }
-        }
-    }
-}
-
 fn total(report: &Report) -> String {
     let Report::Completed { result, .. } = report else {
         panic!("{report:?} is no completion");
     };
     result["total"].as_str().unwrap().to_owned()
-}
-
-fn boundary(of: &(Report, Vec<u8>)) -> (BoundaryReport, &[u8]) {
-    let (Report::Boundary(report), body) = of else {
-        panic!("{:?} is no boundary", of.0);
-    };
-    let size = usize::try_from(report.bytes).unwrap();
-    let outputs: u64 = report.outputs.iter().map(|o| o.bytes).sum();
-    assert_eq!(report.bytes + outputs, body.len() as u64);
-    ((**report).clone(), &body[..size])
 }
 
 #[test]
@@ -366,4 +235,60 @@ fn orders_of_the_rust_kit_are_understood_in_python() {
     assert!(matches!(program.next().0, Report::Began { .. }));
     program.order(&Order::Cancel, &[]);
     assert_eq!(program.finish().last().unwrap().0, Report::Cancelled);
+}
+
+#[test]
+fn a_program_in_python_looks_around_and_asks_whatever_it_speaks() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = Program::over_lines(folder.path(), &sums());
+    for program in [Program::start(), lines] {
+        program.run(&json!({"mode": "surroundings"}), CommitPolicy::Auto, None);
+        let around = json!({"node": "n1", "offers": {"at": "2026-05-01T12:00:00.000001Z", "nodes":
+            [{"node": "n2", "free_slots": 3, "slots": 4, "cores": 8}]}});
+        let around = serde_json::from_value::<Box<_>>(around).unwrap();
+        let nothing = json!({"node": "n1", "unknown": "nobody answers"});
+        let nothing = serde_json::from_value::<Box<_>>(nothing).unwrap();
+        for told in [around, nothing] {
+            program.until(&Report::Surroundings);
+            program.order(&Order::Surroundings(told), &[]);
+        }
+        let grant = Grant {
+            threads: Some(3),
+            ..Grant::default()
+        };
+        program.until(&Report::Ask(GrantChange::threads(3)));
+        program.order(&Order::Asked(Asked::Granted { grant }), &[]);
+        let more = GrantChange {
+            cpus: vec![0, 1],
+            memory_bytes: Some(5),
+            ..GrantChange::default()
+        };
+        program.until(&Report::Ask(more));
+        let reason = "no".to_owned();
+        program.order(&Order::Asked(Asked::Refused { reason }), &[]);
+        let all = program.finish();
+        let (Report::Completed { result, .. }, _) = all.last().unwrap() else {
+            panic!("{all:?}");
+        };
+        let seen = json!([["n1", 3, null, null], ["n1", null, null, "nobody answers"]]);
+        let asked = json!([["granted", 3], ["refused", null]]);
+        assert_eq!(*result, json!({"around": seen, "asked": asked}));
+
+        program.run(&json!({"mode": "reserve"}), CommitPolicy::Auto, None);
+        program.until(&Report::Reserve(Reserve::memory(8 << 30)));
+        let grant = Grant {
+            memory_bytes: Some(8 << 30),
+            ..Grant::default()
+        };
+        program.order(&Order::Reserved(Reserved::Granted { grant }), &[]);
+        program.until(&Report::Reserve(Reserve::device_memory(1)));
+        let reason = "not here".to_owned();
+        program.order(&Order::Reserved(Reserved::Moves { reason }), &[]);
+        let all = program.finish();
+        let (Report::Completed { result, .. }, _) = all.last().unwrap() else {
+            panic!("{all:?}");
+        };
+        let answers = json!([["granted", true, null], ["moves", false, "not here"]]);
+        assert_eq!(*result, json!({"answers": answers, "memory": 8u64 << 30}));
+    }
 }

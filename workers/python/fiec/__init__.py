@@ -30,6 +30,7 @@ from .data import Batches, Stream
 from .errors import Cancelled, Failed, StateError, Stop, Yielded
 from .rng import GlobalRandom
 from .run import Device, Grant, Reserved, Run, State, Surroundings, inputs
+from .tiles import Tiles
 
 __all__ = [
     "Batches",
@@ -45,6 +46,7 @@ __all__ = [
     "StateError",
     "Stop",
     "Stream",
+    "Tiles",
     "Yielded",
     "inputs",
     "main",

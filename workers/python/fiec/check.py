@@ -1,6 +1,7 @@
 """``python program.py --check``: is the state complete, and are the bits the same?
 
 Runs the program whole and cut, every part in a fresh process, and compares results and outputs.
+Where its parameters name a range of tiles, that is spread, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from . import testing
+from .errors import Failed
+from .run import dumps
+from .worker import Main
+
 _BOUNDARY = 85
+# So often a range is spread, each time in another way.
+_SPREADS = 3
 
 
 def _run(script: str, params: Path, folder: Path, cut: int | None) -> tuple[dict[str, str], int]:
@@ -32,13 +40,13 @@ def _run(script: str, params: Path, folder: Path, cut: int | None) -> tuple[dict
     (home,) = [path.parent for path in folder.glob("*/*/result.json")]
     whole = json.loads((home / "result.json").read_text())
     found = {
-        "result": json.dumps(whole["result"], sort_keys=True),
+        "result": dumps(whole["result"]),
         "capsules": str(whole["capsules"]),
     }
     outputs = home / "outputs"
     for path in sorted(p for p in outputs.rglob("*") if p.is_file()):
         name = path.relative_to(outputs).as_posix()
-        found[f"output {name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[f"output {name}"] = _digest(path.read_bytes())
     return found, processes
 
 
@@ -50,7 +58,42 @@ def _differences(a: dict[str, str], b: dict[str, str]) -> list[str]:
     ]
 
 
-def check(script: str, params: dict[str, Any], every: int) -> int:
+def _spread(main: Main, params: dict[str, Any], whole: dict[str, str]) -> int:
+    """Spreads the range, in this process; prints the verdict, 0 if all is equal."""
+    parts = 0
+    for seed in range(_SPREADS):
+        try:
+            found = testing.spread(main, params, seed=seed)
+        except Failed as error:
+            print(f"check: {error}")
+            return 1
+        if found.ending != "completed":
+            print(f"check: the program {found.ending} when it was spread: {found.reason}")
+            return 1
+        have = {f"output {name}": _digest(data) for name, data in found.outputs.items()}
+        # The capsules are others: splitting costs none, taking back one.
+        have |= {"result": dumps(found.result), "capsules": whole["capsules"]}
+        if differences := _differences(whole, have):
+            print(
+                "check: a spread run differs from a whole one: a tile's result depends on other "
+                "tiles, or parts are not taken back as if they had been computed here "
+                f"(whole | spread over {found.parts} parts)"
+            )
+            print("\n".join(differences))
+            return 1
+        parts += found.parts
+    if parts:
+        print(f"check: equal bits, too, when spread {_SPREADS} times over {parts} parts in all")
+    else:
+        print("check: it cannot be spread: run.each(tiles) was given no merge=, or few tiles")
+    return 0
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def check(script: str, main: Main, params: dict[str, Any], every: int) -> int:
     """Prints the verdict; 0 if all is equal."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -64,7 +107,7 @@ def check(script: str, params: dict[str, Any], every: int) -> int:
                 f"check: equal bits. {whole['capsules']} capsules, whole in 1 process and cut "
                 f"into {processes}; compared: {', '.join(sorted(whole))}"
             )
-            return 0
+            return _spread(main, params, whole) if isinstance(params.get("tiles"), dict) else 0
         again, _ = _run(script, file, root / "again", None)
         if _differences(whole, again):
             print("check: two whole runs differ: the program is not deterministic (whole | again)")

@@ -144,7 +144,7 @@ def _here(program: worker.Main, params: dict[str, Any] | None, name: str) -> int
     params = _params(given, p) if params is None else params
     try:
         if given.check:
-            return check.check(sys.argv[0], params, given.yield_every)
+            return check.check(sys.argv[0], program, params, given.yield_every)
         ending, _ = local.run(
             program,
             name,

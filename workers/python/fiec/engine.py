@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from .errors import AgentGone, Cancelled, Failed, FrameError, Stop, Yielded
+from .errors import AgentGone, Cancelled, Done, Failed, FrameError, Stop, Yielded
 from .frames import Link, Message, now
 from .schedule import COMMIT_WHEN_ACKNOWLEDGED, NO, Schedule
+from .tiles import Merge, Range, Shares, Tiles, write_range
 from .writer import Writer
 
 LOOK_INTERVAL = 100e-6
@@ -26,6 +27,10 @@ NOTE_LIMIT = 200
 # Messages that one capsule may emit, and their bytes.
 EMITS_LIMIT = 128
 EMIT_BYTES_LIMIT = 256 * 1024
+# A commit's message names its outputs and has 8 KiB: so many bytes of it make a commit due, and so
+# many are taken by an output beside its name.
+NAMED_BYTES = 2048
+OUTPUT_BYTES = 110
 # A run that ends sooner says only at its end when it began.
 BRIEF = 1e-3
 
@@ -45,6 +50,9 @@ class Start:
     lease: float = 60.0
     interval: float = 0.0
     grant: Message = field(default_factory=dict)
+    shares: Shares | None = None
+    # What is taken back first; how many bytes of the body are its σ.
+    merge: Message | None = None
     # Local runs only: commit this boundary and stop there.
     stop_at: float = math.inf
 
@@ -52,7 +60,7 @@ class Start:
     def parse(cls, head: Message) -> Start:
         """Reads the order's head."""
         try:
-            boundary = head.get("boundary")
+            boundary, merge = head.get("boundary"), head.get("merge")
             return cls(
                 execution=str(head["execution"]),
                 epoch=int(head["epoch"]),
@@ -63,18 +71,36 @@ class Start:
                 lease=max(int(head["lease_ms"]), 1) / 1000,
                 interval=int(head.get("interval_ms") or 0) / 1000,
                 grant=dict(head.get("grant") or {}),
+                shares=Shares.parse(head.get("spread")),
+                merge=None if merge is None else dict(merge),
             )
         except KeyError as error:
             raise FrameError(f"an order to run has no field {error}") from error
         except (TypeError, ValueError) as error:
             raise FrameError(f"an order to run cannot be read: {error}") from error
 
+    def bodies(self, body: bytes) -> tuple[bytes | None, Merge | None]:
+        """Its own σ, and the part that is taken back with that one's."""
+        merge, own = None, len(body)
+        if self.merge is not None:
+            size = self.merge.get("bytes")
+            if size is not None:
+                if not isinstance(size, int) or not 0 <= size <= own:
+                    raise FrameError(f"a part's σ of {size!r} bytes did not come along")
+                own -= size
+            merge = Merge.parse(self.merge, None if size is None else body[own:])
+        return (None if self.boundary is None else body[:own]), merge
+
 
 class Boundaries:
     """What a run needs of whoever takes it from boundary to boundary."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, shares: Shares | None = None) -> None:
         self.index = index
+        self.shares = shares
+        # The range that a loop goes over, and whether parts of it may be given away.
+        self.tiles: Tiles | None = None
+        self.splits = False
         self.of: int | None = None
         self.note: str | None = None
         self.outputs: dict[str, bytes] = {}
@@ -109,6 +135,15 @@ class Boundaries:
         self.emits.append({"name": name, "boundary": boundary, "index": count, "data": text})
         self._emitted = (boundary, count + 1, size)
 
+    def output(self, name: str, data: bytes) -> None:
+        """An output, for the next commit."""
+        self.outputs[name] = data
+
+    def names_much(self) -> bool:
+        """Whether so many outputs wait to be named that a commit is due."""
+        named = sum(len(name.encode()) + OUTPUT_BYTES for name in self.outputs)
+        return named >= NAMED_BYTES
+
     def take_emits(self) -> list[Message]:
         """The messages emitted since the last report."""
         made, self.emits = self.emits, []
@@ -116,18 +151,45 @@ class Boundaries:
 
     def capsules(self) -> int:
         """Capsules in all, once the program has returned: what it did last is one, too."""
-        return self.index + 1
+        return self.index if isinstance(self.ended, Done) else self.index + 1
+
+    def give_away(self) -> Range | None:
+        """Splits what is left; ``None`` where that cannot be."""
+        if self.tiles is None or self.shares is None or not self.splits:
+            return None
+        given = self.tiles.last_half()
+        if given is not None:
+            self.tiles.end = given[0]
+            self.shares.parts += 1
+        return given
+
+    def is_shared(self) -> bool:
+        """Whether it is not the whole: a part, or one that has parts out."""
+        return self.shares is not None and (self.shares.part or self.shares.parts > 0)
+
+    def tiles_done(self) -> None:
+        """Nothing is left of the loop's tiles. Does not return where it is not the whole."""
+        if self.is_shared():
+            self.index += 1
+            self.end_of_range()
+            self.ended = Done()
+            raise self.ended
+
+    def end_of_range(self) -> None:
+        """What is said with the end of a range that is shared."""
 
     def position(self, head: Message) -> Message:
         """The head, with what people are told of where it stands."""
-        if self.of is not None:
+        if self.tiles is not None:
+            head["of"] = self.index + self.tiles.left
+        elif self.of is not None:
             head["of"] = self.of
         if self.note is not None:
             head["note"] = self.note
         return head
 
-    def edge(self) -> None:
-        """A boundary is reached: σ is complete."""
+    def edge(self, merged: bool = False) -> None:
+        """A boundary is reached: σ is complete. ``merged``: a part was taken back."""
         raise NotImplementedError
 
     def look(self) -> None:
@@ -140,17 +202,15 @@ class Boundaries:
 
     def reserve(self, wish: Message) -> Message:
         """Asks for more than the grant and waits for the answer."""
-        reason = "this run has no worker that could grant it, or speaks JSON lines"
-        return {"is": "reserved", "answer": "refused", "reason": reason}
+        raise NotImplementedError
 
     def surroundings(self) -> Message:
         """Asks what there is around it and waits for the answer."""
-        return {"is": "surroundings", "unknown": "this run has no worker, or speaks JSON lines"}
+        raise NotImplementedError
 
     def ask(self, change: Message) -> Message:
         """Asks for another grant of its node and waits for the answer."""
-        reason = "this run has no worker that could grant it, or speaks JSON lines"
-        return {"is": "asked", "answer": "refused", "reason": reason}
+        raise NotImplementedError
 
 
 class Engine(Boundaries):
@@ -177,7 +237,7 @@ class Engine(Boundaries):
         self._empty_at = begun
         self.began = begun
         self.began_at = now()
-        super().__init__(start.boundary or 0)
+        super().__init__(start.boundary or 0, start.shares)
         self._schedule = Schedule(start.commit, start.interval, begun, self.index)
         self._sent: deque[tuple[int, float]] = deque()
         self._mark = self._told = begun
@@ -191,9 +251,11 @@ class Engine(Boundaries):
         # An order to park that waits for the next boundary, and whether it may go on again.
         self._parks: Message | None = None
         self._goes_on = False
+        # An order to split that waits for the next boundary.
+        self._asked_to_split = False
         self._answers: deque[Message] = deque()
         self._data: deque[Order] = deque()
-        # So much was emitted that a commit is due.
+        # So much was emitted, or so many outputs were made, that a commit is due.
         self._much = False
 
     def emit(self, name: str, data: bytes) -> None:
@@ -204,15 +266,21 @@ class Engine(Boundaries):
             if self._much:
                 self._at_time = 0.0
 
+    def output(self, name: str, data: bytes) -> None:
+        super().output(name, data)
+        if not self._much and self.names_much():
+            self._much = True
+            self._at_time = 0.0
+
     def _set_gate(self) -> None:
         self._gate = min(self._schedule.gate(), self._stop_at)
 
-    def edge(self) -> None:
+    def edge(self, merged: bool = False) -> None:
         self.index += 1
-        if self.index >= self._gate or self._clock() >= self._at_time:
-            self._boundary()
+        if merged or self.index >= self._gate or self._clock() >= self._at_time:
+            self._boundary(merged)
 
-    def _boundary(self) -> None:
+    def _boundary(self, merged: bool) -> None:
         self.check()
         at = self._clock()
         self._at_time = at + LOOK_INTERVAL
@@ -220,7 +288,7 @@ class Engine(Boundaries):
         if self._sent and at - self._sent[0][1] > self._start.lease:
             self._park()
         due = self._schedule.boundary(self.index, at)
-        if due == NO and self._much:
+        if due == NO and (self._much or merged or self._asked_to_split):
             due = COMMIT_WHEN_ACKNOWLEDGED
         if self.index >= self._stop_at and self.stop is None:
             self.stop = self._cause
@@ -232,10 +300,17 @@ class Engine(Boundaries):
             if self.cancel:
                 self._end(Cancelled(), {"is": "cancelled"})
             parks, self._parks = self._parks, None
+            more: Message = {"merged": True} if merged else {}
             if self.stop is not None:
-                self._commit(at, computed_at, "yield")
+                self._commit(at, computed_at, "yield", more)
                 self._end(Yielded(self.stop))
-            self._commit(at, computed_at, "commit" if parks is None else "park")
+            if self._asked_to_split and parks is None:
+                self._asked_to_split = False
+                if (given := self.give_away()) is None:
+                    self._writer.report({"is": "whole"})
+                else:
+                    more["split"] = write_range(given)
+            self._commit(at, computed_at, "commit" if parks is None else "park", more)
             if parks is not None:
                 self._stand(parks)
             self._told = at
@@ -257,7 +332,14 @@ class Engine(Boundaries):
         made, self.outputs = self.outputs, {}
         return [{"name": n, "bytes": len(b)} for n, b in made.items()], list(made.values())
 
-    def _commit(self, at: float, computed_at: str, reason: str) -> None:
+    def end_of_range(self) -> None:
+        self.check()
+        self.look()
+        if self.cancel:
+            self._end(Cancelled(), {"is": "cancelled"})
+        self._commit(self._clock(), now(), "end", {})
+
+    def _commit(self, at: float, computed_at: str, reason: str, more: Message) -> None:
         self._writer.settle()
         before = self._clock()
         pieces = self._encode()
@@ -270,6 +352,7 @@ class Engine(Boundaries):
             "computed_at": computed_at,
             "compute_us": max(0, int((at - self._mark) * 1e6)),
             "reason": reason,
+            **more,
         }
         outputs, bodies = self.take_outputs()
         if outputs:
@@ -277,7 +360,7 @@ class Engine(Boundaries):
             pieces += bodies
         if self.emits:
             head["emits"] = self.take_emits()
-            self._much = False
+        self._much = False
         whole = sum(map(len, pieces))
         self._writer.boundary(self.position(head), pieces, whole)
         self._schedule.sent(self.index, sent, sent - before, size)
@@ -361,6 +444,8 @@ class Engine(Boundaries):
                 again = head.get("grant")
                 if isinstance(again, dict):
                     self._grant = again
+            case {"is": "split"}:
+                self._asked_to_split = True
             case {"is": "reserved" | "surroundings" | "asked"}:
                 self._answers.append(head)
             case {"is": "data"}:
@@ -370,7 +455,7 @@ class Engine(Boundaries):
                 self._kept.append((head, body))
             case _:
                 raise FrameError(f"order {head['is']!r} is not known, or lacks a field")
-        if self.wanted() or self._grant is not None:
+        if self.wanted() or self._grant is not None or self._asked_to_split:
             # The next boundary acts on it at once.
             self._at_time = 0.0
 

@@ -54,6 +54,10 @@ class Cancelled(Stop):
     """The execution was cancelled."""
 
 
+class Done(Stop):
+    """Nothing is left of a range that is shared: what follows its loop is the whole's to do."""
+
+
 class AgentGone(Stop):
     """The other end of the socket is closed: nobody is left to compute for."""
 

@@ -20,6 +20,7 @@ from .engine import Boundaries, Order
 from .errors import AgentGone, Cancelled, FrameError, Stop, Yielded
 from .frames import Message
 from .run import Grant, Run
+from .tiles import Merge, Shares, write_range
 
 SOCKET_PATH_ENV = "FIEC_SOCKET"
 
@@ -68,27 +69,36 @@ class Lines(Boundaries):
         encode: Callable[[], list[bytes]],
         reconfigure: Callable[[Message], None],
     ) -> None:
-        super().__init__(order.get("boundary") or 0)
+        super().__init__(order.get("boundary") or 0, Shares.parse(order.get("spread")))
         self._talk = talk
         self._outputs = Path(order["outputs"])
         self._objects = Path(order.get("objects") or "objects")
         self._encode = encode
         self._reconfigure = reconfigure
+        # σ with which a range that is shared has ended: somebody goes on from it.
+        self.last: str | None = None
 
-    def edge(self) -> None:
+    def edge(self, merged: bool = False) -> None:
         self.index += 1
         self.check()
         head: Message = {"is": "boundary"}
         if self.emits:
             head["emit"] = self.lines_emits()
+        if self.names_much():
+            head |= {"state": self.sigma(), "outputs": self.put_outputs()}
         self._talk.say(self.position(head))
         while True:
             match self._talk.hear():
                 case {"is": "go"}:
                     return
                 case {"is": "state"}:
-                    sigma = base64.b64encode(b"".join(self._encode())).decode()
-                    self._talk.say({"is": "state", "state": sigma, "outputs": self.put_outputs()})
+                    outputs = self.put_outputs()
+                    self._talk.say({"is": "state", "state": self.sigma(), "outputs": outputs})
+                case {"is": "split"}:
+                    given = self.give_away()
+                    self._talk.say(
+                        {"is": "whole"} if given is None else {"is": "split", **write_range(given)}
+                    )
                 case {"is": "reconfigure", "grant": dict(grant)}:
                     self._reconfigure(grant)
                 case {"is": "stop"} as stop:
@@ -97,6 +107,31 @@ class Lines(Boundaries):
                     self._end(Cancelled())
                 case other:
                     raise FrameError(f"answer {other['is']!r} is not known, or lacks a field")
+
+    def end_of_range(self) -> None:
+        self.check()
+        self.last = self.sigma()
+
+    def sigma(self) -> str:
+        """σ as it stands in a line."""
+        return base64.b64encode(b"".join(self._encode())).decode()
+
+    def _converse(self, question: Message, answer: str) -> Message:
+        """Says something within a capsule and waits for its answer, which is what comes next."""
+        self._talk.say(question)
+        told = self._talk.hear()
+        if told["is"] != answer:
+            raise FrameError(f"{question['is']!r} was answered by {told['is']!r}, not {answer!r}")
+        return told
+
+    def reserve(self, wish: Message) -> Message:
+        return self._converse({"is": "reserve", **wish}, "reserved")
+
+    def surroundings(self) -> Message:
+        return self._converse({"is": "surroundings"}, "surroundings")
+
+    def ask(self, change: Message) -> Message:
+        return self._converse({"is": "ask", **change}, "asked")
 
     def _end(self, stop: Stop) -> NoReturn:
         self.ended = stop
@@ -133,11 +168,9 @@ def serve(main: worker.Main, prepare: worker.Prepare | None, path: str) -> int:
     except OSError as error:
         raise FrameError(f"{SOCKET_PATH_ENV} is {path!r}, and cannot be used: {error}") from error
     order = talk.hear()
-    run, state = _run(order)
+    run = _run(order)
     lines = Lines(talk, order, run._encode, run._reconfigure)
     run._engine = lines
-    if state is not None:
-        run._sigma, run._resumed = state, True
 
     def whole(run: Run) -> object:
         if prepare is not None:
@@ -150,17 +183,23 @@ def serve(main: worker.Main, prepare: worker.Prepare | None, path: str) -> int:
         last: Message = {"is": "completed", "result": end.result, "outputs": outputs}
         if lines.emits:
             last["emit"] = lines.lines_emits()
+        if lines.last is not None:
+            last["state"] = lines.last
         talk.say(last)
     elif end.reason is not None:
         talk.say({"is": "failed", "reason": end.reason, "permanent": end.permanent})
     return 0
 
 
-def _run(order: Message) -> tuple[Run, bytes | None]:
+def _state(text: Any) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def _run(order: Message) -> Run:
     try:
         if order["is"] != "run":
             raise FrameError(f"the first line is {order['is']!r} and not 'run'")
-        text: Any = order["state"]
+        state, merge = _state(order["state"]), order.get("merge")
         run = Run(
             execution=str(order.get("execution") or ""),
             epoch=int(order.get("epoch") or 1),
@@ -169,7 +208,10 @@ def _run(order: Message) -> tuple[Run, bytes | None]:
             grant=Grant.parse(order.get("grant") or {}),
             local=False,
         )
+        run._sigma, run._resumed = state, state is not None
+        if merge is not None:
+            run._merge = Merge.parse(merge, _state(merge.get("state")))
         Path(order["outputs"])
-        return run, None if text is None else base64.b64decode(text, validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        return run
+    except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise FrameError(f"the first line cannot be read: {error!r}") from error

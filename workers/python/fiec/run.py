@@ -16,6 +16,7 @@ from . import restore, sigma
 from .engine import NOTE_LIMIT, Boundaries
 from .errors import Failed, StateError
 from .frames import DATA_DIR_ENV, INPUTS_ENV, Message
+from .tiles import Merge, Tiles, find, read_range
 
 T = TypeVar("T")
 _NAME_LIMIT = 255
@@ -153,6 +154,8 @@ class Run:
         self._sigma: bytes | None = None
         self._state: Any = None
         self._has_state = False
+        self._named = False
+        self._merge: Merge | None = None
         self._callbacks: list[Callable[[Grant], object]] = []
 
     # --- state ---------------------------------------------------------------------------------
@@ -178,6 +181,8 @@ class Run:
         if (value is None) == (not fields):
             raise StateError("run.state() takes one value, or parts by name")
         self._has_state = True
+        if self._merge is not None:
+            self._merge.expect(fields if fields else value)
         if not fields:
             if self._sigma is not None:
                 found = restore.decode(self._sigma, value)
@@ -200,7 +205,7 @@ class Run:
                     f"{', '.join(found)}. A program that has changed needs a new version"
                 )
             vars(state).update(found)
-        self._state, self._sigma = vars(state), None
+        self._state, self._sigma, self._named = vars(state), None, True
         return state
 
     def _encode(self) -> list[bytes]:
@@ -242,14 +247,61 @@ class Run:
             engine.edge()
         engine.check()
 
-    def each(self, items: Iterable[T]) -> Iterator[T]:
+    def tiles(self, total: int | None = None) -> Tiles:
+        """The range of tiles that is to be computed here, for a part of the state: what
+        ``params.tiles`` says, ``{"from": 0, "to": 100}``; all of ``total`` where it says nothing.
+        """
+        given = self.params.get("tiles")
+        if given is None and total is not None:
+            return Tiles(0, total)
+        begin, end = read_range(given, "params.tiles")
+        if total is not None and end > total:
+            raise Failed(
+                f"params.tiles.to: must be at most {total}, the number of tiles, but is {end}"
+            )
+        return Tiles(begin, end)
+
+    def each(
+        self, items: Iterable[T], *, merge: Callable[[Any], object] | None = None
+    ) -> Iterator[T]:
         """``for batch in run.each(state.batches):`` – like :meth:`steps`, over something whose
-        position is part of the state: :class:`fiec.Batches`, :class:`fiec.Stream`."""
+        position is part of the state: :class:`fiec.Batches`, :class:`fiec.Stream`,
+        :class:`fiec.Tiles`.
+
+        ``for tile in run.each(state.tiles, merge=take):`` may be spread over several nodes, where
+        the submission says so: at a boundary the last half of what is left becomes a part, an
+        execution of its own, and later ``take(part)`` is called with the state that it has come
+        to, to put what it has found behind what was found here. Tiles are taken back in their
+        order, so that appending gives what an undisturbed run has; a sum of floats would not. A
+        part ends with the loop; what follows it is done by the whole alone."""
         engine = self._ready()
+        if isinstance(items, Tiles):
+            if merge is not None:
+                find(self._state, items)
+            engine.tiles, engine.splits = items, merge is not None
+            self._take_back(items, merge)
         for item in items:
             yield item
             engine.edge()
         engine.check()
+        if isinstance(items, Tiles):
+            engine.tiles_done()
+            engine.tiles, engine.splits = None, False
+
+    def _take_back(self, tiles: Tiles, merge: Callable[[Any], object] | None) -> None:
+        """Takes up the part that was given to this run to be merged, if one was: a capsule."""
+        pending, self._merge = self._merge, None
+        if pending is None:
+            return
+        if merge is None:
+            raise Failed("a part is to be taken back, but run.each() was given no merge=")
+        if pending.state is None:
+            tiles.take_back(pending.given, None)
+        else:
+            part, theirs = pending.part(self._state, tiles)
+            tiles.take_back(pending.given, theirs)
+            merge(State(**part) if self._named else part)
+        self._engine.edge(merged=True)
 
     def boundary(self) -> None:
         """A boundary in a loop of another shape. All that a later capsule needs must be in the
@@ -289,7 +341,7 @@ class Run:
                 f"output {name!r}: a name has 1 to {_NAME_LIMIT} bytes and no empty part, "
                 "'.' or '..' between slashes"
             )
-        self._engine.outputs[name] = _bytes(name, data)
+        self._engine.output(name, _bytes(name, data))
 
     def emit(self, name: str, data: Any) -> None:
         """Sends a message to the outside: bytes, text, or anything that JSON can say. It is

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .engine import Engine, Order, Start
-from .errors import AgentGone, Failed, FrameError, Stop, Yielded
+from .errors import AgentGone, Done, Failed, FrameError, Stop, Yielded
 from .frames import Link
 from .run import Grant, Run, dumps, plain
 from .writer import Writer
@@ -62,6 +62,7 @@ class Server:
         self.writer = Writer(link)
         self.kept: deque[Order] = deque()
         self.result: Any = None
+        self.ending: Ending = "crashed"
         self._main = main
         self._prepare = prepare
         self._local = local
@@ -84,7 +85,7 @@ class Server:
                         return 1
                 case "yield" | "cancel" | "committed" | "stretch" | "reconfigure" | "data":
                     pass  # crossed with the end of the run that they were meant for
-                case "park" | "unpark" | "reserved" | "surroundings" | "asked":
+                case "park" | "unpark" | "split" | "reserved" | "surroundings" | "asked":
                     pass  # crossed with the end of the run that they were meant for
                 case other:
                     raise FrameError(f"order {other!r} is not known")
@@ -108,8 +109,8 @@ class Server:
             grant=Grant.parse(start.grant),
             local=self._local,
         )
-        if start.boundary is not None:
-            run._sigma, run._resumed = body, True
+        run._sigma, run._merge = start.bodies(body)
+        run._resumed = start.boundary is not None
         del body
         engine = Engine(self.link, self.writer, start, self.kept, run._encode, run._reconfigure)
         run._engine = engine
@@ -117,7 +118,7 @@ class Server:
         if not brief or start.boundary is not None:
             self.writer.report({"is": "began", "at": engine.began_at, "parks": True})
         end = attempt(self._main, run, self._local)
-        self.result = end.result
+        self.result, self.ending = end.result, end.ending
         if end.ending == "completed":
             engine.complete(end.result)
             self._brief = engine.is_brief()
@@ -143,6 +144,10 @@ def attempt(main: Main, run: Run, local: bool) -> End:
         result = main(run)
         engine.check()  # a program that caught a stop has not completed
         run._ready()
+        if run._merge is not None:
+            raise Failed("a part is to be taken back, but the program has no run.each(tiles)")
+        if engine.is_shared():
+            raise Failed("the loop over its tiles was left early, though the range is shared")
         result = plain(result)
         if len(dumps(result).encode("utf-8", "replace")) > RESULT_LIMIT:
             raise Failed(f"the result is over {RESULT_LIMIT} bytes; make it an output")
@@ -154,6 +159,8 @@ def attempt(main: Main, run: Run, local: bool) -> End:
         if engine.ended is not None:
             if not isinstance(error, Stop):
                 show(error)
+            if isinstance(engine.ended, Done):
+                return End("completed")
             return End("yielded" if isinstance(engine.ended, Yielded) else "cancelled")
         if isinstance(error, Failed):
             if not error.permanent:

@@ -385,6 +385,13 @@ class Moves(unittest.TestCase):
             self.assertEqual((last.kind, last.head["permanent"]), ("failed", True))
             self.assertIn("more than 128 messages", last.head["reason"])
 
+    def test_so_many_outputs_are_committed_before_the_message_that_names_them_is_full(self) -> None:
+        with Child("ranges.py") as child:
+            child.run({"tiles": {"from": 0, "to": 100}, "total": 100}, commit={"every": 1000})
+            counts = [len(r.head.get("outputs", [])) for r in child.finish()]
+            self.assertEqual(sum(counts), 101)
+            self.assertLessEqual(max(counts), 20)
+
     def test_a_program_that_catches_the_stop_has_yielded_all_the_same(self) -> None:
         with Child("sums.py") as child:
             child.run({"steps": 10**6, "mode": "swallow", "sleep": 0.001})
