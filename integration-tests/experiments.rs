@@ -153,3 +153,65 @@ async fn work_follows_the_memory_that_swinging_devices_offer() {
     ];
     left_files(out.path(), &["gemm"], &figures);
 }
+
+#[tokio::test]
+async fn over_commit_and_reconfiguration_are_compared_played_and_for_real() {
+    let out = tempfile::tempdir().unwrap();
+    let (rows, _) = experiment("reallocation", &[], out.path()).await;
+    let modes = ["reserved", "over-commit", "reconfigured"];
+    for part in ["simulated-memory", "simulated-units", "real"] {
+        for mode in modes {
+            let row = rows.iter().find(|r| r["part"] == part && r["mode"] == mode);
+            let row = row.unwrap_or_else(|| panic!("no {part}, {mode}: {rows:?}"));
+            let run = &row["runs"][0];
+            assert_eq!(run["unfinished"], 0, "{row}");
+            assert!(run["mean_s"].as_f64().unwrap() > 0.0, "{row}");
+            let utilization = run["utilization"].as_f64().unwrap();
+            assert!(utilization > 0.0 && utilization <= 1.0, "{row}");
+            if mode != "over-commit" {
+                assert_eq!(run["killed"], 0, "{row}");
+            }
+            if part == "real" {
+                // Every job of every run has the bits of an undisturbed one.
+                assert_eq!(row["same_bits"], serde_json::json!([30, 30]), "{row}");
+            }
+        }
+    }
+    let csv = std::fs::read_to_string(out.path().join("runs.csv")).unwrap();
+    assert!(csv.starts_with("part,mode,nodes,seed,"), "{csv}");
+    assert!(
+        csv.lines().any(|l| l.starts_with("real,reconfigured,1,1,")),
+        "{csv}"
+    );
+    let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
+    assert!(
+        report.contains("## Real processes") && report.contains("emulated"),
+        "{report}"
+    );
+    for figure in ["simulated-memory-mean_time", "real-lost"] {
+        let svg = std::fs::read_to_string(out.path().join(format!("{figure}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg"));
+    }
+}
+
+#[tokio::test]
+async fn without_enough_devices_a_run_on_real_ones_is_refused_with_the_reason() {
+    if fiec_cuda::list().is_ok_and(|found| found.len() >= 2) {
+        eprintln!("SKIPPED: there are devices enough here for a run of minutes");
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec"))
+        .args(["experiment", "trigger2", "--devices", "real", "--out"])
+        .arg(out.path().join("never"))
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(PATIENCE, output)
+        .await
+        .unwrap()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{stderr}");
+    assert!(stderr.contains("--devices real"), "{stderr}");
+    assert!(!out.path().join("never").exists());
+}

@@ -1,10 +1,11 @@
 //! One mix of jobs under reserved peaks, over-commit and reconfiguration.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
-use fiec_simulator::reallocation::{Mix, Mode, play};
+use fiec_simulator::reallocation::{Mix, Mode, Short, play};
 
 fn small(revoke_every_s: u64) -> Mix {
     Mix {
+        short: Short::Memory,
         seed: 7,
         nodes: 2,
         jobs: 40,

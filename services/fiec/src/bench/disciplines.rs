@@ -2,17 +2,21 @@
 //! first served, priority, least attained service with preemption at boundaries, and ours: mean and
 //! 95th percentile of the time from submission to the end. In the simulator, on the trace of
 //! [`fiec_simulator::disciplines`]; with `--real` instead, seconds for hours, with real servers, a
-//! real worker and real programs. The floor is the mean length of the jobs: what a lab without end would
-//! take.
+//! real worker and real programs, and beside it the simulator on these very jobs: how many of the pairs
+//! of disciplines that it tells apart come in the same order for real says whether it may be believed.
+//! The floor is the mean length of the jobs: what a lab without end would take.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use fiec_policy::share::order::Discipline;
-use fiec_schemas::Timestamp;
-use fiec_simulator::disciplines::Trace;
+use fiec_schemas::{Submission, Timestamp};
+use fiec_simulator::disciplines::{self, Trace};
 use fiec_simulator::draw::{Draw, Purpose};
-use fiec_simulator::scenario::Quantity;
+use fiec_simulator::scenario::{
+    Arrivals, Network, NodeGroup, Quantity, Scenario, Telemetry, Workload,
+};
+use fiec_simulator::settings::Settings;
 use serde_json::json;
 
 use super::figures::quantile;
@@ -24,7 +28,18 @@ const SLOTS: usize = 2;
 /// One capsule of a real job.
 const CAPSULE: Duration = Duration::from_millis(20);
 /// Work that comes to the real worker, against what it could do.
-const LOAD: f64 = 1.3;
+const LOAD: f64 = 1.0;
+/// Its jobs.
+const JOBS: usize = 80;
+/// A slice of 30 s where jobs take hours is half a second here, and all else of that kind as much
+/// shorter.
+const SLICE_MS: u64 = 500;
+const RESIDENCY_MS: u64 = 200;
+const AGEING_MS: u64 = 60_000;
+/// What a real job takes to begin in a warm child.
+const START_MS: u64 = 5;
+/// Means that differ by less in the simulator are not told apart.
+const APART: f64 = 0.1;
 
 /// Runs the bench: `mean_completion_s`, `p95_completion_s` and `preemptions` by discipline and case.
 ///
@@ -124,23 +139,26 @@ fn jobs(count: usize) -> Vec<Job> {
 }
 
 async fn real_ones(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    let jobs = jobs(lab.samples(30).max(10));
+    let jobs = jobs(lab.samples(JOBS).max(10));
+    let scenario = scenario(&jobs);
     let work: f64 = jobs.iter().map(|j| j.length.as_secs_f64()).sum();
     let floor = Some(work / jobs.len() as f64);
+    let mut means = Vec::new();
     for discipline in Discipline::ALL {
         lab.steps_message(&format!(
             "disciplines: {discipline}, {} real jobs",
             jobs.len()
         ));
+        let number = |name: &str, value: u64| [name.to_owned(), value.to_string()];
+        let mut policy_args = vec!["--discipline".to_owned(), discipline.to_string()];
+        policy_args.extend(["--verify-share".to_owned(), "0".to_owned()]);
+        policy_args.extend(number("--slice-ms", SLICE_MS));
+        policy_args.extend(number("--residency-ms", RESIDENCY_MS));
+        policy_args.extend(number("--ageing-ms", AGEING_MS));
         let options = ClusterOptions {
             workers: 1,
             worker_args: vec!["--slots".to_owned(), SLOTS.to_string()],
-            // A slice of 30 s where jobs take hours is half a second here.
-            policy_args: ["--discipline", discipline.as_str(), "--slice-ms", "500"]
-                .into_iter()
-                .chain(["--residency-ms", "200", "--verify-share", "0"])
-                .map(str::to_owned)
-                .collect(),
+            policy_args,
             history: false,
             ..ClusterOptions::default()
         };
@@ -148,16 +166,105 @@ async fn real_ones(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let found = play(&cluster, &jobs, discipline).await;
         cluster.stop().await;
         let (mut took, moved) = found.with_context(|| format!("under {discipline}"))?;
-        let case = format!("{discipline}, real");
         let mean = took.iter().sum::<f64>() / took.len() as f64;
         let p95 = quantile(&mut took, 0.95);
-        let add = &mut *lab.figures;
-        add.add("disciplines", &case, "mean_completion_s", "s", mean, floor);
-        add.add("disciplines", &case, "p95_completion_s", "s", p95, None);
-        let often = moved as f64 / jobs.len() as f64;
-        add.add("disciplines", &case, "preemptions", "1/job", often, None);
+        let played = disciplines::play(&scenario, discipline);
+        let played = played.map_err(|e| anyhow::anyhow!("{discipline}, simulated: {e}"))?;
+        let simulated = played.lasted.mean_ms / 1e3;
+        means.push((mean, simulated));
+        for (case, mean, p95, often) in [
+            (format!("{discipline}, real"), mean, p95, moved),
+            (
+                format!("{discipline}, the same jobs simulated"),
+                simulated,
+                played.lasted.p95_ms / 1e3,
+                played.preemptions,
+            ),
+        ] {
+            let add = &mut *lab.figures;
+            add.add("disciplines", &case, "mean_completion_s", "s", mean, floor);
+            add.add("disciplines", &case, "p95_completion_s", "s", p95, None);
+            let often = often as f64 / jobs.len() as f64;
+            add.add("disciplines", &case, "preemptions", "1/job", often, None);
+        }
+    }
+    if let Some(share) = in_order(&means) {
+        let case = "real against the same jobs simulated";
+        let figures = &mut *lab.figures;
+        figures.add("disciplines", case, "pairs_in_order", "1", share, None);
     }
     Ok(())
+}
+
+/// Of the pairs whose simulated means (the second of each) are apart, the share that comes in the
+/// same order for real; none where no pair is.
+fn in_order(means: &[(f64, f64)]) -> Option<f64> {
+    let pairs = means
+        .iter()
+        .enumerate()
+        .flat_map(|(n, a)| means.iter().skip(n + 1).map(move |b| (a, b)));
+    let apart = pairs.filter(|(a, b)| (a.1 - b.1).abs() > APART * a.1.min(b.1));
+    let (mut agree, mut all) = (0, 0);
+    for (a, b) in apart {
+        all += 1;
+        agree += u32::from((a.0 < b.0) == (a.1 < b.1));
+    }
+    (all > 0).then(|| f64::from(agree) / f64::from(all))
+}
+
+/// The same jobs, worker and settings for the simulator.
+fn scenario(jobs: &[Job]) -> Scenario {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let workload = |(number, job): (usize, &Job)| {
+        let mut submission = Submission::of(fiec_schemas::programs::SYNTHETIC);
+        submission.priority = job.priority;
+        Workload {
+            name: format!("job-{number}"),
+            arrivals: Arrivals::Listed(vec![ms(job.at)]),
+            work_ms: Quantity::Fixed(job.length.as_secs_f64() * 1e3),
+            capsule_ms: Quantity::Fixed(CAPSULE.as_secs_f64() * 1e3),
+            state_bytes: Quantity::Fixed(0.0),
+            memory_bytes: Quantity::Fixed(0.0),
+            tenant: None,
+            after: Vec::new(),
+            gang: None,
+            fails: 0.0,
+            submission,
+        }
+    };
+    let last = jobs.last().map_or(0, |job| ms(job.at));
+    Scenario {
+        about: "The jobs of the real bench".to_owned(),
+        seed: 1,
+        duration_ms: last + 1,
+        drain_ms: 3_600_000,
+        policies: 1,
+        policy: Settings {
+            slice_ms: Some(SLICE_MS),
+            preempt_residency_ms: Some(RESIDENCY_MS),
+            ageing_ms: Some(AGEING_MS),
+            ..Settings::default()
+        },
+        tick_ms: 50,
+        telemetry: Telemetry::default(),
+        network: Network::default(),
+        nodes: vec![NodeGroup {
+            name: "node".to_owned(),
+            count: 1,
+            slots: SLOTS as u32,
+            parks: 0,
+            memory_bytes: 8 << 30,
+            cpus: SLOTS as u32,
+            start_ms: START_MS,
+            speed: Quantity::Fixed(1.0),
+            labels: Default::default(),
+            thresholds: None,
+            load: Default::default(),
+        }],
+        workloads: jobs.iter().enumerate().map(workload).collect(),
+        faults: Vec::new(),
+        quotas: Vec::new(),
+    }
 }
 
 /// Submits every job when its time has come; seconds from submission to end, and how often one was
@@ -189,4 +296,29 @@ async fn play(
         moved += end.rebindings;
     }
     Ok((took, moved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_what_the_simulator_tells_apart_is_compared() {
+        // The first two are not apart.
+        assert_eq!(in_order(&[(9.0, 10.0), (8.0, 10.1), (5.0, 5.0)]), Some(1.0));
+        assert_eq!(in_order(&[(9.0, 10.0), (8.0, 10.1), (8.5, 5.0)]), Some(0.5));
+        assert_eq!(in_order(&[(1.0, 10.0), (2.0, 10.1)]), None);
+    }
+
+    #[test]
+    fn the_real_jobs_are_played_by_the_simulator_to_their_end() {
+        let jobs = jobs(20);
+        let scenario = scenario(&jobs);
+        for discipline in Discipline::ALL {
+            let found = disciplines::play(&scenario, discipline).unwrap();
+            assert_eq!(found.completed, 20, "{discipline}");
+            let work: f64 = jobs.iter().map(|j| j.length.as_secs_f64() * 1e3).sum();
+            assert!((found.work_ms - work).abs() < 25.0 * 20.0, "{discipline}");
+        }
+    }
 }

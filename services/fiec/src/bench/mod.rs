@@ -90,7 +90,8 @@ pub struct BenchArgs {
     /// For `throughput`: executions that each worker runs at once
     #[arg(long, default_value_t = 4)]
     pub slots: u32,
-    /// For `disciplines`: scaled down with real processes instead of simulated; two minutes
+    /// For `disciplines`: scaled down with real processes instead, beside the same jobs simulated; ten
+    /// minutes
     #[arg(long)]
     pub real: bool,
 }

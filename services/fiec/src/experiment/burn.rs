@@ -1,9 +1,14 @@
-//! The part of a load that takes processors. The part that takes memory is `fiec pressure`.
+//! The part of a load that takes processors, or a device. The part that takes the host's memory is
+//! `fiec pressure`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::Args;
+use fiec_cuda::CudaDevices;
+
+use super::device_load::DeviceLoad;
 
 /// How much and how long.
 #[derive(Debug, Clone, Args)]
@@ -14,14 +19,43 @@ pub struct BurnArgs {
     /// Seconds after which it ends
     #[arg(long, default_value_t = 60.0)]
     pub hold: f64,
+    /// A device whose memory and units it takes, in place of processors
+    #[arg(long, value_name = "UUID")]
+    pub device: Option<String>,
+    /// The share of the device's memory that shall be in use, by whoever
+    #[arg(long, requires = "device", default_value_t = 0.9, value_parser = parse_share)]
+    pub device_share: f64,
+    /// Take the device's memory alone
+    #[arg(long, requires = "device")]
+    pub idle: bool,
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    match share > 0.0 && share < 1.0 {
+        true => Ok(share),
+        false => Err("a share is above 0 and below 1".to_owned()),
+    }
 }
 
 /// Computes until the time is over.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// When a thread cannot be started, or the device cannot be had.
 pub fn run(args: &BurnArgs) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs_f64(args.hold.clamp(0.0, 86_400.0));
+    if let Some(uuid) = &args.device {
+        let load = DeviceLoad {
+            uuid,
+            share: args.device_share,
+            idle: args.idle,
+            until,
+        };
+        let held = load.run(&CudaDevices::default());
+        return held
+            .map(|_| ())
+            .with_context(|| format!("a load on {uuid}"));
+    }
     let threads = (0..args.threads)
         .map(|n| std::thread::Builder::new().spawn(move || burn(u64::from(n), until)))
         .collect::<Result<Vec<_>, _>>()?;

@@ -56,9 +56,10 @@ pub(super) async fn prepare(seconds: f64) -> anyhow::Result<Result<Workload, Str
         program: PROGRAM,
         params: params(capsules),
         commit: json!({"every": 1}),
-        device: false,
+        device: None,
         result: json!({"upto": upto, "start": start, "length": length}),
         capsules,
+        seconds,
     }))
 }
 
@@ -70,7 +71,8 @@ pub(super) async fn push(environment: &[(String, String)]) -> anyhow::Result<()>
     done("pushing examples/container", command).await
 }
 
-async fn done(what: &str, mut command: Command) -> anyhow::Result<()> {
+/// Runs a command to its end.
+pub(super) async fn done(what: &str, mut command: Command) -> anyhow::Result<()> {
     command
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true);

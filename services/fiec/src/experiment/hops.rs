@@ -5,7 +5,7 @@ use fiec_dev_servers::Progress as _;
 use fiec_schemas::{ExecutionId, NodeId, Timestamp};
 
 use super::run::{PATIENCE, Run, Variant, begin, end};
-use super::stand::{Place, Stand, Wants};
+use super::stand::{Stand, Wants};
 use super::trace::Trace;
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs};
@@ -19,8 +19,8 @@ pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<
         (1_000, 20.0)
     };
     steps.step("sizing cg and running it undisturbed");
-    let workload = prepare(Kind::Cg, Place::Host, seconds).await?;
-    let stand = Stand::start(Wants::new(3, Place::Host, dwell_ms), steps).await?;
+    let workload = prepare(Kind::Cg, None, seconds).await?;
+    let stand = Stand::start(Wants::new(3, None, dwell_ms), steps).await?;
     let mut experiment = Experiment::of(Name::MultiHop, &stand);
     experiment.notes.push(
         "The load is on memory alone. That on A stays until the execution has left B, so that B leads to C; those on B and C \

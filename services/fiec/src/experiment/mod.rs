@@ -5,6 +5,8 @@
 pub mod burn;
 mod canvas;
 mod container;
+mod device_load;
+mod devices;
 mod emulated;
 mod figures;
 mod files;
@@ -15,6 +17,7 @@ mod run;
 mod stand;
 mod swing;
 mod trace;
+mod watch;
 mod workload;
 
 use std::path::PathBuf;
@@ -29,6 +32,7 @@ use crate::cluster::Cluster;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui::{self, Steps};
+use devices::Devices;
 use run::{Run, Timing, Variant};
 use stand::{Place, Stand, Wants};
 use workload::Kind;
@@ -38,13 +42,14 @@ use workload::Kind;
 pub enum Name {
     /// Static memory pressure: CG, one capsule an iteration, and a container as one unit
     Trigger1,
-    /// Static pressure on an emulated device: GEMM, LU, QR
+    /// Static pressure on a device: GEMM, LU, QR
     Trigger2,
     /// Three nodes whose offered device memory swings: GEMM, LU, QR
     Trigger3,
     /// A, B, C and back to A, by pressure on each
     MultiHop,
-    /// Over-commit against reconfiguration, on emulated devices and a virtual clock
+    /// Over-commit against reconfiguration, on emulated devices: on a virtual clock, and with real
+    /// processes
     Reallocation,
 }
 
@@ -105,7 +110,7 @@ pub struct ExperimentArgs {
     /// Which
     #[arg(value_enum)]
     pub name: Name,
-    /// Runs of each variant [default: 5; with --quick: 1]
+    /// Runs of each variant [default: 5; with --quick, and for the real part of reallocation: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub runs: Option<u32>,
     /// A few seconds a run: to try the experiment itself, not for figures to quote
@@ -114,9 +119,13 @@ pub struct ExperimentArgs {
     /// Where to write [default: target/experiments/NAME]
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Only this program: cg or container for trigger1, another for trigger2 and trigger3
-    #[arg(long, value_parser = ["cg", "container", "gemm", "lu", "qr"])]
+    /// Only this program: cg or container for trigger1, another for trigger2 and trigger3; for
+    /// reallocation: only this part
+    #[arg(long, value_parser = ["cg", "container", "gemm", "lu", "qr", "simulated", "real"])]
     pub only: Option<String>,
+    /// For trigger2 and trigger3: what they compute on, and whose memory presses
+    #[arg(long, value_enum, default_value_t)]
+    pub devices: devices::Choice,
     /// For trigger3: the envelopes' time passes so many times as fast
     #[arg(long, default_value_t = 120.0)]
     pub speed: f64,
@@ -165,10 +174,11 @@ impl Experiment {
             Place::Host => "Pressure is real: a process inside the node's own memory limit of \
                             512 MiB fills it to 88 %."
                 .to_owned(),
-            Place::Device => "Devices are emulated, also where there are real ones: the programs \
-                              compute on the kernels' device in the host's memory with the budget \
-                              of their grant, and a file says what the device's memory reads."
-                .to_owned(),
+            Place::Device => stand
+                .devices
+                .as_ref()
+                .map(Devices::note)
+                .unwrap_or_default(),
         });
         Self {
             name,
@@ -193,11 +203,34 @@ impl Experiment {
 /// When something could not be started or did not happen in time.
 pub async fn run(args: ExperimentArgs, global: &Global) -> anyhow::Result<Outcome> {
     let steps = Steps::new(global.json);
-    let experiment = match args.name {
-        Name::Trigger1 | Name::Trigger2 => fixed(&args, &steps).await,
-        Name::Trigger3 => swing::run(&args, &steps).await,
-        Name::MultiHop => hops::run(&args, &steps).await,
-        Name::Reallocation => return reallocation::run(&args, global),
+    let nodes = match args.name {
+        Name::Trigger2 => 2,
+        Name::Trigger3 => 3,
+        Name::Trigger1 | Name::MultiHop | Name::Reallocation => 0,
+    };
+    let devices = match (nodes > 0).then(|| devices::here(args.devices, nodes)) {
+        None if args.devices == devices::Choice::Real => {
+            let name = args.name;
+            eprintln!("fiec: experiment {name} --devices real: it computes on no real device");
+            return Ok(Outcome::BadInput);
+        }
+        None => None,
+        Some(Ok(devices)) => {
+            steps.step(&devices.note());
+            Some(devices)
+        }
+        Some(Err(why)) => {
+            eprintln!("fiec: experiment {} --devices real: {why}", args.name);
+            return Ok(Outcome::NoDevice);
+        }
+    };
+    let experiment = match (args.name, devices) {
+        (Name::Trigger3, Some(devices)) => swing::run(&args, devices, &steps).await,
+        (Name::MultiHop, _) => hops::run(&args, &steps).await,
+        (Name::Reallocation, _) => return reallocation::run(&args, global).await,
+        (Name::Trigger1 | Name::Trigger2 | Name::Trigger3, devices) => {
+            fixed(&args, devices, &steps).await
+        }
     }
     .with_context(|| format!("experiment {}", args.name))?;
     let out = args.out.clone();
@@ -242,20 +275,28 @@ fn runs(args: &ExperimentArgs) -> u32 {
 }
 
 /// Static pressure: triggers 1 and 2.
-async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
-    let (kinds, place): (&[Kind], Place) = match args.name {
-        Name::Trigger1 => (&[Kind::Cg], Place::Host),
-        _ => (&[Kind::Gemm, Kind::Lu, Kind::Qr], Place::Device),
+async fn fixed(
+    args: &ExperimentArgs,
+    devices: Option<Devices>,
+    steps: &Steps,
+) -> anyhow::Result<Experiment> {
+    let kinds: &[Kind] = match &devices {
+        None => &[Kind::Cg],
+        Some(_) => &[Kind::Gemm, Kind::Lu, Kind::Qr],
     };
-    let (dwell_ms, lead, window) = match (place, args.quick) {
-        (Place::Host, false) => (1_000, 2.0, 24.0),
-        (Place::Host, true) => (200, 0.4, 2.5),
-        (Place::Device, false) => (300, 1.0, 8.0),
-        (Place::Device, true) => (150, 0.3, 1.5),
+    let (dwell_ms, lead, window) = match (&devices, args.quick) {
+        (None, false) => (1_000, 2.0, 24.0),
+        (None, true) => (200, 0.4, 2.5),
+        (Some(_), false) => (300, 1.0, 8.0),
+        (Some(_), true) => (150, 0.3, 1.5),
     };
     let timing = Timing { lead, window };
+    let real = devices.as_ref().is_some_and(|d| d.of(0).is_some());
     // An emulated device computes slower than the host, which it is sized on.
-    let share = if place == Place::Host { 1.15 } else { 0.8 };
+    let share = match devices.is_some() && !real {
+        true => 0.8,
+        false => 1.15,
+    };
     let seconds = (lead + window) * share;
     let mut workloads = Vec::new();
     for kind in kinds.iter().filter(|k| wanted(args, k.name())) {
@@ -263,7 +304,7 @@ async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experimen
             "sizing {} and running it undisturbed",
             kind.name()
         ));
-        workloads.push(workload::prepare(*kind, place, seconds).await?);
+        workloads.push(workload::prepare(*kind, devices.as_ref(), seconds).await?);
     }
     let mut without = None;
     if args.name == Name::Trigger1 && wanted(args, "container") {
@@ -282,7 +323,7 @@ async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experimen
             .as_deref()
             .map_or(String::new(), |why| format!(" here ({why})"))
     );
-    let stand = Stand::start(Wants::new(2, place, dwell_ms), steps).await?;
+    let stand = Stand::start(Wants::new(2, devices, dwell_ms), steps).await?;
     if workloads.iter().any(|w| w.program == container::PROGRAM) {
         container::push(&stand.cluster.environment()).await?;
     }
@@ -301,9 +342,20 @@ async fn fixed(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experimen
                 .to_owned(),
         );
     }
+    if real {
+        experiment.notes.push(
+            "On the device the load computes as well. Where the device's memory is too small for a \
+             program that takes so long, lead and load are as much shorter as its run is."
+                .to_owned(),
+        );
+    }
     let total = runs(args);
     for number in 1..=total {
         for workload in &workloads {
+            let timing = match real {
+                true => timing.within(workload.seconds / seconds),
+                false => timing,
+            };
             for variant in Variant::ALL {
                 let (name, what) = (workload.name, variant.name());
                 steps.step(&format!("{name}, {what}, run {number} of {total}"));

@@ -51,6 +51,17 @@ pub(super) struct Timing {
     pub window: f64,
 }
 
+impl Timing {
+    /// Shorter by this, where the work is; never longer.
+    pub fn within(self, share: f64) -> Self {
+        let share = share.clamp(0.05, 1.0);
+        Self {
+            lead: self.lead * share,
+            window: self.window * share,
+        }
+    }
+}
+
 /// What one run gave.
 #[derive(Debug, Clone)]
 pub(super) struct Run {

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use fiec_cuda::Found;
 use fiec_schemas::envelope::{Amount, EVERY_DEVICE, Envelope, Shape, Sinusoid};
 use fiec_schemas::messages::EnvelopeChange;
 use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, Threshold, Timestamp, subjects};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
+use super::devices::Devices;
 use super::trace::Observer;
 use super::{container, emulated};
 use crate::client;
@@ -21,9 +23,15 @@ use crate::ui::Steps;
 const SHARE: f64 = 0.88;
 /// Threads of a load on each processor of the node, besides the node's own.
 const BURNERS: u32 = 3;
-/// Emulated devices at rest and under pressure, as shares of their memory.
+/// Devices at rest and under pressure, as shares of their memory.
 const DEVICE_REST: f64 = 0.10;
 const DEVICE_PRESSED: f64 = 0.92;
+/// The memory limit of a node: on the host, and where matrices are there and again on an emulated
+/// device.
+const HOST_LIMIT: &str = "512MiB";
+const EMULATED_LIMIT: &str = "4GiB";
+/// What others have of a device at rest is held to the end.
+const REST_S: &str = "86400";
 /// A load that nobody ends does so itself.
 const HOLD_S: &str = "300";
 /// How long nodes may take to calm down.
@@ -34,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) enum Place {
     /// In the memory limit of a node.
     Host,
-    /// In the emulated memory of its device.
+    /// In the memory of its device, a real or an emulated one.
     Device,
 }
 
@@ -52,23 +60,29 @@ pub(super) struct Wants {
     pub nodes: usize,
     pub place: Place,
     pub threshold: Threshold,
-    /// Bytes in use on each emulated device at rest.
-    pub device_used: u64,
+    /// What the nodes compute on, where that is devices.
+    pub devices: Option<Devices>,
+    /// The share of each device's memory that others have at rest.
+    pub device_rest: f64,
     /// Whether power is judged as memory is.
     pub power: bool,
 }
 
 impl Wants {
-    pub fn new(nodes: usize, place: Place, dwell_ms: u32) -> Self {
+    pub fn new(nodes: usize, devices: Option<Devices>, dwell_ms: u32) -> Self {
         Self {
             nodes,
-            place,
+            place: match devices {
+                Some(_) => Place::Device,
+                None => Place::Host,
+            },
             threshold: Threshold {
                 high: 0.80,
                 low: 0.60,
                 dwell_ms,
             },
-            device_used: (emulated::MEMORY_BYTES as f64 * DEVICE_REST) as u64,
+            devices,
+            device_rest: DEVICE_REST,
             power: false,
         }
     }
@@ -84,9 +98,14 @@ pub(super) struct Stand {
     pub processors: Vec<Vec<usize>>,
     /// False where there are fewer processors than nodes.
     pub apart: bool,
-    device_used: u64,
-    devices: Vec<PathBuf>,
-    _folder: tempfile::TempDir,
+    /// What the nodes compute on, where that is devices.
+    pub devices: Option<Devices>,
+    device_rest: f64,
+    /// What emulated devices read, by node.
+    readings: Vec<PathBuf>,
+    /// What others have of real devices all the time.
+    rest: Vec<Process>,
+    folder: tempfile::TempDir,
 }
 
 /// The processors that this process may use.
@@ -139,18 +158,19 @@ impl Stand {
             low,
             dwell_ms,
         } = wants.threshold;
-        let limit = match wants.place {
-            Place::Host => "512MiB",
-            // Matrices on the host, and again on the emulated device.
-            Place::Device => "4GiB",
+        let limit = match &wants.devices {
+            None => Some(HOST_LIMIT),
+            Some(Devices::Emulated { .. }) => Some(EMULATED_LIMIT),
+            // As much as it finds: its matrices are sized by the device.
+            Some(Devices::Real(_)) => None,
         };
         let mut worker_args = vec![
             "--slots=1".to_owned(),
-            format!("--memory-limit={limit}"),
             format!("--threshold=memory={high}:{low}:{dwell_ms}"),
             "--heartbeat-ms=100".to_owned(),
             format!("--allow-program={}", container::PROGRAM),
         ];
+        worker_args.extend(limit.map(|limit| format!("--memory-limit={limit}")));
         if wants.power {
             worker_args.push(format!("--threshold=power={high}:{low}:{dwell_ms}"));
         }
@@ -168,7 +188,11 @@ impl Stand {
             ..ClusterOptions::default()
         };
         let cluster = Cluster::start(options, steps).await?;
-        let observer = Observer::open(&cluster.broker).await?;
+        let own = (0..wants.nodes).filter_map(|n| {
+            let device = wants.devices.as_ref()?.of(n)?;
+            Some((Cluster::node(n + 1), device.uuid.clone()))
+        });
+        let observer = Observer::open(&cluster.broker, own.collect()).await?;
         let mut stand = Self {
             cluster,
             observer,
@@ -176,9 +200,11 @@ impl Stand {
             threshold: wants.threshold,
             processors,
             apart,
-            device_used: wants.device_used,
-            devices: Vec::new(),
-            _folder: folder,
+            devices: wants.devices,
+            device_rest: wants.device_rest,
+            readings: Vec::new(),
+            rest: Vec::new(),
+            folder,
         };
         for n in 0..wants.nodes {
             stand.start_worker(n)?;
@@ -188,21 +214,57 @@ impl Stand {
     }
 
     fn start_worker(&mut self, n: usize) -> anyhow::Result<()> {
-        let mut more = Vec::new();
-        if self.place == Place::Device {
-            let node = Cluster::node(n + 1);
-            let file = self._folder.path().join(format!("{node}.json"));
-            emulated::write(&file, node.as_str(), self.device_used)?;
-            more = vec!["--device-file".to_owned(), file.display().to_string()];
-            self.devices.push(file);
+        let node = Cluster::node(n + 1);
+        let own = self.of(&node)?.to_owned();
+        match self.devices.as_ref().map(|d| d.of(n).cloned()) {
+            None => {
+                let _confined = Confined::to(&own)?;
+                self.cluster.start_worker(&[])?;
+            }
+            Some(None) => {
+                let file = self.folder.path().join(format!("{node}.json"));
+                emulated::write(&file, node.as_str(), self.emulated_rest())?;
+                let more = ["--device-file".to_owned(), file.display().to_string()];
+                self.readings.push(file);
+                let _confined = Confined::to(&own)?;
+                self.cluster.start_worker(&more)?;
+            }
+            Some(Some(device)) => {
+                // The others' are none of its business.
+                let only = ("CUDA_VISIBLE_DEVICES".to_owned(), device.uuid.clone());
+                if self.device_rest > DEVICE_REST {
+                    let rest = self.taking(&node, &device, self.device_rest, true, REST_S)?;
+                    self.rest.push(rest);
+                }
+                let _confined = Confined::to(&own)?;
+                self.cluster.start_worker_in(&[only])?;
+            }
         }
-        let own = self
-            .processors
-            .get(n)
-            .context("a node without processors")?;
-        let _confined = Confined::to(own)?;
-        self.cluster.start_worker(&more)?;
         Ok(())
+    }
+
+    /// Bytes of an emulated device that others have at rest.
+    fn emulated_rest(&self) -> u64 {
+        (emulated::MEMORY_BYTES as f64 * self.device_rest) as u64
+    }
+
+    /// Takes a real device's memory up to a share, and its units.
+    fn taking(
+        &self,
+        node: &NodeId,
+        device: &Found,
+        share: f64,
+        idle: bool,
+        hold_s: &str,
+    ) -> anyhow::Result<Process> {
+        let share = share.to_string();
+        let mut args = vec!["burn", "--device", &device.uuid, "--device-share", &share];
+        args.extend(["--hold", hold_s]);
+        if idle {
+            args.push("--idle");
+        }
+        let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        self.loading(node, "device", &args, self.of(node)?)
     }
 
     fn number(&self, node: &NodeId) -> anyhow::Result<usize> {
@@ -240,22 +302,29 @@ impl Stand {
                 // Beside computing threads it would take seconds to fill what it shall.
                 self.filled(node).await?;
             }
-            Place::Device => {
-                let file = self.devices.get(n).context("a node without a device")?;
-                let pressed = emulated::MEMORY_BYTES as f64 * DEVICE_PRESSED;
-                emulated::write(file, node.as_str(), pressed as u64)?;
-                load.device = Some((file.clone(), node.clone(), self.device_used));
-            }
+            Place::Device => match self.devices.as_ref().and_then(|d| d.of(n)) {
+                Some(device) => {
+                    let taking = self.taking(node, device, DEVICE_PRESSED, false, HOLD_S)?;
+                    load.processes.push(taking);
+                    self.filled(node).await?;
+                }
+                None => {
+                    let file = self.readings.get(n).context("a node without a device")?;
+                    let pressed = emulated::MEMORY_BYTES as f64 * DEVICE_PRESSED;
+                    emulated::write(file, node.as_str(), pressed as u64)?;
+                    load.device = Some((file.clone(), node.clone(), self.emulated_rest()));
+                }
+            },
         }
         Ok(load)
     }
 
-    /// Waits until the node reads its memory as pressed.
+    /// Waits until the node reads its memory, or its device's, as pressed.
     async fn filled(&self, node: &NodeId) -> anyhow::Result<()> {
         let until = Instant::now() + PATIENCE;
         while self
             .observer
-            .newest(node, false)
+            .newest(node, self.place == Place::Device)
             .is_none_or(|v| v < self.threshold.high)
         {
             ensure!(

@@ -7,8 +7,9 @@ use fiec_dev_servers::Progress as _;
 use fiec_schemas::envelope::Amount;
 use fiec_schemas::{Signal, Threshold, Timestamp};
 
+use super::devices::Devices;
 use super::run::{Run, Variant, begin, end};
-use super::stand::{Place, Stand, Swing, Wants};
+use super::stand::{Stand, Swing, Wants};
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs, wanted};
 use crate::ui::Steps;
@@ -18,14 +19,20 @@ const ENVELOPES: [(f64, f64); 3] = [(8.0, 600.0), (7.0, 760.0), (6.0, 890.0)];
 /// Amplitude of each node's power in per cent of its limit. None were published: these are the
 /// memory's, as shares of 48 GB, in the memory's periods and a quarter of one behind.
 const POWER_PERCENT: [f64; 3] = [100.0 * 8.0 / 48.0, 100.0 * 7.0 / 48.0, 100.0 * 6.0 / 48.0];
-/// In use on each device by others: with it the troughs of all three envelopes press, those of the
-/// smallest amplitude (36 GB of 48) for the shortest time.
-const USED_BYTES: u64 = 30_000_000_000;
+/// The memory of a device as published, in GB.
+const PUBLISHED_GB: f64 = 48.0;
+/// The share of each device that others have: with it the troughs of all three envelopes press, those
+/// of the smallest amplitude (36 GB of 48) for the shortest time.
+const USED: f64 = 30.0 / PUBLISHED_GB;
 const HIGH: f64 = 0.80;
 const LOW: f64 = 0.75;
 
 /// Runs it.
-pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
+pub(super) async fn run(
+    args: &ExperimentArgs,
+    devices: Devices,
+    steps: &Steps,
+) -> anyhow::Result<Experiment> {
     ensure!(
         args.speed >= 1.0 && args.speed <= 1_000.0,
         "--speed must be 1 to 1000, but is {}",
@@ -41,6 +48,7 @@ pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<
     let seconds = shortest * if args.quick { 1.2 } else { 3.0 };
     // The published sampling of 10 s, in the same time; a dwell cannot be shorter than 100 ms.
     let dwell_ms = ((10.0 / speed * 1e3) as u32).max(100);
+    let emulated = devices.of(0).is_none();
     let mut workloads = Vec::new();
     for kind in [Kind::Gemm, Kind::Lu, Kind::Qr] {
         if !wanted(args, kind.name()) {
@@ -50,7 +58,7 @@ pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<
             "sizing {} and running it undisturbed",
             kind.name()
         ));
-        workloads.push(prepare(kind, Place::Device, seconds).await?);
+        workloads.push(prepare(kind, Some(&devices), seconds).await?);
     }
     ensure!(!workloads.is_empty(), "trigger3 has no such program");
     let wants = Wants {
@@ -59,25 +67,36 @@ pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<
             low: LOW,
             dwell_ms,
         },
-        device_used: USED_BYTES,
+        device_rest: USED,
         power: true,
-        ..Wants::new(ENVELOPES.len(), Place::Device, dwell_ms)
+        ..Wants::new(ENVELOPES.len(), Some(devices), dwell_ms)
     };
     let stand = Stand::start(wants, steps).await?;
     let mut experiment = Experiment::of(Name::Trigger3, &stand);
     experiment.swings = true;
     experiment.notes.push(format!(
-        "Device memory of 48 GB with {} GB in use by others; offered memory swings by 8, 7 and 6 GB \
+        "Of 48 GB of device memory 30 are in use by others; offered memory swings by 8, 7 and 6 GB \
          around 48 GB less that, in 600, 760 and 890 s, {speed} times as fast, all from their peaks. \
-         No load takes processors: `baseline with load` is the envelopes without rebinding.",
-        USED_BYTES / 1_000_000_000
+         {} No load takes processors: `baseline with load` is the envelopes without rebinding.",
+        if emulated {
+            ""
+        } else {
+            "The devices' own memory stands for 48 GB, all else in proportion."
+        }
     ));
-    experiment.notes.push(
-        "Offered power swings as well, by 50, 44 and 38 W around 300 W less that, in the same \
-         periods, a quarter of one behind; power has the thresholds of memory. An emulated device \
-         reads a draw of 182 W all the time. No amplitudes of power were published; these are ours."
-            .to_owned(),
-    );
+    experiment.notes.push(format!(
+        "Offered power swings as well, by {:.0}, {:.0} and {:.0} % of its limit around that less as \
+         much, in the same periods, a quarter of one behind; power has the thresholds of memory. {} No \
+         amplitudes of power were published; these are ours.",
+        POWER_PERCENT[0],
+        POWER_PERCENT[1],
+        POWER_PERCENT[2],
+        if emulated {
+            "An emulated device reads a draw of 182 of 300 W all the time."
+        } else {
+            "The draw is what the device reads."
+        }
+    ));
     let total = runs(args);
     for number in 1..=total {
         for workload in &workloads {
@@ -96,11 +115,16 @@ pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<
 }
 
 /// The envelopes of each node.
-fn swings() -> Vec<Vec<Swing>> {
+fn swings(emulated: bool) -> Vec<Vec<Swing>> {
+    // A real device's memory stands for the published one's.
+    let amplitude = |gigabytes: f64| match emulated {
+        true => Amount::Bytes((gigabytes * 1e9) as u64),
+        false => Amount::Percent(100.0 * gigabytes / PUBLISHED_GB),
+    };
     let node = |((gigabytes, period_s), percent): (&(f64, f64), &f64)| {
         let memory = Swing {
             signal: Signal::Memory,
-            amplitude: Amount::Bytes((gigabytes * 1e9) as u64),
+            amplitude: amplitude(*gigabytes),
             period_s: *period_s,
             phase_deg: 90.0,
         };
@@ -123,10 +147,11 @@ async fn one(
     speed: f64,
 ) -> anyhow::Result<Run> {
     stand.steady().await?;
+    let emulated = stand.devices.as_ref().is_none_or(|d| d.of(0).is_none());
     let (execution, _) = begin(stand, workload, variant, number).await?;
     let from = Timestamp::now();
     if variant != Variant::Baseline {
-        stand.swing(&swings(), speed, from).await?;
+        stand.swing(&swings(emulated), speed, from).await?;
     }
     let ended = |t: &super::trace::Trace| t.end.as_ref().map(|e| e.at);
     let patience = Duration::from_secs(180);

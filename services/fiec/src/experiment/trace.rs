@@ -278,8 +278,9 @@ impl Drop for Observer {
 }
 
 impl Observer {
-    /// From now on nothing is missed.
-    pub async fn open(broker: &Broker) -> anyhow::Result<Self> {
+    /// From now on nothing is missed. `own`: the device of each node, of whose others nothing is
+    /// kept: a driver tells of all that the machine has.
+    pub async fn open(broker: &Broker, own: BTreeMap<NodeId, String>) -> anyhow::Result<Self> {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let mut follow = Follow::open(broker).await?;
         let mut vectors = broker.client.subscribe("fiec.telemetry.*").await?;
@@ -299,7 +300,8 @@ impl Observer {
         let telemetry = tokio::spawn(async move {
             while let Some(message) = vectors.next().await {
                 if let Ok(vector) = serde_json::from_slice::<HardwareVector>(&message.payload) {
-                    lock(&readings).samples.extend(samples(&vector));
+                    let own = own.get(&vector.node).map(String::as_str);
+                    lock(&readings).samples.extend(samples(&vector, own));
                 }
             }
         });
@@ -361,13 +363,17 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn samples(vector: &HardwareVector) -> impl Iterator<Item = Sample> {
-    let wanted = |r: &&fiec_schemas::Reading| match r.signal {
-        Signal::Memory => !r.is_part(),
-        Signal::Power => r.device.is_some() && !r.is_part(),
+fn samples<'a>(
+    vector: &'a HardwareVector,
+    own: Option<&'a str>,
+) -> impl Iterator<Item = Sample> + 'a {
+    let is_own = move |device: Option<&str>| device.is_none() || own.is_none() || device == own;
+    let wanted = move |r: &&fiec_schemas::Reading| match r.signal {
+        Signal::Memory => !r.is_part() && is_own(r.device.as_deref()),
+        Signal::Power => r.device.is_some() && !r.is_part() && is_own(r.device.as_deref()),
         _ => false,
     };
-    vector.readings.iter().filter(wanted).filter_map(|r| {
+    vector.readings.iter().filter(wanted).filter_map(move |r| {
         Some(Sample {
             at: vector.at,
             node: vector.node.clone(),

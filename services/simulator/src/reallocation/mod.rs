@@ -6,7 +6,8 @@
 //! * **reserved**: each has its peak from its beginning to its end.
 //! * **over-commit**: each has what it needs at first, and takes its peak when it needs that. Where
 //!   a device has not so much, the job is killed and goes on from its last commit, on the same
-//!   device, again and again until it fits. A node that is revoked takes its jobs down as it goes.
+//!   device, again and again, ever later, until it fits; until then it holds nothing. A node that is
+//!   revoked takes its jobs down as it goes.
 //! * **reconfigured**: each has what it needs at first and asks for its peak at a boundary. The
 //!   node grants what is free on the device; else the policy moves it, parks it or suspends it. A
 //!   revoked node is left at boundaries before it is gone.
@@ -14,6 +15,10 @@
 //! What is modelled: devices' memory, computing time (jobs on one device share it evenly where they
 //! want more than all of it), boundaries, commits, crashes, revocation. What is not: the time that
 //! σ takes on the way and a process takes to begin, which are one second together.
+//!
+//! Which of the three is best depends on what is short ([`Short`]): where jobs leave most of a
+//! device's units idle, its memory decides how many compute at once; where a few jobs fill the
+//! units, memory that is held and not used costs little.
 
 mod stage;
 
@@ -48,9 +53,42 @@ impl Mode {
     }
 }
 
+/// Of which the devices of a mix have too little.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Short {
+    /// Memory: a job keeps a tenth to three tenths of a device's units busy.
+    Memory,
+    /// Units: a job keeps three to six tenths of them busy.
+    Units,
+}
+
+impl Short {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Memory, Self::Units];
+
+    /// The name in tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Units => "units",
+        }
+    }
+
+    /// The least and the largest share of a device's units that a job keeps busy.
+    pub fn units(self) -> (f64, f64) {
+        match self {
+            Self::Memory => (0.1, 0.3),
+            Self::Units => (0.3, 0.6),
+        }
+    }
+}
+
 /// The mix and the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mix {
+    /// What is short.
+    pub short: Short,
     /// Everything that is drawn follows from it.
     pub seed: u64,
     /// Nodes with two devices each, of 80 and of 40 GiB.
@@ -66,13 +104,16 @@ pub struct Mix {
 
 /// What a job is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Job {
+pub struct Job {
+    /// When it is submitted, in milliseconds from the beginning.
     pub submit_ms: u64,
-    /// Computing time alone on a device.
+    /// Computing time alone on a device, in milliseconds.
     pub work_ms: u64,
-    /// GiB at first, and from `grows_at_ms` of its work on.
+    /// GiB at first.
     pub base: u64,
+    /// GiB from `grows_at_ms` of its work on.
     pub peak: u64,
+    /// When it grows, in milliseconds of its work.
     pub grows_at_ms: u64,
     /// The share of a device's units that it keeps busy.
     pub units: f64,
@@ -111,7 +152,12 @@ pub struct Measured {
 
 const LONGEST_MS: u64 = 24 * 3_600_000;
 
-fn jobs(mix: &Mix) -> Vec<Job> {
+/// Devices of each node, with their GiB.
+pub const DEVICES: [(&str, u64); 2] = [("large", 80), ("small", 40)];
+
+/// The jobs of a mix, in the order of their submission.
+pub fn jobs(mix: &Mix) -> Vec<Job> {
+    let (least, most) = mix.short.units();
     let mut draw = Draw::new(mix.seed, Purpose::Workload(0));
     let mut at = 0.0;
     (0..mix.jobs)
@@ -119,10 +165,10 @@ fn jobs(mix: &Mix) -> Vec<Job> {
             at += draw.exponential(mix.every_s) * 1_000.0;
             // A heavy tail: most take minutes, a few an hour.
             let minutes = (2.0 / (1.0 - draw.unit()).powf(0.7)).min(60.0);
-            let base = 6 + draw.below(13);
-            let grows = draw.chance(0.5);
+            let base = 4 + draw.below(13);
+            let grows = draw.chance(0.6);
             let peak = if grows {
-                (base + 8 + draw.below(25)).min(40)
+                (base + 12 + draw.below(17)).min(40)
             } else {
                 base
             };
@@ -136,7 +182,7 @@ fn jobs(mix: &Mix) -> Vec<Job> {
                 (
                     at as u64,
                     work as u64,
-                    (work * (0.2 + 0.5 * draw.unit())) as u64,
+                    (work * (0.4 + 0.5 * draw.unit())) as u64,
                 )
             };
             Job {
@@ -145,7 +191,7 @@ fn jobs(mix: &Mix) -> Vec<Job> {
                 base,
                 peak,
                 grows_at_ms,
-                units: 0.3 + 0.3 * draw.unit(),
+                units: least + (most - least) * draw.unit(),
             }
         })
         .collect()

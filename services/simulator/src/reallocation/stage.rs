@@ -15,13 +15,12 @@ use fiec_schemas::{
 };
 use uuid::Uuid;
 
-use super::{Job, Measured, Mix, Mode};
+use super::{DEVICES, Job, Measured, Mix, Mode};
 
 const GIB: u64 = 1 << 30;
 const STEP_MS: u64 = 500;
 const NOTICE_MS: u64 = 30_000;
 const GONE_MS: u64 = 60_000;
-const DEVICES: [(&str, u64); 2] = [("large", 80), ("small", 40)];
 
 struct Node {
     descriptor: NodeDescriptor,
@@ -45,6 +44,8 @@ struct Running {
     from_ms: u64,
     /// What its place has granted it, in GiB.
     granted: u64,
+    /// How often it was killed for want of memory.
+    kills: u32,
     order: Option<ControlRequest>,
     ended_ms: Option<u64>,
 }
@@ -255,6 +256,7 @@ impl Stage {
             since_commit: 0.0,
             from_ms: 0,
             granted: share / GIB,
+            kills: 0,
             order: None,
             ended_ms: None,
         });

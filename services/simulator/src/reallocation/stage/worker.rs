@@ -5,14 +5,16 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{BoundaryEvent, Digest, Event, NodeId, Phase};
 
-use super::super::Mode;
-use super::{DEVICES, GIB, Running, STEP_MS, Stage, as_f64};
+use super::super::{DEVICES, Mode};
+use super::{GIB, Running, STEP_MS, Stage, as_f64};
 
 const BOUNDARY_MS: u64 = 2_000;
 const COMMIT_MS: u64 = 30_000;
 /// From a binding to the first capsule.
 const BEGIN_MS: u64 = 1_000;
-const BACKOFF_MS: u64 = 10_000;
+/// From a first crash to the next attempt, doubled by each further one, as a worker does.
+const BACKOFF_MS: u64 = 200;
+const LONGEST_BACKOFF_MS: u64 = 30_000;
 
 impl Stage {
     /// A binding is taken up where the device has room for what is granted; else it is refused.
@@ -164,29 +166,36 @@ impl Stage {
                 let wanted: f64 = going.iter().map(|n| self.jobs[*n].job.units).sum();
                 let rate = (1.0 / wanted.max(1e-9)).min(1.0);
                 for n in going {
-                    self.advance(n, rate * as_f64(STEP_MS), &name, (device, gib));
+                    self.advance(n, rate * as_f64(STEP_MS), &name, device);
                 }
             }
         }
     }
 
-    fn advance(&mut self, n: usize, ms: f64, node: &str, (device, gib): (&str, u64)) {
+    /// Under over-commit a job takes what it needs; false where that is not there.
+    fn takes(&mut self, n: usize, node: &str, device: &str) -> bool {
+        let needs = self.jobs[n].needs();
+        if self.mode != Mode::OverCommit || needs <= self.jobs[n].granted {
+            return true;
+        }
+        if needs > self.free(node, device, n) {
+            return false;
+        }
+        self.jobs[n].granted = needs;
+        true
+    }
+
+    fn advance(&mut self, n: usize, ms: f64, node: &str, device: &str) {
+        if !self.takes(n, node, device) {
+            return self.kill(n);
+        }
         let job = &mut self.jobs[n];
         let ms = ms.min((as_f64(job.job.work_ms) - job.done).max(0.0));
         job.done += ms;
         job.since_boundary += ms;
         job.since_commit += ms;
-        if self.mode == Mode::OverCommit && job.needs() > job.granted {
-            // It takes what it needs, if that is there.
-            let used: u64 = self
-                .on(node, device)
-                .filter(|(m, _)| *m != n)
-                .map(|(_, j)| j.granted)
-                .sum();
-            if used + self.jobs[n].job.peak > gib {
-                return self.kill(n);
-            }
-            self.jobs[n].granted = self.jobs[n].job.peak;
+        if !self.takes(n, node, device) {
+            return self.kill(n);
         }
         let job = &mut self.jobs[n];
         if job.done >= as_f64(job.job.work_ms) {
@@ -313,19 +322,17 @@ impl Stage {
         self.begin(n);
     }
 
-    /// Killed for want of memory: it goes on from its last commit, where it is.
+    /// Killed for want of memory: it goes on from its last commit, where it is, and holds nothing
+    /// until then.
     fn kill(&mut self, n: usize) {
-        let from_ms = self.now + BACKOFF_MS;
         let job = &mut self.jobs[n];
+        let doubled = BACKOFF_MS << job.kills.min(16);
+        job.kills += 1;
         let lost = job.done - job.committed;
         job.done = job.committed;
         job.since_commit = 0.0;
-        job.from_ms = from_ms;
-        job.granted = if job.needs() > job.job.base {
-            job.granted
-        } else {
-            job.job.base
-        };
+        job.from_ms = self.now + doubled.min(LONGEST_BACKOFF_MS);
+        job.granted = 0;
         self.found.killed += 1;
         self.found.lost_s += lost / 1_000.0;
     }

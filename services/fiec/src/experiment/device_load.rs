@@ -1,0 +1,90 @@
+//! The part of a load that takes a device's memory, through its driver, and its units.
+
+use std::time::{Duration, Instant};
+
+use fiec_kernels::dense::Into;
+use fiec_kernels::device::{Arithmetic, DeviceError, Devices};
+
+/// One step of allocation, in f64: 64 MiB.
+const STEP: usize = 8 << 20;
+/// The side of the matrices that are multiplied.
+const SIDE: usize = 2_048;
+
+/// What to take.
+#[derive(Debug, Clone)]
+pub(super) struct DeviceLoad<'a> {
+    pub uuid: &'a str,
+    /// The share of the memory that shall be in use, by whoever.
+    pub share: f64,
+    /// Whether the units are left alone.
+    pub idle: bool,
+    pub until: Instant,
+}
+
+impl DeviceLoad<'_> {
+    /// Takes memory until so much of the device is in use, computes on it, and gives it back. The
+    /// bytes that it held.
+    ///
+    /// # Errors
+    /// When the device cannot be had, or its driver refuses.
+    pub fn run(&self, devices: &dyn Devices) -> Result<u64, DeviceError> {
+        let mut device = devices.open(self.uuid, None)?;
+        let total = device.about().memory_bytes;
+        // What is granted to one who asks for no share is what is free now.
+        let free = device.usage().budget;
+        let spared = (total as f64 * (1.0 - self.share)) as u64;
+        let wanted = free.saturating_sub(spared);
+        let mut held = Vec::new();
+        while device.usage().held + (8 * STEP) as u64 <= wanted {
+            match device.allocate(STEP) {
+                Ok(buffer) => held.push(buffer),
+                // Somebody else has it by now.
+                Err(error) if error.is_memory() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let bytes = device.usage().held;
+        println!("holds {bytes} bytes of {}", self.uuid);
+        match held.as_slice() {
+            [a, b, c, ..] if !self.idle => {
+                let [a, b, c] = [a, b, c].map(|buffer| buffer.matrix(SIDE, SIDE));
+                while Instant::now() < self.until {
+                    device.gemm(Arithmetic::Chain512, a, b, Into::Replace, c)?;
+                    device.finish()?;
+                }
+            }
+            _ => std::thread::sleep(self.left()),
+        }
+        for buffer in held {
+            device.release(buffer);
+        }
+        device.close(false);
+        Ok(bytes)
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_kernels::device::HostDevices;
+
+    #[test]
+    fn it_takes_the_share_of_a_device_and_gives_it_back() {
+        let devices = HostDevices::new(1 << 30);
+        let load = |share| DeviceLoad {
+            uuid: "d",
+            share,
+            idle: true,
+            until: Instant::now(),
+        };
+        assert_eq!(load(0.5).run(&devices), Ok(512 << 20));
+        assert_eq!(load(0.01).run(&devices), Ok(0));
+        let left = devices.ledger();
+        assert_eq!((left.open, left.held), (0, 0));
+        assert_eq!(left.peak, 512 << 20);
+    }
+}
