@@ -91,6 +91,13 @@ tagged! { "kind", "Cause",
         /// What it has kept of its range is done; the rest is with its parts, for the last of
         /// which it waits.
         Parts,
+        /// A part of it has failed or was cancelled: it stops, and fails.
+        PartFailed {
+            /// Which part.
+            part: ExecutionId,
+            /// In words.
+            reason: String,
+        },
     }
 }
 
@@ -113,6 +120,7 @@ impl Cause {
             Cause::Revoked { .. } => "revoked",
             Cause::Unviable { .. } => "unviable",
             Cause::Parts => "parts",
+            Cause::PartFailed { .. } => "part_failed",
         }
     }
 
@@ -150,6 +158,7 @@ impl Cause {
             Cause::Revoked { who, at } => format!("node will be gone at {at}, said {who}"),
             Cause::Unviable { reason } => format!("no place is viable: {reason}"),
             Cause::Parts => "its own range is done; the rest is with its parts".to_owned(),
+            Cause::PartFailed { reason, .. } => format!("it cannot complete: {reason}"),
         }
     }
 }
@@ -202,4 +211,57 @@ pub struct Candidate {
     /// Why it was rejected, each reason a sentence; empty where it was acceptable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<String>,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn a_cause_has_the_same_name_in_sql_as_in_messages() {
+        let part = ExecutionId(uuid::Uuid::from_u128(7));
+        let reason = || "because".to_owned();
+        let who = || "ann".to_owned();
+        let causes = [
+            Cause::Initial,
+            Cause::Operator { who: who() },
+            Cause::Drain { who: who() },
+            Cause::Lost { silent_ms: 1 },
+            Cause::NotTaken { reason: reason() },
+            Cause::Resumed,
+            Cause::Balance,
+            Cause::Corrupt {
+                node: None,
+                reason: reason(),
+            },
+            Cause::Preempted {
+                rule: Rule::Quota,
+                by: None,
+                reason: reason(),
+            },
+            Cause::Reallocated {
+                upgrade: true,
+                reason: reason(),
+            },
+            Cause::Asked { reason: reason() },
+            Cause::Revoked {
+                who: who(),
+                at: Timestamp::default(),
+            },
+            Cause::Unviable { reason: reason() },
+            Cause::Parts,
+            Cause::PartFailed {
+                part,
+                reason: reason(),
+            },
+        ];
+        for cause in causes {
+            let json = serde_json::to_value(&cause).unwrap();
+            assert_eq!(json["kind"], Value::from(cause.as_str()));
+            let read: Cause = serde_json::from_value(json).unwrap();
+            assert_eq!(read, cause);
+        }
+    }
 }

@@ -244,6 +244,12 @@ impl Execution {
         self.extra.as_ref().map_or(&[], |e| &e.avoid)
     }
 
+    /// True while its node is not asked again about it, since an order was refused or not answered.
+    pub fn was_told(&self, now: Millis) -> bool {
+        let mut avoided = self.avoided().iter();
+        avoided.any(|a| Some(a.node) == self.stage.node() && now < a.until)
+    }
+
     /// Nodes left for pressure.
     pub fn left(&self) -> &[(NodeIx, Timestamp)] {
         self.extra.as_ref().map_or(&[], |e| &e.left)

@@ -23,20 +23,19 @@ mod score;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-
 use fiec_schemas::event::CANDIDATES_LIMIT;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
 
-pub(crate) use self::filters::free_bytes;
 use self::filters::{View, reasons};
+pub(crate) use self::filters::{free_bytes, offered_memory};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{EXCLUDED, NOT_NAMED, other_requirements};
 use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
 use crate::execution::Avoided;
+use crate::holds::room::KeptPlaces;
 use crate::places::{Claim, DeviceIx, Wants};
 use crate::profile::{Profile, ProfileIx};
 use crate::time::Now;
@@ -63,8 +62,8 @@ pub struct Ask<'a> {
     pub avoid: &'a [Avoided],
     /// The only node that is wanted.
     pub only: Option<NodeIx>,
-    /// Nodes that are kept for others.
-    pub kept: Option<&'a BTreeSet<NodeIx>>,
+    /// What is kept for others.
+    pub kept: Option<&'a KeptPlaces>,
     /// A free slot is wanted, not a place in a queue.
     pub free_slot: bool,
     /// The node that counts it already, for a life of its agent that is over or for a place that
@@ -250,6 +249,32 @@ pub fn choose(
             omitted,
         },
     })
+}
+
+/// Of these nodes, in turn, whether something of this profile could be there if others made room for
+/// it; what an execution has left, avoids or must leave to a gang is not looked at.
+pub fn could_be(
+    rankings: &mut Rankings,
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    profile: ProfileIx,
+    nodes: impl Iterator<Item = NodeIx>,
+) -> Vec<bool> {
+    let plain = Ask::new(profile, &[]);
+    let Some(anybody) = Search::new(cluster, config, now, &plain) else {
+        return nodes.map(|_| false).collect();
+    };
+    let ranking = rankings.of(&anybody);
+    nodes.map(|ix| !ranking.rules_out(ix)).collect()
+}
+
+/// True where a place of this node would be chosen, were there no other node. It costs no more than
+/// the filters of its places.
+pub fn would_do(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>, node: NodeIx) -> bool {
+    let search = Search::new(cluster, config, now, ask);
+    let does = |place: View<'_, '_>| reasons(&place).next().is_none();
+    search.is_some_and(|search| search.places(node).any(does))
 }
 
 /// The first place, in the order of what anybody may have, that an execution may have too.

@@ -14,7 +14,7 @@ use crate::profile::Profile;
 pub struct DeviceIx(pub u16);
 
 /// What an execution takes of a node beside a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Claim {
     /// Nothing.
     #[default]
@@ -115,6 +115,51 @@ impl<'a> Judged<'a> {
     }
 }
 
+/// What is taken of a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taken {
+    exclusive: u32,
+    sharing: u32,
+    bytes: u64,
+}
+
+impl Taken {
+    /// Counts one more that has it to itself, or so many bytes of it, `times` over.
+    pub fn add(&mut self, budget: Option<NonZeroU64>, times: u32) {
+        match budget {
+            None => self.exclusive += times,
+            Some(bytes) => {
+                self.sharing += times;
+                let bytes = bytes.get().saturating_mul(u64::from(times));
+                self.bytes = self.bytes.saturating_add(bytes);
+            }
+        }
+    }
+
+    /// Counts one less.
+    pub fn remove(&mut self, budget: Option<NonZeroU64>) {
+        match budget {
+            None => self.exclusive = self.exclusive.saturating_sub(1),
+            Some(bytes) => {
+                self.sharing = self.sharing.saturating_sub(1);
+                self.bytes = self.bytes.saturating_sub(bytes.get());
+            }
+        }
+    }
+
+    /// How many more with this budget there is room for where so many bytes are offered.
+    pub fn has_room_for(self, budget: Option<NonZeroU64>, offered: u64) -> u32 {
+        match budget {
+            _ if self.exclusive > 0 => 0,
+            None => u32::from(self.sharing == 0),
+            Some(bytes) => {
+                let count = offered.saturating_sub(self.bytes) / bytes.get();
+                u32::try_from(count).unwrap_or(u32::MAX)
+            }
+        }
+    }
+}
+
 /// A device, and who is on it.
 #[derive(Debug)]
 pub struct Device {
@@ -122,9 +167,8 @@ pub struct Device {
     pub id: Box<str>,
     /// What its node says of it now; none where the node has it no more, or has not joined.
     pub facts: Option<Substrate>,
-    exclusive: u32,
-    sharing: u32,
-    shared_bytes: u64,
+    /// What executions have of it, and orders reserve.
+    pub taken: Taken,
 }
 
 /// Why a device has no room.
@@ -152,20 +196,14 @@ impl Device {
         self.facts.as_ref()?.device.as_ref()?.whole.as_deref()
     }
 
-    fn without(&self, own: Option<Claim>, ix: DeviceIx) -> (u32, u32, u64) {
-        let mut counts = (self.exclusive, self.sharing, self.shared_bytes);
+    fn without(&self, own: Option<Claim>, ix: DeviceIx) -> Taken {
+        let mut taken = self.taken;
         if let Some(Claim::Device { device, budget }) = own
             && device == ix
         {
-            match budget {
-                None => counts.0 = counts.0.saturating_sub(1),
-                Some(bytes) => {
-                    counts.1 = counts.1.saturating_sub(1);
-                    counts.2 = counts.2.saturating_sub(bytes.get());
-                }
-            }
+            taken.remove(budget);
         }
-        counts
+        taken
     }
 
     /// Why a claim does not fit beside the others; `own` is counted already and does not count.
@@ -177,7 +215,11 @@ impl Device {
         own: Option<Claim>,
         offered: impl Fn(u64) -> u64,
     ) -> Option<NoRoom> {
-        let (exclusive, sharing, bytes) = self.without(own, ix);
+        let Taken {
+            exclusive,
+            sharing,
+            bytes,
+        } = self.without(own, ix);
         if exclusive > 0 {
             return Some(NoRoom::Taken);
         }
@@ -190,20 +232,21 @@ impl Device {
 
     /// True where nobody has it or a part of it.
     pub fn is_free(&self) -> bool {
-        self.exclusive == 0 && self.sharing == 0
+        self.taken.exclusive == 0 && self.taken.sharing == 0
     }
 
     /// The share of its memory that nobody has as a budget.
     pub fn free_share(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
         match self.memory_bytes() {
-            _ if self.exclusive > 0 => 0.0,
+            _ if self.taken.exclusive > 0 => 0.0,
             0 => 1.0,
-            all => all.saturating_sub(self.shared_bytes) as f64 / all as f64,
+            all => all.saturating_sub(self.taken.bytes) as f64 / all as f64,
         }
     }
 
-    fn memory_bytes(&self) -> u64 {
+    /// Bytes of its memory; 0 where they are not known.
+    pub fn memory_bytes(&self) -> u64 {
         self.facts
             .as_ref()
             .and_then(|f| f.memory_bytes)
@@ -226,9 +269,7 @@ impl Devices {
             self.0.push(Device {
                 id: id.into(),
                 facts: None,
-                exclusive: 0,
-                sharing: 0,
-                shared_bytes: 0,
+                taken: Taken::default(),
             });
             self.0.len() - 1
         });
@@ -290,13 +331,7 @@ impl Devices {
         if let Claim::Device { device, budget } = claim
             && let Some(device) = self.0.get_mut(usize::from(device.0))
         {
-            match budget {
-                None => device.exclusive += 1,
-                Some(bytes) => {
-                    device.sharing += 1;
-                    device.shared_bytes = device.shared_bytes.saturating_add(bytes.get());
-                }
-            }
+            device.taken.add(budget, 1);
         }
     }
 
@@ -305,13 +340,7 @@ impl Devices {
         if let Claim::Device { device, budget } = claim
             && let Some(device) = self.0.get_mut(usize::from(device.0))
         {
-            match budget {
-                None => device.exclusive = device.exclusive.saturating_sub(1),
-                Some(bytes) => {
-                    device.sharing = device.sharing.saturating_sub(1);
-                    device.shared_bytes = device.shared_bytes.saturating_sub(bytes.get());
-                }
-            }
+            device.taken.remove(budget);
         }
     }
 }

@@ -5,27 +5,15 @@
 mod world;
 
 use fiec_policy::Config;
+use fiec_schemas::Event;
 use fiec_schemas::scheduling::{Keep, Rule};
-use fiec_schemas::{Event, NodeDescriptor};
-use world::lab::{Lab, for_ever, node};
+use world::World;
+use world::lab::{LONG, Lab, for_ever, node};
 use world::offers::with_devices;
-use world::{World, descriptor};
+use world::scenes::{one_gives_way, single, urgent};
 
 const GIB: u64 = 1 << 30;
 const LITTLE: &str = r#""requires":{"memory_bytes":1000000}"#;
-
-/// A node with one slot that parks.
-fn parking(i: usize) -> NodeDescriptor {
-    NodeDescriptor {
-        slots: 1,
-        parks: 2,
-        ..descriptor(i, 100 + i as u128)
-    }
-}
-
-fn urgent(fields: &str) -> String {
-    format!(r#""priority":10,{fields}"#)
-}
 
 /// What one that stands keeps.
 fn keeps(lab: &Lab, n: u64) -> Option<Keep> {
@@ -35,12 +23,7 @@ fn keeps(lab: &Lab, n: u64) -> Option<Keep> {
 
 #[test]
 fn what_is_small_stands_in_the_hosts_memory_and_goes_on_where_it_is() {
-    let mut lab = Lab::new(World::of(vec![parking(0)]));
-    lab.takes_up = 200;
-    lab.submit(1, 500, LITTLE);
-    lab.play(8_000, for_ever);
-    lab.submit(2, 500, &urgent(LITTLE));
-    lab.play(2_000, for_ever);
+    let mut lab = one_gives_way(vec![single(0, 2)], 200, LITTLE, 8_000);
     assert_eq!((lab.running(), keeps(&lab, 1)), (vec![2], Some(Keep::Host)));
     let (rule, reason) = lab.reason(1);
     assert_eq!(rule, Rule::Priority);
@@ -75,12 +58,7 @@ fn what_is_small_stands_in_the_hosts_memory_and_goes_on_where_it_is() {
 
 #[test]
 fn a_node_that_does_not_park_and_a_program_that_cannot_lets_it_wait_as_pending() {
-    let mut lab = Lab::new(World::of(vec![node(1)]));
-    lab.takes_up = 200;
-    lab.submit(1, 500, LITTLE);
-    lab.play(8_000, for_ever);
-    lab.submit(2, 500, &urgent(LITTLE));
-    lab.play(2_000, for_ever);
+    let lab = one_gives_way(vec![node(1)], 200, LITTLE, 8_000);
     assert_eq!((lab.running(), lab.phase(1)), (vec![2], "pending".into()));
 }
 
@@ -163,7 +141,7 @@ fn a_device_is_taken_from_a_lower_priority_where_slots_are_free() {
 
 #[test]
 fn what_stands_leaves_for_another_place_once_it_has_waited_for_longer_than_a_move_costs() {
-    let mut lab = Lab::new(World::of(vec![parking(0), parking(1)]));
+    let mut lab = Lab::new(World::of(vec![single(0, 2), single(1, 2)]));
     lab.takes_up = 400;
     lab.submit(1, 500, LITTLE);
     lab.play(10_000, for_ever);
@@ -179,13 +157,8 @@ fn what_stands_leaves_for_another_place_once_it_has_waited_for_longer_than_a_mov
 
 #[test]
 fn what_stands_goes_on_where_nothing_new_may_go_although_another_is_before_it() {
-    let mut lab = Lab::new(World::of(vec![parking(0)]));
-    lab.takes_up = 200;
-    lab.submit(1, 500, LITTLE);
     // It has had much by then.
-    lab.play(300_000, for_ever);
-    lab.submit(2, 500, &urgent(LITTLE));
-    lab.play(2_000, for_ever);
+    let mut lab = one_gives_way(vec![single(0, 2)], 200, LITTLE, 300_000);
     assert_eq!((lab.running(), keeps(&lab, 1)), (vec![2], Some(Keep::Host)));
     lab.w.cordon(0, true);
     lab.submit(3, 500, LITTLE);
@@ -201,7 +174,7 @@ fn what_has_stood_too_long_gives_up_what_it_keeps() {
         preempt_residency_moves: 0,
         ..Config::default()
     };
-    let mut lab = Lab::new(World::with(config, vec![parking(0)]));
+    let mut lab = Lab::new(World::with(config, vec![single(0, 2)]));
     lab.takes_up = 20_000;
     // Two fifths of the memory for half a minute are twelve seconds.
     let much = r#""requires":{"memory_bytes":400000000}"#;
@@ -216,9 +189,83 @@ fn what_has_stood_too_long_gives_up_what_it_keeps() {
     assert!(why.contains("it has stood aside for 5"), "{why}");
 }
 
+/// So many bytes that nobody minds them.
+const LEAST: &str = r#""requires":{"memory_bytes":100000}"#;
+
+/// One that runs for a minute, and then ones of two seconds that come for ever.
+struct Stream {
+    lab: Lab,
+    next: u64,
+}
+
+impl Stream {
+    fn behind(fields: &str, takes_up: u64) -> Self {
+        let config = Config {
+            preempt_residency_moves: 0,
+            ..Config::default()
+        };
+        let mut lab = Lab::new(World::with(config, vec![single(0, 2)]));
+        lab.takes_up = takes_up;
+        lab.submit(1, 500, fields);
+        lab.play(60_000 + takes_up, for_ever);
+        assert_eq!(lab.running(), [1]);
+        lab.takes_up = 200;
+        Self { lab, next: 10 }
+    }
+
+    /// For so long at most, until this is so; how long that took.
+    fn flow(&mut self, most_ms: u64, until: impl Fn(&Lab) -> bool) -> u64 {
+        let began = self.lab.w.now;
+        while self.lab.w.now - began < most_ms && !until(&self.lab) {
+            while self.lab.w.policy.waiting() < 3 {
+                self.lab.submit(self.next, 500, LEAST);
+                self.next += 1;
+            }
+            let length = |n: u64| if n < 10 { LONG } else { 2_000 };
+            self.lab.play(250, length);
+        }
+        self.lab.w.now - began
+    }
+
+    /// How many of them are done.
+    fn done(&self) -> usize {
+        let ends = |n: &u64| self.lab.phase(*n) == "completed";
+        (10..self.next).filter(ends).count()
+    }
+}
+
+const SLICE: u64 = 30_000;
+
+#[test]
+fn what_is_short_passes_one_that_stands_for_a_bounded_time_only() {
+    let mut stream = Stream::behind(LEAST, 200);
+    stream.flow(2 * SLICE, |lab| keeps(lab, 1).is_some());
+    assert_eq!(keeps(&stream.lab, 1), Some(Keep::Host));
+    // It has had two to four slices, which is level 2.
+    let stood = stream.flow(20 * SLICE, |lab| lab.runs(1));
+    assert!((3 * SLICE..3 * SLICE + 4_000).contains(&stood), "{stood}");
+    assert_eq!(stream.lab.epoch(1), 1, "where it stood");
+    assert!(stream.done() > 30, "{} have passed", stream.done());
+    // It has a slice then, and stands again.
+    let ran = stream.flow(3 * SLICE, |lab| !lab.runs(1));
+    assert!((SLICE..SLICE + 2_000).contains(&ran), "{ran}");
+    assert_eq!(keeps(&stream.lab, 1), Some(Keep::Host));
+}
+
+#[test]
+fn what_has_given_up_what_it_kept_is_passed_no_longer_for_that() {
+    let mut stream = Stream::behind(r#""requires":{"memory_bytes":400000000}"#, 20_000);
+    stream.flow(2 * SLICE, |lab| keeps(lab, 1).is_some());
+    assert_eq!(keeps(&stream.lab, 1), Some(Keep::Host));
+    let stood = stream.flow(3 * SLICE, |lab| keeps(lab, 1).is_none());
+    assert_eq!(stream.lab.phase(1), "pending", "after {stood} ms");
+    let waited = stood + stream.flow(20 * SLICE, |lab| lab.runs(1));
+    assert!((3 * SLICE..3 * SLICE + 4_000).contains(&waited), "{waited}");
+}
+
 #[test]
 fn where_memory_presses_nothing_stands_aside() {
-    let mut lab = Lab::new(World::of(vec![parking(0)]));
+    let mut lab = Lab::new(World::of(vec![single(0, 2)]));
     lab.takes_up = 200;
     let patient = r#""requires":{"memory_bytes":1000000},"when_unviable":"migrate","viability":{"memory":{"high":0.99,"low":0.98,"dwell_ms":1000}}"#;
     lab.submit(1, 500, patient);
@@ -232,7 +279,7 @@ fn where_memory_presses_nothing_stands_aside() {
 
 #[test]
 fn two_that_take_turns_keep_their_processes_and_share_the_time() {
-    let mut lab = Lab::new(World::of(vec![parking(0)]));
+    let mut lab = Lab::new(World::of(vec![single(0, 2)]));
     lab.takes_up = 200;
     let least = r#""requires":{"memory_bytes":100000}"#;
     lab.submit(1, 1_000, least);

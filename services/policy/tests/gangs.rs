@@ -8,11 +8,13 @@ mod world;
 use fiec_policy::{Config, Input};
 use fiec_schemas::quota::{Reservation, Reservations};
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{Cause, Event, InstanceId, NodeDescriptor};
+use fiec_schemas::{Cause, Event, InstanceId};
 use proptest::prelude::*;
 use uuid::Uuid;
+use world::World;
 use world::lab::{LONG, Lab, for_ever, node};
-use world::{World, descriptor};
+use world::offers::with_devices;
+use world::scenes::{on, single};
 
 fn gang(size: u32, fields: &str) -> String {
     format!(r#""gang":{{"name":"g","size":{size}}}{fields}"#)
@@ -99,6 +101,57 @@ fn what_ends_before_the_gang_can_begin_goes_ahead_of_it() {
     assert_eq!(lab.running(), [1, 2, 11]);
 }
 
+const DEVICE: &str = r#""requires":{"device":{"memory_bytes":40}}"#;
+
+/// A node with so many slots and two devices, one of which is taken.
+fn with_one_device_taken(slots: u32, fields: &str) -> Lab {
+    let mut place = with_devices(0, &[80, 80]);
+    place.slots = slots;
+    let mut lab = Lab::new(World::with(patient(), vec![place]));
+    lab.submit(10, 500, &format!("{DEVICE}{fields}"));
+    lab.play(2_000, for_ever);
+    assert_eq!(lab.running(), [10]);
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, &format!(",{DEVICE}")));
+    }
+    lab.play(12_000, for_ever);
+    assert!(lab.w.why(1).summary.contains("is kept for it"));
+    lab
+}
+
+#[test]
+fn what_ends_before_a_gang_can_have_its_devices_goes_ahead_of_it() {
+    let lengths = |n: u64| match n {
+        10 => 60_000,
+        12 => 20_000,
+        _ => LONG,
+    };
+    let mut lab = with_one_device_taken(8, r#","expected_s":60"#);
+    lab.submit(11, 500, DEVICE);
+    lab.submit(12, 500, &format!(r#"{DEVICE},"expected_s":20"#));
+    lab.play(2_000, lengths);
+    assert_eq!(lab.running(), [10, 12], "there are slots, and no device");
+    lab.play(22_000, lengths);
+    assert_eq!(lab.running(), [10], "its device is kept again");
+    lab.play(26_000, lengths);
+    assert_eq!(lab.running(), [1, 2]);
+}
+
+#[test]
+fn slots_that_a_gang_waits_for_devices_beside_are_had_by_others() {
+    let mut lab = with_one_device_taken(4, "");
+    for n in 20..22 {
+        lab.submit(n, 500, "");
+    }
+    lab.play(2_000, for_ever);
+    assert_eq!(lab.running(), [10, 20], "two slots are for the gang");
+    let why = lab.w.why(21).summary;
+    assert!(why.contains("is kept for the gang g of 2"), "{why}");
+    lab.w.complete(10);
+    lab.play(2_000, for_ever);
+    assert_eq!(lab.running(), [1, 2, 20, 21]);
+}
+
 #[test]
 fn as_many_give_way_to_a_gang_as_it_lacks_places() {
     let mut lab = lab(Config::default(), 4);
@@ -125,15 +178,7 @@ fn as_many_give_way_to_a_gang_as_it_lacks_places() {
 
 /// Two nodes, n0 with so many slots and n1 with one.
 fn two_nodes(config: Config, slots: u32) -> Lab {
-    let other = NodeDescriptor {
-        slots: 1,
-        ..descriptor(1, 101)
-    };
-    Lab::new(World::with(config, vec![node(slots), other]))
-}
-
-fn on(node: &str) -> String {
-    format!(r#""requires":{{"nodes":["{node}"]}}"#)
+    Lab::new(World::with(config, vec![node(slots), single(1, 0)]))
 }
 
 #[test]
@@ -274,6 +319,8 @@ fn gangs_that_can_never_have_room_keep_no_other_one_from_going_first() {
             &format!(r#""gang":{{"name":"h{name}","size":5}}"#),
         );
     }
+    // More than one look takes in go before the one that could begin.
+    lab.play(500, lengths);
     for n in 1..=3 {
         lab.submit(n, 500, &gang(3, ""));
     }

@@ -2,21 +2,9 @@
 
 mod world;
 
-use fiec_schemas::quota::Quota;
-use fiec_schemas::{Cause, Event, Phase, Timestamp};
+use fiec_schemas::{Cause, Event, Phase};
 use world::World;
-
-fn quota(running: u32) -> Quota {
-    Quota {
-        v: 1,
-        running: Some(running),
-        devices: None,
-        memory_bytes: None,
-        weight: None,
-        who: "ann".into(),
-        at: Timestamp::default(),
-    }
-}
+use world::scenes::{GANG, gang_of_three, gang_without_its_second, quota};
 
 /// The name by which one played execution waits for another.
 fn id(n: u64) -> String {
@@ -25,14 +13,6 @@ fn id(n: u64) -> String {
 
 fn phase(w: &World, n: u64) -> &'static str {
     w.phase(n).as_str()
-}
-
-fn fail(w: &mut World, n: u64) {
-    let failed = Event::Failed {
-        reason: "broken".into(),
-        stderr: String::new(),
-    };
-    w.append(World::id(n), vec![failed], "worker/n0/x", true);
 }
 
 #[test]
@@ -68,17 +48,14 @@ fn what_waits_for_a_failed_one_fails_with_it_unless_any_end_will_do() {
     w.submit_line(3, &format!(r#""after":[{{"id":"{}","on":"any"}}]"#, id(1)));
     // One that waits for the second fails with that one.
     w.submit_line(4, &format!(r#""after":[{{"id":"{}"}}]"#, id(2)));
-    fail(&mut w, 1);
+    w.fail(World::id(1), "broken", true);
     w.pass(1_000);
     assert_eq!(
         (phase(&w, 2), phase(&w, 3), phase(&w, 4)),
         ("failed", "bound", "failed")
     );
-    let history = &w.ledgers[&World::id(2)].history;
-    let Some((_, Event::Failed { reason, .. })) = history.last() else {
-        panic!("{history:?}")
-    };
-    assert_eq!(*reason, format!("it waits for {}, which failed", id(1)));
+    let reason = format!("it waits for {}, which failed", id(1));
+    assert_eq!(w.failure_of(World::id(2)), Some(reason));
 }
 
 #[test]
@@ -225,8 +202,6 @@ fn nothing_is_bound_under_reservations_that_cannot_be_read() {
     assert_eq!(w.running(), 1);
 }
 
-const GANG: &str = r#""gang":{"name":"g","size":3}"#;
-
 #[test]
 fn a_gang_is_bound_when_all_its_members_are_there_and_its_capsules_go_out_together() {
     let mut w = World::new(2);
@@ -256,9 +231,7 @@ fn a_gang_without_room_for_all_takes_no_place_and_holds_nobody_up() {
         w.start(n);
     }
     w.pass(2_000);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
+    w.submit_gang();
     w.pass(3_000);
     assert!((1..=3).all(|n| phase(&w, n) == "pending"));
     w.submit_and_store(20);
@@ -277,33 +250,23 @@ fn a_gang_without_room_for_all_takes_no_place_and_holds_nobody_up() {
 
 #[test]
 fn a_gang_that_is_half_bound_is_given_back_and_begins_anew() {
-    let mut w = World::new(2);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
-    w.pass(200);
+    let mut w = gang_of_three(2);
     assert_eq!(w.running(), 3);
     // One is refused before any has started, and its nodes are full of others by then.
-    w.cordon(0, true);
-    w.cordon(1, true);
+    w.cordon_all(true);
     w.refuse(2);
     w.pass(8_000);
     assert_eq!(w.running(), 2);
     w.pass(6_000);
     assert_eq!(w.running(), 0, "all or none");
-    w.cordon(0, false);
-    w.cordon(1, false);
+    w.cordon_all(false);
     w.pass(3_000);
     assert_eq!(w.running(), 3);
 }
 
 #[test]
 fn a_member_that_is_refused_is_bound_elsewhere_when_the_others_compute() {
-    let mut w = World::new(3);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
-    w.pass(200);
+    let mut w = gang_of_three(3);
     w.start(1);
     w.start(3);
     w.refuse(2);
@@ -313,18 +276,7 @@ fn a_member_that_is_refused_is_bound_elsewhere_when_the_others_compute() {
 
 #[test]
 fn those_that_compute_yield_when_a_member_finds_no_place() {
-    let mut w = World::new(2);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
-    w.pass(200);
-    w.start(1);
-    w.start(3);
-    w.cordon(0, true);
-    w.cordon(1, true);
-    w.refuse(2);
-    w.take_controls();
-    w.pass(12_000);
+    let mut w = gang_without_its_second(2);
     let orders = w.take_controls();
     let yields = orders.iter().filter(|(_, request)| {
         use fiec_schemas::messages::ControlRequest;
@@ -347,16 +299,7 @@ fn yield_place(w: &mut World, n: u64) {
 
 #[test]
 fn a_gang_that_begins_anew_takes_no_place_before_there_is_room_for_all() {
-    let mut w = World::new(3);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
-    w.pass(200);
-    w.start(1);
-    w.start(3);
-    (0..3).for_each(|node| w.cordon(node, true));
-    w.refuse(2);
-    w.pass(12_000);
+    let mut w = gang_without_its_second(3);
     assert_eq!(phase(&w, 2), "pending");
     assert_eq!(w.take_controls().len(), 2, "both that compute are told");
     // From now on there is room for single ones.
@@ -371,26 +314,17 @@ fn a_gang_that_begins_anew_takes_no_place_before_there_is_room_for_all() {
     w.complete_if_bound(20);
     w.sent_capsules();
     yield_place(&mut w, 3);
-    (0..3).for_each(|node| w.cordon(node, false));
+    w.cordon_all(false);
     w.pass(3_000);
     assert_eq!((w.running(), w.sent_capsules()), (3, 3));
 }
 
 #[test]
 fn when_a_member_of_a_gang_that_is_to_begin_anew_ends_the_others_go_on_alone() {
-    let mut w = World::new(3);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
-    w.pass(200);
-    w.start(1);
-    w.start(3);
-    (0..3).for_each(|node| w.cordon(node, true));
-    w.refuse(2);
-    w.pass(12_000);
+    let mut w = gang_without_its_second(3);
     yield_place(&mut w, 1);
     w.complete(3);
-    (0..3).for_each(|node| w.cordon(node, false));
+    w.cordon_all(false);
     w.pass(3_000);
     assert_eq!((phase(&w, 1), phase(&w, 2)), ("bound", "bound"));
 }
@@ -401,7 +335,7 @@ fn what_cannot_run_fails_though_the_append_that_says_so_is_lost() {
     w.submit_and_store(1);
     w.start(1);
     w.submit_line(2, &format!(r#""after":[{{"id":"{}"}}]"#, id(1)));
-    fail(&mut w, 1);
+    w.fail(World::id(1), "broken", true);
     w.act_and_lose();
     // Another message was faster.
     let note = Event::Paused { who: "ann".into() };
@@ -417,9 +351,7 @@ fn a_gang_reserves_all_its_places_in_the_quota_or_none() {
     w.submit_and_store(11);
     w.submit_and_store(12);
     w.pass(300);
-    for n in 1..=3 {
-        w.submit_line(n, GANG);
-    }
+    w.submit_gang();
     w.submit_and_store(13);
     w.pass(1_000);
     // Two places are left; the gang is before the last one, which does not overtake it.

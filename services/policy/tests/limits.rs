@@ -4,26 +4,24 @@
 
 mod world;
 
-use fiec_policy::{Config, Input};
+use fiec_policy::replicas::Replicas;
+use fiec_policy::{Config, Input, Millis};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{NodeDescriptor, Timestamp};
+use fiec_schemas::{InstanceId, NodeDescriptor};
 use proptest::prelude::*;
+use uuid::Uuid;
 use world::lab::{Lab, for_ever, node};
 use world::offers::with_devices;
+use world::scenes::quota;
 use world::{World, descriptor};
 
 const GRACE: u64 = 30_000;
 
-fn quota(running: Option<u32>, memory_bytes: Option<u64>) -> Quota {
+fn of_memory(bytes: u64) -> Quota {
     Quota {
-        v: 1,
-        running,
-        devices: None,
-        memory_bytes,
-        weight: None,
-        who: "ann".into(),
-        at: Timestamp::default(),
+        memory_bytes: Some(bytes),
+        ..quota(None::<u32>)
     }
 }
 
@@ -41,7 +39,7 @@ fn full(slots: u32) -> Lab {
 #[test]
 fn what_runs_beyond_a_lowered_quota_gives_way_after_a_grace_and_no_more_than_that() {
     let mut lab = full(4);
-    lab.w.quota(Some(quota(Some(2), None)));
+    lab.w.quota(Some(quota(2)));
     lab.play(GRACE - 2_000, for_ever);
     assert_eq!(lab.running().len(), 4, "there is a grace");
     lab.play(10_000, for_ever);
@@ -73,13 +71,97 @@ fn what_runs_beyond_a_lowered_quota_gives_way_after_a_grace_and_no_more_than_tha
     assert_eq!(lab.running(), [1, 2, 4]);
 }
 
+/// Four with boundaries that lie nine seconds apart, of which two are too many.
+fn two_too_many() -> Lab {
+    let mut lab = Lab::new(World::with(Config::default(), vec![node(4)]));
+    for n in 1..=4 {
+        lab.submit(n, 9_000, "");
+    }
+    lab.play(2_000, for_ever);
+    lab.w.quota(Some(quota(2)));
+    lab.play(GRACE - 1_000, for_ever);
+    assert_eq!((lab.running().len(), lab.gave_way.len()), (4, 0));
+    lab
+}
+
+#[test]
+fn no_more_give_way_than_are_too_many_where_answers_are_lost() {
+    for lost in 1..6 {
+        let mut lab = two_too_many();
+        lab.answers_lost = lost;
+        lab.play(60_000, for_ever);
+        let left = (lab.running().len(), lab.gave_way.len());
+        assert_eq!(left, (2, 2), "{lost} answers lost: {:?}", lab.gave_way);
+    }
+}
+
+#[test]
+fn whoever_did_not_hear_is_told_again_and_after_ten_times_another_one_goes() {
+    let mut lab = two_too_many();
+    lab.deaf = (1..=4).collect();
+    lab.play(6_000, for_ever);
+    lab.deaf.clear();
+    lab.play(20_000, for_ever);
+    assert_eq!((lab.running().len(), lab.gave_way.len()), (2, 2));
+    let mut lab = two_too_many();
+    // Those that are chosen are the same each time.
+    let mut first = two_too_many();
+    first.play(20_000, for_ever);
+    let chosen: Vec<_> = first.gave_way.iter().map(|(n, ..)| *n).collect();
+    lab.deaf = chosen[..1].iter().copied().collect();
+    lab.play(8_000, for_ever);
+    assert!(lab.gave_way.len() <= 1, "{:?}", lab.gave_way);
+    lab.play(40_000, for_ever);
+    assert_eq!((lab.running().len(), lab.gave_way.len()), (2, 2));
+    assert!(lab.runs(chosen[0]));
+}
+
+/// Another policy service that leaves this tenant's limits to the one that plays.
+fn another() -> InstanceId {
+    let prefers_self = |other: &InstanceId| {
+        let mut replicas = Replicas::new(InstanceId(Uuid::from_u128(1)));
+        replicas.heard(Millis(0), *other, false);
+        replicas.prefers_self(World::tenant().as_str().as_bytes())
+    };
+    let mut others = (2..100).map(|n| InstanceId(Uuid::from_u128(n)));
+    others.find(prefers_self).unwrap()
+}
+
+#[test]
+fn one_that_has_given_way_does_not_count_until_whoever_reserved_for_it_frees_that() {
+    let mut lab = full(3);
+    lab.w.quota(Some(quota(3)));
+    lab.play(2_000, for_ever);
+    let (tenant, other) = (World::tenant(), another());
+    let (seq, table) = lab.w.holds.tables.get_mut(&tenant).unwrap();
+    assert_eq!(table.entries.len(), 3);
+    table.entries.iter_mut().for_each(|entry| entry.by = other);
+    *seq += 1;
+    let (seq, table) = (*seq, table.clone());
+    lab.w.step(Input::Reserved {
+        tenant: &tenant,
+        table: Some((seq, &table)),
+        answer: false,
+    });
+    lab.w.quota(Some(quota(2)));
+    for _ in 0..(GRACE + 20_000) / 500 {
+        lab.w.step(Input::Replica {
+            id: other,
+            leaving: false,
+        });
+        lab.play(500, for_ever);
+    }
+    assert_eq!(lab.w.reserved(), 3, "it frees nothing");
+    assert_eq!((lab.running().len(), lab.gave_way.len()), (2, 1));
+}
+
 #[test]
 fn the_lowest_priority_goes_first_whatever_it_loses() {
     let mut lab = Lab::new(World::with(Config::default(), vec![node(2)]));
     lab.submit(1, 20_000, "");
     lab.submit(2, 500, r#""priority":5"#);
     lab.play(2_000, for_ever);
-    lab.w.quota(Some(quota(Some(1), None)));
+    lab.w.quota(Some(quota(1)));
     lab.play(GRACE + 25_000, for_ever);
     assert_eq!(lab.running(), [2]);
 }
@@ -87,11 +169,11 @@ fn the_lowest_priority_goes_first_whatever_it_loses() {
 #[test]
 fn what_has_only_reserved_gives_that_back_before_anything_that_runs() {
     let mut lab = full(2);
-    lab.w.quota(Some(quota(Some(3), None)));
+    lab.w.quota(Some(quota(3)));
     lab.submit(9, 500, "");
     lab.play(2_000, for_ever);
     assert_eq!(lab.w.reserved(), 3, "it has reserved, and waits for a slot");
-    lab.w.quota(Some(quota(Some(2), None)));
+    lab.w.quota(Some(quota(2)));
     lab.play(GRACE + 10_000, for_ever);
     assert_eq!((lab.running(), lab.w.reserved()), (vec![1, 2], 2));
     assert!(lab.gave_way.is_empty(), "{:?}", lab.gave_way);
@@ -106,7 +188,7 @@ fn what_says_nothing_of_memory_counts_for_its_nodes_share_of_a_slot() {
         ..descriptor(0, 100)
     };
     let mut w = World::of(vec![large]);
-    w.quota(Some(quota(None, Some(3 * gib))));
+    w.quota(Some(of_memory(3 * gib)));
     for n in 1..=3 {
         w.submit_and_store(n);
     }
@@ -126,7 +208,7 @@ fn what_says_nothing_of_memory_counts_for_its_nodes_share_of_a_slot() {
     // Where the quota is less than a share, one alone may run.
     w.complete_if_bound(3);
     w.complete_if_bound(4);
-    w.quota(Some(quota(None, Some(gib / 2))));
+    w.quota(Some(of_memory(gib / 2)));
     w.submit_and_store(5);
     w.submit_and_store(6);
     w.pass(1_000);
@@ -145,7 +227,7 @@ fn a_share_is_that_of_the_node_once_one_is_bound() {
         ..descriptor(i, 100 + i as u128)
     };
     let mut w = World::of(vec![of(0, gib), of(1, 4 * gib)]);
-    w.quota(Some(quota(None, Some(5 * gib))));
+    w.quota(Some(of_memory(5 * gib)));
     let small = r#""requires":{"nodes":["n0"]}"#;
     w.submit_line(1, small);
     w.pass(300);
@@ -166,7 +248,7 @@ fn a_share_that_nobody_knows_counts_for_no_less_than_before() {
     };
     // No node has joined yet: each may come to have all that its tenant may.
     let mut w = World::of(Vec::new());
-    w.quota(Some(quota(None, Some(3 * gib))));
+    w.quota(Some(of_memory(3 * gib)));
     for n in 1..=3 {
         w.submit_and_store(n);
     }
@@ -174,7 +256,7 @@ fn a_share_that_nobody_knows_counts_for_no_less_than_before() {
     assert_eq!(w.reserved(), 1, "{}", w.why(2).summary);
     // Its node goes: what runs there runs on.
     let mut w = World::of(vec![large]);
-    w.quota(Some(quota(None, Some(3 * gib))));
+    w.quota(Some(of_memory(3 * gib)));
     for n in 1..=3 {
         w.submit_and_store(n);
     }
@@ -199,7 +281,7 @@ fn what_wants_no_device_goes_before_one_that_waits_for_its_tenants_limit_of_thos
     let mut w = World::of(vec![with_devices(0, &[80, 80])]);
     w.quota(Some(Quota {
         devices: Some(1),
-        ..quota(Some(4), None)
+        ..quota(4)
     }));
     let device = r#""requires":{"device":{"memory_bytes":40}}"#;
     w.submit_line(1, device);
@@ -216,12 +298,13 @@ fn what_wants_no_device_goes_before_one_that_waits_for_its_tenants_limit_of_thos
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// However a quota is changed, what runs comes to what it allows, never to less while something
+    /// However a quota is changed, and whatever answers are lost, what runs comes to what it allows, never to less while something
     /// waits, and nobody gives way beyond what was too many.
     #[test]
     fn what_runs_follows_the_quota(
         changes in prop::collection::vec((0u32..7, 1u64..4), 1..4),
         every in prop::collection::vec(prop_oneof![Just(200u64), Just(3_000), Just(9_000)], 6),
+        lost in prop_oneof![Just(0u32), 1u32..6],
     ) {
         let mut lab = Lab::new(World::with(Config::default(), vec![node(6)]));
         for (n, every) in (1u64..).zip(&every) {
@@ -231,7 +314,8 @@ proptest! {
         let mut may_go = 0;
         for (running, halves) in changes {
             let before = lab.running().len();
-            lab.w.quota(Some(quota(Some(running), None)));
+            lab.w.quota(Some(quota(running)));
+            lab.answers_lost = lost;
             // At any moment in between there are no fewer than the quota allows.
             let least = before.min(running as usize);
             for _ in 0..halves * 60 {

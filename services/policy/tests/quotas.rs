@@ -77,15 +77,7 @@ fn tenant() -> Tenant {
 }
 
 fn quota() -> Quota {
-    Quota {
-        v: 1,
-        running: Some(u32::try_from(LIMIT).unwrap()),
-        devices: None,
-        memory_bytes: None,
-        weight: None,
-        who: "ann".into(),
-        at: Timestamp::default(),
-    }
+    world::scenes::quota(u32::try_from(LIMIT).unwrap())
 }
 
 impl Race {

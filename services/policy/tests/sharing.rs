@@ -6,9 +6,10 @@ mod world;
 
 use fiec_policy::{Config, Input};
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{Event, NodeDescriptor, Tenant};
+use fiec_schemas::{Event, Tenant};
+use world::World;
 use world::lab::{self, LONG, Lab, for_ever, node};
-use world::{World, descriptor};
+use world::scenes::{on, single};
 
 const SLICE: u64 = 30_000;
 
@@ -81,19 +82,45 @@ fn a_higher_priority_takes_the_place_of_the_one_with_the_least_regret() {
 }
 
 #[test]
+fn whose_place_would_do_gives_way_although_many_elsewhere_would_lose_less() {
+    let nodes = vec![node(12), single(1, 0)];
+    let mut lab = Lab::new(World::with(Config::default(), nodes));
+    for n in 1..=12 {
+        lab.submit(n, 500, &on("n0"));
+    }
+    lab.submit(13, 10_000, &on("n1"));
+    lab.play(8_000, for_ever);
+    lab.submit(20, 500, &format!(r#""priority":10,{}"#, on("n1")));
+    lab.play(12_000, for_ever);
+    let went: Vec<_> = lab.gave_way.iter().map(|(n, ..)| *n).collect();
+    assert_eq!((went, lab.runs(20)), (vec![13], true));
+    assert_eq!(lab.running().len(), 13, "all others go on");
+    let reason = lab.reason(13).1;
+    let words = "; 12 that would go first are where the other one could not be";
+    assert!(reason.contains(words), "{reason}");
+}
+
+#[test]
+fn one_gives_way_to_one_although_the_answer_to_its_order_is_lost() {
+    for lost in 1..4 {
+        let mut lab = Lab::new(lab::lab(3));
+        (1..=3).for_each(|n| lab.submit(n, 9_000, ""));
+        lab.play(8_000, for_ever);
+        lab.submit(4, 500, r#""priority":10"#);
+        lab.answers_lost = lost;
+        lab.play(30_000, for_ever);
+        assert_eq!((lab.gave_way.len(), lab.runs(4)), (1, true), "{lost} lost");
+    }
+}
+
+#[test]
 fn what_gives_way_moves_to_another_node_where_there_is_room() {
-    let two = vec![
-        node(1),
-        NodeDescriptor {
-            slots: 1,
-            ..descriptor(1, 101)
-        },
-    ];
+    let two = vec![node(1), single(1, 0)];
     let mut lab = Lab::new(World::with(Config::default(), two));
     lab.submit(1, 500, "");
     lab.play(6_000, for_ever);
     let here = lab.w.node_of(1);
-    let only = format!(r#""priority":5,"requires":{{"nodes":["n{here}"]}}"#);
+    let only = format!(r#""priority":5,{}"#, on(&format!("n{here}")));
     lab.submit(2, 500, &only);
     lab.play(3_000, for_ever);
     assert_eq!(lab.running(), [1, 2]);

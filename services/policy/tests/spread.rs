@@ -5,10 +5,10 @@
 mod world;
 
 use fiec_policy::Input;
-use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Cause, Event, ExecutionId, Phase, Timestamp};
+use fiec_schemas::{Cause, Event, ExecutionId, Phase};
 use proptest::prelude::*;
+use world::scenes::{holder_at_its_end, quota, whole};
 use world::spread::{Tiled, tiled};
 use world::{World, descriptor};
 
@@ -18,25 +18,13 @@ fn cluster(nodes: usize) -> World {
     World::of((0..nodes).map(tiled).collect())
 }
 
-fn whole(tiled: &Tiled, n: u64) -> Vec<u64> {
+fn made(tiled: &Tiled, n: u64) -> Vec<u64> {
     tiled.of[&World::id(n)].done.clone()
-}
-
-fn events_of(world: &World, id: ExecutionId) -> Vec<Event> {
-    let history = world.ledgers[&id].history.iter();
-    history.map(|(_, e)| e.clone()).collect()
-}
-
-fn node_of(world: &World, id: ExecutionId) -> usize {
-    let binding = world.state_of(id).phase.binding().unwrap();
-    binding.node.as_str()[1..].parse().unwrap()
 }
 
 #[test]
 fn a_range_grows_over_the_nodes_that_are_free_and_ends_with_each_tile_once_and_in_order() {
-    let mut world = cluster(5);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 300, 3, "");
+    let (mut world, mut work) = whole(5, 100, 300, 3);
     // One at a time: a second place must have been there for a second, then a third.
     world.work(&mut work, 900);
     assert_eq!(work.told.len(), 0, "before the dwell is over");
@@ -44,13 +32,13 @@ fn a_range_grows_over_the_nodes_that_are_free_and_ends_with_each_tile_once_and_i
     assert_eq!(work.told.len(), 2, "{:?}", work.told);
     assert_eq!(world.parts().len(), 2);
     let nodes: std::collections::BTreeSet<_> =
-        world.live().iter().map(|id| node_of(&world, *id)).collect();
+        world.live().iter().map(|id| world.node_with(*id)).collect();
     assert_eq!(nodes.len(), 3, "each on a node of its own");
     let summary = world.why(1).summary;
     assert!(summary.contains("3 of up to 3 compute"), "{summary}");
     world.work_out(&mut work, 60_000);
     assert!(matches!(world.phase(1), Phase::Completed));
-    assert_eq!(whole(&work, 1), (0..300).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..300).collect::<Vec<_>>());
     assert_eq!(work.most, 3);
     let took = world.now - 86_400_000;
     assert!(
@@ -71,22 +59,16 @@ fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
     let summary = world.why(1).summary;
     assert!(summary.contains("no other place could take"), "{summary}");
     // There is a place, and nothing to gain: less than two seconds.
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 19, 3, "");
+    let (mut world, mut work) = whole(2, 100, 19, 3);
     world.work_out(&mut work, 5_000);
     assert!(work.told.is_empty());
     // One tile that takes long cannot be halved.
-    let mut world = cluster(2);
-    let mut work = Tiled::new(4_000);
-    world.submit_tiles(1, 2, 3, "");
+    let (mut world, mut work) = whole(2, 4_000, 2, 3);
     world.work_out(&mut work, 20_000);
     assert!(work.told.is_empty());
-    assert_eq!(whole(&work, 1), [0, 1]);
+    assert_eq!(made(&work, 1), [0, 1]);
     // A gang gathers places: none is taken from it.
-    let mut world = cluster(3);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 400, 3, "");
+    let (mut world, mut work) = whole(3, 100, 400, 3);
     for n in [3, 4, 5] {
         let line = r#""params":{"work_us":5},"gang":{"name":"g","size":3}"#;
         world.submit_line(n, line);
@@ -100,8 +82,7 @@ fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
 #[test]
 fn an_order_to_split_that_is_refused_or_ignored_is_given_again_more_and_more_rarely() {
     for deaf in [false, true] {
-        let mut world = cluster(2);
-        let mut work = Tiled::new(100);
+        let (mut world, mut work) = (cluster(2), Tiled::new(100));
         work.deaf = deaf;
         work.refuse = (!deaf).then(|| "it is parked".to_owned());
         world.submit_tiles(1, 2_000, 2, "");
@@ -124,18 +105,7 @@ fn an_order_to_split_that_is_refused_or_ignored_is_given_again_more_and_more_rar
 
 #[test]
 fn a_holder_at_its_end_has_no_node_and_is_not_bound_before_its_last_part_has_ended() {
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 100, 2, "");
-    world.work(&mut work, 3_000);
-    let part = world.parts()[0];
-    work.slow.insert(format!("n{}", node_of(&world, part)), 20);
-    world.work(&mut work, 4_000);
-    assert!(
-        matches!(world.phase(1), Phase::Pending),
-        "{:?}",
-        world.phase(1)
-    );
+    let (mut world, mut work, part, _) = holder_at_its_end();
     let why = world.why(1);
     assert!(why.summary.contains(&part.to_string()), "{}", why.summary);
     assert!(
@@ -149,23 +119,28 @@ fn a_holder_at_its_end_has_no_node_and_is_not_bound_before_its_last_part_has_end
     assert!(why.contains(&format!("part of {holder}")), "{why}");
     work.slow.clear();
     world.work_out(&mut work, 60_000);
-    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
-    let merged = events_of(&world, World::id(1));
+    assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
+    let merged = world.events_of(World::id(1));
     assert!(
         merged.contains(&Event::Merged { part }),
         "the part was taken back: {merged:?}"
     );
 }
 
-#[test]
-fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
+/// One whose part is suspended where its node is not viable any more.
+fn one_with_a_part() -> (World, Tiled, ExecutionId) {
+    let (mut world, mut work) = (cluster(2), Tiled::new(100));
     let suspend = format!(r#"{VIABILITY},"when_unviable":"suspend""#);
     world.submit_tiles(1, 200, 2, &suspend);
     world.work(&mut work, 4_000);
     let part = world.parts()[0];
-    let (holder, there) = (world.node_of(1), node_of(&world, part));
+    (world, work, part)
+}
+
+#[test]
+fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
+    let (mut world, mut work, part) = one_with_a_part();
+    let (holder, there) = (world.node_of(1), world.node_with(part));
     assert_ne!(holder, there);
     // It may be nowhere else, and that is not viable any more.
     let pinned = Event::Adjusted {
@@ -192,80 +167,66 @@ fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
     let phase = world.state_of(part).phase.clone();
     assert!(matches!(phase, Phase::Returned), "{}", world.stand(&[part]));
     world.work_out(&mut work, 60_000);
-    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
-    assert!(events_of(&world, World::id(1)).contains(&Event::Merged { part }));
+    assert_eq!(made(&work, 1), (0..200).collect::<Vec<_>>());
+    assert!(
+        world
+            .events_of(World::id(1))
+            .contains(&Event::Merged { part })
+    );
 }
 
 #[test]
 fn a_part_that_may_go_where_its_holder_was_does_so_and_is_not_given_back() {
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
-    let suspend = format!(r#"{VIABILITY},"when_unviable":"suspend""#);
-    world.submit_tiles(1, 200, 2, &suspend);
-    world.work(&mut work, 4_000);
-    let part = world.parts()[0];
-    let (holder, there) = (world.node_of(1), node_of(&world, part));
+    let (mut world, mut work, part) = one_with_a_part();
+    let (holder, there) = (world.node_of(1), world.node_with(part));
     world.set_reading(there, 0.97);
     world.work(&mut work, 3_000);
     while matches!(world.phase(1), Phase::Started(_)) {
         world.work(&mut work, 50);
     }
     world.work(&mut work, 200);
-    assert_eq!(node_of(&world, part), holder);
+    assert_eq!(world.node_with(part), holder);
     world.work_out(&mut work, 60_000);
     assert!(matches!(world.state_of(part).phase, Phase::Completed));
-    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..200).collect::<Vec<_>>());
 }
 
 #[test]
 fn where_a_part_fails_its_holder_fails_with_its_name_and_other_parts_are_cancelled() {
-    let mut world = cluster(3);
-    let mut work = Tiled::new(200);
-    world.submit_tiles(1, 300, 3, "");
+    let (mut world, mut work) = whole(3, 200, 300, 3);
     world.work(&mut work, 8_000);
     let parts = world.parts();
     assert_eq!(parts.len(), 2);
-    let author = world.author_of(parts[0]);
-    let failed = Event::Failed {
-        reason: "its matrix is singular".into(),
-        stderr: String::new(),
-    };
-    world.append(parts[0], vec![failed], &author, true);
+    world.fail(parts[0], "its matrix is singular", true);
     world.work_out(&mut work, 10_000);
-    let history = events_of(&world, World::id(1));
-    let reason = history.iter().find_map(|e| match e {
-        Event::Failed { reason, .. } => Some(reason.clone()),
-        _ => None,
-    });
-    let reason = reason.unwrap();
+    let reason = world.failure_of(World::id(1)).unwrap();
     assert!(
         reason.contains(&parts[0].to_string()) && reason.contains("matrix is singular"),
         "{reason}"
     );
     let other = world.state_of(parts[1]).phase.clone();
     assert!(matches!(other, Phase::Cancelled), "{other:?}");
-    // It computed: that it gave way does not say that it has done all that it kept.
-    let causes: Vec<_> = history
-        .iter()
+    // It computed: that it stopped says neither that it has done all that it kept, nor that its
+    // place was no good.
+    let causes = world
+        .events_of(World::id(1))
+        .into_iter()
         .filter_map(|e| match e {
-            Event::Yielded { cause, .. } => Some(cause.as_str()),
+            Event::Yielded { cause, .. } => Some(cause),
             _ => None,
-        })
-        .collect();
-    assert_eq!(causes, ["unviable"]);
+        });
+    let causes: Vec<_> = causes.collect();
+    let [Cause::PartFailed { part, .. }] = causes[..] else {
+        panic!("{causes:?}")
+    };
+    assert_eq!((part, causes[0].as_str()), (parts[0], "part_failed"));
+    let words = format!("it cannot complete: {reason}");
+    assert_eq!(causes[0].in_words(), words);
 }
 
 #[test]
 fn a_part_of_which_nothing_was_found_is_looked_for_again_while_its_holder_has_it() {
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 100, 2, "");
-    world.work(&mut work, 3_000);
-    let part = world.parts()[0];
-    let there = node_of(&world, part);
-    work.slow.insert(format!("n{there}"), 20);
-    world.work(&mut work, 4_000);
-    assert!(matches!(world.phase(1), Phase::Pending));
+    let (mut world, mut work, part, there) = holder_at_its_end();
     // Neither says anything more, and who reads the part's ledger is where it is not there yet.
     world.silence(there);
     world.step(Input::Vanished { execution: part });
@@ -275,20 +236,12 @@ fn a_part_of_which_nothing_was_found_is_looked_for_again_while_its_holder_has_it
     world.speak(there);
     work.slow.clear();
     world.work_out(&mut work, 60_000);
-    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_holder_whose_worker_does_not_see_its_part_ended_waits_until_that_was_looked_at() {
-    let mut world = cluster(2);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 100, 2, "");
-    world.work(&mut work, 3_000);
-    let part = world.parts()[0];
-    let there = node_of(&world, part);
-    work.slow.insert(format!("n{there}"), 20);
-    world.work(&mut work, 4_000);
-    assert!(matches!(world.phase(1), Phase::Pending));
+    let (mut world, mut work, part, there) = holder_at_its_end();
     // What is known here and what the ledger says differ.
     world.silence(there);
     let ledger = &world.ledgers[&part];
@@ -325,14 +278,12 @@ fn a_holder_whose_worker_does_not_see_its_part_ended_waits_until_that_was_looked
     world.speak(there);
     work.slow.clear();
     world.work_out(&mut work, 60_000);
-    assert_eq!(whole(&work, 1), (0..100).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
 }
 
 #[test]
 fn where_a_holder_is_cancelled_its_parts_are_and_say_who_asked() {
-    let mut world = cluster(3);
-    let mut work = Tiled::new(200);
-    world.submit_tiles(1, 300, 3, "");
+    let (mut world, mut work) = whole(3, 200, 300, 3);
     world.work(&mut work, 8_000);
     let parts = world.parts();
     assert_eq!(parts.len(), 2);
@@ -347,9 +298,11 @@ fn where_a_holder_is_cancelled_its_parts_are_and_say_who_asked() {
     world.work_out(&mut work, 10_000);
     for part in parts {
         assert!(
-            events_of(&world, part).contains(&Event::Cancelled { who: who.clone() }),
+            world
+                .events_of(part)
+                .contains(&Event::Cancelled { who: who.clone() }),
             "{:?}",
-            events_of(&world, part)
+            world.events_of(part)
         );
     }
 }
@@ -358,15 +311,7 @@ fn where_a_holder_is_cancelled_its_parts_are_and_say_who_asked() {
 fn a_part_counts_against_the_quota_of_its_tenant() {
     let mut world = cluster(4);
     let mut work = Tiled::new(100);
-    world.quota(Some(Quota {
-        v: 1,
-        running: Some(2),
-        devices: None,
-        memory_bytes: None,
-        weight: None,
-        who: "ann".into(),
-        at: Timestamp::default(),
-    }));
+    world.quota(Some(quota(2)));
     world.submit_tiles(1, 400, 4, "");
     world.work(&mut work, 12_000);
     assert_eq!(world.parts().len(), 1, "{}", world.why(1).summary);
@@ -374,16 +319,15 @@ fn a_part_counts_against_the_quota_of_its_tenant() {
     assert!(summary.contains("quota"), "{summary}");
     world.work_out(&mut work, 120_000);
     assert_eq!(work.most, 2);
-    assert_eq!(whole(&work, 1), (0..400).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..400).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_policy_service_that_takes_over_makes_the_parts_and_finds_those_that_have_ended() {
-    let mut world = cluster(3);
-    let mut work = Tiled::new(100);
-    world.submit_tiles(1, 200, 3, "");
+    let (mut world, mut work) = whole(3, 100, 200, 3);
     // The one that saw the split makes nothing of it any more.
-    while events_of(&world, World::id(1))
+    while world
+        .events_of(World::id(1))
         .iter()
         .all(|e| !matches!(e, Event::Split { .. }))
     {
@@ -400,21 +344,14 @@ fn a_policy_service_that_takes_over_makes_the_parts_and_finds_those_that_have_en
         world.replace_policy(own);
     }
     world.work_out(&mut work, 60_000);
-    assert_eq!(whole(&work, 1), (0..200).collect::<Vec<_>>());
+    assert_eq!(made(&work, 1), (0..200).collect::<Vec<_>>());
 }
 
 #[test]
 fn parts_of_a_holder_that_ended_while_no_policy_service_was_there_are_cancelled_by_the_next_one() {
-    let mut world = cluster(3);
-    let mut work = Tiled::new(200);
-    world.submit_tiles(1, 300, 3, "");
+    let (mut world, mut work) = whole(3, 200, 300, 3);
     world.work(&mut work, 8_000);
-    let author = world.author_of(World::id(1));
-    let failed = Event::Failed {
-        reason: "no".into(),
-        stderr: String::new(),
-    };
-    world.append(World::id(1), vec![failed], &author, false);
+    world.fail(World::id(1), "no", false);
     world.replace_policy(7);
     world.work_out(&mut work, 20_000);
     for part in world.parts() {
@@ -472,7 +409,7 @@ proptest! {
         }
         world.work_out(&mut work, 300_000);
         prop_assert!(matches!(world.phase(1), Phase::Completed), "{:?}", world.phase(1));
-        prop_assert_eq!(whole(&work, 1), (0..count).collect::<Vec<_>>());
+        prop_assert_eq!(made(&work, 1), (0..count).collect::<Vec<_>>());
         prop_assert!(work.most <= up_to as usize, "{} of {}", work.most, up_to);
     }
 }

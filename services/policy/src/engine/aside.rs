@@ -2,22 +2,27 @@
 //!
 //! What is kept is what costs least by what was measured ([`crate::share::pause`]): the pause is
 //! expected to last as long as the other one still takes, and a slice of time at least. What is set
-//! aside so waits in line like everything else, by its priority, its tenant's share and its age: so
-//! it goes on where it is when its turn has come and there is a slot, others give way to it by the
-//! same rules, and it leaves for another place once it has waited for longer than the move costs.
-//! Where it has waited for so long that to keep what it has costs more than to begin anew from σ, it
-//! gives that up and waits as pending.
+//! aside so waits in line like everything else, by its priority, its tenant's share and its age, but
+//! what is short passes it for a bounded time only ([`crate::share::order`]). So it goes on where it
+//! is when its turn has come and there is a slot, others give way to it by the same rules, and it
+//! leaves for another place once it has waited for longer than the move costs. Where it has waited for
+//! so long that to keep what it has costs more than to begin anew from σ, it gives that up and waits as
+//! pending, for no longer than it would have stood.
 
+use std::sync::Arc;
+
+use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId};
 
 use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::holds::room::KeptPlaces;
 use crate::placement::{self, Ask, Leaving};
 use crate::places::Claim;
 use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
-use crate::time::Now;
+use crate::time::{Millis, Now};
 
 /// For so long after a move elsewhere has become worth it, that is looked at anew.
 const RIPE_MS: f64 = 1_000.0;
@@ -39,6 +44,21 @@ pub(super) struct GivesWay {
 pub(super) fn is_aside(e: &Execution) -> bool {
     let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
     e.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
+}
+
+/// Since when one that was set aside waits, also where it has given up what it kept meanwhile; none
+/// for all others.
+pub(super) fn since(now: Now, e: &Execution) -> Option<Millis> {
+    if is_aside(e) {
+        return e.parked().map(|parked| now.moment_of(parked.at));
+    }
+    let cause = e.extra.as_ref().and_then(|x| x.cause.as_ref());
+    let stood = match cause {
+        // For nobody in particular: see `give_up_aside`.
+        Some(Cause::Preempted { rule, by: None, .. }) => *rule != Rule::Quota,
+        _ => false,
+    };
+    (e.stage == Stage::Pending && stood).then_some(e.attained.at)
 }
 
 /// How long it has stood there, in milliseconds.
@@ -80,14 +100,14 @@ impl Policy {
     }
 
     /// What its pause would keep; none where it cannot park.
-    fn kept_of(&mut self, now: Now, gives: GivesWay) -> Option<Kept> {
+    fn kept_of(&self, now: Now, gives: GivesWay) -> Option<Kept> {
         if self.memory_presses(gives.node) {
             return None;
         }
         let expected_ms = gives.rest_ms.max(self.config.slice_ms);
         let mut pause = self.pause_of(now, gives.id, expected_ms)?;
         let to = self.cluster.execution(gives.to)?;
-        let (profile, left, avoid) = (to.profile, to.left().to_vec(), to.avoided().to_vec());
+        let profile = to.profile;
         // The other one needs memory beside it.
         let comes = self.memory_at(profile, gives.node);
         if let Some(room) = &mut pause.host {
@@ -95,13 +115,11 @@ impl Policy {
         }
         // And perhaps the device.
         let ask = Ask {
-            only: Some(gives.node),
             counted: Some((gives.node, Claim::Host)),
-            avoid: &avoid,
-            ..Ask::new(profile, &left)
+            avoid: to.avoided(),
+            ..Ask::new(profile, to.left())
         };
-        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-        if placement::choose(rankings, cluster, &self.config, now, &ask).is_none() {
+        if !placement::would_do(&self.cluster, &self.config, now, &ask, gives.node) {
             pause.device = None;
         }
         Some(pause::choose(&pause))
@@ -143,6 +161,29 @@ impl Policy {
         !presses && held < node.slots() && device
     }
 
+    /// Whether it could go on where it stands, as [`Policy::fits_back`], and what is kept for a gang
+    /// leaves it room.
+    pub(super) fn goes_on_here(
+        &self,
+        now: Now,
+        id: ExecutionId,
+        gone: Option<Claim>,
+        kept: &Option<Arc<KeptPlaces>>,
+    ) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        let Some(ix) = e.stage.node() else {
+            return false;
+        };
+        let node = self.cluster.node(ix);
+        let free = (node.slots() + u32::from(gone.is_some())).saturating_sub(node.held());
+        // What it has kept there is its own.
+        let wants = e.device().filter(|_| e.takes() != e.claim);
+        let keeps = kept.as_ref().is_some_and(|k| k.keeps((ix, wants), free));
+        !keeps && self.fits_back(now, id, gone)
+    }
+
     /// Lets one that was set aside go on, now that its turn has come: where it is, or elsewhere.
     pub(super) fn resume_aside(
         &mut self,
@@ -159,14 +200,12 @@ impl Policy {
         if e.order().is_some() {
             return Placed::Moot;
         }
-        let told = |a: &crate::execution::Avoided| a.node == ix && now.mono < a.until;
-        if e.avoided().iter().any(told) || self.must_go(id, ix, true).is_some() {
+        if e.was_told(now.mono) || self.must_go(id, ix, true).is_some() {
             // What must leave is looked at with all that must.
             return Placed::Deferred;
         }
         let kept = self.kept_from(id);
-        let stays = kept.as_ref().is_none_or(|kept| !kept.contains(&ix));
-        if stays && self.fits_back(now, id, None) {
+        if self.goes_on_here(now, id, None, &kept) {
             if self.defers(now, id, self.config.order_grace_ms) {
                 return Placed::Deferred;
             }

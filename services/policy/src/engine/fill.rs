@@ -8,7 +8,7 @@
 use fiec_schemas::{Cause, ExecutionId};
 
 use super::bind::Placed;
-use super::{Action, Policy};
+use super::{Action, Policy, aside};
 use crate::cluster::{Execution, Stage};
 use crate::placement::{self, Ask};
 use crate::profile::ProfileIx;
@@ -55,14 +55,17 @@ impl Policy {
         let e = self.cluster.execution(id)?;
         let profile = self.cluster.profiles.get(e.profile)?;
         let attained = e.attained_ms(now.mono);
+        let aside = aside::since(now, e);
         let since = match (e.stage, e.parked()) {
             (Stage::Pending, _) if attained == 0 => now.moment_of(e.submitted_at),
-            (Stage::Pending, _) => e.since,
+            (Stage::Pending, _) => aside.unwrap_or(e.since),
             (_, Some(parked)) => now.moment_of(parked.at),
             _ => now.mono,
         };
         let shared = self.config.discipline == Discipline::Shared;
-        Some(Waiter {
+        let level = order::level(&self.config, profile, attained);
+        let patience = order::patience_ms(&self.config, level);
+        let waiter = Waiter {
             priority: order::priority(&self.config, profile),
             // The other disciplines know no tenants.
             tenant: if shared {
@@ -74,7 +77,9 @@ impl Policy {
             rank: order::rank(&self.config, profile, attained, e.submitted_at, id),
             since,
             service_ms: order::rest_ms(profile, attained),
-        })
+            returns: aside.zip(patience).map(|(since, ms)| since.plus(ms)),
+        };
+        Some(waiter.at(now.mono))
     }
 
     /// Takes it away from there.

@@ -1,18 +1,17 @@
 //! Keeps what becomes free for the gang that goes first ([`crate::holds::first`]), and has others
 //! give way to it as they do to single executions: as many as it lacks places, or nobody.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
-use super::preempt::Victim;
+use super::victims::Victim;
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Stage};
+use crate::cluster::Stage;
 use crate::holds::GangKey;
-use crate::holds::first::{First, Passes, Room, Turn, has_places};
-use crate::placement;
-use crate::places::{Claim, DeviceIx};
+use crate::holds::first::{First, Passes, Turn};
+use crate::holds::room::KeptPlaces;
 use crate::profile::ProfileIx;
 use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
@@ -24,8 +23,6 @@ use crate::time::{Millis, Now};
 const LOOK_MS: u64 = 500;
 /// Of so many gangs at most it is looked whether they could ever have room, in one look.
 const TRIES: usize = 4;
-/// On more nodes than these it is not reckoned when the gang can begin.
-const RECKONED: usize = 1_024;
 
 impl Policy {
     /// Looks which gang goes first, and whether what becomes free is kept for it.
@@ -97,7 +94,7 @@ impl Policy {
         }
         let frees = |before: &First| {
             let keeps =
-                |first: &First| first.key == before.key && before.nodes.is_subset(&first.nodes);
+                |first: &First| first.key == before.key && before.places.is_within(&first.places);
             before.keeps && (differs || !first.is_some_and(keeps))
         };
         self.dirty |= before.is_some_and(frees);
@@ -154,7 +151,7 @@ impl Policy {
                 key,
                 members,
                 since,
-                nodes: Arc::default(),
+                places: Arc::default(),
                 ends: None,
                 until: None,
                 keeps,
@@ -180,89 +177,14 @@ impl Policy {
         }
     }
 
-    /// The gang with the nodes where it could be; none where there is no room for all of it even if
-    /// nothing else were there.
-    fn with_places(&mut self, now: Now, mut gang: First) -> Option<First> {
-        let mut counts: BTreeMap<ProfileIx, usize> = BTreeMap::new();
-        for id in &gang.members {
-            let e = self.cluster.execution(*id)?;
-            *counts.entry(e.profile).or_default() += 1;
-        }
-        let (mut groups, mut rooms) = (Vec::new(), BTreeMap::new());
-        for (profile, count) in counts {
-            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-            let places = placement::but_for_room(rankings, cluster, &self.config, now, profile);
-            for (ix, device) in &places {
-                let node = self.cluster.node(*ix);
-                let room = rooms.entry(*ix).or_insert_with(|| Room {
-                    slots: node.slots(),
-                    ..Room::default()
-                });
-                if let Some(device) = device {
-                    let fits = self.fits_on(*ix, *device, profile);
-                    room.devices.entry(*device).or_insert(fits);
-                }
-            }
-            groups.push((count, places));
-        }
-        if !has_places(&rooms, &groups) {
-            return None;
-        }
-        let nodes: BTreeSet<NodeIx> = rooms.keys().copied().collect();
-        gang.ends = self.room_at(now, &nodes, gang.members.len());
-        gang.nodes = Arc::new(nodes);
-        Some(gang)
-    }
-
-    /// How many of a profile fit on a device.
-    fn fits_on(&self, ix: NodeIx, device: DeviceIx, profile: ProfileIx) -> u32 {
-        let profile = self.cluster.profiles.get(profile);
-        let facts = self.cluster.node(ix).devices.get(device);
-        let memory = facts
-            .and_then(|d| d.facts.as_ref()?.memory_bytes)
-            .unwrap_or(0);
-        match Claim::of(profile, Some(device)) {
-            Claim::Device {
-                budget: Some(bytes),
-                ..
-            } => u32::try_from(memory / bytes.get()).unwrap_or(u32::MAX),
-            _ => 1,
-        }
-    }
-
-    /// When so many slots of these nodes will be free, by what clients have said that their
-    /// executions take; none where that does not suffice to say.
-    fn room_at(&self, now: Now, nodes: &BTreeSet<NodeIx>, size: usize) -> Option<Millis> {
-        if nodes.len() > RECKONED {
-            return None;
-        }
-        let (mut free, mut ends) = (0, Vec::new());
-        for ix in nodes {
-            let node = self.cluster.node(*ix);
-            free += node.slots().saturating_sub(node.held()) as usize;
-            ends.extend(node.holds.iter().filter_map(|id| {
-                let e = self.cluster.execution(*id)?;
-                let profile = self.cluster.profiles.get(e.profile)?;
-                let expected = u64::from(profile.expected_s?) * 1_000;
-                let left = expected.checked_sub(e.attained_ms(now.mono))?;
-                (e.parked().is_none() && left > 0).then_some(left)
-            }));
-        }
-        ends.sort_unstable();
-        match size.checked_sub(free) {
-            None | Some(0) => Some(now.mono),
-            Some(lacks) => ends.get(lacks - 1).map(|ms| now.mono.plus(*ms)),
-        }
-    }
-
     /// True for a member of the gang that goes first.
     pub(super) fn is_first(&self, id: ExecutionId) -> bool {
         let first = self.holds.first.as_ref();
         first.is_some_and(|first| first.members.contains(&id))
     }
 
-    /// Nodes that are kept for a gang that goes before this one.
-    pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<BTreeSet<NodeIx>>> {
+    /// Places that are kept for a gang that goes before this one.
+    pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
         let e = self.cluster.execution(id)?;
         let waits = e.stage == Stage::Pending || super::aside::is_aside(e);
@@ -286,7 +208,7 @@ impl Policy {
         tenant: &Tenant,
         profile: ProfileIx,
         submitted_at: Timestamp,
-    ) -> Option<Arc<BTreeSet<NodeIx>>> {
+    ) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
         let asks = self.cluster.profiles.get(profile)?;
         let tenant = self.cluster.tenants.find(tenant);
@@ -304,7 +226,7 @@ impl Policy {
         turn: Turn,
         profile: ProfileIx,
         attained_ms: u64,
-    ) -> Option<Arc<BTreeSet<NodeIx>>> {
+    ) -> Option<Arc<KeptPlaces>> {
         // What a tenant holds changes with every moment.
         let own = Turn {
             share: self.share_of(first.tenant),
@@ -327,7 +249,7 @@ impl Policy {
                 .then(|| residency_ms(&self.config, mean)),
         };
         let pass = first.lets_pass(self.share.now.mono, passes);
-        (!pass).then(|| Arc::clone(&first.nodes))
+        (!pass).then(|| Arc::clone(&first.places))
     }
 
     /// Has others give way to the gang that goes first: as many as it lacks, or nobody.
@@ -357,14 +279,14 @@ impl Policy {
             let Some(contender) = contender else {
                 break;
             };
-            let Some((at, rule)) = self.choose_victim(now, &contender, &left) else {
+            let Some(chose) = self.choose_victim(now, &contender, &left) else {
                 break;
             };
-            let reason = self.reason(&contender, at, rule, &left);
-            let victim = left.swap_remove(at);
+            let reason = self.reason(&contender, &chose, &left);
+            let victim = left.swap_remove(chose.at);
             // So that the next choice knows of it; taken back should there be too few.
             self.share.asking.insert(id, (victim.id, now.mono));
-            chosen.push((contender, victim, rule, reason));
+            chosen.push((contender, victim, chose.rule, reason));
         }
         let enough = chosen.len() == lacks;
         for (contender, victim, rule, reason) in chosen {

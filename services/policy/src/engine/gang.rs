@@ -249,6 +249,8 @@ impl Policy {
             let ask = Ask {
                 avoid: e.avoided(),
                 kept: kept.as_deref(),
+                // Who waited in a node's queue would begin later than the others.
+                free_slot: true,
                 ..Ask::new(e.profile, e.left())
             };
             let (rankings, cluster) = (&mut self.rankings, &self.cluster);

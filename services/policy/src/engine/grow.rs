@@ -169,11 +169,10 @@ impl Policy {
     /// What one of them has left, where it could be split now.
     fn splittable(&self, now: Now, id: ExecutionId) -> Option<Splittable> {
         let (e, member) = (self.cluster.execution(id)?, self.spread.members.get(&id)?);
-        let Stage::Started(ix, _) = e.stage else {
+        if !matches!(e.stage, Stage::Started(..)) {
             return None;
-        };
-        let mut told = e.avoided().iter();
-        let told = told.any(|a| a.node == ix && now.mono < a.until);
+        }
+        let told = e.was_told(now.mono);
         let full = member.spreading.parts.len() >= PARTS_LIMIT;
         let failing = self.spread.failing.contains_key(&id);
         if member.requested || e.order().is_some() || told || full || failing {

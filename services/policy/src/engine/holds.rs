@@ -6,6 +6,7 @@ use fiec_schemas::{BatchId, Event, ExecutionId, Tenant};
 use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
+use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
 
 /// Ledgers looked at in one round.
@@ -180,6 +181,10 @@ impl Policy {
         let pending = self.cluster.execution(id);
         if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
+        }
+        // What holds it, and what it would have to reserve, is not known yet.
+        if pending.is_some_and(|e| e.profile == ProfileIx::UNKNOWN) {
+            return false;
         }
         if let Some(held) = self.holds.held.get(&id) {
             if !held.after.is_empty() || held.fails.is_some() {

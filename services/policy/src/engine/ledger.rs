@@ -500,6 +500,8 @@ impl Policy {
             .execution(id)
             .map(|e| (e.tenant.clone(), e.epoch > 0))
         {
+            // It may have queued before anybody here knew what holds it, and how important it is.
+            self.holds.dequeue(&tenant, id);
             self.take_holds(id, &tenant, HoldSpec::of(spec), bound);
         }
         let mut profile = Profile::from(spec);

@@ -3,12 +3,13 @@
 //! * [`input`] and [`action`]: the words of a step.
 //! * [`ledger`] follows the feed and our own appends.
 //! * [`bind`] places what must be bound: new, pending, refused, lost, queued behind long work.
-//! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`late`] looks after deadlines.
+//! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`victims`] says
+//!   which, [`late`] looks after deadlines.
 //! * [`orders`] moves what runs: pressure, drains, operators.
 //! * [`leaving`] has things away by a time.
 //! * [`aside`] parks what gives way, where that is best.
 //! * [`holds`], [`reserve`], [`adopt`] and [`gang`] hold back what must wait for others, [`first`]
-//!   keeps room for a gang, [`over`] has what runs beyond a quota give way.
+//!   keeps room for a gang, [`room`] finds it, [`over`] has what runs beyond a quota give way.
 //! * [`spread`] follows ranges that several compute, [`grow`] has more compute them.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
 //! * [`trust`] follows what nodes prove and lose.
@@ -37,10 +38,12 @@ mod preempt;
 mod realloc;
 mod reserve;
 mod resize;
+mod room;
 mod spread;
 mod tell;
 mod trust;
 mod verify;
+mod victims;
 mod why;
 
 use std::collections::BTreeMap;

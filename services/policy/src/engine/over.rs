@@ -2,13 +2,22 @@
 //! `quota_grace_ms`, what is worth least gives way at its next boundary, and waits as pending until
 //! the quota has room again. One policy service does so for a tenant; what has reserved and is not
 //! bound yet gives that back first.
+//!
+//! As many give way as are too many. Whoever was told and did not answer may have heard it all the
+//! same, so it is told again and nobody in its place; and one that has given way is not counted
+//! until its reservation is freed, whoever does that. Two things may make it one more: a holder that
+//! answers none of [`TRIES`] orders, instead of which another one goes, may find its first order
+//! later; and a policy service that takes over from another after the grace may choose others than
+//! those that were told and have crossed no boundary since. Who has gone in vain comes back as soon
+//! as it can be reserved for.
 
 use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Tenant};
 
 use super::{Action, Policy};
-use crate::cluster::{Stage, Wanted};
+use crate::cluster::{Execution, Stage, Wanted};
+use crate::holds::Trimmed;
 use crate::holds::excess::{self, Has};
 use crate::share::order;
 use crate::share::pause::seconds;
@@ -17,12 +26,16 @@ use crate::time::Now;
 
 /// How many that are spared are named.
 const NAMED: usize = 3;
+/// So often one is told before another one is in its place.
+const TRIES: u32 = 10;
 
 /// What an execution is about to do about its reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Reserved, and not being bound: it gives that back at once.
     Waits,
+    /// It was told to give way, and its holder did not say that it will: it may do so all the same.
+    Told,
     /// It computes, or stands parked.
     Runs,
     /// Nothing can be asked of it now.
@@ -50,12 +63,21 @@ impl Policy {
         let limited: Vec<_> = limited.map(|(t, q)| (t.clone(), q.clone())).collect();
         let known = |tenant: &Tenant| limited.iter().any(|(t, _)| t == tenant);
         self.holds.over.retain(|tenant, _| known(tenant));
+        let cluster = &self.cluster;
+        self.holds.trimmed.retain(|id, trimmed| {
+            let e = cluster.execution(*id).filter(|e| known(&e.tenant));
+            e.is_some_and(|e| e.epoch == trimmed.epoch && matches!(e.stage, Stage::Started(..)))
+        });
         for (tenant, quota) in limited {
             let mine = self.replicas.prefers_self(tenant.as_str().as_bytes());
             let all = mine.then(|| self.entries_of(now, &tenant)).flatten();
-            let over = |all: &Vec<Entry>| excess::exceeds(all.iter().map(|e| &e.has), &quota);
-            let Some(all) = all.filter(over) else {
+            let over = |all: &[Entry]| excess::exceeds(all.iter().map(|e| &e.has), &quota);
+            let enough = all.as_ref().is_some_and(|all| !over(all));
+            let Some(all) = all.filter(|_| !enough) else {
                 self.holds.over.remove(&tenant);
+                if enough {
+                    self.forget_trimmed(&tenant);
+                }
                 continue;
             };
             let since = *self.holds.over.entry(tenant.clone()).or_insert(now.mono);
@@ -77,12 +99,16 @@ impl Policy {
             let e = self.cluster.execution(entry.execution)?;
             let profile = self.cluster.profiles.get(e.profile);
             let own = entry.by == self.seed;
-            let told = e
-                .avoided()
-                .iter()
-                .any(|a| Some(a.node) == e.stage.node() && now.mono < a.until);
+            if !own && gave_way(e) && !self.is_gone(now, entry) {
+                // Its owner frees that in a moment.
+                return None;
+            }
+            let trimmed = self.holds.trimmed.get(&entry.execution);
+            let trimmed = trimmed.filter(|t| t.epoch == e.epoch);
             let state = match e.stage {
-                _ if e.busy || e.order().is_some() || told => State::Firm,
+                _ if e.busy || e.order().is_some() => State::Firm,
+                Stage::Started(..) if trimmed.is_some_and(|t| t.tries < TRIES) => State::Told,
+                _ if trimmed.is_some() || e.was_told(now.mono) => State::Firm,
                 Stage::Pending if own && entry.firm.is_none_or(|seq| e.seq > seq) => State::Waits,
                 Stage::Started(..) => State::Runs,
                 _ => State::Firm,
@@ -100,7 +126,9 @@ impl Policy {
                     memory_bytes: entry.memory_bytes,
                     may_go: state != State::Firm,
                     priority: match state {
-                        State::Waits => i32::MIN,
+                        // Who may be going in any case goes before anybody else.
+                        State::Told => i32::MIN,
+                        State::Waits => i32::MIN + 1,
                         _ => profile.map_or(0, |p| order::priority(&self.config, p)),
                     },
                     regret_ms: regret.map_or(0.0, |r| r.total_ms()),
@@ -139,7 +167,13 @@ impl Policy {
             .map(|(id, ms)| format!("{id} {}", seconds(*ms)))
             .collect();
         for n in chosen {
-            let Entry { id, regret, .. } = &all[n];
+            let Entry {
+                id, regret, state, ..
+            } = &all[n];
+            if *state == State::Told {
+                self.tell_again(now, *id, out);
+                continue;
+            }
             let Some(regret) = regret else {
                 self.unreserve(now, tenant, *id);
                 continue;
@@ -161,9 +195,43 @@ impl Policy {
                 by: None,
                 reason,
             };
-            self.stop_waiting(*id);
-            self.order_off(now, *id, cause, out);
+            self.tell(now, *id, cause, 1, out);
         }
+    }
+
+    fn tell(&mut self, now: Now, id: ExecutionId, cause: Cause, tries: u32, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let trimmed = Trimmed {
+            epoch: e.epoch,
+            tries,
+            cause: cause.clone(),
+        };
+        self.holds.trimmed.insert(id, trimmed);
+        self.stop_waiting(id);
+        self.order_off(now, id, cause, out);
+    }
+
+    /// One that was told, and whose holder did not say that it will.
+    fn tell_again(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+        let e = self.cluster.execution(id);
+        let waits = e.is_none_or(|e| e.was_told(now.mono));
+        if let Some(Trimmed { tries, cause, .. }) = self.holds.trimmed.get(&id)
+            && !waits
+        {
+            let (tries, cause) = (tries.saturating_add(1), cause.clone());
+            self.tell(now, id, cause, tries, out);
+        }
+    }
+
+    /// A tenant has no more than it may.
+    fn forget_trimmed(&mut self, tenant: &Tenant) {
+        let cluster = &self.cluster;
+        self.holds.trimmed.retain(|id, _| {
+            let e = cluster.execution(*id);
+            e.is_some_and(|e| e.tenant != *tenant)
+        });
     }
 
     /// One that has given way to its tenant's quota has nothing reserved any more.
@@ -188,4 +256,17 @@ impl Policy {
         self.stop_waiting(id);
         self.requeue(tenant, id, now.mono);
     }
+}
+
+/// True for one that has given way to its tenant's quota, and was not bound since.
+fn gave_way(e: &Execution) -> bool {
+    let cause = e.extra.as_ref().and_then(|x| x.cause.as_ref());
+    let quota = matches!(
+        cause,
+        Some(Cause::Preempted {
+            rule: Rule::Quota,
+            ..
+        })
+    );
+    e.stage == Stage::Pending && quota
 }

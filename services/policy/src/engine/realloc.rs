@@ -4,6 +4,8 @@
 //! stops because of a pressure that lasted for its dwell, and goes on when that has receded for as
 //! long, or where another place admits it.
 
+use std::cmp::Reverse;
+
 use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{Cause, ExecutionId, Signal};
 
@@ -334,11 +336,7 @@ impl Policy {
             return;
         };
         let node = self.cluster.node(ix);
-        let told = e
-            .avoided()
-            .iter()
-            .any(|a| a.node == ix && now.mono < a.until);
-        if told || !node.is_fresh(now.mono, &self.config) {
+        if e.was_told(now.mono) || !node.is_fresh(now.mono, &self.config) {
             return;
         }
         if super::aside::is_aside(e) {
@@ -454,30 +452,23 @@ impl Policy {
         if promised.any(|at| now.mono.since(*at) < take_ms) {
             return true;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        if !self.knows(id) {
             return true;
-        };
-        let Some(profile) = self.cluster.profiles.get(e.profile) else {
-            return false;
-        };
+        }
         let sweep = &self.share.sweep;
         let first = self.first_waiting(
             1,
             |profile| sweep.blocked.contains(&profile),
             |other| other == id || sweep.tried.contains(&other),
         );
-        let Some((waiter, effective)) = first.first().and_then(|id| self.waiting.get(*id)) else {
+        let first = first.first().and_then(|id| self.waiting.get(*id));
+        let (Some((waiter, effective)), Some(own)) = (first, self.waiter_of(id)) else {
             return false;
         };
-        let waited = e
-            .parked()
-            .map_or(0, |p| now.mono.since(now.moment_of(p.at)));
-        let priority = order::priority(&self.config, profile);
-        let attained = e.attained_ms(now.mono);
-        let service = order::rest_ms(profile, attained);
-        let own = priority + order::aged(&self.config, waited, service);
-        let rank = order::rank(&self.config, profile, attained, e.submitted_at, id);
-        (effective, std::cmp::Reverse(waiter.rank)) > (own, std::cmp::Reverse(rank))
+        let waited = now.mono.since(own.since);
+        let aged = order::aged(&self.config, waited, own.service_ms);
+        let stands = own.priority.saturating_add(aged);
+        (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
     }
 }
 

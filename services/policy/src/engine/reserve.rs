@@ -324,7 +324,7 @@ impl Policy {
 
     /// True for a reservation whose owner is there no more. Who was not heard yet may only have had
     /// no time to speak.
-    fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
+    pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
         let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
         !young && !self.replicas.is_present(entry.by)
     }
@@ -379,7 +379,10 @@ impl Policy {
                 let e = self.cluster.execution(*id);
                 e.is_some_and(|e| e.stage == Stage::Pending)
             };
-            if !pending(id) || !self.reserves(*id) {
+            // What waits for others would keep those from reserving that it waits for.
+            let held = self.holds.held.get(id);
+            let held = held.is_some_and(|h| !h.after.is_empty() || h.fails.is_some());
+            if !pending(id) || held || !self.reserves(*id) {
                 stale.push(*id);
                 continue;
             }

@@ -129,10 +129,7 @@ impl Policy {
         let device = e.device()?;
         let profile = self.cluster.profiles.get(e.profile)?;
         let may = profile.reallocation;
-        let told = e
-            .avoided()
-            .iter()
-            .any(|a| a.node == node && now.mono < a.until);
+        let told = e.was_told(now.mono);
         let willing = if upgrade { may.upgrade } else { may.downgrade };
         if !willing || !e.computes() || e.busy || e.order().is_some() || told {
             return None;

@@ -165,7 +165,8 @@ impl Policy {
                 reason.extend(why.chars().take(REASON_LIMIT));
             }
             self.stop_waiting(holder);
-            self.spread.failing.entry(holder).or_insert(reason);
+            let failing = self.spread.failing.entry(holder);
+            failing.or_insert((part, reason));
         }
         self.wait_if_pending(holder);
     }
@@ -366,10 +367,10 @@ impl Policy {
     fn fail_without_part(&mut self, now: Now, out: &mut Vec<Action>) {
         let failing = self.spread.failing.iter();
         let failing: Vec<_> = failing
-            .map(|(id, reason)| (*id, reason.clone()))
+            .map(|(id, (part, reason))| (*id, *part, reason.clone()))
             .take(AT_ONCE)
             .collect();
-        for (id, reason) in failing {
+        for (id, part, reason) in failing {
             let Some(e) = self.cluster.execution(id) else {
                 self.spread.failing.remove(&id);
                 continue;
@@ -377,11 +378,9 @@ impl Policy {
             match e.stage {
                 _ if e.busy => {}
                 Stage::Started(..) if e.order().is_some() => {}
-                Stage::Started(ix, _) => {
-                    let mut told = e.avoided().iter();
-                    let told = told.any(|a| a.node == ix && now.mono < a.until);
-                    if !told && !self.defers(now, id, self.config.order_grace_ms) {
-                        self.order_off(now, id, Cause::Unviable { reason }, out);
+                Stage::Started(..) => {
+                    if !e.was_told(now.mono) && !self.defers(now, id, self.config.order_grace_ms) {
+                        self.order_off(now, id, Cause::PartFailed { part, reason }, out);
                     }
                 }
                 _ => {
@@ -412,7 +411,7 @@ impl Policy {
 
     /// What it waits for, or why it fails, where that is a part of it.
     pub(super) fn parts_in_words(&self, id: ExecutionId) -> Option<String> {
-        if let Some(reason) = self.spread.failing.get(&id) {
+        if let Some((_, reason)) = self.spread.failing.get(&id) {
             return Some(format!("it fails, since {reason}"));
         }
         if let Some(orphan) = self.spread.orphans.get(&id) {

@@ -4,19 +4,17 @@
 //! at once. So of all gangs that only room keeps from starting the first one, in the order of
 //! everything that waits, has what becomes free kept for it once it has waited for
 //! `gang_keep_ms`, or once somebody has given way to it. Nothing that comes after it in that order
-//! is bound where the gang could be, but for what ends before the gang can begin, or may be told to
-//! give way by then ([`First::lets_pass`]). One gang at a time keeps places, and fewer than its
+//! is bound where the gang could be ([`KeptPlaces`]), but for what ends before the gang can begin, or
+//! may be told to give way by then ([`First::lets_pass`]). One gang at a time keeps places, and fewer than its
 //! members stay free for it: as soon as there are enough it begins.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fiec_schemas::ExecutionId;
 
 use super::GangKey;
-use crate::cluster::NodeIx;
-use crate::places::DeviceIx;
+use super::room::KeptPlaces;
 use crate::share::order::Rank;
 use crate::share::tenants::TenantIx;
 use crate::time::Millis;
@@ -61,8 +59,8 @@ pub struct First {
     pub priority: i32,
     /// Since when only room keeps it from starting.
     pub since: Millis,
-    /// Nodes on which it could be.
-    pub nodes: Arc<BTreeSet<NodeIx>>,
+    /// The places where it could be.
+    pub places: Arc<KeptPlaces>,
     /// When it will have room, as far as clients have said how long their executions take.
     pub ends: Option<Millis>,
     /// The earliest such moment since places are kept for it. What passes is gone by then: were it
@@ -108,55 +106,6 @@ impl First {
     }
 }
 
-/// Places of nodes; the host as no device.
-pub type Places = Vec<(NodeIx, Option<DeviceIx>)>;
-
-/// What a node has for gangs, were nothing else there.
-#[derive(Debug, Clone, Default)]
-pub struct Room {
-    /// Its slots.
-    pub slots: u32,
-    /// How many of the members would fit on each of its devices.
-    pub devices: BTreeMap<DeviceIx, u32>,
-}
-
-/// Whether all members would find places at once, were nothing else there. `groups`: for each sort
-/// of members how many there are, and where they may be. Those with the
-/// fewest places choose first. True is certain; where sorts compete for the same devices it may be
-/// false although there is a way.
-pub fn has_places(rooms: &BTreeMap<NodeIx, Room>, groups: &[(usize, Places)]) -> bool {
-    let mut rooms = rooms.clone();
-    let mut order: Vec<_> = groups.iter().collect();
-    order.sort_by_key(|(_, places)| places.len());
-    for (count, places) in order {
-        let mut left = u32::try_from(*count).unwrap_or(u32::MAX);
-        for (node, device) in places {
-            let Some(room) = rooms.get_mut(node) else {
-                continue;
-            };
-            let fits = match device {
-                None => room.slots,
-                Some(device) => room
-                    .devices
-                    .get(device)
-                    .copied()
-                    .unwrap_or(0)
-                    .min(room.slots),
-            };
-            let taken = fits.min(left);
-            room.slots -= taken;
-            if let Some(free) = device.and_then(|d| room.devices.get_mut(&d)) {
-                *free -= taken;
-            }
-            left -= taken;
-        }
-        if left > 0 {
-            return false;
-        }
-    }
-    true
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may end so")]
 mod tests {
@@ -185,7 +134,7 @@ mod tests {
             turn: turn(0, 0.0, 5),
             priority: 0,
             since: Millis(0),
-            nodes: Arc::default(),
+            places: Arc::default(),
             ends: ends.map(Millis),
             until: ends.map(Millis),
             keeps: true,
@@ -237,23 +186,5 @@ mod tests {
         assert!(passes(Some(11_000), -1, None, Some(5_000)));
         assert!(!passes(Some(4_000), -1, None, Some(5_000)), "not by then");
         assert!(!passes(None, -1, Some(1), Some(1)), "nobody knows when");
-    }
-
-    #[test]
-    fn those_with_few_places_choose_first() {
-        let (a, b) = (NodeIx(0), NodeIx(1));
-        let g = DeviceIx(0);
-        let room = |slots, on_device: u32| Room {
-            slots,
-            devices: [(g, on_device)].into(),
-        };
-        let rooms: BTreeMap<_, _> = [(a, room(2, 1)), (b, room(2, 0))].into();
-        let hosts = vec![(a, None), (b, None)];
-        let device = vec![(a, Some(g))];
-        // Three on hosts would leave no slot beside the device, were they to choose first.
-        let groups = |n| vec![(n, hosts.clone()), (1, device.clone())];
-        assert!(has_places(&rooms, &groups(3)));
-        assert!(!has_places(&rooms, &groups(4)));
-        assert!(!has_places(&rooms, &[(2, device.clone())]));
     }
 }

@@ -5,6 +5,7 @@
 pub mod excess;
 pub mod first;
 pub mod reserve;
+pub mod room;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
 use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang};
 use fiec_schemas::{
-    BatchId, BatchName, ExecutionId, InstanceId, Sequence, Submission, Tenant, Timestamp,
+    BatchId, BatchName, Cause, ExecutionId, InstanceId, Sequence, Submission, Tenant, Timestamp,
 };
 use serde::Deserialize;
 
@@ -233,6 +234,17 @@ pub struct Table {
     pub to_free: BTreeMap<ExecutionId, Millis>,
 }
 
+/// One that was told to give way to its tenant's quota.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trimmed {
+    /// Under which epoch.
+    pub epoch: u64,
+    /// How often it was told.
+    pub tries: u32,
+    /// Why.
+    pub cause: Cause,
+}
+
 /// Where an execution stands among those that want a reservation: higher priority first, then
 /// older first.
 pub type Place = (Reverse<i16>, Timestamp, ExecutionId);
@@ -265,6 +277,8 @@ pub struct Holds {
     pub first_ends: Option<Millis>,
     /// Tenants that have more than they may, since when.
     pub over: BTreeMap<Tenant, Millis>,
+    /// Executions that were told to give way for that, as long as they have not.
+    pub trimmed: BTreeMap<ExecutionId, Trimmed>,
     /// When that was looked at.
     pub over_looked: Millis,
     /// The largest share of a node's memory that a slot has, in bytes.

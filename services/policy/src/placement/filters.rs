@@ -38,6 +38,12 @@ impl<'a> View<'a, '_> {
         let device = self.device();
         Judged::of(Some(self.profile), device)
     }
+
+    /// Executions that count there, but for the one that asks.
+    fn others(&self) -> u32 {
+        let own = u32::from(self.ask.counted.is_some_and(|(ix, _)| ix == self.ix));
+        self.node.held().saturating_sub(own)
+    }
 }
 
 type Filter = for<'a> fn(&View<'a, '_>) -> Option<Reason<'a>>;
@@ -74,7 +80,9 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.only.is_some_and(|only| only != v.ix) {
         return Some(Reason::NotWanted);
     }
-    if v.ask.kept.is_some_and(|kept| kept.contains(&v.ix)) {
+    if let Some(kept) = v.ask.kept
+        && kept.keeps((v.ix, v.at), v.node.slots().saturating_sub(v.others()))
+    {
         return Some(Reason::Kept);
     }
     let mut avoided = v.ask.avoid.iter();
@@ -150,7 +158,7 @@ pub(super) fn free_memory(node: &Node, device: Option<&str>) -> Option<u64> {
 
 /// Bytes of memory that the host or a device offers of what it has: the envelope's cap, where one
 /// is in force, as its node's last vector says.
-pub(super) fn offered_memory(node: &Node, device: Option<&str>, has: u64) -> u64 {
+pub(crate) fn offered_memory(node: &Node, device: Option<&str>, has: u64) -> u64 {
     let of = |r: &&Reading| r.signal == Signal::Memory && r.device.as_deref() == device;
     let readings = node.vector.as_ref().map(|v| v.readings.iter());
     let envelope = readings.and_then(|mut r| r.find(of)?.envelope.as_ref());
@@ -348,8 +356,7 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
-    let own = u32::from(v.ask.counted.is_some_and(|(ix, _)| ix == v.ix));
-    let held = v.node.held().saturating_sub(own);
+    let held = v.others();
     // Nothing waits for a device: whoever has one computes on it.
     let limit = if v.ask.free_slot || v.at.is_some() {
         v.node.slots()

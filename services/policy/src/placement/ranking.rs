@@ -118,6 +118,12 @@ impl Ranking {
         self.order.len()
     }
 
+    /// True where no place of a node would do, whoever made room there.
+    pub fn rules_out(&self, ix: NodeIx) -> bool {
+        let known = self.nodes.get(ix.0 as usize);
+        known.is_none_or(|keys| keys.iter().all(|key| matches!(key.rank, Rank::Closed)))
+    }
+
     fn catch_up(&mut self, search: &Search<'_, '_>) {
         let changes = &search.cluster.changes;
         match changes.since(self.seen) {

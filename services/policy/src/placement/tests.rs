@@ -272,6 +272,13 @@ impl Cast {
         let wanted = look_at_all(cluster, config, now, &ask);
         let facts = |c: &Option<Choice>| c.as_ref().map(|c| (c.node, c.device, c.decision.clone()));
         prop_assert_eq!(facts(&found), facts(&wanted), "{:?}", ask);
+        if let Some(only) = ask.only {
+            let would = would_do(cluster, config, now, &ask, only);
+            prop_assert_eq!(would, found.is_some(), "{:?}", ask);
+            let nodes = std::iter::once(only);
+            let could = could_be(rankings, cluster, config, now, e.profile, nodes);
+            prop_assert!(could[0] || !would, "{:?}", ask);
+        }
         let plain = Ask::new(e.profile, &[]);
         if choose(rankings, cluster, config, now, &plain).is_none() {
             let search = Search::new(cluster, config, now, &plain).unwrap();

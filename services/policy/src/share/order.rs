@@ -13,6 +13,18 @@
 //! an effective priority of 100 at most. Time counts since the submission for what has never
 //! computed, and since it last computed for what has.
 //!
+//! What was **set aside** for another keeps memory, and perhaps its device, while it waits, and what
+//! is short would pass it again and again. So once it has waited for
+//!
+//! ```text
+//! patience = slice · (1 + service level)
+//! ```
+//!
+//! it goes before everything of its effective priority, tenant and deadline that was submitted after
+//! it, as if it had had nothing. The level is a logarithm, so that one which has had much still
+//! waits longer, and has at least one of every 2 + level slices where short work never ends. Nobody
+//! gives way to it for that: it has the next place that becomes free.
+//!
 //! The **service level** stands for how long it will still want a place. Of a job of unknown length
 //! with a heavy tail the best guess is that it goes on for about as long as it has computed (the
 //! mean residual life of a Pareto distribution is proportional to its age), which is why the least
@@ -116,6 +128,13 @@ pub fn aged(config: &Config, waited_ms: u64, service_ms: u64) -> i32 {
     step_ms(config, service_ms).map_or(0, |step| {
         i32::try_from(waited_ms / step).unwrap_or(i32::MAX / 2)
     })
+}
+
+/// How long one of this service level that was set aside is passed by what is shorter, in
+/// milliseconds; none where the discipline knows no such bound, or it is not passed for that.
+pub fn patience_ms(config: &Config, level: u32) -> Option<u64> {
+    let bounded = config.discipline == Discipline::Shared && level > 0;
+    bounded.then(|| config.slice_ms.saturating_mul(u64::from(level) + 1))
 }
 
 /// How much longer it is expected to want a place, in milliseconds.

@@ -2,7 +2,8 @@
 //! profile, so that a round looks at few of a hundred thousand.
 //!
 //! A *lane* is all that waits of one effective priority and tenant; its queues are merged by rank
-//! as they are walked. Ageing moves an execution to the next lane when its time has come.
+//! as they are walked. Ageing moves an execution to the next lane when its time has come, and one that
+//! was set aside to the front of its own.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -37,13 +38,26 @@ pub struct Waiter {
     pub since: Millis,
     /// How much service it is expected to want, in milliseconds.
     pub service_ms: u64,
+    /// From then on its service level is no reason to pass it ([`order::patience_ms`]).
+    pub returns: Option<Millis>,
+}
+
+impl Waiter {
+    /// The same as it stands now.
+    #[must_use]
+    pub fn at(mut self, now: Millis) -> Self {
+        if self.returns.is_some_and(|at| at <= now) {
+            (self.rank.level, self.returns) = (0, None);
+        }
+        self
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Place {
     waiter: Waiter,
     effective: i32,
-    /// When that rises.
+    /// When that rises, or its place in its queue.
     rises: Option<Millis>,
 }
 
@@ -148,7 +162,8 @@ impl Waiting {
     }
 
     /// Takes one in; one that waits already keeps the time since when it does.
-    pub fn insert(&mut self, config: &Config, now: Millis, mut waiter: Waiter) {
+    pub fn insert(&mut self, config: &Config, now: Millis, waiter: Waiter) {
+        let mut waiter = waiter.at(now);
         let id = waiter.rank.id;
         if let Some(before) = self.remove(id) {
             waiter.since = waiter.since.min(before.since);
@@ -214,14 +229,16 @@ impl Waiting {
             let Some(place) = self.places.get_mut(&id) else {
                 continue;
             };
-            let (waiter, before) = (place.waiter, place.effective);
+            let (old, before) = (place.waiter, place.effective);
+            let waiter = old.at(now);
             let aged = order::aged(config, now.since(waiter.since), waiter.service_ms);
+            place.waiter = waiter;
             place.effective = waiter.priority.saturating_add(aged);
             place.rises = next_step(config, &waiter, now);
             let (higher, rises) = (place.effective, place.rises);
             self.ageing.extend(rises.map(|due| (due, id)));
-            if higher > before {
-                self.leave_lane(waiter, before);
+            if higher > before || waiter != old {
+                self.leave_lane(old, before);
                 let lane = self.lanes.entry((Reverse(higher), waiter.tenant));
                 lane.or_default().insert(waiter.profile, waiter.rank);
                 moved = true;
@@ -269,11 +286,13 @@ impl Waiting {
     }
 }
 
-/// When it rises next.
+/// When it rises next, in its lane or to a higher one.
 fn next_step(config: &Config, waiter: &Waiter, now: Millis) -> Option<Millis> {
-    let step = order::step_ms(config, waiter.service_ms)?;
-    let steps = now.since(waiter.since) / step + 1;
-    Some(waiter.since.plus(steps.saturating_mul(step)))
+    let step = order::step_ms(config, waiter.service_ms).map(|step| {
+        let steps = now.since(waiter.since) / step + 1;
+        waiter.since.plus(steps.saturating_mul(step))
+    });
+    step.into_iter().chain(waiter.returns).min()
 }
 
 fn fewer<K: Ord + Copy>(counts: &mut BTreeMap<K, u32>, key: K) {
@@ -305,6 +324,7 @@ mod tests {
             },
             since: Millis(n),
             service_ms: 0,
+            returns: None,
         }
     }
 
@@ -366,6 +386,36 @@ mod tests {
             let (_, effective) = waiting.get(old.rank.id).unwrap_or((old, 0));
             prop_assert_eq!(effective, priority + order::aged(&config, now.0, 0));
         }
+    }
+
+    #[test]
+    fn who_returns_goes_before_what_was_submitted_after_it_and_not_before_what_was_first() {
+        let config = Config {
+            ageing_ms: 0,
+            ..Config::default()
+        };
+        let mut waiting = Waiting::default();
+        let returns = Some(Millis(1_000));
+        let old = Waiter {
+            returns,
+            ..waiter(5, 0, 0, 0, 7)
+        };
+        waiting.insert(&config, Millis(10), old);
+        for n in [1, 9] {
+            waiting.insert(&config, Millis(10), waiter(n, 0, 0, 1, 0));
+        }
+        let lane = (Reverse(0), TenantIx(0));
+        waiting.age(&config, Millis(999));
+        assert_eq!(walk(&waiting, lane), [1, 9, 5]);
+        assert!(waiting.age(&config, Millis(1_000)));
+        assert_eq!(walk(&waiting, lane), [1, 5, 9]);
+        assert!(waiting.ageing.is_empty(), "once");
+        // One that comes to wait after that is there at once.
+        waiting.remove(old.rank.id);
+        waiting.insert(&config, Millis(2_000), old);
+        assert_eq!(walk(&waiting, lane), [1, 5, 9]);
+        waiting.remove(old.rank.id);
+        assert_eq!(walk(&waiting, lane), [1, 9]);
     }
 
     #[test]

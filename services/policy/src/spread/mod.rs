@@ -253,8 +253,8 @@ pub struct Memory {
     pub holders: BTreeMap<ExecutionId, Millis>,
     /// Parts whose holders have ended.
     pub orphans: BTreeMap<ExecutionId, Orphan>,
-    /// Executions that cannot complete any more, since a part of them did not: why.
-    pub failing: BTreeMap<ExecutionId, String>,
+    /// Executions that cannot complete any more, since a part of them did not: which, and why.
+    pub failing: BTreeMap<ExecutionId, (ExecutionId, String)>,
     /// How wholes grow.
     pub growth: BTreeMap<ExecutionId, Growth>,
     /// When it was last looked whether something should grow.

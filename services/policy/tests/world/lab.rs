@@ -1,6 +1,6 @@
 //! A played lab: programs that cross boundaries, and workers that do as they are told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_policy::{Config, ControlOutcome, Input};
 use fiec_schemas::messages::ControlRequest;
@@ -34,6 +34,10 @@ pub struct Lab {
     pub gave_way: Vec<(u64, u64, Rule)>,
     /// How long it takes to begin on a node, in milliseconds.
     pub takes_up: u64,
+    /// So many of the next answers of holders are lost; they do as they were told.
+    pub answers_lost: u32,
+    /// No order reaches the holders of these.
+    pub deaf: BTreeSet<u64>,
     /// Since when each is bound, under which epoch.
     bound: BTreeMap<u64, (u64, u64)>,
 }
@@ -48,6 +52,8 @@ impl Lab {
             ordered: BTreeMap::new(),
             gave_way: Vec::new(),
             takes_up: 0,
+            answers_lost: 0,
+            deaf: BTreeSet::new(),
             bound: BTreeMap::new(),
         }
     }
@@ -168,7 +174,11 @@ impl Lab {
         let n = u64::try_from(execution.0.as_u128() - 1_000_000).unwrap();
         let slot = self.has_slot(n);
         let refused = matches!(request, ControlRequest::Unpark { .. }) && !slot;
+        let deaf = self.deaf.contains(&n);
+        let lost = deaf || self.answers_lost > 0;
+        self.answers_lost -= u32::from(lost && !deaf);
         let outcome = match refused {
+            _ if lost => ControlOutcome::NoAnswer,
             true => ControlOutcome::Refused("no slot is free".into()),
             false => ControlOutcome::Taken,
         };
@@ -177,7 +187,7 @@ impl Lab {
             epoch,
             outcome,
         });
-        if refused {
+        if refused || deaf {
             return;
         }
         if !self.w.is_parked(n) {

@@ -6,6 +6,7 @@ pub mod holds;
 pub mod lab;
 pub mod offers;
 pub mod parking;
+pub mod scenes;
 pub mod spread;
 mod trust;
 mod worker;
@@ -319,7 +320,11 @@ impl World {
     }
 
     pub fn node_of(&self, n: u64) -> usize {
-        let phase = self.phase(n);
+        self.node_with(Self::id(n))
+    }
+
+    pub fn node_with(&self, id: ExecutionId) -> usize {
+        let phase = &self.ledgers[&id].state.phase;
         phase.binding().unwrap().node.as_str()[1..].parse().unwrap()
     }
 

@@ -1,0 +1,119 @@
+//! Where a gang could be, and when it will have room there ([`crate::holds::room`]).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Policy;
+use crate::cluster::NodeIx;
+use crate::holds::first::First;
+use crate::holds::room::{Group, KeptPlaces, Room, Rooms, Space, has_places};
+use crate::placement;
+use crate::places::{Claim, DeviceIx, Taken};
+use crate::profile::ProfileIx;
+use crate::time::{Millis, Now};
+
+/// On more nodes than these it is not reckoned when the gang can begin.
+const RECKONED: usize = 1_024;
+
+impl Policy {
+    /// The gang with the places where it could be; none where there is no room for all of it even if
+    /// nothing else were there.
+    pub(super) fn with_places(&mut self, now: Now, mut gang: First) -> Option<First> {
+        let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
+        for id in &gang.members {
+            let e = self.cluster.execution(*id)?;
+            *counts.entry(e.profile).or_default() += 1;
+        }
+        let mut groups = Vec::with_capacity(counts.len());
+        for (profile, count) in counts {
+            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+            let places = placement::but_for_room(rankings, cluster, &self.config, now, profile);
+            let wants = cluster.profiles.get(profile)?.requires.device.as_ref();
+            groups.push(Group {
+                count,
+                budget: wants.and_then(|d| std::num::NonZeroU64::new(d.share_bytes?)),
+                places,
+            });
+        }
+        let rooms = self.rooms(&groups, |_, _| Taken::default());
+        if !has_places(rooms.clone(), &groups) {
+            return None;
+        }
+        gang.places = Arc::new(KeptPlaces::of(&rooms, &groups));
+        gang.ends = self.room_at(now, &rooms, &groups);
+        Some(gang)
+    }
+
+    /// The nodes on which members could be, without anything on them; of their devices as much is
+    /// taken as is said.
+    fn rooms(&self, groups: &[Group], taken: impl Fn(NodeIx, DeviceIx) -> Taken) -> Rooms {
+        let mut rooms = Rooms::new();
+        for (ix, at) in groups.iter().flat_map(|group| &group.places) {
+            let node = self.cluster.node(*ix);
+            let room = rooms.entry(*ix).or_insert_with(|| Room {
+                slots: node.slots(),
+                ..Room::default()
+            });
+            let Some(at) = at else { continue };
+            if let Some(device) = node.devices.get(*at) {
+                room.devices.entry(*at).or_insert_with(|| Space {
+                    bytes: placement::offered_memory(node, Some(&device.id), device.memory_bytes()),
+                    taken: taken(*ix, *at),
+                });
+            }
+        }
+        rooms
+    }
+
+    /// When all members will find places, slots and devices, by what clients have said that their
+    /// executions take; none where that does not suffice to say. `all`: the nodes with nothing on
+    /// them.
+    fn room_at(&self, now: Now, all: &Rooms, groups: &[Group]) -> Option<Millis> {
+        if all.len() > RECKONED {
+            return None;
+        }
+        let mut free = self.rooms(groups, |ix, at| {
+            let device = self.cluster.node(ix).devices.get(at);
+            device.map_or_else(Taken::default, |d| d.taken)
+        });
+        let mut ends: Vec<(u64, NodeIx, Claim)> = Vec::new();
+        for (ix, room) in &mut free {
+            let node = self.cluster.node(*ix);
+            room.slots = room.slots.saturating_sub(node.held());
+            ends.extend(node.holds.iter().filter_map(|id| {
+                let e = self.cluster.execution(*id)?;
+                let profile = self.cluster.profiles.get(e.profile)?;
+                let expected = u64::from(profile.expected_s?) * 1_000;
+                let left = expected.checked_sub(e.attained_ms(now.mono))?;
+                let ends = e.parked().is_none() && left > 0;
+                ends.then_some((left, *ix, e.takes()))
+            }));
+        }
+        ends.sort_unstable_by_key(|(left, ..)| *left);
+        let has_room = |ended: usize| {
+            let mut rooms = free.clone();
+            for (_, ix, claim) in &ends[..ended] {
+                if let Some(room) = rooms.get_mut(ix) {
+                    room.give_back(*claim);
+                }
+            }
+            has_places(rooms, groups)
+        };
+        if has_room(0) {
+            return Some(now.mono);
+        }
+        if ends.is_empty() || !has_room(ends.len()) {
+            return None;
+        }
+        // What ends takes nothing away.
+        let (mut few, mut enough) = (0, ends.len());
+        while few + 1 < enough {
+            let half = few.midpoint(enough);
+            match has_room(half) {
+                true => enough = half,
+                false => few = half,
+            }
+        }
+        ends.get(enough - 1).map(|(left, ..)| now.mono.plus(*left))
+    }
+}

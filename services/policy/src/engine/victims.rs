@@ -1,0 +1,328 @@
+//! Who runs and may be asked to give way, by which rule, and who of them is ([`super::preempt`]).
+//!
+//! A look is bounded: at 1,024 that run, the next ones in turn. Of each that a rule allows it is
+//! asked, in the order of regret, whether its place would do, until one does. What runs where the
+//! other one could not be in any case costs a look into its ranking, and what runs on one node and
+//! takes the same of it is asked about once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{ExecutionId, Timestamp};
+
+use super::Policy;
+use super::preempt::Contender;
+use crate::cluster::{NodeIx, Presence, Stage};
+use crate::holds::room::KeptPlaces;
+use crate::placement::{self, Ask};
+use crate::places::Claim;
+use crate::share::order::{self, Discipline};
+use crate::share::pause::seconds;
+use crate::share::regret::{Regret, residency_ms};
+use crate::share::tenants::TenantIx;
+use crate::time::{Millis, Now};
+
+/// How many of those that run are looked at.
+pub(super) const WINDOW: usize = 1_024;
+/// How many that are spared are named.
+const NAMED: usize = 3;
+
+/// One that runs and may be asked.
+pub(super) struct Victim {
+    pub id: ExecutionId,
+    pub node: NodeIx,
+    pub claim: Claim,
+    tenant: TenantIx,
+    priority: i32,
+    deadline: Timestamp,
+    level: u32,
+    slack_ms: Option<i64>,
+    runs_ms: u64,
+    regret: Regret,
+}
+
+/// Who gives way.
+pub(super) struct Chosen {
+    /// Which of those that may be asked.
+    pub at: usize,
+    pub rule: Rule,
+    /// Others that the rule allows, who would lose more; the first ones.
+    spared: Vec<usize>,
+    /// How many these are.
+    spared_count: usize,
+    /// How many would go first and are where the other one could not be.
+    in_vain: usize,
+}
+
+/// What tenants hold once all that was ordered has happened.
+struct Holdings<'a> {
+    policy: &'a Policy,
+    changes: Vec<(TenantIx, f64)>,
+}
+
+impl Holdings<'_> {
+    fn held(&self, tenant: TenantIx) -> f64 {
+        let coming = self.changes.iter().filter(|(t, _)| *t == tenant);
+        f64::from(self.policy.cluster.tenants.held(tenant)) + coming.map(|(_, n)| n).sum::<f64>()
+    }
+
+    fn fair(&self, tenant: TenantIx) -> f64 {
+        let waits = |ix| self.policy.waiting.of_tenant(ix) > 0;
+        self.policy.cluster.tenants.fair(tenant, waits)
+    }
+
+    /// True where one more is still within its share.
+    fn may_have(&self, tenant: TenantIx) -> bool {
+        self.held(tenant) + 1.0 <= self.fair(tenant)
+    }
+
+    /// True where one less is still its share.
+    fn can_spare(&self, tenant: TenantIx) -> bool {
+        self.held(tenant) - 1.0 >= self.fair(tenant)
+    }
+}
+
+impl Policy {
+    /// Those that run, may be moved and have been where they are for long enough; some at a time.
+    pub(super) fn victims(&mut self, now: Now) -> Vec<Victim> {
+        let count = self.cluster.node_count();
+        let mut looked = 0;
+        let mut victims = Vec::new();
+        for step in 0..count {
+            if looked >= WINDOW {
+                break;
+            }
+            let ix = NodeIx((self.share.window + step) % count);
+            let node = self.cluster.node(ix);
+            looked += node.holds.len();
+            if looked >= WINDOW {
+                self.share.window = ix.0 + 1;
+            }
+            if node.presence != Presence::Up || node.is_draining() || node.flags.cordoned {
+                continue;
+            }
+            victims.extend(node.holds.iter().filter_map(|id| self.victim(now, *id, ix)));
+        }
+        victims
+    }
+
+    fn victim(&self, now: Now, id: ExecutionId, node: NodeIx) -> Option<Victim> {
+        let e = self.cluster.execution(id)?;
+        let free = matches!(e.stage, Stage::Started(..))
+            && !e.busy
+            && e.order().is_none()
+            && e.parked().is_none()
+            && !e.was_told(now.mono);
+        if !free {
+            return None;
+        }
+        let profile = self.cluster.profiles.get(e.profile)?;
+        let rhythm = self.share.rhythms.get(&id);
+        let regret = Regret::of(e, rhythm, &self.share.take_up, now.mono);
+        let runs_ms = now.mono.since(e.since);
+        let residency = match self.config.discipline {
+            Discipline::Shared => residency_ms(&self.config, regret.move_ms),
+            _ => self.config.preempt_residency_ms,
+        };
+        let tenant = match self.config.discipline {
+            Discipline::Shared => self.cluster.tenants.find(&e.tenant)?,
+            _ => TenantIx(0),
+        };
+        (runs_ms >= residency).then(|| Victim {
+            id,
+            node,
+            claim: e.claim,
+            tenant,
+            priority: order::priority(&self.config, profile),
+            deadline: order::deadline(&self.config, profile, e.submitted_at),
+            level: order::level(&self.config, profile, e.attained_ms(now.mono)),
+            slack_ms: self.slack_ms(now, profile, e),
+            runs_ms,
+            regret,
+        })
+    }
+
+    /// By which rule one that runs gives way to one that waits.
+    fn rule(&self, now: Now, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
+        let slice = self.config.slice_ms;
+        let discipline = self.config.discipline;
+        if self.config.preempt && c.priority > v.priority {
+            return Some(Rule::Priority);
+        }
+        let shared = discipline == Discipline::Shared && self.config.preempt;
+        if shared && c.priority >= v.priority {
+            let rest = i64::try_from(c.rest_ms).unwrap_or(i64::MAX);
+            let margin = i64::try_from(slice).unwrap_or(i64::MAX);
+            let would_miss = c.slack_ms.is_some_and(|ms| (0..margin).contains(&ms));
+            if would_miss && v.slack_ms.is_none_or(|ms| ms > rest.saturating_add(margin)) {
+                return Some(Rule::Deadline);
+            }
+            let others = c.tenant != v.tenant;
+            if others && holdings.may_have(c.tenant) && holdings.can_spare(v.tenant) {
+                return Some(Rule::FairShare);
+            }
+        }
+        let first = self.holds.first.as_ref();
+        let gang = first.filter(|first| first.members.contains(&c.id));
+        let waited = |since: Millis| now.mono.since(since) > slice;
+        let crowded = match discipline {
+            Discipline::Shared => {
+                self.share.crowded.is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
+            }
+            Discipline::LeastAttained => true,
+            Discipline::Fifo | Discipline::Priority => false,
+        };
+        // Who is ahead by its long wait alone has a turn against one that has been there as long as
+        // ageing takes; or many long ones would change places with every slice.
+        let ahead = (c.deadline, c.level) < (v.deadline, v.level);
+        let first = c.priority >= v.priority && ahead
+            || c.effective > v.priority && v.runs_ms >= self.config.ageing_ms;
+        let fair = c.tenant == v.tenant || holdings.may_have(c.tenant);
+        (self.config.slicing && crowded && v.runs_ms >= slice && first && fair)
+            .then_some(Rule::TimeSlice)
+    }
+
+    /// Who gives way: the lowest priority, then the least regret, of those whose place would do.
+    pub(super) fn choose_victim(
+        &mut self,
+        now: Now,
+        contender: &Contender,
+        victims: &[Victim],
+    ) -> Option<Chosen> {
+        let e = self.cluster.execution(contender.id)?;
+        let (profile, here) = (e.profile, e.stage.node());
+        let nodes = victims.iter().map(|v| v.node);
+        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+        let could = placement::could_be(rankings, cluster, &self.config, now, profile, nodes);
+        let mut changes = Vec::new();
+        for (by, (victim, _)) in &self.share.asking {
+            let tenant = |id| {
+                let e = self.cluster.execution(id)?;
+                self.cluster.tenants.find(&e.tenant)
+            };
+            changes.extend(tenant(*by).map(|t| (t, 1.0)));
+            changes.extend(tenant(*victim).map(|t| (t, -1.0)));
+        }
+        let holdings = Holdings {
+            policy: self,
+            changes,
+        };
+        let mut found: Vec<_> = victims
+            .iter()
+            .enumerate()
+            .filter_map(|(at, v)| Some((at, self.rule(now, &holdings, contender, v)?)))
+            .collect();
+        found.sort_by(|(a, _), (b, _)| {
+            let (a, b) = (&victims[*a], &victims[*b]);
+            let by_regret = a.regret.total_ms().total_cmp(&b.regret.total_ms());
+            a.priority
+                .cmp(&b.priority)
+                .then(by_regret)
+                .then(b.id.cmp(&a.id))
+        });
+        // What is kept for a gang is no place for this one, whoever gives way there.
+        let kept = self.kept_from(contender.id);
+        let mut asked = BTreeMap::new();
+        let would_do = |(at, _): &(usize, Rule)| {
+            let Victim { node, claim, .. } = victims[*at];
+            let asks = could[*at] || here == Some(node);
+            asks && *asked
+                .entry((node, claim))
+                .or_insert_with(|| self.would_serve(now, contender.id, (node, claim), &kept))
+        };
+        let in_vain = found.iter().position(would_do)?;
+        let rest = &found[in_vain + 1..];
+        Some(Chosen {
+            at: found[in_vain].0,
+            rule: found[in_vain].1,
+            spared: rest.iter().take(NAMED).map(|(at, _)| *at).collect(),
+            spared_count: rest.len(),
+            in_vain,
+        })
+    }
+
+    /// Whether one that waits could be on a node on which this claim and a slot become free.
+    fn would_serve(
+        &self,
+        now: Now,
+        id: ExecutionId,
+        (node, claim): (NodeIx, Claim),
+        kept: &Option<Arc<KeptPlaces>>,
+    ) -> bool {
+        let Some(e) = self.cluster.execution(id) else {
+            return false;
+        };
+        if e.stage.node() == Some(node) && self.goes_on_here(now, id, Some(claim), kept) {
+            // It was set aside there, and only the slot is missing, or its device.
+            return true;
+        }
+        let ask = Ask {
+            counted: Some((node, claim)),
+            avoid: e.avoided(),
+            kept: kept.as_deref(),
+            ..Ask::new(e.profile, e.left())
+        };
+        placement::would_do(&self.cluster, &self.config, now, &ask, node)
+    }
+
+    /// Why this one, in words.
+    pub(super) fn reason(&self, c: &Contender, chosen: &Chosen, victims: &[Victim]) -> String {
+        let v = &victims[chosen.at];
+        let why = match chosen.rule {
+            Rule::Priority => format!(
+                "{} waits with priority {}, and this one has {}",
+                c.id, c.priority, v.priority
+            ),
+            Rule::Deadline => format!(
+                "{} would miss its deadline: {} are left beyond what it takes",
+                c.id,
+                seconds(as_ms(c.slack_ms.unwrap_or(0)))
+            ),
+            Rule::FairShare => format!(
+                "{} waits, whose tenant {} holds {} places, and this one's tenant {} holds {}",
+                c.id,
+                self.cluster.tenants.name(c.tenant),
+                self.cluster.tenants.held(c.tenant),
+                self.cluster.tenants.name(v.tenant),
+                self.cluster.tenants.held(v.tenant)
+            ),
+            Rule::TimeSlice => format!(
+                "{} waits at service level {} and priority {}, and this one has run here for {} \
+                 and is at level {} and priority {}",
+                c.id,
+                c.level,
+                c.effective,
+                seconds(as_ms(i64::try_from(v.runs_ms).unwrap_or(i64::MAX))),
+                v.level,
+                v.priority
+            ),
+            Rule::Quota => format!("{} waits", c.id),
+        };
+        let mut words = format!("{why}; its regret is {}", v.regret.in_words());
+        match chosen.in_vain {
+            0 => {}
+            1 => words += "; one that would go first is where the other one could not be",
+            n => {
+                words += &format!("; {n} that would go first are where the other one could not be")
+            }
+        }
+        let named = chosen.spared.iter().map(|at| {
+            let other = &victims[*at];
+            format!("{} {}", other.id, seconds(other.regret.total_ms()))
+        });
+        let named: Vec<_> = named.collect();
+        if !named.is_empty() {
+            words += &format!("; spared: {}", named.join(", "));
+            if chosen.spared_count > NAMED {
+                words += &format!(" and {} others", chosen.spared_count - NAMED);
+            }
+        }
+        words
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds for people")]
+fn as_ms(ms: i64) -> f64 {
+    ms as f64
+}
