@@ -198,3 +198,102 @@ async fn what_really_happened_is_played_again_under_another_policy() {
     );
     lab.stop().await;
 }
+
+#[tokio::test]
+async fn the_company_in_which_it_ran_is_played_again_gangs_batches_quotas_and_what_was_waited_for()
+{
+    let lab = Lab::start(options()).await;
+    let quota = ["quota", "set", "lab", "--running", "2"];
+    lab.fiec(&quota).await.expect(0);
+    let params = r#""params": {"capsules": 20, "work_us": 20000, "state_bytes": 4096}"#;
+    let lines = [
+        format!(r#"{{"id": "data", "batch": "study", "program": "synthetic@1", {params}}}"#),
+        format!(
+            r#"{{"id": "part", "batch": "study", "program": "synthetic@1", "array": {{"count": 3}},
+                "at_once": 1, "after": [{{"id": "data"}}], {params}}}"#
+        ),
+        format!(
+            r#"{{"id": "solve", "batch": "solve", "program": "synthetic@1", "array": {{"count": 2}},
+                "gang": {{"name": "solvers", "size": 2}}, "after": [{{"id": "part-0"}},
+                {{"id": "part-1"}}, {{"id": "part-2"}}], {params}}}"#
+        ),
+    ];
+    let lines = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let file = lab.file("study.jsonl", lines.join("\n"));
+    lab.fiec(&["submit", file.to_str().unwrap()])
+        .await
+        .expect(0);
+    lab.recorded(6).await;
+    // Changed while nothing runs any more: it is in the history, and changes nothing.
+    lab.fiec(&["quota", "set", "lab", "--running", "7"])
+        .await
+        .expect(0);
+    until("vectors and quotas are in PostgreSQL", async || {
+        let vectors = "SELECT count(DISTINCT node) FROM hardware_vectors WHERE memory IS NOT NULL";
+        let quotas = "SELECT count(*) FROM quota_changes WHERE tenant = 'lab'";
+        let both = (lab.count(vectors).await, lab.count(quotas).await);
+        (both == (2, 2)).then_some(())
+    })
+    .await;
+    let file = lab.path("company.json");
+    let ran = lab
+        .fiec(&[
+            "replay",
+            "--since",
+            "1h",
+            "--json",
+            "--set",
+            "quota.lab.running=1",
+            "--save",
+            file.to_str().unwrap(),
+        ])
+        .await
+        .expect(0);
+    let told = &ran.json_lines()[0];
+    let (found, was, changed) = (&told["found"], &told["as_it_was"], &told["changed"]);
+    for (what, count) in [
+        ("executions", 6),
+        ("in_gangs", 2),
+        ("at_once", 3),
+        ("after", 5),
+        ("quotas", 2),
+    ] {
+        assert_eq!(found[what], count, "{what}: {found}");
+    }
+    assert_eq!(was["completed"], 6, "{was}");
+    assert!(was["reservations"].as_u64().unwrap() >= 4, "{was}");
+    // One, three of which one runs at once, and two together: five rounds of 400 ms.
+    let makespan = |s: &Value| s["makespan_ms"].as_f64().unwrap();
+    assert!((1_900.0..10_000.0).contains(&makespan(was)), "{was}");
+    let off = told["model_error"]["makespan_ms"].as_f64().unwrap();
+    let really = found["makespan_ms"].as_f64().unwrap();
+    assert!((makespan(was) - really - off).abs() < 1e-3, "{told}");
+    // With one at a time the gang of two never has its places.
+    assert_eq!(changed["completed"], 4, "{changed}");
+    assert_eq!(changed["unfinished"][0]["count"], 2, "{changed}");
+
+    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let quotas = saved["quotas"].as_array().unwrap();
+    let running: Vec<_> = quotas.iter().map(|q| &q["running"]).collect();
+    assert_eq!(running, [&json!(2), &json!(7)]);
+    let workloads = saved["workloads"].as_array().unwrap();
+    let gangs = workloads
+        .iter()
+        .filter(|w| w["submission"]["gang"]["size"] == 2);
+    assert_eq!(gangs.count(), 2, "{saved}");
+
+    let words = lab
+        .fiec(&["replay", "--since", "1h", "--set", "quota.lab.running=none"])
+        .await
+        .expect(0);
+    for word in [
+        "2 started in gangs",
+        "3 are of batches of which only some run at once",
+        "5 waited for others",
+        "2 quotas",
+        "the model is off what really happened by",
+    ] {
+        assert!(words.stdout.contains(word), "{word}: {}", words.stdout);
+    }
+    lab.stop().await;
+}

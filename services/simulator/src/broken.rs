@@ -35,6 +35,9 @@ pub enum Rule {
     /// No tenant, and no batch, has more places than it may have at once, each has reserved its own,
     /// and nothing stays reserved that has ended.
     Quotas,
+    /// An execution that is spread and its parts have each tile of its range once, none that was done
+    /// is done again, and each part is made, taken back or given back, and ends with the whole.
+    Ranges,
     /// What runs on a node that is to be empty by a time is away by then, and is given up only
     /// where it had no boundary to leave at.
     AwayInTime,
@@ -44,7 +47,7 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Rule; 12] = [
+    pub const ALL: [Rule; 13] = [
         Rule::OneBinding,
         Rule::PossibleEvents,
         Rule::Epochs,
@@ -55,6 +58,7 @@ impl Rule {
         Rule::Order,
         Rule::Gangs,
         Rule::Quotas,
+        Rule::Ranges,
         Rule::AwayInTime,
         Rule::NoStarvation,
     ];
@@ -72,6 +76,7 @@ impl Rule {
             Rule::Order => "nothing is bound before what it waits for has ended",
             Rule::Gangs => "the members of a gang start together or not at all",
             Rule::Quotas => "no more places at once than a tenant and a batch may have",
+            Rule::Ranges => "a range and its parts have each tile once",
             Rule::AwayInTime => "a node is left, at boundaries, before it is gone",
             Rule::NoStarvation => "nothing waits while a viable node has room",
         }
@@ -173,7 +178,9 @@ pub fn message(
                 }
             )
         };
-        if !events.iter().all(lost) {
+        // A part that nobody wants any more is cancelled wherever it is lost.
+        let ends = |e: &Event| matches!(e, Event::Cancelled { .. }) && after.part_of().is_some();
+        if !events.iter().all(|e| lost(e) || ends(e)) {
             let names: Vec<_> = events.iter().map(feed::name).collect();
             return Err((
                 Rule::OneBinding,

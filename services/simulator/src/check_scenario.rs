@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::quota::WEIGHT_LIMIT;
 use fiec_schemas::scheduling::GANG_LIMIT;
+use fiec_schemas::spread::UP_TO;
 use fiec_schemas::strict::Strict;
+use fiec_schemas::trust::Verify;
 use fiec_schemas::{FieldError, NodeId};
 use serde_json::Value;
 
 use crate::scenario::{
     Arrivals, Fault, Load, NodeGroup, PolicyFault, Quantity, Scenario, Workload, node_names,
+    spread_over,
 };
 
 /// Most nodes; the policy's own indices end far beyond.
@@ -305,14 +308,32 @@ fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), Fie
             ));
         }
     }
+    let own = &w.submission;
     if let Some(size) = w.gang {
         within(&format!("{field}.gang"), size.into(), 2, GANG_LIMIT.into())?;
+        if own.gang.is_some() {
+            let field = format!("{field}.submission.gang");
+            let rule = "cannot be given together with the workload's own `gang`";
+            return Err(FieldError::new(field, rule));
+        }
+    }
+    if let Some(up_to) = w.spread {
+        let (least, most) = (*UP_TO.start(), *UP_TO.end());
+        let spread = format!("{field}.spread");
+        within(&spread, up_to.into(), least.into(), most.into())?;
+        if w.gang_size().is_some() {
+            let rule = "cannot be given together with a gang";
+            return Err(FieldError::new(spread, rule));
+        }
+        spread_over(own, up_to, 1).check().map_err(|error| {
+            let rule = format!("submission.{}: {}", error.field, error.reason);
+            FieldError::new(spread, rule)
+        })?;
     }
     if !(0.0..=1.0).contains(&w.fails) {
         let rule = format!("must be in [0, 1], but is {}", w.fails);
         return Err(FieldError::new(format!("{field}.fails"), rule));
     }
-    let own = &w.submission;
     for (part, named, instead) in [
         ("id", own.id.is_some(), "ids are given by the simulator"),
         (
@@ -320,16 +341,16 @@ fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), Fie
             !own.after.is_empty(),
             "say it in the workload's `after`",
         ),
-        (
-            "gang",
-            own.gang.is_some(),
-            "say it in the workload's `gang`",
-        ),
         ("array", own.array.is_some(), "say how many in `arrivals`"),
         (
             "spread",
             own.spread.is_some(),
-            "programs here split nothing",
+            "say over how many in the workload's `spread`",
+        ),
+        (
+            "verify",
+            own.verify == Some(Verify::All),
+            "nothing is computed once more here",
         ),
     ] {
         if named {

@@ -19,6 +19,10 @@ pub trait Decide {
     fn overfills(&self) -> bool {
         false
     }
+    /// True for a broken worker that computes on what it has given away.
+    fn keeps_what_it_gives(&self) -> bool {
+        false
+    }
 }
 
 impl Decide for Policy {

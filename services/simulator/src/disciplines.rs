@@ -109,6 +109,7 @@ impl Trace {
                 tenant: None,
                 after: Vec::new(),
                 gang: None,
+                spread: None,
                 fails: 0.0,
                 submission,
             }

@@ -21,6 +21,8 @@ pub enum Purpose {
     Scenario,
     /// What spans executions in those.
     Demands,
+    /// Ranges that are spread in those.
+    Spread,
 }
 
 /// One stream of random numbers: ChaCha with 8 rounds, whose numbers are fixed for ever.
@@ -35,6 +37,7 @@ impl Draw {
             Purpose::Network => 1,
             Purpose::Scenario => 2,
             Purpose::Demands => 3,
+            Purpose::Spread => 4,
             Purpose::Workload(n) => (1 << 32) | u64::from(n),
             Purpose::Node(n) => (2 << 32) | u64::from(n),
             Purpose::Fault(n) => (3 << 32) | u64::from(n),

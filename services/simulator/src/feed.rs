@@ -3,6 +3,7 @@
 
 use fiec_schemas::event::Left;
 use fiec_schemas::scheduling::Parked;
+use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
 };
@@ -31,11 +32,17 @@ struct EventPart<'a> {
     index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     compute_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    of: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    who: Option<&'a str>,
 }
 
 #[derive(Serialize)]
 struct TotalsPart {
     compute_us: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commits: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -55,6 +62,8 @@ struct StatePart<'a> {
     moved_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parked: Option<Parked>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spread: Option<&'a Spreading>,
     #[serde(skip_serializing_if = "slice_is_empty")]
     left: &'a [Left],
     totals: TotalsPart,
@@ -97,9 +106,12 @@ pub fn encode(
             }),
             moved_at: state.moved_at,
             parked: state.parked,
+            spread: state.spread.as_deref(),
             left: &state.left,
             totals: TotalsPart {
                 compute_us: state.totals.compute_us,
+                // Only of what is spread anybody asks for it.
+                commits: state.spread.as_ref().map(|_| state.totals.commits),
             },
         },
     };
@@ -153,6 +165,12 @@ fn part(event: &Event) -> EventPart<'_> {
             kind,
             index: Some(boundary.index),
             compute_us: Some(boundary.compute_us),
+            of: boundary.of,
+            ..EventPart::default()
+        },
+        Event::Cancelled { who } => EventPart {
+            kind,
+            who: Some(who),
             ..EventPart::default()
         },
         Event::Refused { reason, .. } | Event::Failed { reason, .. } => EventPart {
@@ -174,7 +192,7 @@ fn part(event: &Event) -> EventPart<'_> {
 
 /// Types of events, of those that this world's actors write; `other` for the rest, which no policy
 /// looks at.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 18] = [
     "submitted",
     "bound",
     "started",
@@ -189,6 +207,9 @@ const NAMES: [&str; 15] = [
     "stepped_back",
     "failed",
     "cancelled",
+    "split",
+    "merged",
+    "returned",
     "other",
 ];
 
@@ -212,7 +233,10 @@ pub fn number(event: &Event) -> u8 {
         Event::SteppedBack { .. } => 11,
         Event::Failed { .. } => 12,
         Event::Cancelled { .. } => 13,
-        _ => 14,
+        Event::Split { .. } => 14,
+        Event::Merged { .. } => 15,
+        Event::Returned { .. } => 16,
+        _ => 17,
     }
 }
 

@@ -1,100 +1,61 @@
 //! A scenario from what was recorded: nodes with the loads that they told, submissions at the
-//! moments at which they came, as long as they computed. What this takes over and what it leaves
-//! to the model is said in [`MODELLED`] and [`RECORDED`].
+//! moments at which they came, as long as they computed, in the company in which they started, under
+//! the quotas of their tenants. What this takes over and what it leaves to the model is said in
+//! [`MODELLED`] and [`RECORDED`].
+
+mod rows;
+mod together;
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::{
-    ExecutionId, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
-};
+use fiec_schemas::scheduling::{AfterOutcome, Deadline};
+use fiec_schemas::{ExecutionId, NodeId, Signal, Timestamp};
 
-use fiec_schemas::scheduling::AfterOutcome;
+pub use rows::{EventRow, ExecutionRow, NodeRow, QuotaRow, VectorRow};
 
 use crate::scenario::{
-    After, Arrivals, Drain, Fault, Load, Network, NodeFault, NodeGroup, Quantity, Scenario,
-    Telemetry, Workload, default_submission,
+    After, Arrivals, Drain, Fault, Load, Network, NodeFault, NodeGroup, Quantity, QuotaChange,
+    Revocation, Scenario, Telemetry, Workload, default_submission,
 };
 use crate::settings::Settings;
+use together::Whole;
 
 /// What is taken from the history as it is.
-pub const RECORDED: [&str; 5] = [
-    "submissions: when they came, whose, what they require and wait for, their batches, thresholds \
-     and commit policies",
-    "how long each computed in all, in how many capsules, and the size of its last state",
-    "nodes: slots, memory, cores, labels, thresholds",
+pub const RECORDED: [&str; 8] = [
+    "submissions: when they came, whose, what they require and wait for, their batches with how many \
+     of them run at once, their gangs, their ranges that may be spread, priorities, deadlines, \
+     thresholds and commit policies",
+    "what lived when the span began: it comes at its beginning, with what it computed from then on",
+    "how long each computed in all, in how many capsules, the size of its last state, and whether its \
+     program failed at its end (but for what was spread)",
+    "quotas and weights of tenants, as they were when the span began and as they changed in it",
+    "nodes: slots, places to park, memory, cores, labels, thresholds",
     "loads: the nodes' own readings of every signal, with whatever ran there at the time",
-    "when nodes joined, were lost, left, returned, were cordoned or drained",
+    "when nodes joined, were lost, left, returned, were cordoned or drained, or said that they would \
+     be gone",
+    "ranges that were spread: all that their parts computed, in tiles of one length; who splits when \
+     is played anew",
 ];
 
 /// What is played and not recorded.
-pub const MODELLED: [&str; 8] = [
-    "workers, broker and network: appends, commits and capsules without losses, 0.3 ms on the way",
+pub const MODELLED: [&str; 12] = [
+    "workers, broker and network: appends, commits and capsules without losses, 0.3 ms on the way; \
+     one policy service, with the default settings where --set says nothing",
     "computing time is the same on every node and under every load: what presses does not slow it",
     "memory that an execution takes is part of the load where it ran, and does not move with it",
     "capsules of one execution are all of one length",
-    "crashes, pauses, cancellations and an operator's orders to yield are not played again",
-    "tenants have no quotas and equal shares, and the members of a gang start each for itself",
-    "a part that was split off arrives when it was made, and nobody waits for it",
     "between two recorded vectors the last one holds",
+    "what lived when the span began is placed anew at its beginning, wherever it was",
+    "what has not ended computes as long as it had; what never began is left out, and nobody waits for \
+     it: of a gang, those start together that began in the span",
+    "devices, bandwidth, instruction sets and programs of nodes, and limits on devices, are not looked \
+     at: what asked for them takes a slot of any node that meets the rest",
+    "every node keeps every contract, and nothing is computed once more",
+    "crashes, pauses, cancellations, changes of live executions and an operator's orders to yield or \
+     move are not played again",
+    "programs ask for nothing beyond their grant",
+    "a drain has no deadline",
 ];
-
-/// A node as it was recorded.
-#[derive(Debug, Clone)]
-pub struct NodeRow {
-    /// Its name.
-    pub node: NodeId,
-    /// Executions that it runs at once.
-    pub slots: u32,
-    /// Memory limit in bytes.
-    pub memory_bytes: u64,
-    /// Logical processors.
-    pub cpus: u32,
-    /// The operator's labels.
-    pub labels: BTreeMap<String, String>,
-    /// Thresholds.
-    pub thresholds: BTreeMap<Signal, Threshold>,
-}
-
-/// What a node told.
-#[derive(Debug, Clone)]
-pub struct VectorRow {
-    /// Which node.
-    pub node: NodeId,
-    /// When.
-    pub at: Timestamp,
-    /// Its readings.
-    pub readings: Vec<Reading>,
-}
-
-/// What happened to a node.
-#[derive(Debug, Clone)]
-pub struct EventRow {
-    /// Which node.
-    pub node: NodeId,
-    /// When.
-    pub at: Timestamp,
-    /// `joined`, `left`, `lost`, `returned`, `cordoned`, `draining`, `uncordoned`.
-    pub what: String,
-}
-
-/// An execution as it was recorded.
-#[derive(Debug, Clone)]
-pub struct ExecutionRow {
-    /// Which it is.
-    pub execution: ExecutionId,
-    /// Whose.
-    pub tenant: Tenant,
-    /// When it was submitted.
-    pub submitted_at: Timestamp,
-    /// Its submission, where the ledger carried it.
-    pub spec: Option<Submission>,
-    /// Computing time in microseconds, over all its placements.
-    pub computed_us: u64,
-    /// Capsules in all.
-    pub capsules: u64,
-    /// Bytes of its last state.
-    pub state_bytes: u64,
-}
 
 /// Everything of a span of time.
 #[derive(Debug, Clone)]
@@ -109,7 +70,10 @@ pub struct History {
     pub vectors: Vec<VectorRow>,
     /// What happened to them, each node's in order of time.
     pub events: Vec<EventRow>,
-    /// Executions submitted in the span that have begun to compute.
+    /// Quotas in force when it begins and changes in it, each tenant's in order of time.
+    pub quotas: Vec<QuotaRow>,
+    /// Executions that were submitted in the span, or lived when it began, and have begun to
+    /// compute.
     pub executions: Vec<ExecutionRow>,
 }
 
@@ -117,6 +81,11 @@ impl History {
     /// The scenario that plays it again under the default policy.
     pub fn scenario(&self) -> Scenario {
         let duration_ms = self.ms(self.until).max(1);
+        let mut told: BTreeMap<&NodeId, Vec<&VectorRow>> = BTreeMap::new();
+        for vector in &self.vectors {
+            told.entry(&vector.node).or_default().push(vector);
+        }
+        let told = |node: &NodeRow| told.get(&node.node).map_or(&[][..], Vec::as_slice);
         Scenario {
             about: format!("Recorded from {} to {}.", self.since, self.until),
             seed: 1,
@@ -127,9 +96,9 @@ impl History {
             tick_ms: 50,
             telemetry: Telemetry::default(),
             network: Network::default(),
-            nodes: self.nodes.iter().map(|n| self.group(n)).collect(),
+            nodes: self.nodes.iter().map(|n| self.group(n, told(n))).collect(),
             workloads: self.workloads(),
-            quotas: Vec::new(),
+            quotas: self.quotas.iter().map(|q| self.quota(q)).collect(),
             faults: self.nodes.iter().flat_map(|n| self.faults(n)).collect(),
         }
     }
@@ -139,9 +108,9 @@ impl History {
         u64::try_from(at.millis() - self.since.millis()).unwrap_or(0)
     }
 
-    fn group(&self, row: &NodeRow) -> NodeGroup {
+    fn group(&self, row: &NodeRow, vectors: &[&VectorRow]) -> NodeGroup {
         let mut steps: BTreeMap<Signal, Vec<(u64, f64)>> = BTreeMap::new();
-        for vector in self.vectors.iter().filter(|v| v.node == row.node) {
+        for vector in vectors {
             let own = vector.readings.iter().filter(|r| r.device.is_none());
             for reading in own {
                 if let Some(value) = reading.value {
@@ -164,7 +133,7 @@ impl History {
             .collect();
         NodeGroup {
             start_ms: 0,
-            parks: 0,
+            parks: row.parks,
             name: row.node.to_string(),
             count: 1,
             slots: row.slots.max(1),
@@ -177,19 +146,34 @@ impl History {
         }
     }
 
-    /// Each execution is a workload; what others wait for comes before them.
+    fn quota(&self, row: &QuotaRow) -> QuotaChange {
+        QuotaChange {
+            tenant: row.tenant.clone(),
+            at_ms: self.ms(row.at),
+            running: row.running,
+            memory_bytes: row.memory_bytes,
+            weight: row.weight,
+        }
+    }
+
+    /// Each execution, with all of its parts, is a workload; what others wait for comes before them.
     fn workloads(&self) -> Vec<Workload> {
-        let rows = &self.executions;
-        let known: BTreeMap<ExecutionId, usize> =
-            rows.iter().map(|row| row.execution).zip(0..).collect();
-        let after = |row: &ExecutionRow| -> Vec<(usize, AfterOutcome)> {
+        let wholes = together::wholes(&self.executions);
+        let gangs = together::gangs(&wholes);
+        let known: BTreeMap<ExecutionId, usize> = wholes
+            .iter()
+            .map(|whole| whole.row.execution)
+            .zip(0..)
+            .collect();
+        let after = |number: usize| -> Vec<(usize, AfterOutcome)> {
+            let row = wholes[number].row;
             let after = row.spec.iter().flat_map(|spec| &spec.after);
             let found = after.filter_map(|d| Some((*known.get(&d.execution(&row.tenant)?)?, d.on)));
             found.collect()
         };
-        let mut order = Vec::with_capacity(rows.len());
-        let mut seen = vec![false; rows.len()];
-        for first in 0..rows.len() {
+        let mut order = Vec::with_capacity(wholes.len());
+        let mut seen = vec![false; wholes.len()];
+        for first in 0..wholes.len() {
             // Depth first: one is in order once all that it waits for is. A submission with a circle
             // was refused.
             let mut open = vec![(first, false)];
@@ -198,38 +182,57 @@ impl History {
                     order.push(number);
                 } else if !std::mem::replace(&mut seen[number], true) {
                     open.push((number, true));
-                    open.extend(after(&rows[number]).into_iter().map(|(n, _)| (n, false)));
+                    open.extend(after(number).into_iter().map(|(n, _)| (n, false)));
                 }
             }
         }
+        let mut comes = vec![0; wholes.len()];
         let of = |number: usize| {
-            let mut workload = self.workload(number, &rows[number]);
-            let after = after(&rows[number]).into_iter().map(|(other, on)| After {
+            let mut workload = self.workload(number, &wholes[number]);
+            // What is waited for may come later; what waits comes with it then.
+            let after = after(number);
+            let others = after.iter().map(|(other, _)| comes[*other]);
+            let at_ms = others.fold(self.ms(wholes[number].row.submitted_at), u64::max);
+            comes[number] = at_ms;
+            workload.arrivals = Arrivals::Listed(vec![at_ms]);
+            let after = after.into_iter().map(|(other, on)| After {
                 workload: name(other),
                 all: false,
                 on,
             });
             workload.after = after.collect();
+            workload.submission.gang = gangs.get(&number).cloned();
             workload
         };
         order.into_iter().map(of).collect()
     }
 
-    fn workload(&self, number: usize, row: &ExecutionRow) -> Workload {
+    fn workload(&self, number: usize, whole: &Whole<'_>) -> Workload {
+        let row = whole.row;
         let mut submission = row.spec.clone().unwrap_or_else(default_submission);
         submission.id = None;
         submission.array = None;
         submission.gang = None;
-        submission.spread = None;
         submission.after.clear();
-        let work_us = row.computed_us.max(1);
+        submission.verify = None;
+        let spread = submission.spread.take().map(|spread| spread.up_to);
+        // Of nodes these are not known here, and no node that is played has them.
+        submission.requires.device = None;
+        submission.requires.bandwidth_bytes_s = None;
+        submission.requires.machine = None;
+        submission.prefers.device = None;
+        let began = row.submitted_at.max(self.since);
+        if let Some(deadline) = &mut submission.deadline {
+            *deadline = played(deadline, row.submitted_at, began);
+        }
+        let work_us = whole.computed_us.max(1);
         #[expect(clippy::cast_precision_loss, reason = "times and sizes below 2^52")]
         let (work, state) = (work_us as f64, row.state_bytes as f64);
         #[expect(clippy::cast_precision_loss, reason = "a number of capsules")]
-        let capsules = row.capsules.max(1) as f64;
+        let capsules = whole.capsules.max(1) as f64;
         Workload {
             name: name(number),
-            arrivals: Arrivals::Listed(vec![self.ms(row.submitted_at)]),
+            arrivals: Arrivals::Listed(vec![self.ms(began)]),
             work_ms: Quantity::Fixed((work / 1e3).max(0.001)),
             capsule_ms: Quantity::Fixed((work / capsules / 1e3).max(0.001)),
             state_bytes: Quantity::Fixed(state),
@@ -237,7 +240,12 @@ impl History {
             tenant: Some(row.tenant.clone()),
             after: Vec::new(),
             gang: None,
-            fails: 0.0,
+            spread,
+            // Of what is spread each part would fail at its own end.
+            fails: match row.failed && spread.is_none() {
+                true => 1.0,
+                false => 0.0,
+            },
             submission,
         }
     }
@@ -290,140 +298,46 @@ impl History {
             })
         });
         add(&["cordoned"], &["uncordoned"], Fault::Cordon);
+        faults.extend(self.revocations(row, &events));
         faults
+    }
+
+    /// When a node said that it would be gone, and was.
+    fn revocations(&self, row: &NodeRow, events: &[&EventRow]) -> Vec<Fault> {
+        let is = |event: &&EventRow, set: &[&str]| set.contains(&event.what.as_str());
+        let mut faults = Vec::new();
+        for (n, said) in events.iter().enumerate() {
+            let next = events[n + 1..]
+                .iter()
+                .position(|e| is(e, &["left", "lost"]));
+            let Some(gone) = next.filter(|_| said.what == "revoked") else {
+                continue;
+            };
+            let (at_ms, gone_ms) = (self.ms(said.at), self.ms(events[n + 1 + gone].at));
+            let mut after = events[n + 1 + gone..].iter();
+            let back = after.find(|e| is(e, &["joined", "returned"]));
+            faults.push(Fault::Revoke(Revocation {
+                node: row.node.clone(),
+                at_ms,
+                notice_ms: gone_ms - at_ms,
+                for_ms: back.map(|e| (self.ms(e.at) - gone_ms).max(1)),
+            }));
+        }
+        faults
+    }
+}
+
+/// A deadline on the clock of the world that is played: so long after the execution comes there.
+fn played(deadline: &Deadline, submitted_at: Timestamp, began: Timestamp) -> Deadline {
+    let left_us = deadline.moment(submitted_at).micros() - began.micros();
+    let left_s = u32::try_from(left_us.max(0).cast_unsigned().div_ceil(1_000_000));
+    Deadline {
+        within_s: Some(left_s.unwrap_or(u32::MAX).max(1)),
+        at: None,
+        on_miss: deadline.on_miss,
     }
 }
 
 fn name(number: usize) -> String {
     format!("execution-{number}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::play;
-
-    const START: i64 = 1_767_225_600_000_000;
-
-    fn at(ms: i64) -> Timestamp {
-        Timestamp::from_micros(START + ms * 1_000)
-    }
-
-    fn node(name: &str) -> NodeId {
-        NodeId::new(name).unwrap()
-    }
-
-    fn history() -> History {
-        let row = |name: &str| NodeRow {
-            node: node(name),
-            slots: 1,
-            memory_bytes: 1 << 30,
-            cpus: 2,
-            labels: BTreeMap::new(),
-            thresholds: BTreeMap::from([(
-                Signal::Memory,
-                Threshold {
-                    high: 0.9,
-                    low: 0.7,
-                    dwell_ms: 10_000,
-                },
-            )]),
-        };
-        let vector = |name: &str, ms: i64, value: f64| VectorRow {
-            node: node(name),
-            at: at(ms),
-            readings: vec![Reading {
-                signal: Signal::Memory,
-                device: None,
-                value: Some(value),
-                raw: None,
-                limit: None,
-                unit: "ratio".to_owned(),
-                source: "test".to_owned(),
-                at: at(ms),
-                missing: None,
-                envelope: None,
-            }],
-        };
-        History {
-            since: at(0),
-            until: at(60_000),
-            nodes: vec![row("a"), row("b")],
-            // One node presses for twelve seconds.
-            vectors: vec![
-                vector("a", 100, 0.2),
-                vector("a", 10_000, 0.95),
-                vector("a", 22_000, 0.2),
-                vector("b", 100, 0.3),
-            ],
-            events: vec![EventRow {
-                node: node("b"),
-                at: at(2_000),
-                what: "joined".to_owned(),
-            }],
-            executions: vec![ExecutionRow {
-                execution: ExecutionId(uuid::Uuid::from_u128(1)),
-                tenant: Tenant::new("lab").unwrap(),
-                submitted_at: at(1_500),
-                spec: Some(
-                    Submission::parse(
-                        br#"{"id":"x","program":"synthetic@1","commit":{"every":5}}"#,
-                    )
-                    .unwrap(),
-                ),
-                computed_us: 40_000_000,
-                capsules: 400,
-                state_bytes: 1_000,
-            }],
-        }
-    }
-
-    #[test]
-    fn what_was_recorded_is_played_again_and_otherwise() {
-        let scenario = history().scenario();
-        assert_eq!(
-            scenario.faults,
-            [Fault::Loss(NodeFault {
-                node: node("b"),
-                at_ms: 0,
-                for_ms: Some(2_000)
-            })]
-        );
-        let as_it_was = play(&scenario, &mut |_| {}).unwrap();
-        assert!(as_it_was.violation.is_none(), "{:?}", as_it_was.violation);
-        let s = as_it_was.summary;
-        assert_eq!((s.completed, s.rebindings.get("pressure")), (1, Some(&1)));
-        assert!(
-            (41_000.0..43_000.0).contains(&(s.makespan_ms + 1_500.0)),
-            "{s:?}"
-        );
-        let mut chain = history();
-        let mut then = chain.executions[0].clone();
-        then.execution = ExecutionId(uuid::Uuid::from_u128(2));
-        then.spec = Some(
-            Submission::parse(
-                br#"{"program":"synthetic@1","after":[{"id":"00000000-0000-0000-0000-000000000001"}]}"#,
-            )
-            .unwrap(),
-        );
-        // It was recorded first, and submitted in the same moment.
-        chain.executions.insert(0, then);
-        let s = play(&chain.scenario(), &mut |_| {}).unwrap().summary;
-        assert_eq!(s.completed, 2);
-        assert!(s.makespan_ms > 80_000.0, "one after the other: {s:?}");
-        let mut patient = scenario.clone();
-        crate::settings::set(&mut patient, "dwell_ms=20000").unwrap();
-        let s = play(&patient, &mut |_| {}).unwrap().summary;
-        assert_eq!((s.completed, s.rebindings.get("pressure")), (1, None));
-        for (change, word) in [
-            ("dwell=1", "is no setting"),
-            ("high.gold=1", "is no signal"),
-            ("high.memory=much", "a number in [0, 1]"),
-            ("dwell_ms", "NAME=VALUE"),
-            ("balance_ms=-1", "whole number"),
-        ] {
-            let error = crate::settings::set(&mut patient, change).unwrap_err();
-            assert!(error.to_string().contains(word), "{change}: {error}");
-        }
-    }
 }

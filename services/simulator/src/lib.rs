@@ -9,9 +9,9 @@
 //!
 //! What is modelled: computing time by a node's speed, boundaries, commits, memory that executions
 //! take, dependencies, gangs, batches of which some run at once, tenants' quotas and reservations,
-//! parking, programs that fail, drains with a deadline, revocations. What is not: the time that σ
-//! takes on the way (its bytes are counted), devices, programs that crash and are tried again, or
-//! ask for more, ranges that spread, energy, verification, operators other than drains and cordons,
+//! parking, programs that fail, drains with a deadline, revocations, ranges that are spread. What is
+//! not: the time that σ takes on the way (its bytes are counted), devices, programs that crash and
+//! are tried again, or ask for more, energy, verification, operators other than drains and cordons,
 //! leases.
 
 pub mod broken;

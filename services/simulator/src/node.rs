@@ -41,6 +41,11 @@ pub enum Order {
         /// Why.
         cause: Cause,
     },
+    /// To end it wherever it stands.
+    Cancel {
+        /// Who wants that.
+        who: String,
+    },
 }
 
 /// What a worker is writing.
@@ -58,6 +63,12 @@ pub enum Write {
     Finish,
     /// That it cannot take it.
     Refuse(String),
+    /// A boundary of this index, at which the last half of what is left becomes a part.
+    Split(u64),
+    /// That it takes its last part back.
+    Merge,
+    /// That it goes on waiting for its last part, which has not ended.
+    Rest,
 }
 
 /// An execution on its node.
@@ -85,8 +96,27 @@ pub struct Run {
     pub parked: bool,
     /// What it was told.
     pub order: Option<Box<Order>>,
+    /// Of a range: its first tile from that boundary on, and the one behind its last.
+    pub tile: u64,
+    /// See `tile`.
+    pub end: u64,
+    /// It was told to give a part of its range away.
+    pub split: bool,
     /// The earliest look that is planned at it.
     pub look: u64,
+}
+
+impl Run {
+    /// Of a range, the first tile that is not done at a boundary.
+    pub fn tile_at(&self, boundary: u64) -> u64 {
+        self.tile + boundary.saturating_sub(self.from)
+    }
+
+    /// Goes on from its last commit, now.
+    pub fn rebase(&mut self, now: u64) {
+        self.tile = self.tile_at(self.committed);
+        (self.from, self.base) = (self.committed, now);
+    }
 }
 
 /// A node.

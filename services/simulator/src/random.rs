@@ -67,7 +67,22 @@ pub fn scenario(seed: u64) -> Scenario {
         faults,
     };
     demand(&mut scenario, &mut Draw::new(seed, Purpose::Demands));
+    spread(&mut scenario, &mut Draw::new(seed, Purpose::Spread));
     scenario
+}
+
+/// Draws whose ranges are spread, of tiles that are short enough to be worth it.
+fn spread(s: &mut Scenario, d: &mut Draw) {
+    for w in &mut s.workloads {
+        let (spreads, up_to) = (d.chance(0.25), 2 + d.below(7) as u32);
+        let (work, capsule) = (1_000.0 + 30_000.0 * d.unit(), 1.0 + 300.0 * d.unit());
+        if spreads && w.gang_size().is_none() {
+            w.spread = Some(up_to);
+            w.submission.program = "sweep@1".to_owned();
+            w.work_ms = Quantity::Exponential { mean: work };
+            w.capsule_ms = Quantity::Fixed(capsule);
+        }
+    }
 }
 
 /// Draws what spans executions: dependencies, gangs, batches, tenants; and what parks and leaves.
@@ -248,6 +263,7 @@ fn workload(n: u64, d: &mut Draw) -> Workload {
         tenant: None,
         after: Vec::new(),
         gang: None,
+        spread: None,
         fails: 0.0,
         memory_bytes: Quantity::Fixed(if d.chance(0.4) { 2e8 * d.unit() } else { 0.0 }),
         submission,

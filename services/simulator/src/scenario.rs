@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use fiec_schemas::spread::Spread;
 use fiec_schemas::{FieldError, NodeId, Signal, Submission, Tenant, Threshold};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -287,13 +288,39 @@ pub struct Workload {
     /// So many that follow each other start together or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang: Option<u32>,
+    /// Its capsules are the tiles of a range that up to so many may compute at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<u32>,
     /// The share of executions whose program fails at its end.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub fails: f64,
     /// The submission itself: what it requires, prefers, its thresholds, its commit policy, its
-    /// batch. What it waits for and its gang are said by `after` and `gang` beside it.
+    /// batch, its gang, where others of the tenant's workloads are in it too. What it waits for, a
+    /// gang of its own and how far it is spread are said by `after`, `gang` and `spread` beside it.
     #[serde(default = "default_submission")]
     pub submission: Submission,
+}
+
+impl Workload {
+    /// How many start together, where they do: of its own, or with others of their name.
+    pub fn gang_size(&self) -> Option<u32> {
+        let named = self.submission.gang.as_ref();
+        self.gang.or(named.map(|gang| gang.size))
+    }
+}
+
+/// The submission of a range of so many tiles that up to so many may compute at once.
+pub fn spread_over(submission: &Submission, up_to: u32, tiles: u64) -> Submission {
+    let mut spread = submission.clone();
+    spread.spread = Some(Spread { up_to });
+    let range = serde_json::json!({ "from": 0, "to": tiles });
+    match spread.params.as_object_mut() {
+        Some(params) => {
+            params.insert("tiles".to_owned(), range);
+        }
+        None => spread.params = serde_json::json!({ "tiles": range }),
+    }
+    spread
 }
 
 fn is_nothing(share: &f64) -> bool {

@@ -1,11 +1,11 @@
 //! The policy's settings as a scenario names them, and as `--set` changes them.
 
 use fiec_policy::Config;
-use fiec_schemas::{FieldError, Signal};
+use fiec_schemas::{FieldError, Signal, Tenant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::Scenario;
+use crate::scenario::{QuotaChange, Scenario};
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
@@ -84,6 +84,21 @@ settings! {
     ahead_limit: u32,
     /// The least time between two rebindings for pressure.
     residency_floor_ms: u64,
+    /// A reservation whose execution has found no room for so long is given back.
+    reserve_ms: u64,
+    /// A gang that is not bound, or not started, in full within this time begins anew.
+    gang_ms: u64,
+    /// A gang that has found no room for so long has what becomes free kept for it.
+    gang_keep_ms: u64,
+    /// What runs beyond a quota that was lowered goes on for so long before it gives way.
+    quota_grace_ms: u64,
+    /// How long there must have been a place for one more before a range is spread further, and how
+    /// long a part that is waited for may have none.
+    spread_dwell_ms: u64,
+    /// No range is split that is done in less.
+    spread_least_ms: u64,
+    /// The same as a multiple of what a move costs it.
+    spread_moves: u64,
     /// Appends that one call may ask for.
     burst: usize,
     /// Whether what runs gives way to a higher priority, a tenant below its share, a deadline.
@@ -112,7 +127,8 @@ impl Settings {
 }
 
 /// Changes a scenario's policy by one `NAME=VALUE`: a setting of the policy, or `high`, `low`,
-/// `dwell_ms` of all thresholds, or of one signal's (`high.memory`), of nodes and of submissions.
+/// `dwell_ms` of all thresholds, or of one signal's (`high.memory`), of nodes and of submissions, or
+/// what a tenant may use at once (`quota.lab.running`).
 ///
 /// # Errors
 /// The name, and what is wrong with it or with its value.
@@ -125,6 +141,9 @@ pub fn set(scenario: &mut Scenario, change: &str) -> Result<(), FieldError> {
     })?;
     if let Some(result) = scenario.policy.set(name, text) {
         return result;
+    }
+    if let Some(of) = name.strip_prefix("quota.") {
+        return set_quota(scenario, name, of, text);
     }
     let (field, signal) = match name.split_once('.') {
         Some((field, signal)) => (field, Some(signal_of(name, signal)?)),
@@ -159,9 +178,57 @@ pub fn set(scenario: &mut Scenario, change: &str) -> Result<(), FieldError> {
                 return Err(FieldError::new(
                     name,
                     format!(
-                        "is no setting; there are high, low, dwell_ms (also as high.memory), {known}"
+                        "is no setting; there are high, low, dwell_ms (also as high.memory), \
+                         quota.TENANT.running, .memory_bytes and .weight, {known}"
                     ),
                 ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a tenant may use at once, at all times: `TENANT.running`, and `none` for no limit.
+fn set_quota(scenario: &mut Scenario, name: &str, of: &str, text: &str) -> Result<(), FieldError> {
+    let bad = |rule: String| FieldError::new(name, rule);
+    let (tenant, field) = of
+        .split_once('.')
+        .ok_or_else(|| bad("must be quota.TENANT.running, .memory_bytes or .weight".to_owned()))?;
+    let tenant = Tenant::new(tenant).map_err(|error| bad(error.to_string()))?;
+    if !scenario
+        .workloads
+        .iter()
+        .any(|w| w.tenant.as_ref() == Some(&tenant))
+    {
+        return Err(bad(format!("no workload is of the tenant {tenant}")));
+    }
+    let number = match text {
+        "none" => None,
+        text => Some(
+            text.parse::<u64>()
+                .map_err(|_| bad(format!("must be a whole number or `none`, but is {text:?}")))?,
+        ),
+    };
+    let small = |number: Option<u64>| number.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let own = |q: &&mut QuotaChange| q.tenant == tenant;
+    if !scenario.quotas.iter_mut().any(|q| own(&q) && q.at_ms == 0) {
+        let none = QuotaChange {
+            tenant: tenant.clone(),
+            at_ms: 0,
+            running: None,
+            memory_bytes: None,
+            weight: None,
+        };
+        scenario.quotas.insert(0, none);
+    }
+    for quota in scenario.quotas.iter_mut().filter(own) {
+        match field {
+            "running" => quota.running = small(number),
+            "memory_bytes" => quota.memory_bytes = number,
+            "weight" => quota.weight = small(number),
+            _ => {
+                let rule = format!("{field} is no limit; there are running, memory_bytes, weight");
+                return Err(bad(rule));
             }
         }
     }

@@ -98,7 +98,8 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
     way(&|s| {
         for w in &mut s.workloads {
             w.after.clear();
-            (w.gang, w.fails) = (None, 0.0);
+            (w.gang, w.spread, w.fails) = (None, None, 0.0);
+            w.submission.gang = None;
         }
     });
     for half in [false, true] {
@@ -147,10 +148,13 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
         for take_one in [false, true] {
             way(&|s| fewer(&mut s.workloads[n].arrivals, take_one));
         }
-        let simpler: [fn(&mut Workload); 9] = [
+        let simpler: [fn(&mut Workload); 12] = [
             |w| w.memory_bytes = Quantity::Fixed(0.0),
             |w| w.after.clear(),
             |w| w.gang = None,
+            |w| w.submission.gang = None,
+            |w| w.spread = None,
+            |w| w.spread = w.spread.map(|up_to| up_to.div_ceil(2).max(2)),
             |w| w.gang = w.gang.map(|size| size.div_ceil(2).max(2)),
             |w| w.fails = 0.0,
             |w| w.tenant = None,

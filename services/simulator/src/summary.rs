@@ -27,6 +27,9 @@ pub struct Tally {
     pub(crate) given_up: u64,
     pub(crate) lookups: u64,
     pub(crate) reservations: u64,
+    pub(crate) parts: u64,
+    pub(crate) parts_ended: u64,
+    pub(crate) returned: u64,
     pub(crate) useful_us: u64,
     pub(crate) busy_us: u64,
     pub(crate) lost_us: u64,
@@ -44,7 +47,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// How many executions have ended.
+    /// How many of those that were submitted have ended.
     pub(crate) fn ended(&self) -> u64 {
         self.completed + self.failed
     }
@@ -128,6 +131,10 @@ pub struct Summary {
     pub reservations: u64,
     /// Looks at ledgers that policy services asked for.
     pub lookups: u64,
+    /// Parts that were split off ranges.
+    pub parts: u64,
+    /// Of those, given back with what they had left.
+    pub returned: u64,
     /// Commits beside those at a yield or an end.
     pub commits: u64,
     /// Node time spent on what was never committed, in milliseconds.
@@ -195,6 +202,8 @@ pub(crate) fn make(tally: &mut Tally, frame: &Frame) -> Summary {
         given_up: tally.given_up,
         reservations: tally.reservations,
         lookups: tally.lookups,
+        parts: tally.parts,
+        returned: tally.returned,
         commits: tally.commits,
         lost_ms: tally.lost_us as f64 / 1e3,
         moved_bytes: tally.moved_bytes,

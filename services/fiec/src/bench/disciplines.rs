@@ -228,6 +228,7 @@ fn scenario(jobs: &[Job]) -> Scenario {
             tenant: None,
             after: Vec::new(),
             gang: None,
+            spread: None,
             fails: 0.0,
             submission,
         }

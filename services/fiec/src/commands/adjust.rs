@@ -16,7 +16,7 @@ use crate::exit::Outcome;
 /// Change priority, thresholds, deadline or memory of a live execution; what is left out stays
 ///
 /// It holds at once, is kept in the ledger with who asked, and goes with the execution wherever it
-/// moves.
+/// moves. Where its range of tiles is spread it holds for all parts, as pin, exclude and unpin do.
 #[derive(Debug, Args)]
 pub struct AdjustArgs {
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct AdjustArgs {
     pub device_memory: Option<u64>,
 }
 
-/// Let an execution run on these nodes alone; it moves where it is on another
+/// Let an execution, and its parts, run on these nodes alone; it moves where it is on another
 #[derive(Debug, Args)]
 pub struct PinArgs {
     #[command(flatten)]

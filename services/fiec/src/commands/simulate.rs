@@ -186,7 +186,7 @@ type Row<'a> = (&'a str, &'a dyn Fn(&Summary) -> String);
 /// Summaries beside each other, for people.
 pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
     let ms = |ms: f64| ui::micros((ms * 1e3) as i64);
-    let rows: [Row<'_>; 25] = [
+    let rows: [Row<'_>; 26] = [
         ("executions", &|s| {
             format!("{} of {} completed", s.completed, s.submitted)
         }),
@@ -215,6 +215,10 @@ pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
             _ => format!("{}, {}", s.parks, s.given_up),
         }),
         ("changes of reservations", &|s| some(s.reservations)),
+        ("parts, given back", &|s| match s.parts {
+            0 => String::new(),
+            parts => format!("{parts}, {}", s.returned),
+        }),
         ("work lost", &|s| ms(s.lost_ms)),
         ("σ moved", &|s| ui::bytes(s.moved_bytes)),
         ("commits", &|s| s.commits.to_string()),

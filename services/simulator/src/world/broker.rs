@@ -70,7 +70,14 @@ impl<D: Decide> World<'_, D> {
         let text = self.encode(events, &after, by.replica)?;
         self.exec_mut(e).seq = seq;
         let by_policy = by.node.is_none();
+        let shares = self.exec(e).tiles.is_some();
+        if shares {
+            self.note_tiles(e, events)?;
+        }
         self.account(e, before.as_deref(), events, after, by_policy)?;
+        if shares {
+            self.follow_range(e)?;
+        }
         self.feed(seq, text, by);
         Ok(Stored::Yes(seq))
     }
@@ -79,7 +86,10 @@ impl<D: Decide> World<'_, D> {
         let exec = self.exec(e);
         let submitted = self.stamp(exec.submitted);
         let (tenant, spec) = (self.tenant(e), Arc::clone(&exec.spec));
-        ExecutionState::unborn(tenant, self.id_of(e), spec, None, submitted)
+        match exec.tiles.as_deref().filter(|t| t.holder.is_some()) {
+            Some(tiles) => self.unborn_part(tiles, tenant, spec, submitted),
+            None => ExecutionState::unborn(tenant, self.id_of(e), spec, None, submitted),
+        }
     }
 
     fn note(&mut self, e: u32, events: &[Event], after: &ExecutionState) {
@@ -127,7 +137,7 @@ impl<D: Decide> World<'_, D> {
         } else {
             feed::encode(events, state, with_spec).map_err(|error| error.to_string())
         };
-        let number = exec::number(state.execution);
+        let number = self.number_of(state.execution);
         text.map(Arc::from)
             .map_err(|error| (Some(number), (Rule::PossibleEvents, error)))
     }
@@ -202,6 +212,8 @@ impl<D: Decide> World<'_, D> {
                 Event::Started { .. } => self.tally.starts += 1,
                 Event::Boundary(_) => self.tally.commits += 1,
                 Event::Refused { .. } => self.tally.refusals += 1,
+                // Parts are counted as what they are.
+                _ if self.exec(e).is_part() => {}
                 Event::Completed { .. } => self.completed(e),
                 Event::Failed { .. } => {
                     self.tally.failed += 1;

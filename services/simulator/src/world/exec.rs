@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use fiec_policy::holds::Fate;
+use fiec_schemas::programs::TileRange;
 use fiec_schemas::scheduling::AfterOutcome;
+use fiec_schemas::spread::Part;
 use fiec_schemas::{BoundaryIndex, Event, ExecutionId, ExecutionState, Phase, Submission};
 use uuid::Uuid;
 
@@ -55,6 +57,8 @@ pub struct Exec {
     pub preempted: u32,
     /// What holds it back, where anything does.
     pub held: Option<Box<Held>>,
+    /// Its range, where that may be spread, or it is a part of one.
+    pub tiles: Option<Box<Tiles>>,
     /// Its ledger ties it to a node.
     pub tied: bool,
     /// Its tenant's reservations have it.
@@ -92,6 +96,61 @@ pub struct Held {
     pub gang: Option<u32>,
     /// Its batch of which only some run at once, by number.
     pub batch: Option<u32>,
+}
+
+/// A range of tiles, one a capsule, and how far it is done.
+#[derive(Debug)]
+pub struct Tiles {
+    /// The id of a part, which follows from the split that has made it.
+    pub id: Option<ExecutionId>,
+    /// The execution that was submitted, by number.
+    pub whole: u32,
+    /// Of a part, its holder, by number.
+    pub holder: Option<u32>,
+    /// How many may compute the whole.
+    pub up_to: u32,
+    /// What it was given: the first tile, and the one behind the last.
+    pub given: TileRange,
+    /// By its last committed σ: the first tile that is not done.
+    pub next: u64,
+    /// By the same: the tile behind its last one.
+    pub end: u64,
+    /// When it last gave a part away.
+    pub split_at: u64,
+    /// Since when it waits for its last part, while it does.
+    pub rests_since: u64,
+}
+
+impl Tiles {
+    /// Of an execution that is submitted with so many.
+    pub fn whole(e: u32, up_to: u32, count: u64) -> Box<Self> {
+        Box::new(Self {
+            id: None,
+            whole: e,
+            holder: None,
+            up_to,
+            given: TileRange { from: 0, to: count },
+            next: 0,
+            end: count,
+            split_at: 0,
+            rests_since: 0,
+        })
+    }
+
+    /// Of a part that one has given away.
+    pub fn part(&self, holder: u32, part: &Part) -> Box<Self> {
+        Box::new(Self {
+            id: Some(part.id),
+            whole: self.whole,
+            holder: Some(holder),
+            up_to: self.up_to,
+            given: part.range(),
+            next: part.from,
+            end: part.to,
+            split_at: 0,
+            rests_since: 0,
+        })
+    }
 }
 
 /// Something that happened.
@@ -168,9 +227,15 @@ impl Exec {
     pub fn phase_at_end(&self) -> Option<Phase> {
         self.fate.map(|fate| match fate {
             Fate::Completed => Phase::Completed,
-            // Nobody cancels anything here, and nothing has parts.
-            _ => Phase::Failed,
+            Fate::Failed => Phase::Failed,
+            Fate::Cancelled => Phase::Cancelled,
+            Fate::Returned => Phase::Returned,
         })
+    }
+
+    /// True for a part of another one's range.
+    pub fn is_part(&self) -> bool {
+        self.tiles.as_ref().is_some_and(|t| t.holder.is_some())
     }
 
     /// Its gang, by number.
@@ -198,8 +263,9 @@ pub fn id(number: u32, millis: u64) -> ExecutionId {
     ))
 }
 
-/// The number in an id.
+/// The number in an id; none in that of a part, which follows from its split.
 #[expect(clippy::cast_possible_truncation, reason = "the lowest 32 bits are it")]
-pub fn number(id: ExecutionId) -> u32 {
-    id.0.as_u128() as u32
+pub fn number(id: ExecutionId) -> Option<u32> {
+    let bits = id.0.as_u128();
+    ((bits >> 76) & 0xf == 7).then_some(bits as u32)
 }

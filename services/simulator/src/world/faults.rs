@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::draw::Draw;
-use crate::scenario::{Arrivals, Drawn, Fault};
+use crate::scenario::{Arrivals, Drawn, Fault, spread_over};
+use exec::Tiles;
 
 /// How long before its end a node is told of it, where nothing is said.
 const NOTICE_MS: u64 = 30_000;
@@ -88,14 +89,25 @@ impl<D: Decide> World<'_, D> {
             let e = u32::try_from(self.execs.len()).unwrap_or(u32::MAX);
             let (spec, held) = self.demands(workload, number, e);
             let draw = &mut self.arrivals[workload].draw;
-            let work_us = draw.thousandths(&w.work_ms, 1);
+            let mut work_us = draw.thousandths(&w.work_ms, 1);
+            let capsule_us = draw.thousandths(&w.capsule_ms, 1).min(work_us);
+            let (spec, tiles) = match w.spread {
+                None => (spec, None),
+                Some(up_to) => {
+                    // Tiles are all of one length.
+                    let count = work_us.div_ceil(capsule_us);
+                    work_us = count * capsule_us;
+                    let spec = spread_over(&spec, up_to, count);
+                    (Arc::new(spec), Some(Tiles::whole(e, up_to, count)))
+                }
+            };
             let exec = Exec {
                 workload: u32::try_from(workload).unwrap_or(u32::MAX),
                 tenant: self.tenant_of[workload],
                 spec,
                 submitted: self.now,
                 work_us,
-                capsule_us: draw.thousandths(&w.capsule_ms, 1).min(work_us),
+                capsule_us,
                 state_bytes: draw.whole(&w.state_bytes),
                 memory_bytes: draw.whole(&w.memory_bytes),
                 fails: w.fails > 0.0 && draw.chance(w.fails),
@@ -109,10 +121,14 @@ impl<D: Decide> World<'_, D> {
                 running: None,
                 preempted: 0,
                 held,
+                tiles,
                 tied: false,
                 reserved: false,
                 trace: Vec::new(),
             };
+            if let Some(tiles) = &exec.tiles {
+                self.ranges.begin(e, tiles.end);
+            }
             self.execs.push(exec);
             self.tally.first_submission.get_or_insert(self.now);
             let services = self.replicas.len() as u64;

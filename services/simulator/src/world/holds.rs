@@ -37,8 +37,10 @@ impl Gang {
 /// A batch of which only some run at once.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// How many.
-    pub at_once: u32,
+    /// The largest number that one of it gives, where each gives one; no limit otherwise.
+    pub at_once: Option<u32>,
+    /// The smallest one: with so many it may be held up.
+    pub least: u32,
     /// How many do, or have reserved that.
     pub count: u32,
     /// How many of it start together at most.
@@ -60,8 +62,13 @@ pub(super) struct Holds {
     after: Vec<Vec<(usize, bool, AfterOutcome)>>,
     /// Who waits for an execution.
     waiters: HashMap<u32, Vec<u32>>,
-    /// The gang of each workload that is being filled.
+    /// Of each workload the place of the gang that is being filled; those of a gang with a name
+    /// share one.
+    place_of: Vec<usize>,
+    /// The gang in each place.
     filling: Vec<Option<u32>>,
+    /// When a gang was last seen for which what becomes free may be kept.
+    pub kept_until: u64,
 }
 
 /// Names a batch.
@@ -74,26 +81,28 @@ fn key(w: &Workload) -> Option<Key<'_>> {
 impl Holds {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let all = &scenario.workloads;
-        // Of a batch with a limit each must give one; the largest is a limit in any case.
-        let mut limits: BTreeMap<Key<'_>, (Option<u32>, u32)> = BTreeMap::new();
+        // Of a batch somebody of which gives a limit: the largest and the smallest one.
+        let mut limits: BTreeMap<Key<'_>, (Option<u32>, Option<u32>, u32)> = BTreeMap::new();
         for w in all {
             if let Some(key) = key(w) {
-                let (own, size) = (w.submission.at_once, w.gang.unwrap_or(1));
+                let (own, size) = (w.submission.at_once, w.gang_size().unwrap_or(1));
                 limits
                     .entry(key)
-                    .and_modify(|(at_once, need)| {
-                        *at_once = at_once.zip(own).map(|(a, b)| a.max(b));
+                    .and_modify(|(most, least, need)| {
+                        *most = most.zip(own).map(|(a, b)| a.max(b));
+                        *least = least.iter().copied().chain(own).min();
                         *need = size.max(*need);
                     })
-                    .or_insert((own, size));
+                    .or_insert((own, own, size));
             }
         }
-        limits.retain(|_, (at_once, _)| at_once.is_some());
-        let batches = limits.values().map(|(at_once, need)| Batch {
-            at_once: at_once.unwrap_or(u32::MAX),
+        limits.retain(|_, (_, least, _)| least.is_some());
+        let batches = limits.values().map(|(most, least, need)| Batch {
+            at_once: *most,
+            least: least.unwrap_or(u32::MAX),
             count: 0,
             need: *need,
-            room_since: match at_once.is_some_and(|most| most >= *need) {
+            room_since: match least.is_some_and(|least| least >= *need) {
                 true => 0,
                 false => u64::MAX,
             },
@@ -116,6 +125,18 @@ impl Holds {
         for (other, _, _) in after.iter().flatten() {
             awaited[*other] = Some(Vec::new());
         }
+        let mut places: HashMap<Key<'_>, usize> = HashMap::new();
+        let mut count = 0;
+        let place_of = all.iter().map(|w| {
+            let gang = w.submission.gang.as_ref();
+            let place = match gang.map(|gang| (w.tenant.as_ref(), &gang.name)) {
+                Some(key) => *places.entry(key).or_insert(count),
+                None => count,
+            };
+            count = count.max(place + 1);
+            place
+        });
+        let place_of = place_of.collect();
         Self {
             gangs: Vec::new(),
             batches,
@@ -123,7 +144,9 @@ impl Holds {
             awaited,
             after,
             waiters: HashMap::new(),
-            filling: vec![None; all.len()],
+            place_of,
+            filling: vec![None; count],
+            kept_until: 0,
         }
     }
 }
@@ -137,7 +160,7 @@ impl<D: Decide> World<'_, D> {
         e: u32,
     ) -> (Arc<Submission>, Option<Box<Held>>) {
         let plain = Arc::clone(&self.specs[workload]);
-        let size = self.scenario.workloads[workload].gang;
+        let size = self.scenario.workloads[workload].gang_size();
         let (batch, after) = (self.holds.batch_of[workload], self.awaits(workload, number));
         if let Some(known) = &mut self.holds.awaited[workload] {
             known.push(e);
@@ -180,7 +203,8 @@ impl<D: Decide> World<'_, D> {
     }
 
     fn gang_for(&mut self, workload: usize, size: u32, e: u32) -> u32 {
-        let gang = self.holds.filling[workload].unwrap_or_else(|| {
+        let place = self.holds.place_of[workload];
+        let gang = self.holds.filling[place].unwrap_or_else(|| {
             self.holds.gangs.push(Gang {
                 size,
                 ..Gang::default()
@@ -190,7 +214,7 @@ impl<D: Decide> World<'_, D> {
         let members = &mut self.holds.gangs[gang as usize].members;
         members.push(e);
         let full = members.len() >= size as usize;
-        self.holds.filling[workload] = (!full).then_some(gang);
+        self.holds.filling[place] = (!full).then_some(gang);
         gang
     }
 
@@ -219,6 +243,7 @@ impl<D: Decide> World<'_, D> {
         match &state.phase {
             Phase::Pending if exec.held.as_ref().is_some_and(|h| h.doomed) => Some(Waits::Doomed),
             Phase::Pending if exec.is_held() => None,
+            Phase::Pending if exec.tiles.is_some() => self.range_waits(e),
             Phase::Pending => self.gang_lets(exec).then_some(Waits::Pending),
             Phase::Bound(_) => Some(Waits::Bound),
             Phase::Started(_) if state.parked.is_some() => Some(Waits::Parked),
@@ -253,6 +278,9 @@ impl<D: Decide> World<'_, D> {
         exec.waits = waits.map(|what| (what, now));
         if let Some(what) = waits {
             self.waiting[what as usize][workload].insert((now, e));
+            if !std::mem::replace(&mut self.is_awake[workload], true) {
+                self.awake.push(workload as u32);
+            }
         }
     }
 
@@ -308,7 +336,7 @@ impl<D: Decide> World<'_, D> {
             .spec
             .deadline
             .is_some_and(|d| d.on_miss == OnMiss::Fail);
-        if late || exec.held.as_ref().is_some_and(|h| h.doomed) {
+        if late || exec.held.as_ref().is_some_and(|h| h.doomed) || self.lacks_part(e) {
             return Ok(());
         }
         let said = format!("it is failed ({reason}), and all that it waits for may yet complete");
@@ -403,6 +431,23 @@ impl<D: Decide> World<'_, D> {
         }
         let execution = self.id_of(e);
         self.input(p as usize, Input::Ended { execution, seen })
+    }
+
+    /// Notes whether a gang has waited for so long that what becomes free may be kept for it: then
+    /// others wait although there is room.
+    pub(super) fn note_kept(&mut self) {
+        let (now, keep_us) = (self.now, 1_000 * self.config.gang_keep_ms);
+        let waits = |e: &u32| {
+            let since = match self.exec(*e).waits {
+                Some((Waits::Pending, since)) => since,
+                _ => return false,
+            };
+            now - since >= keep_us
+        };
+        let mut gangs = self.holds.gangs.iter().filter(|gang| !gang.has_begun());
+        if gangs.any(|gang| gang.members.iter().all(waits)) {
+            self.holds.kept_until = now;
+        }
     }
 
     /// Gangs of which a part has computed alone for too long.

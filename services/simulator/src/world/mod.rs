@@ -5,6 +5,8 @@
 //! * `worker` takes capsules up, computes, commits, leaves, hands over, refuses; `orders` says what
 //!   it is told.
 //! * `holds` and `quotas` keep what spans executions: dependencies, gangs, batches, reservations.
+//! * `spread` makes parts of ranges and holds what becomes of them against their rules, `tiles` is
+//!   the worker's part in it.
 //! * `nodes` samples loads, sends vectors, answers probes.
 //! * `faults` lets things go wrong, `leaving` revokes and drains. `watch` looks for what waits in
 //!   vain.
@@ -21,6 +23,8 @@ mod nodes;
 mod orders;
 mod quotas;
 mod services;
+mod spread;
+mod tiles;
 mod watch;
 mod worker;
 
@@ -82,7 +86,7 @@ enum What {
     /// A capsule or a handover reaches a node.
     Capsule(u32, u32, u64),
     /// A request reaches a node.
-    Control(u8, u32, Box<services::Asked>),
+    Control(u8, u32, Box<orders::Asked>),
     /// Its fate reaches the service.
     Ordered(u8, u32, u64, Box<ControlOutcome>),
     /// A probe reaches a node; when it was sent.
@@ -94,6 +98,11 @@ enum What {
     /// A look at a ledger reaches the broker, and its answer the service.
     Lookup(u8, u32, u32),
     Looked(u8, u32, u32, Seen),
+    /// A part is to be made: it reaches the broker, and what was there the service.
+    Part(u8, u32, Box<spread::Birth>),
+    Found(u8, u32, u32),
+    /// The fate of an order to split reaches the service.
+    Split(u8, u32, u64, Box<ControlOutcome>),
     /// A tenant's quota changes, and a service hears of it.
     Limit(u32),
     Quota(u8, u32),
@@ -171,6 +180,7 @@ pub struct World<'a, D> {
     books: Vec<quotas::Book>,
     tenant_of: Vec<u32>,
     holds: holds::Holds,
+    ranges: spread::Ranges,
     last_table: u64,
     arrivals: Vec<faults::Coming>,
     network: Draw,
@@ -178,6 +188,9 @@ pub struct World<'a, D> {
     last_seq: u64,
     /// What waits, by [`exec::Waits`] and workload, the oldest first.
     waiting: [Vec<BTreeSet<(u64, u32)>>; 4],
+    /// Workloads of which something has waited since it was last looked, and whether each is there.
+    awake: Vec<u32>,
+    is_awake: Vec<bool>,
     /// Until when something was wrong with a policy service.
     disturbed_until: u64,
     /// Below this share of a load nothing presses, by any threshold that is in force.
@@ -227,6 +240,7 @@ impl<'a, D: Decide> World<'a, D> {
             books,
             tenant_of,
             holds: holds::Holds::new(scenario),
+            ranges: spread::Ranges::default(),
             last_table: 0,
             specs: scenario
                 .workloads
@@ -244,6 +258,8 @@ impl<'a, D: Decide> World<'a, D> {
                 .collect(),
             last_seq: 0,
             waiting: std::array::from_fn(|_| vec![BTreeSet::new(); workloads]),
+            awake: Vec::new(),
+            is_awake: vec![false; workloads],
             disturbed_until: 0,
             calm_below: limits.calm_below,
             longest_dwell: limits.longest_dwell,
@@ -327,14 +343,14 @@ impl<'a, D: Decide> World<'a, D> {
         Progress {
             now_us: self.now,
             end_us: self.end(),
-            submitted: self.execs.len() as u64,
+            submitted: self.execs.len() as u64 - self.tally.parts,
             ended: self.tally.ended(),
         }
     }
 
     /// True when nothing can come any more and everything has ended.
     fn is_over(&self) -> bool {
-        self.tally.ended() == self.execs.len() as u64
+        self.tally.ended() + self.tally.parts_ended == self.execs.len() as u64
             && self.arrivals.iter().all(faults::Coming::is_over)
     }
 
@@ -346,7 +362,10 @@ impl<'a, D: Decide> World<'a, D> {
                 let phase = exec
                     .phase()
                     .map_or("not in the ledger", |phase| phase.as_str());
-                format!("execution {number} of {} ({phase})", workload.name)
+                let part = exec.tiles.as_ref().filter(|tiles| tiles.holder.is_some());
+                let part = part.map(|tiles| format!(", a part of {}", tiles.whole));
+                let part = part.unwrap_or_default();
+                format!("execution {number} of {}{part} ({phase})", workload.name)
             }
             _ => "no execution".to_owned(),
         };
@@ -394,6 +413,9 @@ impl<'a, D: Decide> World<'a, D> {
                 Ok(())
             }
             What::Looked(p, life, e, seen) => self.looked(p, life, e, seen),
+            What::Part(p, life, birth) => self.bear(p, life, *birth),
+            What::Found(p, life, e) => self.found(p, life, e),
+            What::Split(p, e, epoch, outcome) => self.split_answered(p, e, epoch, outcome),
             What::Limit(number) => {
                 self.limit(number);
                 Ok(())
@@ -467,7 +489,13 @@ impl<'a, D: Decide> World<'a, D> {
     }
 
     fn id_of(&self, e: u32) -> ExecutionId {
-        exec::id(e, self.exec(e).submitted / 1_000)
+        let exec = self.exec(e);
+        let part = exec.tiles.as_ref().and_then(|tiles| tiles.id);
+        part.unwrap_or_else(|| exec::id(e, exec.submitted / 1_000))
+    }
+
+    fn number_of(&self, id: ExecutionId) -> u32 {
+        exec::number(id).unwrap_or_else(|| self.ranges.number(id))
     }
 }
 

@@ -4,9 +4,98 @@
 use super::*;
 use crate::broken::Rule;
 use crate::node::{Order, Write};
-use crate::world::services::Asked;
+
+/// How long a node may take to answer a request.
+const CONTROL_TIMEOUT_US: u64 = 2_000_000;
+
+/// A request on its way to a node.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub sent: u64,
+    pub execution: u32,
+    pub epoch: u64,
+    pub request: ControlRequest,
+    /// Whoever asked does not wait any more.
+    pub late: bool,
+}
+
+impl Asked {
+    /// The policy is told what became of it.
+    pub fn is_answered(&self) -> bool {
+        !matches!(
+            self.request,
+            ControlRequest::GiveUp { .. } | ControlRequest::Cancel { .. }
+        )
+    }
+
+    /// What tells the policy so.
+    pub fn answer(&self, p: u8, outcome: ControlOutcome) -> What {
+        let (e, epoch, outcome) = (self.execution, self.epoch, Box::new(outcome));
+        match self.request {
+            ControlRequest::Split { .. } => What::Split(p, e, epoch, outcome),
+            _ => What::Ordered(p, e, epoch, outcome),
+        }
+    }
+}
 
 impl<D: Decide> World<'_, D> {
+    /// A service asks a node for something.
+    pub(super) fn send_control(&mut self, p: usize, node: &NodeId, request: ControlRequest) {
+        let Some(ix) = self.by_name.get(node).copied() else {
+            return;
+        };
+        let (execution, epoch) = match &request {
+            ControlRequest::Yield {
+                execution, epoch, ..
+            } => {
+                self.tally.orders += 1;
+                (*execution, *epoch)
+            }
+            ControlRequest::GiveUp {
+                execution, epoch, ..
+            }
+            | ControlRequest::Park {
+                execution, epoch, ..
+            }
+            | ControlRequest::Unpark {
+                execution, epoch, ..
+            }
+            | ControlRequest::Split { execution, epoch } => (*execution, *epoch),
+            ControlRequest::Cancel { execution, .. } => {
+                let state = self.exec(self.number_of(*execution)).state.as_ref();
+                (*execution, state.map_or(0, |s| s.epoch))
+            }
+            // Nothing has to be prepared here, and nothing else is asked of nodes.
+            _ => return,
+        };
+        let asked = Box::new(Asked {
+            sent: self.now,
+            execution: self.number_of(execution),
+            epoch,
+            request,
+            late: false,
+        });
+        if self.is_lost() {
+            self.no_answer(p as u8, &asked);
+        } else {
+            let at = self.arrival();
+            self.queue.plan(at, What::Control(p as u8, ix, asked));
+        }
+    }
+
+    /// The service gives up waiting for an answer.
+    pub(super) fn no_answer(&mut self, p: u8, asked: &Asked) {
+        if asked.is_answered() {
+            let answer = asked.answer(p, ControlOutcome::NoAnswer);
+            self.queue.plan(asked.sent + CONTROL_TIMEOUT_US, answer);
+        }
+    }
+
+    /// When the service gives up waiting for an answer.
+    pub(super) fn gives_up(asked: &Asked) -> u64 {
+        asked.sent + CONTROL_TIMEOUT_US
+    }
+
     /// A request reaches a node.
     pub(super) fn control(
         &mut self,
@@ -40,8 +129,8 @@ impl<D: Decide> World<'_, D> {
         if answer_lost {
             self.no_answer(p, &asked);
         } else if asked.is_answered() {
-            self.queue
-                .plan(at, What::Ordered(p, e, epoch, Box::new(outcome)));
+            let answer = asked.answer(p, outcome);
+            self.queue.plan(at, answer);
         }
         Ok(())
     }
@@ -99,6 +188,8 @@ impl<D: Decide> World<'_, D> {
                     keep: *keep,
                 }
             }
+            ControlRequest::Split { .. } => return Ok(self.told_to_split(node, e, epoch)),
+            ControlRequest::Cancel { who, .. } => Order::Cancel { who: who.clone() },
             ControlRequest::Unpark { .. } if busy || !run.parked => {
                 return refused("it is not parked, or leaving");
             }
@@ -146,7 +237,8 @@ impl<D: Decide> World<'_, D> {
             return Ok(());
         };
         self.tally.busy_us += now.saturating_sub(run.base);
-        (run.parked, run.from, run.base) = (true, run.committed, now);
+        run.rebase(now);
+        (run.parked, run.split) = (true, false);
         let told = run.order.is_some();
         n.parked += 1;
         let (parked, parks) = (n.parked, n.descriptor.parks);

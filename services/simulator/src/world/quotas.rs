@@ -105,7 +105,7 @@ pub(super) fn books(scenario: &Scenario) -> Result<(Vec<Book>, Vec<u32>), IdErro
     for w in &scenario.workloads {
         let number = find(w.tenant.as_ref().unwrap_or(&default));
         of.push(u32::try_from(number).unwrap_or(u32::MAX));
-        let size = u64::from(w.gang.unwrap_or(1));
+        let size = u64::from(w.gang_size().unwrap_or(1));
         // What says nothing of memory counts for a slot's share of it.
         let bytes = match asked(&w.submission) {
             0 => share,
@@ -324,7 +324,7 @@ impl<D: Decide> World<'_, D> {
             entries.binary_search_by_key(&id, |r| r.execution).is_ok()
         };
         for gone in before.entries.iter().filter(|r| !has(&table, r.execution)) {
-            let e = exec::number(gone.execution);
+            let e = self.number_of(gone.execution);
             if self.exec(e).tied && self.must_reserve(e) {
                 let said = "its reservation is given back while it has a place".to_owned();
                 return Err((Some(e), (Rule::Quotas, said)));
@@ -332,7 +332,7 @@ impl<D: Decide> World<'_, D> {
             self.count_anew(e, self.exec(e).tied, false)?;
         }
         for new in table.entries.iter().filter(|r| !has(&before, r.execution)) {
-            let e = exec::number(new.execution);
+            let e = self.number_of(new.execution);
             self.count_anew(e, self.exec(e).tied, true)?;
         }
         let seq = self.last_table;
@@ -369,7 +369,9 @@ impl<D: Decide> World<'_, D> {
     /// True for one that may be bound only under a reservation, by all that everybody knows.
     fn must_reserve(&self, e: u32) -> bool {
         let exec = self.exec(e);
-        if exec.gang().is_some() || exec.batch().is_some() {
+        // Of a batch of which only some give a limit, nobody must while none of those lives.
+        let limited = |batch: u32| self.holds.batches[batch as usize].at_once.is_some();
+        if exec.gang().is_some() || exec.batch().is_some_and(limited) {
             return true;
         }
         let book = &self.books[exec.tenant as usize];
@@ -407,14 +409,14 @@ impl<D: Decide> World<'_, D> {
             } else {
                 batch.count - 1
             };
-            let room = batch.count + batch.need <= batch.at_once;
+            let room = batch.count + batch.need <= batch.least;
             batch.room_since = if room {
                 batch.room_since.min(now)
             } else {
                 u64::MAX
             };
-            if batch.count > batch.at_once {
-                let (count, most) = (batch.count, batch.at_once);
+            if let Some(most) = batch.at_once.filter(|most| batch.count > *most) {
+                let count = batch.count;
                 return wrong(format!(
                     "{count} of its batch have a place, {most} may at once"
                 ));
@@ -471,7 +473,7 @@ impl<D: Decide> World<'_, D> {
         }
         for book in &self.books {
             for entry in &book.table.entries {
-                let e = exec::number(entry.execution);
+                let e = self.number_of(entry.execution);
                 let done = self.exec(e).done;
                 let since = done.max(self.disturbed_until);
                 if done > 0 && now >= since.saturating_add(patience) {

@@ -8,8 +8,7 @@ use fiec_policy::{Action, LedgerView, Ticket};
 use fiec_schemas::{Cause, InstanceId};
 use uuid::Uuid;
 
-/// How long a node may take to answer a request, and a probe.
-const CONTROL_TIMEOUT_US: u64 = 2_000_000;
+/// How long a node may take to answer a probe.
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
 /// After this the broker delivers a submission again.
 const REDELIVERY_US: u64 = 1_000_000;
@@ -54,24 +53,6 @@ pub(super) enum Fate {
         /// It was a submission's first.
         first: bool,
     },
-}
-
-/// A request on its way to a node.
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub sent: u64,
-    pub execution: u32,
-    pub epoch: u64,
-    pub request: ControlRequest,
-    /// Whoever asked does not wait any more.
-    pub late: bool,
-}
-
-impl Asked {
-    /// The policy is told what became of it.
-    pub fn is_answered(&self) -> bool {
-        !matches!(self.request, ControlRequest::GiveUp { .. })
-    }
 }
 
 impl<D: Decide> World<'_, D> {
@@ -181,7 +162,7 @@ impl<D: Decide> World<'_, D> {
                 ticket,
                 ..
             } => {
-                let e = exec::number(execution);
+                let e = self.number_of(execution);
                 self.heard_before_lost(p, e, expected, &events)?;
                 let lost = self.is_lost();
                 let append = Append {
@@ -197,7 +178,7 @@ impl<D: Decide> World<'_, D> {
                 self.queue
                     .plan(at, What::Store(p as u8, life, Box::new(append)));
             }
-            Action::SendCapsule { execution, .. } => self.send_capsule(exec::number(execution)),
+            Action::SendCapsule { execution, .. } => self.send_capsule(self.number_of(execution)),
             Action::Control { node, request, .. } => self.send_control(p, &node, request),
             Action::Probe(node) => {
                 self.tally.probes += 1;
@@ -215,7 +196,7 @@ impl<D: Decide> World<'_, D> {
             }
             Action::FetchSpec { execution, .. } => {
                 let at = self.arrival();
-                let e = exec::number(execution);
+                let e = self.number_of(execution);
                 self.queue.plan(at, What::Spec(p as u8, e));
             }
             Action::Record(_) => self.tally.records += 1,
@@ -223,7 +204,7 @@ impl<D: Decide> World<'_, D> {
                 let arrives = !self.is_lost();
                 if arrives {
                     let at = self.arrival();
-                    let (e, life) = (exec::number(execution), self.replicas[p].life);
+                    let (e, life) = (self.number_of(execution), self.replicas[p].life);
                     self.queue.plan(at, What::Lookup(p as u8, life, e));
                 }
             }
@@ -232,6 +213,7 @@ impl<D: Decide> World<'_, D> {
                 quota,
                 change,
             } => self.wish(p, &tenant, quota, change),
+            Action::MakePart { part, holder, .. } => self.ask_for_part(p, part, holder),
             // Submissions are not held, operators do not ask, and nobody computes anything once
             // more here.
             _ => {}
@@ -283,60 +265,6 @@ impl<D: Decide> World<'_, D> {
             ));
         }
         Ok(())
-    }
-
-    fn send_control(&mut self, p: usize, node: &NodeId, request: ControlRequest) {
-        let Some(ix) = self.by_name.get(node).copied() else {
-            return;
-        };
-        let (execution, epoch) = match &request {
-            ControlRequest::Yield {
-                execution, epoch, ..
-            } => {
-                self.tally.orders += 1;
-                (execution, epoch)
-            }
-            ControlRequest::GiveUp {
-                execution, epoch, ..
-            }
-            | ControlRequest::Park {
-                execution, epoch, ..
-            }
-            | ControlRequest::Unpark {
-                execution, epoch, ..
-            } => (execution, epoch),
-            // Nothing has to be prepared here, and nothing else is asked of nodes.
-            _ => return,
-        };
-        let asked = Box::new(Asked {
-            sent: self.now,
-            execution: exec::number(*execution),
-            epoch: *epoch,
-            request,
-            late: false,
-        });
-        if self.is_lost() {
-            self.no_answer(p as u8, &asked);
-        } else {
-            let at = self.arrival();
-            self.queue.plan(at, What::Control(p as u8, ix, asked));
-        }
-    }
-
-    /// The service gives up waiting for an answer.
-    pub(super) fn no_answer(&mut self, p: u8, asked: &Asked) {
-        if asked.is_answered() {
-            let outcome = Box::new(ControlOutcome::NoAnswer);
-            self.queue.plan(
-                asked.sent + CONTROL_TIMEOUT_US,
-                What::Ordered(p, asked.execution, asked.epoch, outcome),
-            );
-        }
-    }
-
-    /// When the service gives up waiting for an answer.
-    pub(super) fn gives_up(asked: &Asked) -> u64 {
-        asked.sent + CONTROL_TIMEOUT_US
     }
 
     /// Sends the capsule of a binding to its node.
@@ -585,7 +513,7 @@ impl<D: Decide> World<'_, D> {
     }
 }
 
-fn read(text: &str, seq: u64, e: u32) -> Result<LedgerView<'_>, Wrong> {
+pub(super) fn read(text: &str, seq: u64, e: u32) -> Result<LedgerView<'_>, Wrong> {
     LedgerView::read(text, seq)
         .map_err(|error| (Some(e), (Rule::PossibleEvents, error.to_string())))
 }

@@ -59,8 +59,18 @@ impl<D: Decide> World<'_, D> {
     pub(super) fn watch(&mut self) -> Result<(), Wrong> {
         self.queue.plan(self.now + WATCH_US, What::Watch);
         let pending = self.patience();
+        self.note_kept();
         let bound = pending + 2_000 * self.config.take_busy_ms;
-        for workload in 0..self.specs.len() {
+        // Where each execution is a workload, of most of them nothing waits.
+        let mut awake = std::mem::take(&mut self.awake);
+        awake.retain(|workload| {
+            let at = *workload as usize;
+            let waits = self.waiting.iter().any(|all| !all[at].is_empty());
+            self.is_awake[at] = waits;
+            waits
+        });
+        for workload in &awake {
+            let workload = *workload as usize;
             let oldest = |what: Waits| self.waiting[what as usize][workload].first().copied();
             let all = Waits::ALL.map(|what| (what, oldest(what)));
             for (what, oldest) in all {
@@ -71,8 +81,10 @@ impl<D: Decide> World<'_, D> {
                 self.starves(what, oldest, patience)?;
             }
         }
+        self.awake = awake;
         let own = 1_000 * (4 * self.config.reserve_ms + 2 * self.config.gang_ms);
         self.watch_gangs(pending + own)?;
+        self.watch_ranges(pending + own)?;
         self.watch_quotas(pending + own)
     }
 
@@ -84,6 +96,9 @@ impl<D: Decide> World<'_, D> {
         let mut patience = patience;
         if what == Waits::Pending {
             since = since.max(self.let_since(e));
+            if self.exec(e).gang().is_none() {
+                since = since.max(self.holds.kept_until);
+            }
             // Others of its tenant may hold reservations in vain for a while.
             patience += 4_000 * self.config.reserve_ms;
         }
@@ -141,6 +156,9 @@ impl<D: Decide> World<'_, D> {
         let parked = e.state.as_ref().is_some_and(|s| s.parked.is_some());
         match e.phase() {
             None => "not taken in yet",
+            Some(Phase::Pending) if e.tiles.as_ref().is_some_and(|t| t.rests_since > 0) => {
+                "waits for a part of its range"
+            }
             Some(Phase::Pending) if e.is_held() => "waits for others",
             Some(Phase::Pending) if e.waits.is_none() => "waits for its gang",
             Some(Phase::Started(_)) if parked => "parked",
@@ -167,7 +185,8 @@ impl<D: Decide> World<'_, D> {
         }
         self.tally.busy_us += still_busy;
         let mut unfinished: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for e in self.execs.iter().filter(|e| !e.is_done()) {
+        let whole = |e: &&Exec| !e.is_done() && !e.is_part();
+        for e in self.execs.iter().filter(whole) {
             *unfinished.entry(self.why_unfinished(e)).or_default() += 1;
         }
         let unfinished: Vec<Unfinished> = unfinished
@@ -177,12 +196,13 @@ impl<D: Decide> World<'_, D> {
                 count,
             })
             .collect();
+        let submitted = self.execs.len() as u64 - self.tally.parts;
         summary::make(
             &mut self.tally,
             &summary::Frame {
                 seed: self.scenario.seed,
                 nodes: self.nodes.len() as u64,
-                submitted: self.execs.len() as u64,
+                submitted,
                 now_us: self.now,
                 slots_us,
                 wall,

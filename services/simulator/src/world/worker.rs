@@ -71,6 +71,7 @@ impl<D: Decide> World<'_, D> {
         if fits {
             n.used_bytes += exec.memory_bytes;
         }
+        let (tile, range_end) = exec.tiles.as_ref().map_or((0, 0), |t| (t.next, t.end));
         let write = match fits {
             true => Write::Start,
             false => Write::Refuse(format!(
@@ -91,6 +92,9 @@ impl<D: Decide> World<'_, D> {
             started: false,
             parked: false,
             order: None,
+            tile,
+            end: range_end,
+            split: false,
             look: u64::MAX,
         });
         let (running, slots) = (n.computing(), n.descriptor.slots as usize);
@@ -149,7 +153,9 @@ impl<D: Decide> World<'_, D> {
             replica: None,
             node: Some(number),
         };
+        self.ranges.said = self.range_after(node, e, epoch);
         let stored = self.append(e, seq, &events, author)?;
+        self.ranges.said = None;
         let n = &self.nodes[node];
         let deaf = n.silent_until.max(n.stalled_until);
         if deaf > self.now || self.is_lost() {
@@ -201,13 +207,15 @@ impl<D: Decide> World<'_, D> {
             && exec.state.as_ref().is_some_and(|s| s.epoch == epoch);
         let now_at = exec.seq;
         match writing {
-            Some(Write::Start | Write::Commit(_) | Write::Unpark(_)) if ours => {
-                self.acknowledged(node, e, epoch, now_at)
-            }
+            Some(
+                Write::Start | Write::Commit(_) | Write::Unpark(_) | Write::Split(_) | Write::Merge,
+            ) if ours => self.acknowledged(node, e, epoch, now_at),
             Some(Write::Leave(_, order)) if ours || !matches!(*order, Order::Park { .. }) => {
                 self.acknowledged(node, e, epoch, now_at)
             }
-            Some(Write::Finish | Write::Refuse(_)) => self.acknowledged(node, e, epoch, now_at),
+            Some(Write::Finish | Write::Refuse(_) | Write::Rest) => {
+                self.acknowledged(node, e, epoch, now_at)
+            }
             _ => {
                 self.tally.fenced += 1;
                 self.drop_run(node, e, epoch)
@@ -219,7 +227,14 @@ impl<D: Decide> World<'_, D> {
         let now = self.wall();
         let capsule = self.capsule_us(node, e);
         let exec = self.exec(e);
+        if exec.tiles.is_some()
+            && let Some(events) = self.range_events(node, e, epoch)
+        {
+            return Some(events);
+        }
+        let exec = self.exec(e);
         let (bytes, capsules, fails) = (exec.state_bytes, exec.boundaries(), exec.fails);
+        let shares = exec.tiles.is_some();
         let run = self.nodes[node].run(e, epoch)?;
         let boundary = |run: &Run, index: u64| {
             Event::Boundary(BoundaryEvent {
@@ -228,7 +243,7 @@ impl<D: Decide> World<'_, D> {
                 bytes,
                 computed_at: now,
                 compute_us: (index - run.committed).saturating_mul(capsule),
-                of: None,
+                of: shares.then(|| index + run.end - run.tile_at(index)),
                 note: None,
                 outputs: Vec::new(),
                 energy: None,
@@ -252,6 +267,8 @@ impl<D: Decide> World<'_, D> {
                 energy: None,
             }],
             Write::Refuse(reason) => vec![Event::Refused { reason, offer: 0 }],
+            // Of ranges alone, which is above.
+            Write::Split(_) | Write::Merge | Write::Rest => return None,
             Write::Unpark(reason) => vec![Event::Unparked {
                 reason,
                 computing_since: now,
@@ -279,9 +296,13 @@ impl<D: Decide> World<'_, D> {
                 let exec = &mut self.execs[e as usize];
                 if exec.began == 0 {
                     exec.began = now.max(1);
-                    self.tally.waited.push((now - exec.submitted) as f32);
+                    if !exec.is_part() {
+                        self.tally.waited.push((now - exec.submitted) as f32);
+                    }
                 }
-                self.plan_look(node, e, epoch);
+                if !self.takes_back(node, e, epoch) {
+                    self.plan_look(node, e, epoch);
+                }
                 Ok(())
             }
             Some(Write::Commit(index)) => {
@@ -303,13 +324,24 @@ impl<D: Decide> World<'_, D> {
                         self.tally.given_up += 1;
                         return self.drop_run(node, e, epoch);
                     }
+                    Order::Cancel { .. } => return self.drop_run(node, e, epoch),
                     Order::Yield { .. } => self.remove_run(node, e, epoch, 0)?,
                 }
                 // σ goes ahead to the destination; the capsule message is the backstop.
                 self.send_capsule(e);
                 Ok(())
             }
-            Some(Write::Finish | Write::Refuse(_)) => self.remove_run(node, e, epoch, 0),
+            Some(Write::Split(index)) => {
+                self.has_split(node, e, epoch, index);
+                Ok(())
+            }
+            Some(Write::Merge) => {
+                self.has_merged(node, e, epoch);
+                Ok(())
+            }
+            Some(Write::Finish | Write::Refuse(_) | Write::Rest) => {
+                self.remove_run(node, e, epoch, 0)
+            }
             None => Ok(()),
         }
     }
@@ -394,7 +426,7 @@ impl<D: Decide> World<'_, D> {
         let run = n.runs.iter().find(|r| r.exec == e && r.epoch == epoch)?;
         let exec = self.exec(e);
         match run.order.as_deref() {
-            Some(order @ Order::GiveUp { .. }) => {
+            Some(order @ (Order::GiveUp { .. } | Order::Cancel { .. })) => {
                 return Some((
                     self.now,
                     Write::Leave(run.committed, Box::new(order.clone())),
@@ -410,8 +442,17 @@ impl<D: Decide> World<'_, D> {
             _ => {}
         }
         let capsule = scaled(exec.capsule_us, n.speed);
-        let (all, from) = (exec.boundaries(), run.from);
-        let rest = exec.work_us.saturating_sub(from * exec.capsule_us);
+        let from = run.from;
+        let (all, rest) = match exec.tiles {
+            None => {
+                let rest = exec.work_us.saturating_sub(from * exec.capsule_us);
+                (exec.boundaries(), rest)
+            }
+            Some(_) => {
+                let tiles = run.end - run.tile;
+                (from + tiles, tiles * exec.capsule_us)
+            }
+        };
         let finish = run.base.saturating_add(scaled(rest, n.speed));
         let boundary_at = |index: u64| run.base.saturating_add((index - from) * capsule);
         // The first boundary at or after a moment.
@@ -423,6 +464,13 @@ impl<D: Decide> World<'_, D> {
                 next = (boundary_at(index), Write::Leave(index, order.clone()));
             }
             return Some(next);
+        }
+        if run.split {
+            let index = boundary_after(self.now).max(run.committed + 1);
+            // With less than two tiles left there is nothing to give away.
+            if index + 2 <= all {
+                return Some((boundary_at(index), Write::Split(index)));
+            }
         }
         let index = match exec.spec.commit {
             CommitPolicy::Every(k) => {
@@ -486,6 +534,7 @@ fn left(events: &mut Vec<Event>, order: Order, epoch: u64, now: Timestamp) {
             cause,
             computed_until: now,
         }),
+        Order::Cancel { who } => events.push(Event::Cancelled { who }),
         Order::Yield {
             cause,
             to,
@@ -524,7 +573,7 @@ fn scaled(us: u64, speed: f64) -> u64 {
 }
 
 /// Stands for the digest of σ: nothing here computes one, and no two boundaries share it.
-fn digest(e: u32, index: u64) -> Digest {
+pub(super) fn digest(e: u32, index: u64) -> Digest {
     let mut bytes = [0; 32];
     bytes[..4].copy_from_slice(&e.to_le_bytes());
     bytes[4..12].copy_from_slice(&index.to_le_bytes());
