@@ -97,7 +97,8 @@ async fn memory_pressure_moves_cg_and_costs_neither_progress_nor_bits() {
     let out = tempfile::tempdir().unwrap();
     let (rows, _) = experiment("trigger1", &["--only", "cg"], out.path()).await;
     kept_bits_and_moved_for_memory(&rows, &["cg"]);
-    assert_eq!(rows.len(), 3);
+    assert_eq!(rows.len(), 4);
+    assert_eq!(rows[3]["variant"], "control: load on the other node");
     let progress = |n: usize| rows[n]["progress"].as_f64().unwrap();
     // The quick form is too short for the figure itself, but not for its direction.
     assert!(progress(2) > progress(1), "{rows:?}");

@@ -242,6 +242,19 @@ async fn what_is_asked_of_a_holder_reaches_its_parts() {
     }
     lab.fiec(&["resume", "c"]).await.expect(0);
     spread_over(&lab, 2).await;
+    let change = ["adjust", "c", "--priority", "7", "--deadline", "2h"];
+    let said = lab.fiec(&change).await.expect(0).stdout;
+    assert!(said.contains("so it is with 1 of its parts"), "{said}");
+    let mut due = Vec::new();
+    for id in [id, part] {
+        let of_it = |line: &Line| {
+            let change = line.state().adjusted.as_deref()?;
+            let due = change.deadline?.moment(line.state().submitted_at);
+            (change.priority == Some(7)).then_some(due)
+        };
+        due.push(lab.journal.find(id, "it is changed", of_it).await);
+    }
+    assert_eq!(due[0], due[1], "a part is due with its holder");
     lab.fiec(&["cancel", "c"]).await.expect(0);
     lab.journal.ended(id, "cancelled").await;
     lab.journal.ended(part, "cancelled").await;

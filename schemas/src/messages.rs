@@ -11,6 +11,7 @@ use crate::hardware::RunningProgress;
 use crate::ids::{Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep};
+use crate::tagged::tagged;
 use crate::trust::Segment;
 
 pub use api::*;
@@ -39,58 +40,58 @@ pub struct CapsuleBinding {
     pub state: ExecutionState,
 }
 
-/// What a handover message on `fiec.handover.<node>` is; the body of a part is a piece of σ.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "is", rename_all = "snake_case")]
-pub enum Handover {
-    /// A piece of σ, sent at the moment of the append that binds the destination.
-    Part {
-        /// Which execution.
-        execution: ExecutionId,
-        /// The epoch that the append makes.
-        epoch: Epoch,
-        /// From 0.
-        part: u32,
-        /// How many there are.
-        parts: u32,
-        /// Digest of the whole σ.
-        digest: Digest,
-        /// Bytes of the whole σ.
-        bytes: u64,
-        /// The ledger message as it is being appended (with part 0).
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        ledger: Option<String>,
-        /// Where σ is large: the bytes of all parts, which are the list of its chunks and those of
-        /// them that the commit before does not have.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        delta: Option<u64>,
-    },
-    /// A first binding, told at the moment of its append where nothing else is going on. There is
-    /// no σ; the capsule message that follows the acknowledgement confirms it.
-    Ahead {
-        /// Which execution.
-        execution: ExecutionId,
-        /// The epoch that the append makes.
-        epoch: Epoch,
-        /// The ledger message as it is being appended.
-        ledger: String,
-    },
-    /// The append was acknowledged: `started` must follow this sequence.
-    Confirmed {
-        /// Which execution.
-        execution: ExecutionId,
-        /// The epoch.
-        epoch: Epoch,
-        /// The sequence.
-        seq: Sequence,
-    },
-    /// The append failed: discard the speculation.
-    Abandoned {
-        /// Which execution.
-        execution: ExecutionId,
-        /// The epoch.
-        epoch: Epoch,
-    },
+tagged! { "is", "Handover",
+    /// What a handover message on `fiec.handover.<node>` is; the body of a part is a piece of σ.
+    #[derive(Debug, Clone, PartialEq, JsonSchema)]
+    pub enum Handover {
+        /// A piece of σ, sent at the moment of the append that binds the destination.
+        Part {
+            /// Which execution.
+            execution: ExecutionId,
+            /// The epoch that the append makes.
+            epoch: Epoch,
+            /// From 0.
+            part: u32,
+            /// How many there are.
+            parts: u32,
+            /// Digest of the whole σ.
+            digest: Digest,
+            /// Bytes of the whole σ.
+            bytes: u64,
+            /// The ledger message as it is being appended (with part 0).
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            ledger: Option<String>,
+            /// Where σ is large: the bytes of all parts, which are the list of its chunks and those of
+            /// them that the commit before does not have.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            delta: Option<u64>,
+        },
+        /// A first binding, told at the moment of its append where nothing else is going on. There is
+        /// no σ: the body is the ledger message's header as it is being appended. The capsule message
+        /// that follows the acknowledgement confirms it.
+        Ahead {
+            /// Which execution.
+            execution: ExecutionId,
+            /// The epoch that the append makes.
+            epoch: Epoch,
+        },
+        /// The append was acknowledged: `started` must follow this sequence.
+        Confirmed {
+            /// Which execution.
+            execution: ExecutionId,
+            /// The epoch.
+            epoch: Epoch,
+            /// The sequence.
+            seq: Sequence,
+        },
+        /// The append failed: discard the speculation.
+        Abandoned {
+            /// Which execution.
+            execution: ExecutionId,
+            /// The epoch.
+            epoch: Epoch,
+        },
+    }
 }
 
 /// A place to move to.

@@ -31,6 +31,7 @@ use crate::event::ExecutionState;
 use crate::fold::TransitionError;
 use crate::ids::{BoundaryIndex, ExecutionId, Timestamp};
 use crate::programs::{self, TileRange};
+use crate::scheduling::Adjustment;
 use crate::submission::{FieldError, Submission};
 
 /// Most parts of one holder at a time, so that a ledger message fits its header.
@@ -256,6 +257,19 @@ impl Submission {
     }
 }
 
+impl Adjustment {
+    /// The same change for a part of what was submitted at `submitted_at`: a deadline is the same
+    /// moment.
+    pub fn for_part(&self, submitted_at: Timestamp) -> Self {
+        let mut change = self.clone();
+        if let Some(deadline) = &mut change.deadline {
+            deadline.at = Some(deadline.moment(submitted_at));
+            deadline.within_s = None;
+        }
+        change
+    }
+}
+
 impl ExecutionState {
     /// A part before any message, `submitted_at` that moment. `submission` is the part's
     /// ([`Submission::part`] of the holder's); what was changed about its holder holds for it.
@@ -267,7 +281,8 @@ impl ExecutionState {
     ) -> Self {
         let tenant = holder.tenant.clone();
         let mut state = Self::unborn(tenant, part.id, submission, None, submitted_at);
-        state.adjusted.clone_from(&holder.adjusted);
+        let changed = holder.adjusted.as_ref();
+        state.adjusted = changed.map(|change| Box::new(change.for_part(holder.submitted_at)));
         let up_to = holder.spread.as_ref().map(|spread| spread.up_to);
         state.spread = Some(Box::new(Spreading {
             up_to: up_to.unwrap_or(*UP_TO.start()),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::programs::TileRange;
-use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::scheduling::{Adjustment, Deadline};
 use fiec_schemas::spread::{PARTS_LIMIT, Part, part_id};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
@@ -400,8 +400,13 @@ fn a_part_inherits_what_was_changed_and_ends_with_its_state_or_gives_back() {
     let (state, _) = holder();
     let change = Adjustment {
         priority: Some(9),
+        deadline: Some(Deadline {
+            within_s: Some(60),
+            ..Deadline::default()
+        }),
         ..Adjustment::default()
     };
+    let due = change.deadline.unwrap().moment(state.submitted_at);
     let adjusted = Event::Adjusted {
         who: "me".to_owned(),
         change,
@@ -414,9 +419,13 @@ fn a_part_inherits_what_was_changed_and_ends_with_its_state_or_gives_back() {
         to: 10,
     };
     let own = Arc::new(submission(10).part(range, AT));
-    let unborn = ExecutionState::unborn_part(&state, &part, own, AT);
+    // It is made later than its holder was submitted, and due with it all the same.
+    let later = Timestamp::from_micros(AT.micros() + 30_000_000);
+    let unborn = ExecutionState::unborn_part(&state, &part, own, later);
     assert_eq!(unborn.part_of(), Some(state.execution));
-    assert_eq!(unborn.adjusted.as_ref().unwrap().priority, Some(9));
+    let inherited = unborn.adjusted.as_ref().unwrap();
+    assert_eq!(inherited.priority, Some(9));
+    assert_eq!(inherited.deadline.unwrap().moment(later), due);
     let pending = unborn.after(&[Event::Submitted], "t", AT, None).unwrap();
     let other = Event::Returned { to: part.id };
     assert!(refused(&pending, &[other]).contains("no part of"));

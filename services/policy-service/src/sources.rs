@@ -22,6 +22,9 @@ use crate::reservation;
 
 const BACK_OFF: Duration = Duration::from_millis(100);
 const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
+/// While the ledgers are loaded one message follows the other; behind one that cannot be read, and
+/// does not say whether it is the last, so much silence says that.
+const QUIET: Duration = Duration::from_secs(1);
 
 async fn again<F: Future<Output = Result<(), BrokerError>>>(
     what: &'static str,
@@ -45,10 +48,10 @@ async fn again<F: Future<Output = Result<(), BrokerError>>>(
 
 /// All ledgers: first the last message of each, then whatever comes.
 pub async fn ledgers(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
-    let mut seen = None;
+    let (mut seen, mut before) = (None, None);
     let mut wait = BACK_OFF;
     loop {
-        match follow(&broker, &news, &mut seen, &mut wait).await {
+        match follow(&broker, &news, (&mut seen, &mut before), &mut wait).await {
             Ok(()) if news.is_closed() => return Ok(()),
             Ok(()) => tracing::warn!(seen, "the ledger feed ended; opening it anew"),
             Err(ServiceError::Broker(error)) => {
@@ -61,10 +64,12 @@ pub async fn ledgers(broker: Broker, news: Sender<News>) -> Result<(), ServiceEr
     }
 }
 
+/// `seen`: the last message that was told of, once all ledgers are loaded; `before`: the last one
+/// that was there when loading began.
 async fn follow(
     broker: &Broker,
     news: &Sender<News>,
-    seen: &mut Option<u64>,
+    (seen, before): (&mut Option<u64>, &mut Option<u64>),
     wait: &mut Duration,
 ) -> Result<(), ServiceError> {
     let stream = broker
@@ -83,18 +88,35 @@ async fn follow(
         Some(seen) => Start::At(seen + 1),
         None => Start::LastOfEach,
     };
-    let mut loading = seen.is_none();
+    let (mut loading, mut unread) = (seen.is_none(), false);
+    let before = *before.get_or_insert(state.last_sequence);
     let mut items = feed::ledger(broker, start).await?;
     if loading && state.messages == 0 {
         *seen = Some(state.last_sequence);
         loading = false;
         let _ = news.send(News::Loaded).await;
     }
-    while let Some(item) = items.next().await {
+    loop {
+        let next = items.next();
+        let next = match loading && unread {
+            true => tokio::time::timeout(QUIET, next).await,
+            false => Ok(next.await),
+        };
+        let item = match next {
+            Ok(Some(item)) => item,
+            Ok(None) => break,
+            Err(_) => {
+                *seen = Some(state.last_sequence);
+                loading = false;
+                let _ = news.send(News::Loaded).await;
+                continue;
+            }
+        };
         let item = match item {
             Ok(item) => item,
             Err(error @ BrokerError::Malformed { .. }) => {
                 tracing::warn!(%error, "a message of the ledger stream was passed over");
+                unread = true;
                 continue;
             }
             Err(error) if !loading => return Err(error.into()),
@@ -105,7 +127,9 @@ async fn follow(
         };
         *wait = BACK_OFF;
         let (seq, last) = (item.seq, loading && item.pending == 0);
-        if !(loading && is_over(&item.header)) && news.send(News::Feed(item)).await.is_err() {
+        // What ends while the ledgers are loaded may have been told of before, while it lived.
+        let unknown = loading && seq <= before;
+        if !(unknown && is_over(&item.header)) && news.send(News::Feed(item)).await.is_err() {
             return Ok(());
         }
         // While loading, the messages are in order of their sequences too.

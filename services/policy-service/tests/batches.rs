@@ -11,16 +11,14 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use fiec_broker::{Broker, Draft, Ledger, Tip};
 use fiec_policy_service::Options;
-use fiec_schemas::messages::{ApiReply, BatchReply, SubmitReply};
-use fiec_schemas::programs::TileRange;
+use fiec_schemas::messages::{BatchReply, SubmitReply};
 use fiec_schemas::quota::{Quota, Reservations};
-use fiec_schemas::spread::part_id;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BoundaryEvent, ClientId, Digest, Event, ExecutionId, ExecutionState, InstanceId, Phase,
-    Submission, Timestamp, subjects,
+    ClientId, Event, ExecutionId, ExecutionState, InstanceId, Phase, Submission, Timestamp,
+    subjects,
 };
-use serde_json::json;
+use futures_util::StreamExt as _;
 use stage::{Stage, tenant, until};
 
 fn id(client: &str) -> ExecutionId {
@@ -46,84 +44,6 @@ async fn publish_atomic(broker: &Broker, body: &str) {
         .js
         .publish_with_headers(subject, headers, body.to_owned().into());
     ack.await.unwrap().await.unwrap();
-}
-
-/// The worker of whoever has it appends.
-async fn played(stage: &Stage, id: ExecutionId, events: impl FnOnce(u64) -> Vec<Event>) {
-    let entry = stage.last_of(id).await;
-    let state = &entry.message.state;
-    let binding = state.phase.binding().unwrap();
-    let author = format!("worker/{}/{}", binding.node, binding.instance);
-    let events = events(state.epoch);
-    let draft = Draft::new(&entry.into(), events, &author, Timestamp::now()).unwrap();
-    let ledger = Ledger::new(&stage.broker);
-    ledger.append(draft, bytes::Bytes::new()).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_batch_that_goes_on_does_so_with_parts_of_its_executions_that_alone_are_paused() {
-    let stage = Stage::with_nodes(&[]).await;
-    stage.add_node("n1", &["gemm@1"], 4).await;
-    let _service = stage.service().await;
-    let matrix = |seed: u32| format!(r#"{{"random":{{"n":4096,"seed":{seed}}}}}"#);
-    let (a, b) = (matrix(1), matrix(2));
-    let line = format!(
-        r#"{{"id":"w","program":"gemm@1","batch":"night","params":{{"a":{a},"b":{b},"tile":256,"tiles":{{"from":0,"to":256}}}},"spread":{{"up_to":2}}}}"#
-    );
-    stage.publish(&line).await;
-    until(|| async { phase(&stage, "w").await == "bound" }).await;
-    let range = TileRange { from: 128, to: 256 };
-    let part = part_id(id("w"), 0, range);
-    let started = |epoch| Event::Started {
-        epoch,
-        computing_since: Timestamp::now(),
-    };
-    let boundary = Event::Boundary(BoundaryEvent {
-        index: 1,
-        digest: Digest::of(b"x"),
-        bytes: 1,
-        computed_at: Timestamp::now(),
-        compute_us: 1_000,
-        of: Some(128),
-        note: None,
-        outputs: vec![],
-        energy: None,
-    });
-    let split = Event::Split {
-        part,
-        nth: 0,
-        from: range.from,
-        to: range.to,
-    };
-    let shares = |epoch| vec![started(epoch), boundary, split];
-    played(&stage, id("w"), shares).await;
-    let is = |name: &'static str| {
-        let stage = &stage;
-        move || async move { stage.last_of(part).await.message.state.phase.as_str() == name }
-    };
-    until(is("bound")).await;
-    let request = json!({"id": part.to_string(), "who": "ann"});
-    let reply: ApiReply = stage.ask("fiec.api.pause.lab", &request).await;
-    assert_eq!(reply.error, None);
-    assert!(is("paused")().await);
-    let resume = || async {
-        let request = json!({"batch": "night", "who": "bob"});
-        let subject = "fiec.api.batch.resume.lab";
-        let reply: BatchReply = stage.ask(subject, &request).await;
-        assert_eq!((reply.error.as_deref(), reply.failed), (None, 0));
-        (reply.done, reply.left, reply.unconcerned)
-    };
-    assert_eq!(resume().await, (1, 0, 0));
-    until(is("bound")).await;
-    assert_eq!(resume().await, (0, 0, 1), "nothing is paused any more");
-    // One that is to pause at its next boundary is left for the next request.
-    let asked = Event::Requested {
-        who: "ann".into(),
-        what: "pause".into(),
-    };
-    let pauses = |epoch| vec![started(epoch), asked];
-    played(&stage, part, pauses).await;
-    assert_eq!(resume().await, (0, 1, 0));
 }
 
 #[tokio::test]
@@ -222,11 +142,27 @@ async fn lines_that_wait_for_each_other_are_placed_in_their_order_and_circles_ar
 #[tokio::test]
 async fn what_is_waited_for_may_be_submitted_a_moment_later() {
     let stage = Stage::with_nodes(&["n1"]).await;
+    // The service looks for it in the ledgers, and then among what waits to be taken in.
+    let looks = format!("$JS.API.STREAM.MSG.GET.{}", subjects::SUBMIT_STREAM);
+    let mut looks = stage.broker.client.subscribe(looks).await.unwrap();
     let service = stage.service().await;
     stage
         .publish(r#"{"id":"second","program":"synthetic@1","after":[{"id":"first"}]}"#)
         .await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // It has come to the last message there is, and asks for one behind it.
+    let found_none = async {
+        while let Some(look) = looks.next().await {
+            let look: serde_json::Value = serde_json::from_slice(&look.payload).unwrap();
+            if look["seq"].as_u64() == Some(2) {
+                return;
+            }
+        }
+    };
+    let found_none = tokio::time::timeout(Duration::from_secs(10), found_none);
+    found_none
+        .await
+        .expect("nobody looks for what is waited for");
+    assert!(!exists(&stage, "second").await);
     stage
         .publish(r#"{"id":"first","program":"synthetic@1"}"#)
         .await;

@@ -268,16 +268,11 @@ async fn a_lone_submission_is_told_to_its_node_ahead_and_a_flood_is_not() {
     stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
     let entry = stage.last("a").await;
     until(|| async { told.lock().unwrap().len() == 1 }).await;
-    let Handover::Ahead {
-        execution,
-        epoch,
-        ledger,
-    } = told.lock().unwrap()[0].clone()
-    else {
+    let (Handover::Ahead { execution, epoch }, ledger) = told.lock().unwrap()[0].clone() else {
         panic!("{told:?}");
     };
     assert_eq!((execution, epoch), (entry.message.state.execution, 1));
-    assert_eq!(Digest::of(ledger.as_bytes()), entry.digest);
+    assert_eq!(Digest::of(&ledger), entry.digest);
 
     let lines: Vec<String> = (0..200)
         .map(|i| format!(r#"{{"id":"f{i}","program":"synthetic@1"}}"#))

@@ -255,8 +255,8 @@ pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
 pub async fn clear(pool: &PgPool) -> Result<()> {
     for statement in [
         "TRUNCATE batches, executions, placements, rebindings, boundaries, decisions, \
-         execution_events, boundary_state, hardware_vectors, nodes, node_events, rejections, \
-         ledger_gaps",
+         execution_events, execution_changes, boundary_state, hardware_vectors, nodes, \
+         node_events, rejections, ledger_gaps",
         "UPDATE recorder_checkpoint SET seq = 0",
         // So that one measurement does not pay for the one before.
         "CHECKPOINT",

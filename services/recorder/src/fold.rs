@@ -14,6 +14,7 @@ use fiec_schemas::{
     Ordinal, Phase, Sequence, Timestamp,
 };
 
+use crate::changes;
 pub use crate::known::{Known, Message, Tracked};
 use crate::parts::{MergeRow, SplitRow};
 use crate::rows::{
@@ -106,6 +107,8 @@ impl Folder {
             self.rows.executions.push(blank(&state, in_table));
             self.rows.executions.len() - 1
         });
+        let changed = changes::of(place.id, place.ordinal, stored_at, &events);
+        self.rows.changes.extend(changed);
         let handover = events.iter().any(|e| matches!(e, Event::Bound { .. }));
         for event in events {
             self.event(event, index, tracked, &state, place, handover);

@@ -20,6 +20,9 @@ use crate::write::{Prepared, Writer, Written};
 
 /// Most messages of a batch. Half as many cost a third of the throughput on two busy cores.
 pub(crate) const BATCH_MESSAGES: usize = 6_000;
+/// Of the first batch; each may have twice as many as the one before. PostgreSQL begins early where
+/// much is behind.
+const FIRST_MESSAGES: usize = BATCH_MESSAGES / 8;
 /// Most bytes of headers of a batch.
 const BATCH_BYTES: usize = 12 << 20;
 /// How long a batch waits for more.
@@ -152,13 +155,14 @@ async fn collect<S>(mut feed: S, to: mpsc::Sender<Vec<feed::FeedItem>>, shared: 
 where
     S: Stream<Item = std::result::Result<feed::FeedItem, BrokerError>> + Unpin,
 {
+    let mut most = FIRST_MESSAGES;
     loop {
         let mut batch = Vec::new();
         let mut bytes = 0;
         let full = tokio::time::sleep(Duration::MAX);
         tokio::pin!(full);
         let (mut last, mut spans, mut seen) = (false, 0, 0);
-        while batch.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+        while batch.len() < most && bytes < BATCH_BYTES {
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => { last = true; break; }
@@ -187,6 +191,7 @@ where
                 }
             }
         }
+        most = (2 * most).min(BATCH_MESSAGES);
         if (!batch.is_empty() && to.send(batch).await.is_err()) || last {
             return;
         }

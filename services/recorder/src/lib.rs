@@ -12,6 +12,7 @@
 //! Absent on purpose: re-seeding a lost stream from these tables; it is an operator's decision.
 
 pub mod bench_support;
+pub mod changes;
 mod columns;
 pub mod copy;
 mod error;

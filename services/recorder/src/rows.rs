@@ -12,6 +12,7 @@ use fiec_schemas::{
 };
 use serde::Serialize;
 
+use crate::changes::ChangeRow;
 use crate::columns::{BOUNDARIES, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS};
 use crate::copy::CopyBuffer;
 use crate::parts::{MergeRow, SplitRow};
@@ -50,6 +51,8 @@ pub struct Rows {
     pub splits: Vec<SplitRow>,
     /// Parts that were taken back.
     pub merges: Vec<MergeRow>,
+    /// What was changed about live executions.
+    pub changes: Vec<ChangeRow>,
     /// Live executions whose last boundary changed.
     pub states: Vec<(ExecutionId, StatePlace)>,
     /// Executions with committed state that are finished.

@@ -1,10 +1,11 @@
 //! The projection against a real PostgreSQL, without a broker.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod support;
+
 use std::sync::{Arc, LazyLock};
 
 use fiec_broker::feed::FeedItem;
-use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
 use fiec_recorder::bench_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
 use fiec_schemas::event::Decision;
 use fiec_schemas::event::Evidence;
@@ -13,46 +14,7 @@ use fiec_schemas::{
     Submission, Tenant, Threshold, Timestamp,
 };
 use sqlx::{AssertSqlSafe, PgPool};
-
-struct Database {
-    pool: PgPool,
-    url: String,
-    _server: Postgres,
-    _folder: tempfile::TempDir,
-}
-
-async fn database() -> Database {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-    let install = locate_postgres(&NoProgress).await.unwrap();
-    let mut options = PostgresOptions::new(install, folder.path().join("pg"));
-    options.durable = false;
-    let server = Postgres::start(options).await.unwrap();
-    let url = server.url();
-    let pool = fiec_recorder::connect(&url).await.unwrap();
-    fiec_recorder::migrate(&pool).await.unwrap();
-    Database {
-        pool,
-        url,
-        _server: server,
-        _folder: folder,
-    }
-}
-
-async fn number(pool: &PgPool, sql: &str) -> i64 {
-    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
-        .fetch_one(pool)
-        .await
-        .unwrap()
-}
-
-async fn words(pool: &PgPool, sql: &str) -> String {
-    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
-        .fetch_one(pool)
-        .await
-        .unwrap()
-}
+use support::{database, number, words};
 
 /// Every row of the history as text, to see whether anything changed.
 async fn everything(pool: &PgPool) -> String {

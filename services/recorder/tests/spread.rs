@@ -1,10 +1,11 @@
 //! Ranges that several computed, as the history tells of them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod support;
+
 use std::sync::Arc;
 
 use fiec_broker::feed::FeedItem;
-use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
 use fiec_recorder::bench_support::{LedgerWriter, project};
 use fiec_schemas::event::Output;
 use fiec_schemas::programs::TileRange;
@@ -12,26 +13,7 @@ use fiec_schemas::spread::part_id;
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp,
 };
-use sqlx::{AssertSqlSafe, PgPool};
-
-async fn database(folder: &std::path::Path) -> (Postgres, PgPool) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)).unwrap();
-    let install = locate_postgres(&NoProgress).await.unwrap();
-    let mut options = PostgresOptions::new(install, folder.join("pg"));
-    options.durable = false;
-    let server = Postgres::start(options).await.unwrap();
-    let pool = fiec_recorder::connect(&server.url()).await.unwrap();
-    fiec_recorder::migrate(&pool).await.unwrap();
-    (server, pool)
-}
-
-async fn words(pool: &PgPool, sql: &str) -> String {
-    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
-        .fetch_one(pool)
-        .await
-        .unwrap()
-}
+use support::{database, words};
 
 fn submission(from: u64, to: u64) -> Arc<Submission> {
     let line = format!(
@@ -129,8 +111,8 @@ fn story() -> (ExecutionId, ExecutionId, Vec<FeedItem>) {
 
 #[tokio::test]
 async fn parts_and_what_the_whole_has_made_are_told_also_message_by_message() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_server, pool) = database(folder.path()).await;
+    let db = database().await;
+    let pool = db.pool.clone();
     let (holder, part, items) = story();
     for item in items {
         project(&pool, vec![item]).await.unwrap();
@@ -156,8 +138,8 @@ async fn parts_and_what_the_whole_has_made_are_told_also_message_by_message() {
 
 #[tokio::test]
 async fn a_split_that_was_not_seen_is_taken_from_a_later_state() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_server, pool) = database(folder.path()).await;
+    let db = database().await;
+    let pool = db.pool.clone();
     let (holder, part, mut items) = story();
     // The message with the split has dropped out of the stream.
     items.remove(1);

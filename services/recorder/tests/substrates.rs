@@ -1,10 +1,12 @@
 //! What a node says of its machine, as the views show it, against a real PostgreSQL.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
+mod support;
+
 use fiec_schemas::NodeDescriptor;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::PgPool;
+use support::{database, rows};
 
 /// A descriptor that the type itself reads and writes, so that no field is only the test's.
 fn descriptor() -> Value {
@@ -40,30 +42,10 @@ fn descriptor() -> Value {
     serde_json::to_value(&typed).unwrap()
 }
 
-async fn rows(pool: &PgPool, sql: &str) -> Vec<Value> {
-    sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(q) FROM ({sql}) q")))
-        .fetch_all(pool)
-        .await
-        .unwrap()
-}
-
-/// A database with all tables, as long as the server and the folder are held.
-async fn database() -> (tempfile::TempDir, Postgres, PgPool) {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-    let install = locate_postgres(&NoProgress).await.unwrap();
-    let mut options = PostgresOptions::new(install, folder.path().join("pg"));
-    options.durable = false;
-    let server = Postgres::start(options).await.unwrap();
-    let pool = fiec_recorder::connect(&server.url()).await.unwrap();
-    fiec_recorder::migrate(&pool).await.unwrap();
-    (folder, server, pool)
-}
-
 #[tokio::test]
 async fn a_nodes_places_memory_and_profile_are_rows() {
-    let (_folder, _server, pool) = database().await;
+    let db = database().await;
+    let pool = db.pool.clone();
     sqlx::query(
         "INSERT INTO nodes (node, status, host, cpus, isa, memory_limit_bytes, descriptor) \
          VALUES ('n1', 'up', 'h', 8, 'x86_64+avx2+fma', 1073741824, $1)",
@@ -163,7 +145,8 @@ async fn trust(pool: &PgPool) -> Vec<String> {
 
 #[tokio::test]
 async fn a_device_that_has_lost_its_contract_has_lost_it_alone() {
-    let (_folder, _server, pool) = database().await;
+    let db = database().await;
+    let pool = db.pool.clone();
     sqlx::query("INSERT INTO nodes (node, descriptor) VALUES ('n1', $1)")
         .bind(json!({"substrates": [{"id": "GPU-1"}, {"id": "GPU-10"}, {"id": "host"}]}))
         .execute(&pool)

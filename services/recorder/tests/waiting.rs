@@ -2,35 +2,16 @@
 //! a real PostgreSQL.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod support;
+
 use std::sync::Arc;
 
-use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
 use fiec_recorder::bench_support::{LedgerWriter, project};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, PgPool};
-
-async fn rows(pool: &PgPool, sql: &str) -> Vec<Value> {
-    sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(q) FROM ({sql}) q")))
-        .fetch_all(pool)
-        .await
-        .unwrap()
-}
-
-/// A database with all tables, as long as the server and the folder are held.
-async fn database() -> (tempfile::TempDir, Postgres, PgPool) {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-    let install = locate_postgres(&NoProgress).await.unwrap();
-    let mut options = PostgresOptions::new(install, folder.path().join("pg"));
-    options.durable = false;
-    let server = Postgres::start(options).await.unwrap();
-    let pool = fiec_recorder::connect(&server.url()).await.unwrap();
-    fiec_recorder::migrate(&pool).await.unwrap();
-    (folder, server, pool)
-}
+use sqlx::PgPool;
+use support::{database, rows};
 
 fn id(client: &str) -> ExecutionId {
     ExecutionId::from_client(
@@ -57,7 +38,8 @@ async fn pending(pool: &PgPool, all: &[(Value, Vec<Event>)]) {
 
 #[tokio::test]
 async fn of_one_of_which_nothing_was_told_sql_says_what_was_told_of_one_that_wants_the_same() {
-    let (_folder, _server, pool) = database().await;
+    let db = database().await;
+    let pool = db.pool.clone();
     let big = |id: &str, n: u32| {
         json!({"id": id, "program": "synthetic@1", "params": {"capsules": n}, "priority": n,
             "labels": {"n": n.to_string()}, "requires": {"memory_bytes": 1u64 << 40}})
@@ -132,7 +114,8 @@ async fn of_one_of_which_nothing_was_told_sql_says_what_was_told_of_one_that_wan
 
 #[tokio::test]
 async fn a_quotas_history_says_from_what_to_what_and_until_when() {
-    let (_folder, _server, pool) = database().await;
+    let db = database().await;
+    let pool = db.pool.clone();
     sqlx::raw_sql(
         "INSERT INTO quota_changes VALUES
            (7, 'lab', '2026-01-01 10:00Z', 'ann', 4, NULL, NULL, NULL),

@@ -228,14 +228,14 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 speculate(shared, execution, epoch, &ledger, Some(moved));
             }
         }
-        Handover::Ahead {
-            execution,
-            epoch,
-            ledger,
-        } => {
+        Handover::Ahead { execution, epoch } => {
+            let Ok(ledger) = std::str::from_utf8(&body) else {
+                tracing::warn!(%execution, epoch, "a binding told ahead is no text; dropped");
+                return;
+            };
             // Told ahead is what can begin now; for the rest there is time until the capsule.
             if shared.running() < shared.options.slots && !shared.is_draining() {
-                speculate(shared, execution, epoch, &ledger, None);
+                speculate(shared, execution, epoch, ledger, None);
             }
         }
         Handover::Confirmed {

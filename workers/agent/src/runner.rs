@@ -485,7 +485,7 @@ impl Runner {
         }
         match (child.ahead.next(), self.slot.take()) {
             (Some(job), Some(slot)) => {
-                tokio::spawn(take_up::run(self.shared.clone(), job, slot, Some(child)));
+                take_up::spawn(self.shared.clone(), job, slot, Some(child));
             }
             (None, slot) => {
                 self.slot = slot;

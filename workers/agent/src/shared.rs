@@ -537,12 +537,7 @@ pub fn enqueue(shared: &Arc<Shared>, job: Job) {
 /// Starts a job at once, whatever waits: σ is here already and a child was prepared.
 pub fn start_now(shared: &Arc<Shared>, job: Job) {
     shared.running.fetch_add(1, Ordering::AcqRel);
-    tokio::spawn(crate::take_up::run(
-        shared.clone(),
-        job,
-        Slot::counted(shared),
-        None,
-    ));
+    crate::take_up::spawn(shared.clone(), job, Slot::counted(shared), None);
 }
 
 /// A slot that nothing waits for.
@@ -575,11 +570,6 @@ fn dispatch(shared: &Arc<Shared>) {
         let Some(job) = queue.pop_front() else { return };
         shared.running.fetch_add(1, Ordering::AcqRel);
         drop(queue);
-        tokio::spawn(crate::take_up::run(
-            shared.clone(),
-            job,
-            Slot::counted(shared),
-            None,
-        ));
+        crate::take_up::spawn(shared.clone(), job, Slot::counted(shared), None);
     }
 }

@@ -22,8 +22,13 @@ use crate::spread::Sharing;
 /// An unconfirmed speculation is given up after this.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
 
-/// Takes an execution up; with a child if that has its run already.
-pub async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
+/// Takes an execution up, in a task of its own; with a child if that has its run already.
+pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
+    // Boxed where it is made: its 14 KiB would be copied on their way into the task.
+    tokio::spawn(Box::pin(run(shared, job, slot, given)));
+}
+
+async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
     let Job {
         start,
         ack,

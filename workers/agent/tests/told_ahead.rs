@@ -34,24 +34,24 @@ fn draft(world: &World, params: &Value, to: &Running) -> (Tip, Draft) {
     (tip, draft)
 }
 
-async fn tell(world: &World, to: &Running, word: &Handover) {
+async fn tell(world: &World, to: &Running, (word, body): (Handover, Bytes)) {
     let mut headers = HeaderMap::new();
-    headers.insert(HANDOVER_HEADER, serde_json::to_string(word).unwrap());
+    headers.insert(HANDOVER_HEADER, serde_json::to_string(&word).unwrap());
     let client = &world.broker.client;
     let subject = subjects::handover(&to.node);
     client
-        .publish_with_headers(subject, headers, Bytes::new())
+        .publish_with_headers(subject, headers, body)
         .await
         .unwrap();
     client.flush().await.unwrap();
 }
 
-fn word(draft: &Draft) -> Handover {
-    Handover::Ahead {
+fn word(draft: &Draft) -> (Handover, Bytes) {
+    let word = Handover::Ahead {
         execution: draft.state.execution,
         epoch: draft.state.epoch,
-        ledger: draft.header.clone(),
-    }
+    };
+    (word, draft.header.clone().into())
 }
 
 async fn running(world: &World, agent: &Running, execution: ExecutionId) -> Option<u64> {
@@ -81,7 +81,7 @@ async fn what_was_told_ahead_is_computed_and_counts_once_its_capsule_has_come() 
     let params = json!({ "capsules": 100, "work_us": 10_000 });
     let (tip, draft) = draft(&world, &params, &agent);
     let id = tip.state.execution;
-    tell(&world, &agent, &word(&draft)).await;
+    tell(&world, &agent, word(&draft)).await;
     // It computes although its ledger does not exist.
     poll("it to be computed", async || {
         running(&world, &agent, id).await.filter(|at| *at > 0)
@@ -120,20 +120,16 @@ async fn what_was_told_ahead_and_taken_back_leaves_nothing_behind() {
         &agent,
     );
     let id = tip.state.execution;
-    tell(&world, &agent, &word(&draft)).await;
+    tell(&world, &agent, word(&draft)).await;
     poll("it to be computed", async || {
         running(&world, &agent, id).await
     })
     .await;
-    tell(
-        &world,
-        &agent,
-        &Handover::Abandoned {
-            execution: id,
-            epoch: 1,
-        },
-    )
-    .await;
+    let abandoned = Handover::Abandoned {
+        execution: id,
+        epoch: 1,
+    };
+    tell(&world, &agent, (abandoned, Bytes::new())).await;
     // The node's only slot is free again at once, and nothing of the other was ever appended.
     let next = json!({ "program": "synthetic@1", "params": { "capsules": 1 } });
     let next = world.submit(&next.to_string(), &agent).await;
@@ -156,7 +152,7 @@ async fn another_binding_of_the_same_epoch_wins_over_what_was_told_ahead() {
     let params = json!({ "capsules": 100, "work_us": 10_000 });
     let (tip, told) = draft(&world, &params, &agent);
     let id = tip.state.execution;
-    tell(&world, &agent, &word(&told)).await;
+    tell(&world, &agent, word(&told)).await;
     poll("it to be computed", async || {
         running(&world, &agent, id).await
     })

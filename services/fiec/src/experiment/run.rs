@@ -20,16 +20,23 @@ pub(super) enum Variant {
     /// Loaded, with thresholds that cannot trip.
     Load,
     Rebinding,
+    /// Where the load is not, from the beginning: what a machine whose processors share caches and
+    /// clock leaves to those that the load is not on.
+    Elsewhere,
 }
 
 impl Variant {
-    pub const ALL: [Self; 3] = [Self::Baseline, Self::Load, Self::Rebinding];
+    /// Those of a load that comes and goes.
+    pub const STATIC: [Self; 4] = [Self::Baseline, Self::Load, Self::Rebinding, Self::Elsewhere];
+    /// Those of envelopes, which are on every node.
+    pub const SWINGING: [Self; 3] = [Self::Baseline, Self::Load, Self::Rebinding];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
             Self::Load => "baseline with load",
             Self::Rebinding => "with rebinding",
+            Self::Elsewhere => "control: load on the other node",
         }
     }
 
@@ -38,6 +45,7 @@ impl Variant {
             Self::Baseline => "baseline",
             Self::Load => "load",
             Self::Rebinding => "rebinding",
+            Self::Elsewhere => "elsewhere",
         }
     }
 }
@@ -207,7 +215,8 @@ pub(super) async fn end(
     })
 }
 
-/// One run with a static load, which is on the node that computes first.
+/// One run with a static load, which is on the node that computes first; on the other one in the
+/// control.
 pub(super) async fn static_load(
     stand: &Stand,
     workload: &Workload,
@@ -221,6 +230,7 @@ pub(super) async fn static_load(
     let load = match variant {
         Variant::Baseline => None,
         Variant::Load | Variant::Rebinding => Some(stand.press(&node).await?),
+        Variant::Elsewhere => Some(stand.press(&stand.other_than(&node)?).await?),
     };
     // Nothing was loaded fully before.
     let from = Timestamp::now();

@@ -284,6 +284,13 @@ impl Stand {
         Ok(load)
     }
 
+    /// A node that is not this one.
+    pub fn other_than(&self, node: &NodeId) -> anyhow::Result<NodeId> {
+        let mut all = (0..self.processors.len()).map(|n| Cluster::node(n + 1));
+        let other = all.find(|n| n != node);
+        other.context("an experiment with a load needs two nodes")
+    }
+
     fn of(&self, node: &NodeId) -> anyhow::Result<&[usize]> {
         let own = self.processors.get(self.number(node)?);
         own.map(Vec::as_slice).context("a node without processors")

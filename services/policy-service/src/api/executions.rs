@@ -216,14 +216,15 @@ impl Api {
         let (told, said) = (Box::new(change.clone()), change.in_words());
         let foreseen = self.ask(|reply| Ask::Foresee(id, told, reply)).await?;
         let sight = self.sight().await;
-        let mut reply = self
-            .change(("adjust", Some(change)), tenant, entry, &who, &sight)
+        let (mut reply, parts) = self
+            .change_whole(("adjust", Some(change)), tenant, entry, &who, &sight)
             .await?;
         reply.message = match foreseen {
             Ok(words) if words.is_empty() => format!("{name} is changed: {said}"),
             Ok(words) => format!("{name} is changed: {words}"),
             Err(words) => format!("{name} is changed, but {words}"),
         };
+        reply.message += &parts;
         Ok(reply)
     }
 
@@ -301,11 +302,11 @@ impl Api {
                 Timestamp::now(),
             )
             .map_err(|error| error.to_string())?;
+            let room = self.room().await?;
             match self.effects.ledger.append(draft, Bytes::new()).await {
                 Ok(tip) => {
                     let state = tip.state.clone();
-                    let changed = Outcome::Changed(Box::new(tip), vec![event]);
-                    let _ = self.effects.outcomes.send(changed).await;
+                    room.send(Outcome::Changed(Box::new(tip), vec![event]));
                     self.settle_outbox(&state).await;
                     self.forget_state(&state).await;
                     let message = match verb {

@@ -5,12 +5,14 @@ mod envelopes;
 mod executions;
 mod nodes;
 mod parts;
+mod question;
 mod quotas;
 mod sight;
 mod submit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::service::{Request, ServiceExt, error::Error};
@@ -21,6 +23,7 @@ use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::Permit;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::effects::Effects;
@@ -29,6 +32,8 @@ use crate::{Options, ServiceError};
 
 /// Requests answered at once.
 const AT_ONCE: usize = 256;
+/// The core answers within this, beside the time that a node may take where one is asked.
+const CORE_WITHIN: Duration = Duration::from_secs(3);
 
 /// Endpoint names and their subjects.
 const ENDPOINTS: [(&str, &str); 21] = [
@@ -177,21 +182,24 @@ impl Api {
         Err(failure)
     }
 
-    /// Asks the core.
+    /// Asks the core, which answers within a deadline.
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Answered<T> {
         if !self.loaded.load(Ordering::Relaxed) {
             return Err(
                 "the policy service is still taking over the ledgers; try again".to_owned(),
             );
         }
-        let (reply, answer) = oneshot::channel();
-        let gone = || "the policy service is ending; another one will answer".to_owned();
-        self.effects
-            .outcomes
-            .send(Outcome::Ask(make(reply)))
-            .await
-            .map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())
+        question::ask(&self.effects.outcomes, self.core_within(), make).await
+    }
+
+    /// Room to tell the core of something that is about to be done: taken before, so that what is
+    /// done is told.
+    async fn room(&self) -> Answered<Permit<'_, Outcome>> {
+        question::room(&self.effects.outcomes, self.core_within()).await
+    }
+
+    fn core_within(&self) -> Duration {
+        self.options.control_timeout + CORE_WITHIN
     }
 }
 

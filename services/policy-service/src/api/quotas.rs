@@ -1,5 +1,7 @@
 //! What tenants may use at once: shown, and changed by compare-and-set.
 
+use std::time::Duration;
+
 use async_nats::jetstream::kv;
 use fiec_schemas::messages::{QuotaChange, QuotaReply, QuotaRequest, Record, TenantQuota};
 use fiec_schemas::quota::Quota;
@@ -11,6 +13,8 @@ use crate::reservation;
 
 /// Attempts to write while others write too.
 const ATTEMPTS: usize = 8;
+/// Reading all quotas takes no longer.
+const READING: Duration = Duration::from_secs(8);
 
 impl Api {
     /// One tenant's quota, changed first where that is asked for.
@@ -41,7 +45,13 @@ impl Api {
             }
             Ok((found, None))
         };
-        reply(answer.await)
+        let answer = tokio::time::timeout(READING, answer).await;
+        reply(answer.unwrap_or_else(|_| {
+            Err(
+                "the quotas could not be read in time; try again, or ask for one tenant's"
+                    .to_owned(),
+            )
+        }))
     }
 
     async fn quota_bucket(&self) -> Answered<kv::Store> {

@@ -89,11 +89,11 @@ impl Api {
             tenant: tenant.to_owned(),
             lines: refused,
         };
-        let _ = self
-            .effects
-            .outcomes
-            .send(Outcome::Ask(Ask::Rejected(Box::new(rejected))))
-            .await;
+        match self.room().await {
+            Ok(room) => room.send(Outcome::Ask(Ask::Rejected(Box::new(rejected)))),
+            // Whoever asked is told in any case.
+            Err(error) => tracing::warn!(tenant, error, "refused lines are not in the history"),
+        }
     }
 
     /// Submissions that are there under clients' ids, in a ledger or earlier in the same body.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Action, Input};
 use fiec_schemas::messages::Handover;
@@ -139,12 +140,12 @@ impl Core {
                 let epoch = draft.state.epoch;
                 let alone = self.in_flight == 0 && self.later == 0;
                 let ahead = alone.then(|| ahead::word(&draft)).flatten();
-                let sent = self.effects.ledger.send(draft, bytes::Bytes::new()).await;
-                if let (Some((node, word)), Ok(_)) = (ahead, &sent) {
-                    ahead::tell(&self.effects.broker, &node, &word).await;
+                if let Some((node, word)) = ahead {
+                    // First: whether the append happens is confirmed or withdrawn in any case.
+                    ahead::tell(&self.effects.broker, &node, word).await;
                     line.told = Some((node, epoch));
                 }
-                sent
+                self.effects.ledger.send(draft, Bytes::new()).await
             }
             Err(error) => Err(error),
         };
@@ -164,7 +165,7 @@ impl Core {
         if let (Some((node, epoch)), Err(_)) = (&line.told, &settled) {
             let (execution, epoch) = (line.execution, *epoch);
             let word = Handover::Abandoned { execution, epoch };
-            ahead::tell(&self.effects.broker, node, &word).await;
+            ahead::tell(&self.effects.broker, node, (word, Bytes::new())).await;
         }
         match settled {
             Ok(tip) => {

@@ -532,6 +532,8 @@ impl Core {
             self.step(Input::Connected(connected));
         }
         self.step(Input::Tick);
+        // Whoever asked has given up.
+        self.answers.retain(|_, (answer, _)| !answer.is_closed());
         for _ in 0..self.taken.len() {
             if let Some(outcome) = self.taken.pop_front() {
                 Box::pin(self.outcome(outcome)).await;

@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, ConnectOptions, Draft, Entry, Ledger, topology};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
@@ -308,7 +309,7 @@ impl Stage {
     }
 
     /// What a node is told outside its queue, as it comes.
-    pub async fn hears(&self, node: &str) -> Arc<Mutex<Vec<Handover>>> {
+    pub async fn hears(&self, node: &str) -> Arc<Mutex<Vec<(Handover, Bytes)>>> {
         let subject = subjects::handover(&NodeId::new(node).unwrap());
         let mut messages = self.broker.client.subscribe(subject).await.unwrap();
         self.broker.client.flush().await.unwrap();
@@ -318,9 +319,8 @@ impl Stage {
             while let Some(message) = messages.next().await {
                 let headers = message.headers.unwrap();
                 let word = headers.get(HANDOVER_HEADER).unwrap().as_str();
-                all.lock()
-                    .unwrap()
-                    .push(serde_json::from_str(word).unwrap());
+                let word = serde_json::from_str(word).unwrap();
+                all.lock().unwrap().push((word, message.payload));
             }
         });
         heard
@@ -385,7 +385,7 @@ impl Stage {
         ];
         let draft = Draft::new(&entry.into(), done, &author, at).unwrap();
         Ledger::new(&self.broker)
-            .append(draft, bytes::Bytes::new())
+            .append(draft, Bytes::new())
             .await
             .unwrap();
     }

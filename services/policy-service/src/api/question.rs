@@ -1,0 +1,128 @@
+//! Questions to the core, which is one task. Each has a deadline: a core that is busy or stuck must
+//! not keep its askers, of whom only so many are heard at once.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::{Permit, Sender};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use super::Answered;
+use crate::events::{Ask, Outcome};
+
+/// What helps where it lasts.
+const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
+                              policy service or this one anew; what runs goes on meanwhile";
+
+/// A place for one word to the core. Whoever has it tells the core without waiting.
+///
+/// # Errors
+/// When the core has had no room for it within the time, or is ending.
+pub(super) async fn room(
+    core: &Sender<Outcome>,
+    within: Duration,
+) -> Answered<Permit<'_, Outcome>> {
+    room_until(core, Instant::now() + within, within).await
+}
+
+/// Asks the core.
+///
+/// # Errors
+/// When it has not answered within the time, or is ending.
+pub(super) async fn ask<T>(
+    core: &Sender<Outcome>,
+    within: Duration,
+    make: impl FnOnce(oneshot::Sender<T>) -> Ask,
+) -> Answered<T> {
+    let deadline = Instant::now() + within;
+    let room = room_until(core, deadline, within).await?;
+    let (reply, answer) = oneshot::channel();
+    room.send(Outcome::Ask(make(reply)));
+    match timeout_at(deadline, answer).await {
+        Ok(answer) => answer.map_err(|_| ending()),
+        Err(_) => Err(format!(
+            "the policy service has not answered within {} ms; what was asked for may still be \
+             done, so look (`fiec status`) before asking again; {SHOULD_IT_LAST}",
+            within.as_millis()
+        )),
+    }
+}
+
+async fn room_until(
+    core: &Sender<Outcome>,
+    deadline: Instant,
+    within: Duration,
+) -> Answered<Permit<'_, Outcome>> {
+    match timeout_at(deadline, core.reserve()).await {
+        Ok(room) => room.map_err(|_| ending()),
+        Err(_) => Err(format!(
+            "the policy service had no room for the request within {} ms, and nothing was changed \
+             by it; try again in a moment; {SHOULD_IT_LAST}",
+            within.as_millis()
+        )),
+    }
+}
+
+fn ending() -> String {
+    "the policy service is ending; another one will answer".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(50);
+
+    #[tokio::test]
+    async fn a_core_that_never_answers_is_not_waited_for_and_may_have_done_what_was_asked() {
+        let (core, mut asked) = mpsc::channel(1);
+        let error = ask(&core, SOON, Ask::Nodes).await.unwrap_err();
+        assert!(error.contains("has not answered within 50 ms"), "{error}");
+        assert!(error.contains("look (`fiec status`) before"), "{error}");
+        let Some(Outcome::Ask(Ask::Nodes(reply))) = asked.recv().await else {
+            panic!("the core was not asked");
+        };
+        assert!(reply.is_closed(), "nobody waits for its answer any more");
+    }
+
+    #[tokio::test]
+    async fn a_core_without_room_is_not_waited_for_and_was_asked_nothing() {
+        let (core, mut asked) = mpsc::channel(1);
+        let full = core.reserve().await.unwrap();
+        for error in [
+            ask(&core, SOON, Ask::Lost).await.unwrap_err(),
+            room(&core, SOON).await.map(drop).unwrap_err(),
+        ] {
+            assert!(error.contains("no room for the request"), "{error}");
+            assert!(error.contains("nothing was changed"), "{error}");
+        }
+        drop(full);
+        assert!(asked.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_core_that_ends_says_so_at_once_and_one_that_answers_is_heard() {
+        let (core, mut asked) = mpsc::channel(1);
+        let long = Duration::from_secs(60);
+        let answers = async {
+            if let Some(Outcome::Ask(Ask::Lost(reply))) = asked.recv().await {
+                reply.send(Default::default()).unwrap();
+            }
+            if let Some(Outcome::Ask(Ask::Lost(reply))) = asked.recv().await {
+                drop(reply);
+            }
+            drop(asked);
+        };
+        let asks = async {
+            let heard = ask(&core, long, Ask::Lost).await;
+            assert!(heard.is_ok_and(|lost| lost.is_empty()));
+            let error = ask(&core, long, Ask::Lost).await.unwrap_err();
+            assert!(error.contains("is ending"), "{error}");
+            let error = ask(&core, long, Ask::Lost).await.unwrap_err();
+            assert!(error.contains("is ending"), "{error}");
+        };
+        tokio::join!(answers, asks);
+    }
+}

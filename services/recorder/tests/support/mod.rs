@@ -1,0 +1,61 @@
+//! A private PostgreSQL with all tables, and what is read from it.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, PgPool};
+
+/// A database of its own, as long as it is held.
+pub struct Database {
+    pub pool: PgPool,
+    pub url: String,
+    _server: Postgres,
+    _folder: tempfile::TempDir,
+}
+
+/// A database with all tables.
+pub async fn database() -> Database {
+    let folder = tempfile::tempdir().unwrap();
+    // PostgreSQL's user must be able to reach it.
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let install = locate_postgres(&NoProgress).await.unwrap();
+    let mut options = PostgresOptions::new(install, folder.path().join("pg"));
+    options.durable = false;
+    let server = Postgres::start(options).await.unwrap();
+    let url = server.url();
+    let pool = fiec_recorder::connect(&url).await.unwrap();
+    fiec_recorder::migrate(&pool).await.unwrap();
+    Database {
+        pool,
+        url,
+        _server: server,
+        _folder: folder,
+    }
+}
+
+/// The only number.
+pub async fn number(pool: &PgPool, sql: &str) -> i64 {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+/// The only text.
+pub async fn words(pool: &PgPool, sql: &str) -> String {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+/// Each row as an object.
+pub async fn rows(pool: &PgPool, sql: &str) -> Vec<Value> {
+    sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(q) FROM ({sql}) q")))
+        .fetch_all(pool)
+        .await
+        .unwrap()
+}
