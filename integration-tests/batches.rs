@@ -9,8 +9,14 @@ mod support;
 use std::path::Path;
 
 use fiec::cluster::ClusterOptions;
-use serde_json::Value;
-use support::{Lab, args, audit, until, workers, workers_with_history};
+use fiec_schemas::messages::QuotaReply;
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{Event, ExecutionId, Tenant};
+use serde_json::{Value, json};
+use support::{
+    Lab, args, audit, digest_of, gives_way, undisturbed_synthetic, until, workers,
+    workers_with_history,
+};
 
 fn example() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/batch-dag.jsonl");
@@ -229,5 +235,153 @@ async fn a_quota_holds_back_what_is_over_it_and_why_says_so() {
         (status.json_lines()[0]["state"]["phase"]["is"] == "started").then_some(())
     })
     .await;
+    lab.stop().await;
+}
+
+/// Sets how many a tenant may run; gives what is in force then.
+async fn allow(lab: &Lab, tenant: &str, running: &str) -> fiec_schemas::quota::Quota {
+    let set = ["quota", "set", tenant, "--running", running, "--json"];
+    let said = lab.fiec(&set).await.expect(0).stdout;
+    let reply: QuotaReply = serde_json::from_str(&said).unwrap();
+    reply.tenants[0].quota.clone().unwrap()
+}
+
+/// True while it computes where it was bound first, and nothing was asked of it.
+fn is_untouched(lab: &Lab, id: ExecutionId) -> bool {
+    let ledger = lab.journal.of(id);
+    let touched = |event: &Event| matches!(event, Event::Yielded { .. } | Event::Parked { .. });
+    let mut events = ledger.iter().flat_map(|line| &line.message.events);
+    let state = ledger.last().unwrap().state();
+    state.phase.as_str() == "started" && state.epoch == 1 && !events.any(touched)
+}
+
+#[tokio::test]
+async fn a_lowered_quota_takes_what_is_worth_least_and_a_raised_one_lets_it_go_on() {
+    const GRACE_MS: i64 = 1_000;
+    let mut lab = Lab::start(ClusterOptions {
+        worker_args: args(&["--slots", "4"]),
+        policy_args: args(&["--quota-grace-ms", "1000", "--verify-share", "0"]),
+        ..workers_with_history(1)
+    })
+    .await;
+    let (own, other) = (lab.tenant.clone(), Tenant::new("other").unwrap());
+    let body = |id: &str, capsules: u64, every: u64| {
+        let params = json!({"capsules": capsules, "work_us": 5_000, "state_bytes": 1_024});
+        json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every": every}})
+    };
+    allow(&lab, "lab", "3").await;
+    // What commits ten times a second has little to lose, what never does all that it has computed.
+    let cheap = body("cheap", 700, 20);
+    let mut dear = Vec::new();
+    for id in ["dear-1", "dear-2"] {
+        dear.push(lab.publish_json(&body(id, 1_000_000, 1_000_000)).await);
+    }
+    lab.tenant = other.clone();
+    dear.push(
+        lab.publish_json(&body("theirs", 1_000_000, 1_000_000))
+            .await,
+    );
+    lab.tenant = own.clone();
+    for id in &dear {
+        lab.journal.computing(*id, 0).await;
+    }
+    let id = lab.publish_json(&cheap).await;
+    lab.journal.computing(id, 2).await;
+
+    let lowered = allow(&lab, "lab", "2").await;
+    assert!(lowered.who.contains('@'), "{lowered:?}");
+    let (at, (rule, by, reason)) = lab
+        .journal
+        .find(id, "it has given way", |line| {
+            Some((line.state().at, gives_way(line)?))
+        })
+        .await;
+    assert!(
+        at.micros() >= lowered.at.micros() + GRACE_MS * 1_000,
+        "{at}: not before the grace is over"
+    );
+    assert_eq!((rule, by), (Rule::Quota, None));
+    let set = format!("{} has set 2 running", lowered.who);
+    let spared = format!("spared: {}", dear[0]);
+    let has = "its tenant lab has 3 bound or running";
+    let either = [&*spared, &*format!("spared: {}", dear[1])];
+    assert!(
+        either.iter().any(|words| reason.contains(words)),
+        "{reason}"
+    );
+    for words in [has, &set, "its regret is"] {
+        assert!(reason.contains(words), "{words} in {reason}");
+    }
+    let why = until("`fiec why` names what it waits for", async || {
+        let why = lab.fiec(&["why", "cheap"]).await.expect(0).stdout;
+        why.contains("it waits for its tenant's quota (2 running)")
+            .then_some(why)
+    })
+    .await;
+    assert!(
+        why.contains("must be bound anew") && why.contains(&set),
+        "{why}"
+    );
+    assert!(
+        dear.iter().all(|id| is_untouched(&lab, *id)),
+        "others go on"
+    );
+    assert_eq!(lab.journal.of(id).last().unwrap().phase(), "pending");
+
+    let raised = allow(&lab, "lab", "3").await;
+    let again = lab
+        .journal
+        .find(id, "it goes on", |line| {
+            (line.phase() == "started" && line.state().epoch == 2).then(|| line.state().at)
+        })
+        .await;
+    assert!(again > raised.at, "{again}: not before it was raised");
+    let end = lab.journal.ended(id, "completed").await;
+    assert_eq!(end.state().epoch, 2);
+    assert_eq!(
+        digest_of(&end),
+        undisturbed_synthetic(&cheap["params"]).await
+    );
+    assert!(
+        dear.iter().all(|id| is_untouched(&lab, *id)),
+        "others go on"
+    );
+
+    for (tenant, names) in [(&own, &["dear-1", "dear-2"][..]), (&other, &["theirs"])] {
+        lab.tenant = tenant.clone();
+        for name in names {
+            lab.fiec(&["cancel", name]).await.expect(0);
+        }
+        lab.recorded(if tenant == &own { 3 } else { 1 }).await;
+    }
+    for id in dear.iter().chain([&id]) {
+        audit(&lab.journal.of(*id));
+    }
+    let placed = "SELECT string_agg(client_id || ' ' || n, ', ' ORDER BY client_id) FROM \
+                  (SELECT client_id, count(*) AS n FROM placement_timeline GROUP BY 1) p";
+    let placed = lab.sql(placed).await.rows[0][0].clone();
+    assert_eq!(placed.unwrap(), "cheap 2, dear-1 1, dear-2 1, theirs 1");
+    let told = format!(
+        "SELECT count(*) FROM rebinding_history WHERE client_id = 'cheap' \
+         AND cause = 'preempted' AND why LIKE '%{has}%{set}%its regret is%spared%'"
+    );
+    assert_eq!(lab.count(told).await, 1);
+    let changes = "SELECT before, after, who, (until IS NULL)::text FROM quota_history \
+                   WHERE tenant = 'lab' ORDER BY at";
+    let rows = until("every change of the quota is in PostgreSQL", async || {
+        let rows = lab.sql(changes).await.rows;
+        (rows.len() == 3).then_some(rows)
+    })
+    .await;
+    let who = lowered.who.as_str();
+    let row = |before, after, holds| [before, after, who, holds].map(|t| Some(t.to_owned()));
+    assert_eq!(
+        rows,
+        [
+            row("no limits", "3 running", "false"),
+            row("3 running", "2 running", "false"),
+            row("2 running", "3 running", "true")
+        ]
+    );
     lab.stop().await;
 }

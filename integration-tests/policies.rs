@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use fiec::cluster::ClusterOptions;
-use fiec_schemas::Event;
+use fiec_schemas::{Event, subjects};
 use serde_json::json;
 use support::{
     Lab, args, audit, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
@@ -147,6 +147,63 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
     assert_eq!(place(&lab, running[1]).0, stayed, "nothing else moved");
     audit(&lab.journal.of(waits));
     lab.none_ended().unwrap();
+}
+
+/// Puts messages that are none behind all ledgers.
+async fn garbage(lab: &Lab) {
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert(subjects::EVENT_HEADER, "{\"v\":1");
+    let js = &lab.broker.js;
+    let spoiled = subjects::ledger(&lab.tenant, lab.id("ghost"));
+    let sent = js.publish_with_headers(spoiled, headers, "".into());
+    sent.await.unwrap().await.unwrap();
+    for subject in [
+        subjects::ledger(&lab.tenant, lab.id("headless")),
+        "fiec.ledger.lab.nobody".to_owned(),
+    ] {
+        let sent = js.publish(subject, "noise".into());
+        sent.await.unwrap().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_fresh_one_takes_over_though_garbage_is_the_last_of_all_ledgers() {
+    let mut lab = Lab::start(workers(1)).await;
+    // It commits nothing that would come behind the garbage.
+    let params = json!({"capsules": 500, "work_us": 5_000, "state_bytes": 512});
+    let body = json!({"id": "good", "program": "synthetic@1", "params": params,
+        "commit": {"every": 1_000_000}});
+    let id = lab.publish_json(&body).await;
+    lab.journal.computing(id, 0).await;
+    let replace = async |lab: &mut Lab| {
+        lab.policies
+            .iter_mut()
+            .for_each(fiec::process::Process::kill);
+        lab.policies.clear();
+        garbage(lab).await;
+        lab.start_policy().unwrap();
+    };
+    replace(&mut lab).await;
+    // What ends while it loads ends for it too: the only slot is free.
+    until("it has ended", async || {
+        garbage(&lab).await;
+        let ledger = lab.journal.of(id);
+        ledger.last()?.state().phase.is_terminal().then_some(())
+    })
+    .await;
+    let end = lab.journal.ended(id, "completed").await;
+    assert_eq!(digest_of(&end), undisturbed_synthetic(&params).await);
+    let short = json!({"capsules": 2});
+    let next = lab.publish("next", "synthetic@1", &short).await;
+    lab.journal.ended(next, "completed").await;
+
+    // Nothing lives whose next message could say that all was told.
+    replace(&mut lab).await;
+    lab.ready().await.unwrap();
+    let last = lab.publish("last", "synthetic@1", &short).await;
+    lab.journal.ended(last, "completed").await;
+    lab.none_ended().unwrap();
+    lab.stop().await;
 }
 
 #[tokio::test]

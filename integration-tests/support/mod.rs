@@ -24,7 +24,7 @@ use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-pub use journal::{Journal, Line, audit, digest_of};
+pub use journal::{Journal, Line, audit, digest_of, gives_way};
 
 /// The binary under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec");
