@@ -75,6 +75,37 @@ fn a_gang_starts_although_there_is_always_something_that_would_fit() {
 }
 
 #[test]
+fn no_member_waits_in_a_nodes_queue_while_the_others_compute() {
+    let mut lab = lab(patient(), 2);
+    // A node whose work is so short that others may queue behind it.
+    for n in 10..30 {
+        lab.w.submit_and_store(n);
+        lab.w.start(n);
+        lab.w.complete(n);
+    }
+    lab.submit(50, 500, "");
+    lab.play(100, for_ever);
+    assert!(lab.runs(50));
+    for n in 60..62 {
+        lab.submit(n, 500, "");
+    }
+    lab.play(100, for_ever);
+    assert_eq!(lab.phase(61), "bound", "it queues");
+    for n in 60..62 {
+        lab.w.complete(n);
+        lab.play(100, for_ever);
+    }
+    for n in 1..=2 {
+        lab.submit(n, 500, &gang(2, ""));
+    }
+    lab.play(1_000, for_ever);
+    assert_eq!([lab.phase(1), lab.phase(2)], ["pending", "pending"]);
+    lab.w.complete(50);
+    lab.play(1_000, for_ever);
+    assert!(together(&lab, 2));
+}
+
+#[test]
 fn what_ends_before_the_gang_can_begin_goes_ahead_of_it() {
     let mut lab = lab(patient(), 3);
     lab.submit(10, 500, r#""expected_s":60"#);

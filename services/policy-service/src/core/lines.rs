@@ -140,12 +140,13 @@ impl Core {
                 let epoch = draft.state.epoch;
                 let alone = self.in_flight == 0 && self.later == 0;
                 let ahead = alone.then(|| ahead::word(&draft)).flatten();
-                if let Some((node, word)) = ahead {
-                    // First: whether the append happens is confirmed or withdrawn in any case.
+                // Behind the append: before it, the broker stores that before it delivers this.
+                let sent = self.effects.ledger.send(draft, Bytes::new()).await;
+                if let (Some((node, word)), Ok(_)) = (ahead, &sent) {
                     ahead::tell(&self.effects.broker, &node, word).await;
                     line.told = Some((node, epoch));
                 }
-                self.effects.ledger.send(draft, Bytes::new()).await
+                sent
             }
             Err(error) => Err(error),
         };
