@@ -136,13 +136,8 @@ fn part(event: &Event) -> EventPart<'_> {
         Event::Yielded {
             cause,
             computed_until,
-        } => EventPart {
-            kind,
-            cause: Some(cause),
-            computed_until: Some(*computed_until),
-            ..EventPart::default()
-        },
-        Event::Parked {
+        }
+        | Event::Parked {
             cause,
             computed_until,
             ..
