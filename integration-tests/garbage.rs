@@ -226,7 +226,7 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
     let models = [
         part(1, 7),
         part(u32::MAX, u64::MAX),
-        Handover::Ahead { execution, epoch },
+        Handover::Entrusted { bindings: 2 },
         Handover::Confirmed {
             execution,
             epoch,

@@ -112,21 +112,56 @@ impl Draft {
         if carries_state {
             state.carry_state_again();
         }
+        let draft = Self::of(tip.seq, events, state).map_err(|(error, _)| error)?;
+        Ok(Self {
+            carries_state,
+            ..draft
+        })
+    }
+
+    /// A ledger's first message. The first `made` of the events were not appended; `bound` is the
+    /// state that they make.
+    ///
+    /// # Errors
+    /// When the state does not allow the other events, or the message would be too large; with all
+    /// events.
+    pub fn first(
+        bound: &ExecutionState,
+        events: Vec<Event>,
+        made: usize,
+        author: &str,
+        at: Timestamp,
+    ) -> Result<Self, (AppendError, Vec<Event>)> {
+        let more = events.get(made..).unwrap_or_default();
+        match bound.with_more(more, author, at) {
+            Ok(state) => Self::of(0, events, state).map_err(|(e, events)| (e.into(), events)),
+            Err(error) => Err((error.into(), events)),
+        }
+    }
+
+    fn of(
+        expected: Sequence,
+        events: Vec<Event>,
+        state: ExecutionState,
+    ) -> Result<Self, (MessageError, Vec<Event>)> {
         let message = LedgerMessage {
             v: 1,
             events,
             state,
             sig: None,
         };
-        let header = message.encode()?;
+        let header = match message.encode() {
+            Ok(header) => header,
+            Err(error) => return Err((error, message.events)),
+        };
         let state = message.state;
         Ok(Self {
-            expected: tip.seq,
+            expected,
             digest: Digest::of(header.as_bytes()),
             header,
             subject: subjects::ledger(&state.tenant, state.execution),
             state,
-            carries_state,
+            carries_state: false,
         })
     }
 

@@ -198,7 +198,7 @@ pub fn digest_of(line: &Line) -> String {
 }
 
 /// Checks what holds for every ledger: no gap, a chain of digests, each state the fold of the one
-/// before, epochs that grow by one and are started once, by their holder, progress that only
+/// before, a first binding by a policy service whoever appended it, epochs that grow by one and are started once, by their holder, progress that only
 /// grows unless the ledger says that it stepped back, nothing after the end.
 #[track_caller]
 pub fn audit(ledger: &[Line]) {
@@ -207,7 +207,7 @@ pub fn audit(ledger: &[Line]) {
     let mut started = BTreeSet::new();
     for line in ledger {
         match before {
-            None => assert_eq!((line.state().ordinal, line.state().prev), (1, None)),
+            None => begins(line),
             Some(before) => follows(before, line),
         }
         let held = before.is_some_and(|b| matches!(b.state().phase, Phase::Started(_)));
@@ -245,6 +245,40 @@ pub fn audit(ledger: &[Line]) {
 
 fn author_of(binding: &fiec_schemas::Binding) -> String {
     format!("worker/{}/{}", binding.node, binding.instance)
+}
+
+/// A ledger's first message: also the fold of nothing; and who bound it where its node says so.
+#[track_caller]
+fn begins(line: &Line) {
+    let state = line.state();
+    assert_eq!((state.ordinal, state.prev), (1, None));
+    let made = line.message.events.iter().find_map(|event| match event {
+        Event::Bound { decision, .. } => Some(decision.as_ref()?.entrusted.as_ref()),
+        _ => None,
+    });
+    if let Some(entrusted) = made {
+        let by = entrusted.map(|e| &e.by).unwrap_or(&state.author);
+        assert!(by.starts_with("policy/"), "bound by {by}");
+        let by_node = state.author.starts_with("worker/");
+        assert_eq!(entrusted.is_some(), by_node, "{:?}", line.message.events);
+    }
+    // A part is born with a share of its holder's range; a large submission lies elsewhere.
+    let own = state.spread.as_ref().is_none_or(|s| s.part_of.is_none());
+    if let Some(spec) = state.spec.clone().filter(|_| own) {
+        let unborn = ExecutionState::unborn(
+            state.tenant.clone(),
+            state.execution,
+            spec,
+            state.batch,
+            state.submitted_at,
+        );
+        let events = &line.message.events;
+        let mut folded = unborn
+            .after(events, &state.author, state.at, None)
+            .unwrap_or_else(|e| panic!("{e}: {events:?} at the beginning"));
+        folded.resolve(line.seq);
+        assert_eq!(&folded, state, "a first state is the fold of its events");
+    }
 }
 
 #[track_caller]

@@ -191,6 +191,19 @@ pub struct Decision {
     /// Candidates beyond those listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u32,
+    /// Whose choice it was and when, where the node itself appended the binding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrusted: Option<Entrusted>,
+}
+
+/// A first binding that its node was entrusted with: the policy service made it, the node appends
+/// it together with what it has to say itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Entrusted {
+    /// The policy service, as an author: `policy/<id>`.
+    pub by: String,
+    /// When it chose, by its clock: from then on the execution is bound.
+    pub at: Timestamp,
 }
 
 fn is_zero(n: &u32) -> bool {

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use crate::cause::{CANDIDATES_LIMIT, Candidate, Cause, Decision, Evidence};
+pub use crate::cause::{CANDIDATES_LIMIT, Candidate, Cause, Decision, Entrusted, Evidence};
 use crate::energy::{Energy, EnergyTotals};
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
@@ -356,8 +356,8 @@ pub struct ExecutionState {
     pub at: Timestamp,
     /// Digest of the canonical submission.
     pub submission: Digest,
-    /// The submission itself while the execution lives, if it is small; a large one lies in
-    /// `FIEC_DATA`.
+    /// The submission itself, if it is small, while the execution lives and in a first message that
+    /// ends it; a large one lies in `FIEC_DATA`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Arc<Submission>>,
     /// The contract under which it may move.

@@ -130,6 +130,35 @@ impl ExecutionState {
         let mut next = self.clone();
         next.ordinal += 1;
         next.prev = prev;
+        next.go_on(events, author, at)?;
+        self.only_merges_while_it_waits(events)?;
+        Ok(next)
+    }
+
+    /// The state after the message of this one, had it these events too, written by `author` at
+    /// `at`: a first binding is appended by its node with whatever the node has to say.
+    ///
+    /// # Errors
+    /// The first event that the state before it does not allow.
+    pub fn with_more(
+        &self,
+        events: &[Event],
+        author: &str,
+        at: Timestamp,
+    ) -> Result<Self, TransitionError> {
+        let mut next = self.clone();
+        next.go_on(events, author, at)?;
+        self.only_merges_while_it_waits(events)?;
+        Ok(next)
+    }
+
+    fn go_on(
+        &mut self,
+        events: &[Event],
+        author: &str,
+        at: Timestamp,
+    ) -> Result<(), TransitionError> {
+        let next = self;
         next.author.clear();
         next.author.push_str(author);
         next.at = at;
@@ -137,7 +166,10 @@ impl ExecutionState {
             next.apply(event, at)?;
         }
         if next.phase.is_terminal() {
-            next.spec = None;
+            // Who reads only this message must learn what was asked for.
+            if next.ordinal > 1 {
+                next.spec = None;
+            }
             next.requested = None;
             next.adjusted = None;
             next.left.clear();
@@ -145,8 +177,7 @@ impl ExecutionState {
         if !matches!(next.phase, Phase::Started(_)) {
             next.parked = None;
         }
-        self.only_merges_while_it_waits(events)?;
-        Ok(next)
+        Ok(())
     }
 
     fn apply(&mut self, event: &Event, at: Timestamp) -> Result<(), TransitionError> {
@@ -162,8 +193,10 @@ impl ExecutionState {
                 instance,
                 substrate,
                 cause,
-                ..
+                decision,
             } => {
+                let entrusted = decision.as_ref().and_then(|d| d.entrusted.as_ref());
+                let at = entrusted.map_or(at, |e| e.at);
                 let allowed = match &self.phase {
                     Phase::Pending | Phase::Bound(_) => true,
                     Phase::Started(_) => matches!(cause, Cause::Lost { .. }),

@@ -28,7 +28,7 @@ pub mod time;
 pub mod trust;
 
 pub use event::{
-    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Event, Evidence,
+    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Entrusted, Event, Evidence,
     ExecutionState, LedgerMessage, Output, Phase, StatePlace,
 };
 pub use fold::TransitionError;

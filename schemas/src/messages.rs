@@ -66,14 +66,14 @@ tagged! { "is", "Handover",
             #[serde(default, skip_serializing_if = "Option::is_none")]
             delta: Option<u64>,
         },
-        /// A first binding, told at the moment of its append where nothing else is going on. There is
-        /// no σ: the body is the ledger message's header as it is being appended. The capsule message
-        /// that follows the acknowledgement confirms it.
-        Ahead {
-            /// Which execution.
-            execution: ExecutionId,
-            /// The epoch that the append makes.
-            epoch: Epoch,
+        /// First bindings that the node is entrusted with: each line of the body is the header of a
+        /// ledger message that was not appended. The node computes at once and appends the
+        /// binding's events together with its own, as the first message of that ledger. Where it
+        /// does not in time the policy service appends the line as it stands, and the capsule
+        /// message that follows confirms it.
+        Entrusted {
+            /// Lines of the body.
+            bindings: u32,
         },
         /// The append was acknowledged: `started` must follow this sequence.
         Confirmed {

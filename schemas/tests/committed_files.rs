@@ -117,6 +117,7 @@ fn handover_message() -> LedgerMessage {
             },
         ],
         omitted: 0,
+        entrusted: None,
     };
     let first = state()
         .after(

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
-    NodeId, Phase, StatePlace, Submission, Tenant, Timestamp,
+    BoundaryEvent, Cause, Decision, Digest, Entrusted, Event, ExecutionId, ExecutionState,
+    InstanceId, LedgerMessage, NodeId, Phase, StatePlace, Submission, Tenant, Timestamp,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -200,6 +200,29 @@ proptest! {
             prev = Some(Digest::of(header.as_bytes()));
             state = resolved;
         }
+    }
+
+    #[test]
+    fn a_first_binding_that_its_node_appends_makes_what_it_makes_apart(
+        events in proptest::collection::vec(any_event(), 0..6),
+    ) {
+        let (decided, appended) = (Timestamp::from_micros(3_000_000), Timestamp::from_micros(4_000_000));
+        let bound = |entrusted| Event::Bound {
+            epoch: 1,
+            node: NodeId::new("n1").unwrap(),
+            instance: InstanceId(Uuid::from_u128(1)),
+            substrate: "host".to_owned(),
+            cause: Cause::Initial,
+            decision: Some(Decision { candidates: vec![], omitted: 0, entrusted }),
+        };
+        let told = [Event::Submitted, bound(None)];
+        let told = unborn().after(&told, "policy/a", decided, None).unwrap();
+        let more = told.with_more(&events, "worker/n1/i", appended);
+        let entrusted = Entrusted { by: "policy/a".to_owned(), at: decided };
+        let mut whole = vec![Event::Submitted, bound(Some(entrusted))];
+        whole.extend(events);
+        let whole = unborn().after(&whole, "worker/n1/i", appended, None);
+        prop_assert_eq!(more, whole);
     }
 }
 

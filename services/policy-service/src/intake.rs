@@ -9,8 +9,8 @@ use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BatchId, BatchPlace, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence, Submission,
-    Tenant, Timestamp, subjects, submission,
+    BatchId, BatchPlace, ExecutionId, FieldError, LineError, Sequence, Submission, Tenant,
+    Timestamp, subjects, submission,
 };
 
 use crate::vetting::{Verdict, check_count};
@@ -42,12 +42,13 @@ pub struct Line {
     pub stamp: Timestamp,
     /// It.
     pub spec: Arc<Submission>,
+    /// It is not to be expected that it has a ledger: its id is no client's, it was not delivered
+    /// before, and its message need not be refused as a whole.
+    pub fresh: bool,
     /// True once a large one lies in `FIEC_DATA`.
     pub stored: bool,
     /// True once its program was found to be registered.
     pub registered: bool,
-    /// The node that was told of its first binding ahead of the append, and that binding's epoch.
-    pub told: Option<(NodeId, Epoch)>,
 }
 
 /// What the next line is.
@@ -408,6 +409,7 @@ impl Cursor {
         };
         let place = (self.seq, self.number, index);
         let (execution, batch) = name(tenant, self.stamp, place, self.batch, &spec);
+        let fresh = spec.id.is_none() && !self.again && !self.atomic;
         Read::Next(Box::new(Next::Line(Box::new(Line {
             message: self.seq,
             number: self.number,
@@ -416,9 +418,9 @@ impl Cursor {
             batch,
             stamp: self.stamp,
             spec: Arc::new(spec),
+            fresh,
             stored: false,
             registered: false,
-            told: None,
         }))))
     }
 

@@ -14,6 +14,10 @@ type ByCause = Family<[(&'static str, &'static str); 1], Counter>;
 pub struct Metrics {
     /// Lines that became executions.
     pub submitted: Counter,
+    /// First bindings that their nodes appended.
+    pub entrusted: Counter,
+    /// First bindings that their nodes did not append in time.
+    pub overdue: Counter,
     /// Lines that were refused.
     pub rejected: Counter,
     /// Lines that were there before.
@@ -52,6 +56,16 @@ impl Metrics {
             "submitted",
             "Lines that became executions",
             self.submitted.clone(),
+        );
+        r.register(
+            "entrusted",
+            "First bindings that their nodes appended",
+            self.entrusted.clone(),
+        );
+        r.register(
+            "overdue",
+            "First bindings that their nodes did not append in time",
+            self.overdue.clone(),
         );
         r.register("rejected", "Lines that were refused", self.rejected.clone());
         r.register(

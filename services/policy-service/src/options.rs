@@ -27,6 +27,8 @@ pub struct Options {
     /// How long a submission is held back while nodes are full and learn how fast they are; four
     /// times as long after one that found its place so.
     pub hold: Duration,
+    /// How long a node may take to append a first binding that was left to it; 0: none is.
+    pub entrust: Duration,
     /// Where `/metrics` and `/healthz` are served, if anywhere.
     pub http: Option<SocketAddr>,
 }
@@ -42,6 +44,7 @@ impl Default for Options {
             control_timeout: Duration::from_secs(2),
             probe_timeout: Duration::from_secs(1),
             hold: Duration::from_millis(25),
+            entrust: Duration::from_millis(200),
             http: None,
         }
     }

@@ -96,7 +96,7 @@ impl PolicyService {
         let mut known = sources::known_nodes(&broker).await?;
         known.extend(sources::contained_programs(&broker).await);
         known.extend(reservation::quotas(&broker).await?);
-        core.preload(known, vectors(&broker).await);
+        core.preload(known, vectors(&broker).await).await;
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
         let (b, n) = (broker.clone(), news_tx.clone());

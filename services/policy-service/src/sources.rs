@@ -145,11 +145,12 @@ async fn follow(
 }
 
 /// True for a message of an execution that has ended, without reading it as JSON: the phase says
-/// so, and no submission is there whose own words could be mistaken for it.
+/// so, which stands behind the submission, whose own words could be mistaken for it.
 fn is_over(header: &str) -> bool {
-    let phase = |is: &str| header.contains(&format!(r#""phase":{{"is":"{is}""#));
-    let over = ["completed", "failed", "cancelled", "returned"];
-    over.into_iter().any(phase) && !header.contains(r#""spec":"#)
+    const PHASE: &str = r#""phase":{"is":""#;
+    let phase = header.rfind(PHASE).map(|at| &header[at + PHASE.len()..]);
+    let over = ["completed\"", "failed\"", "cancelled\"", "returned\""];
+    phase.is_some_and(|phase| over.into_iter().any(|is| phase.starts_with(is)))
 }
 
 /// Submissions, one message at a time and many ahead.
@@ -392,5 +393,9 @@ mod tests {
         assert!(!is_over(
             r#"{"state":{"spec":{"params":{"phase":{"is":"completed"}}},"phase":{"is":"pending"}}}"#
         ));
+        assert!(is_over(
+            r#"{"state":{"spec":{"params":{"phase":{"is":"pending"}}},"phase":{"is":"failed"}}}"#
+        ));
+        assert!(!is_over("{}"));
     }
 }

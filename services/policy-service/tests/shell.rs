@@ -4,8 +4,8 @@ mod stage;
 
 use std::time::Duration;
 
-use fiec_schemas::messages::{ApiReply, Handover, SubmitReply};
-use fiec_schemas::{ClientId, Digest, Event, ExecutionId, Phase};
+use fiec_schemas::messages::{ApiReply, SubmitReply};
+use fiec_schemas::{ClientId, Event, ExecutionId, Phase};
 use serde_json::json;
 use stage::{Stage, tenant, until};
 
@@ -258,28 +258,4 @@ async fn the_micro_service_lists_its_endpoints() {
     ] {
         assert!(names.contains(&name.to_owned()), "{names:?}");
     }
-}
-
-#[tokio::test]
-async fn a_lone_submission_is_told_to_its_node_ahead_and_a_flood_is_not() {
-    let stage = Stage::with_nodes(&["n1"]).await;
-    let _service = stage.service().await;
-    let told = stage.hears("n1").await;
-    stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
-    let entry = stage.last("a").await;
-    until(|| async { told.lock().unwrap().len() == 1 }).await;
-    let (Handover::Ahead { execution, epoch }, ledger) = told.lock().unwrap()[0].clone() else {
-        panic!("{told:?}");
-    };
-    assert_eq!((execution, epoch), (entry.message.state.execution, 1));
-    assert_eq!(Digest::of(&ledger), entry.digest);
-
-    let lines: Vec<String> = (0..200)
-        .map(|i| format!(r#"{{"id":"f{i}","program":"synthetic@1"}}"#))
-        .collect();
-    stage.publish(&lines.join("\n")).await;
-    stage.last("f199").await;
-    until(|| async { stage.submissions_left().await == 0 }).await;
-    let of_the_flood = told.lock().unwrap().len() - 1;
-    assert!(of_the_flood < 50, "{of_the_flood} of 200 were told ahead");
 }

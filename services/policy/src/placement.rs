@@ -247,6 +247,7 @@ pub fn choose(
         decision: Decision {
             candidates,
             omitted,
+            entrusted: None,
         },
     })
 }

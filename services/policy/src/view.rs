@@ -70,6 +70,7 @@ pub struct StateView<'a> {
     pub author: Cow<'a, str>,
     #[serde(borrow)]
     spec: Option<&'a RawValue>,
+    submission: Option<&'a str>,
     submitted_at: &'a str,
     at: &'a str,
     /// Where it stands.
@@ -269,6 +270,11 @@ impl<'a> StateView<'a> {
     /// Whose, typed.
     pub fn tenant(&self) -> Option<Tenant> {
         self.tenant.parse().ok()
+    }
+
+    /// Digest of what was submitted.
+    pub fn submission(&self) -> Option<Digest> {
+        self.submission?.parse().ok()
     }
 
     /// When it was submitted.

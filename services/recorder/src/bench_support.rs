@@ -151,6 +151,7 @@ pub fn short_ledgers(
                 decision: Some(Decision {
                     candidates,
                     omitted: 0,
+                    entrusted: None,
                 }),
             };
             items.push(writer.append(vec![Event::Submitted, bound], "policy/bench", now, seq)?);

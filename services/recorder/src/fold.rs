@@ -109,7 +109,10 @@ impl Folder {
         });
         let changed = changes::of(place.id, place.ordinal, stored_at, &events);
         self.rows.changes.extend(changed);
-        let handover = events.iter().any(|e| matches!(e, Event::Bound { .. }));
+        let mut behind = events
+            .iter()
+            .skip_while(|e| !matches!(e, Event::Yielded { .. }));
+        let handover = behind.any(|e| matches!(e, Event::Bound { .. }));
         for event in events {
             self.event(event, index, tracked, &state, place, handover);
         }
@@ -204,7 +207,9 @@ impl Folder {
                 cause,
                 decision,
             } => {
-                let at = place.at;
+                let entrusted = decision.as_ref().and_then(|d| d.entrusted.as_ref());
+                let at = entrusted.map_or(place.at, |e| e.at);
+                let place = Place { at, ..place };
                 self.close(tracked, place, cause.as_str(), at);
                 if let Some(decision) = decision {
                     self.decision(place, epoch, &cause, &node, decision);

@@ -57,6 +57,7 @@ fn bound(epoch: u64, node: &str, instance: InstanceId, cause: Cause) -> Event {
     let decision = Some(Decision {
         candidates: vec![chosen, other],
         omitted: 1,
+        entrusted: None,
     });
     Event::Bound {
         epoch,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::fold::{Known, Message, fold};
 use fiec_schemas::{
-    Cause, Event, ExecutionId, InstanceId, LedgerMessage, Submission, Tenant, Timestamp,
+    Cause, Decision, Entrusted, Event, ExecutionId, InstanceId, LedgerMessage, Submission, Tenant,
+    Timestamp,
 };
 
 fn at(ms: i64) -> Timestamp {
@@ -89,6 +90,112 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     );
     assert_eq!((rows.messages, rows.last_seq), (6, 6));
     assert!(known.is_empty(), "finished executions are forgotten");
+}
+
+#[test]
+fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let (id, tenant) = (
+        ExecutionId(uuid::Uuid::now_v7()),
+        Tenant::new("lab").unwrap(),
+    );
+    let decision = |entrusted| Decision {
+        candidates: Vec::new(),
+        omitted: 0,
+        entrusted,
+    };
+    let bound = |entrusted| match bound(1, "a", Cause::Initial) {
+        Event::Bound {
+            epoch,
+            node,
+            substrate,
+            cause,
+            ..
+        } => Event::Bound {
+            epoch,
+            node,
+            instance: InstanceId(uuid::Uuid::nil()),
+            substrate,
+            cause,
+            decision: Some(decision(entrusted)),
+        },
+        event => event,
+    };
+    let end = || {
+        vec![
+            Event::Started {
+                epoch: 1,
+                computing_since: at(20),
+            },
+            Event::Completed {
+                result: serde_json::Value::Null,
+                computed_until: at(25),
+                capsules: 1,
+                outputs: vec![],
+                energy: None,
+            },
+        ]
+    };
+    let writer = || LedgerWriter::new(tenant.clone(), id, Arc::new(submission.clone()), at(0));
+    let mut w = writer();
+    let first = vec![Event::Submitted, bound(None)];
+    let apart = vec![
+        message(&w.append(first, "policy/p", at(10), 1).unwrap()),
+        message(&w.append(end(), "worker/a/i", at(30), 2).unwrap()),
+    ];
+    let entrusted = Entrusted {
+        by: "policy/p".into(),
+        at: at(10),
+    };
+    let mut all = vec![Event::Submitted, bound(Some(entrusted))];
+    all.extend(end());
+    let whole = vec![message(
+        &writer().append(all, "worker/a/i", at(30), 2).unwrap(),
+    )];
+    let apart = fold(apart, &mut Known::default());
+    let mut known = Known::default();
+    let whole = fold(whole, &mut known);
+    assert!(known.is_empty());
+    let placement = &whole.placements[0];
+    assert_eq!(placement.bound_at, Some(at(10)));
+    assert_eq!(placement.end_reason, Some("completed"));
+    // Nothing but the count of messages differs.
+    let mut row = whole.executions.into_iter().next().unwrap();
+    assert_eq!(row.ordinal, 1);
+    row.ordinal = 2;
+    assert_eq!(format!("{row:?}"), format!("{:?}", apart.executions[0]));
+    assert_eq!(
+        format!("{placement:?}"),
+        format!("{:?}", apart.placements[0])
+    );
+    assert_eq!((whole.decisions.len(), apart.decisions.len()), (1, 1));
+}
+
+#[test]
+fn a_first_message_that_yields_says_so_and_is_no_handover() {
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let (id, tenant) = (
+        ExecutionId(uuid::Uuid::now_v7()),
+        Tenant::new("lab").unwrap(),
+    );
+    let mut w = LedgerWriter::new(tenant, id, Arc::new(submission), at(0));
+    let events = vec![
+        Event::Submitted,
+        bound(1, "a", Cause::Initial),
+        Event::Started {
+            epoch: 1,
+            computing_since: at(1),
+        },
+        Event::Yielded {
+            cause: Cause::Drain { who: "ada".into() },
+            computed_until: at(2),
+        },
+    ];
+    let item = w.append(events, "worker/a/i", at(3), 1).unwrap();
+    let rows = fold(vec![message(&item)], &mut Known::default());
+    let kinds: Vec<_> = rows.events.iter().map(|e| e.kind).collect();
+    assert_eq!(kinds, ["yielded"]);
+    assert_eq!(rows.placements[0].end_reason, Some("drain"));
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
     }
     let mut orders = Vec::new();
     let mut jobs = shared.take_alike(DEPTH - child.ahead.jobs.len(), |job| {
-        let Start::Bound(tip) = &job.start else {
+        let (Start::Bound(tip) | Start::Entrusted(tip, _)) = &job.start else {
             return false;
         };
         let state = &tip.state;

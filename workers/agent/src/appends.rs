@@ -8,6 +8,7 @@ use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
 use fiec_schemas::{Event, Timestamp};
 use futures_util::future::join_all;
 
+use crate::entrusted::{Drafted, Second};
 use crate::large;
 use crate::message::{Message, ahead_of};
 use crate::runner::{Runner, Wait};
@@ -74,6 +75,7 @@ impl Runner {
         let Some(mut message) = self.staged.pop_front() else {
             return;
         };
+        let mut second = None;
         let draft = match message.draft.take() {
             Some(mut draft) => {
                 draft.expected = self.tip.seq;
@@ -81,8 +83,15 @@ impl Runner {
             }
             None => {
                 let events = std::mem::take(&mut message.events);
-                match Draft::new(&self.tip, events, &self.shared.author, Timestamp::now()) {
-                    Ok(draft) => {
+                match self.draft(events, message.handover.is_some()) {
+                    Ok(Drafted::Wait(flight, events)) => {
+                        message.events = events;
+                        self.staged.push_front(message);
+                        self.flight = Some(flight);
+                        return;
+                    }
+                    Ok(Drafted::Ready(draft, how)) => {
+                        second = how;
                         if let Some(to) = &message.handover {
                             let before = self.tip.state.boundary.as_ref();
                             let state = (&message.state, &message.cut);
@@ -115,7 +124,7 @@ impl Runner {
                 self.flight = Some(Box::pin(async move {
                     let _until_settled = message.priority;
                     let _ = tokio::time::timeout(TURN, turn).await;
-                    append(&shared, draft, message.state).await
+                    append_or_follow(&shared, draft, second, message.state).await
                 }));
                 return;
             }
@@ -130,7 +139,11 @@ impl Runner {
                     match shared.ledger.settle(sent).await {
                         Err(AppendError::Broker(error)) => {
                             tracing::warn!(%error, "append failed; trying again");
-                            Box::pin(append(&shared, draft, message.state)).await
+                            let state = message.state;
+                            Box::pin(append_or_follow(&shared, draft, second, state)).await
+                        }
+                        Err(AppendError::Conflict) if let Some(second) = second => {
+                            Box::pin(second.append(&shared, &draft, message.state)).await
                         }
                         settled => settled,
                     }
@@ -168,12 +181,12 @@ impl Runner {
                 .await;
             }
             let Some(commit) = commit else {
-                let tip = append(&shared, draft, message.state).await?;
+                let tip = append_or_follow(&shared, draft, second, message.state).await?;
                 emitted::publish(&shared, &tip, &message.emits).await;
                 return Ok(tip);
             };
             let ready = commit.store(&shared, &known).await?;
-            let tip = append(&shared, draft, ready.body()).await?;
+            let tip = append_or_follow(&shared, draft, second, ready.body()).await?;
             ready.committed(&shared, &known);
             emitted::publish(&shared, &tip, &message.emits).await;
             if commit.urgent {
@@ -204,8 +217,24 @@ impl Runner {
     }
 }
 
+/// Appends; where the binding that a first message holds is there already, behind that.
+async fn append_or_follow(
+    shared: &Shared,
+    draft: Draft,
+    second: Option<Second>,
+    body: Bytes,
+) -> Result<Tip, AppendError> {
+    let Some(second) = second else {
+        return append(shared, draft, body).await;
+    };
+    match append(shared, draft.clone(), body.clone()).await {
+        Err(AppendError::Conflict) => second.append(shared, &draft, body).await,
+        settled => settled,
+    }
+}
+
 /// Appends until it is known whether it was.
-async fn append(shared: &Shared, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
+pub(crate) async fn append(shared: &Shared, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
     loop {
         let error = match shared.ledger.send(draft.clone(), body.clone()).await {
             Ok(sent) => match shared.ledger.settle(sent).await {

@@ -196,7 +196,27 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
 
 /// Gives a binding back.
 pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
-    let Start::Bound(tip) = job.start else { return };
+    let tip = match job.start {
+        Start::Bound(tip) => tip,
+        Start::Entrusted(mut tip, mut birth) => match birth.confirmed() {
+            Some(seq) => {
+                tip.seq = seq;
+                tip.state.resolve(seq);
+                tip
+            }
+            None => {
+                // Appended elsewhere it comes as a capsule, and is refused then.
+                tip.digest
+                    .iter()
+                    .for_each(|d| shared.forget(tip.state.execution, *d));
+                return;
+            }
+        },
+        Start::Speculative { state, digest, .. } => {
+            // Likewise, by its source.
+            return shared.forget(state.execution, digest);
+        }
+    };
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);
     let offer = shared.options.slots.saturating_sub(shared.running());
     let events = vec![Event::Refused {

@@ -1,6 +1,5 @@
 //! σ on its way to a prepared destination, ahead of its durable copy: sent with the append that
-//! binds it there, computed on at once, and counted only once that append is confirmed. A first
-//! binding on an idle system is told ahead in the same way, without σ.
+//! binds it there, computed on at once, and counted only once that append is confirmed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,7 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::entrusted;
 use crate::job::{Job, Live, Sigma, Start};
 use crate::large::{self, Cut, Known};
 use crate::shared::{ORDERS, Shared, enqueue, start_now};
@@ -225,19 +225,10 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 && let Some(assembly) = assemblies.remove(&key)
                 && let Some((ledger, moved)) = assembly.whole()
             {
-                speculate(shared, execution, epoch, &ledger, Some(moved));
+                speculate(shared, execution, epoch, &ledger, moved);
             }
         }
-        Handover::Ahead { execution, epoch } => {
-            let Ok(ledger) = std::str::from_utf8(&body) else {
-                tracing::warn!(%execution, epoch, "a binding told ahead is no text; dropped");
-                return;
-            };
-            // Told ahead is what can begin now; for the rest there is time until the capsule.
-            if shared.running() < shared.options.slots && !shared.is_draining() {
-                speculate(shared, execution, epoch, ledger, None);
-            }
-        }
+        Handover::Entrusted { .. } => entrusted::take(shared, &body),
         Handover::Confirmed {
             execution,
             epoch,
@@ -322,13 +313,7 @@ impl Moved {
 }
 
 /// Computes at once; what the ledger says decides whether it counts.
-fn speculate(
-    shared: &Arc<Shared>,
-    execution: ExecutionId,
-    epoch: Epoch,
-    text: &str,
-    moved: Option<Moved>,
-) {
+fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &str, moved: Moved) {
     let message = match LedgerMessage::decode(text, 0) {
         Ok(message) => message,
         Err(error) => {
@@ -338,11 +323,7 @@ fn speculate(
     };
     let state = message.state;
     let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
-    let fits = match (&state.boundary, &moved) {
-        (Some(place), Some(moved)) => moved.is(place),
-        (None, None) => true,
-        _ => false,
-    };
+    let fits = state.boundary.as_ref().is_some_and(|b| moved.is(b));
     if !mine || !fits || state.execution != execution || state.epoch != epoch {
         tracing::warn!(%execution, epoch, node = %shared.node(), "handover does not fit its message; dropped");
         return;
@@ -378,12 +359,10 @@ fn speculate(
         },
     );
     drop(live);
-    if moved.is_some() {
-        shared.metrics.handovers_in.inc();
-    }
+    shared.metrics.handovers_in.inc();
     let start = Start::Speculative {
         state: Box::new(state),
-        sigma: moved.map(|moved| moved.sigma),
+        sigma: moved.sigma,
         confirmed,
         digest: bound,
     };

@@ -13,6 +13,8 @@ use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::entrusted::Birth;
+
 /// An order for one execution.
 #[derive(Debug)]
 pub enum Control {
@@ -118,13 +120,15 @@ pub enum Start {
     Speculative {
         /// The state that the binding's message gives, its own sequence being 0.
         state: Box<ExecutionState>,
-        /// σ; none for a first binding.
-        sigma: Option<Sigma>,
+        /// σ.
+        sigma: Sigma,
         /// The binding's sequence, or nothing when it was not made.
         confirmed: oneshot::Receiver<Sequence>,
         /// Digest of the binding's message.
         digest: Digest,
     },
+    /// Its first binding was left to this node: what it makes, and it.
+    Entrusted(Box<Tip>, Box<Birth>),
 }
 
 /// An execution to take up.

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub handovers_in: Counter,
     /// Executions given up because somebody else holds them.
     pub fenced: Counter,
+    /// First bindings left to this node that the policy service has appended after all.
+    pub overtaken: Counter,
     /// Bindings refused.
     pub refused: Counter,
     /// Runs that children were given before the one that they computed had ended.
@@ -113,6 +115,11 @@ impl Metrics {
             "fenced",
             "Executions given up because another holds them",
             self.fenced.clone(),
+        );
+        r.register(
+            "overtaken",
+            "Bindings left to this node and appended by the policy service after all",
+            self.overtaken.clone(),
         );
         r.register("refused", "Bindings refused", self.refused.clone());
         r.register(

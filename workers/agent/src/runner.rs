@@ -27,6 +27,7 @@ use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
+use crate::entrusted::Birth;
 use crate::handover;
 use crate::job::{CapsuleAck, Control};
 use crate::large::Known;
@@ -95,6 +96,9 @@ pub(crate) struct Runner {
     pub(crate) progress: Arc<Mutex<RunningProgress>>,
     /// The last message of the ledger that is known to be stored.
     pub(crate) tip: Tip,
+    /// Its first binding, while that is not known to be stored and may be appended here; the tip
+    /// is what it makes then.
+    pub(crate) birth: Option<Birth>,
     /// The binding under which it runs here.
     pub(crate) epoch: u64,
     /// Its place among those that compute; given back as soon as the child is done, while the last

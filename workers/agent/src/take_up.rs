@@ -2,25 +2,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use fiec_broker::{AppendError, Tip};
+use fiec_broker::Tip;
 use fiec_schemas::Event;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempts;
 use crate::child_process::Child;
+use crate::entrusted;
 use crate::job::{Job, Start};
 use crate::outside::{self, Fetches};
 use crate::packages::Program;
 use crate::reserve;
-use crate::runner::{Flight, Runner};
+use crate::runner::Runner;
 use crate::shared::{Shared, Slot};
 use crate::spread::Sharing;
-
-/// An unconfirmed speculation is given up after this.
-const CONFIRM_WITHIN: Duration = Duration::from_secs(10);
 
 /// Takes an execution up, in a task of its own; with a child if that has its run already.
 pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
@@ -35,11 +32,8 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         control,
         progress,
     } = job;
-    let (tip, sigma, flight, bound) = match start {
-        Start::Bound(tip) => {
-            let bound = tip.digest;
-            (*tip, None, None, bound)
-        }
+    let (tip, sigma, flight, birth) = match start {
+        Start::Bound(tip) => (*tip, None, None, None),
         Start::Speculative {
             state,
             sigma,
@@ -51,20 +45,12 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
                 digest: Some(digest),
                 state: *state,
             };
-            let mut sure = tip.clone();
-            let flight: Flight = Box::pin(async move {
-                match tokio::time::timeout(CONFIRM_WITHIN, confirmed).await {
-                    Ok(Ok(seq)) => {
-                        sure.seq = seq;
-                        sure.state.resolve(seq);
-                        Ok(sure)
-                    }
-                    _ => Err(AppendError::Conflict),
-                }
-            });
-            (tip, sigma, Some(flight), Some(digest))
+            let flight = entrusted::wait(tip.clone(), confirmed);
+            (tip, Some(sigma), Some(flight), None)
         }
+        Start::Entrusted(tip, birth) => (*tip, None, None, Some(*birth)),
     };
+    let bound = tip.digest;
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);
     let span = tracing::info_span!("execution", %execution, epoch, node = %shared.node());
     let body = async {
@@ -93,6 +79,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             stretch: shared.stretch.clone(),
             progress,
             tip,
+            birth,
             epoch,
             slot: Some(slot),
             child: None,

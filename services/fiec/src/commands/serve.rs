@@ -237,6 +237,10 @@ pub struct PolicyArgs {
     /// Silence after which a node is asked whether it is there, and then lost, in milliseconds
     #[arg(long, default_value_t = 5_000)]
     pub liveness_ms: u64,
+    /// How long a node may take to append the first binding of an execution itself, together with
+    /// what it has done, before this service does, in milliseconds; 0: this service always does
+    #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
+    pub entrust_ms: u64,
     /// Share of the committed boundaries of built-in programs that another node computes once
     /// more, where a submission does not say `verify` itself; 0 to 1
     #[arg(long, default_value_t = 0.01, value_parser = parse_share)]
@@ -268,6 +272,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("policy").await?;
     let mut options = fiec_policy_service::Options {
+        entrust: Duration::from_millis(args.entrust_ms),
         http: Some(args.http.http),
         ..fiec_policy_service::Options::default()
     };

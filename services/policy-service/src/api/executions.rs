@@ -17,8 +17,11 @@ use super::{Answered, Api, parse, somebody, tenant};
 use crate::effects::NoReply;
 use crate::events::{Ask, Outcome};
 
-/// A submission that was just accepted may not have its ledger yet.
+/// A submission that was just accepted may not have its ledger yet, for so long beyond the time
+/// that a node has to append it.
 const NEWBORN: Duration = Duration::from_millis(300);
+/// Nobody who asks waits for a node longer than this.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often a bound execution is looked at again before it is changed, and how long between.
 const BOUND_ROUNDS: u32 = 6;
@@ -116,7 +119,7 @@ impl Api {
         if uuid.is_none() && client.is_none() {
             return Err(format!("{id:?} is neither a UUID nor a client's id"));
         }
-        let deadline = tokio::time::Instant::now() + NEWBORN;
+        let deadline = tokio::time::Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
         loop {
             for execution in [uuid, client].into_iter().flatten() {
                 let found = self.effects.ledger.last(tenant, execution).await;

@@ -6,10 +6,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Action, Input};
-use fiec_schemas::messages::Handover;
 use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp, package};
 
-use super::{Core, ahead};
+use super::Core;
 use crate::events::Outcome;
 use crate::intake::{Line, Next};
 
@@ -122,36 +121,28 @@ impl Core {
         self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
     }
 
-    pub(super) async fn append_first(
-        &mut self,
-        mut line: Box<Line>,
-        unborn: ExecutionState,
-        events: Vec<Event>,
-    ) {
+    async fn append_first(&mut self, line: Box<Line>, unborn: ExecutionState, events: Vec<Event>) {
         let tip = Tip {
             seq: 0,
             digest: None,
             state: unborn,
         };
-        let drafted = Draft::new(&tip, events, &self.effects.author, Timestamp::now());
-        let sent = match drafted {
-            Ok(draft) => {
-                // Where more is going on, the capsule message costs less and comes soon enough.
-                let epoch = draft.state.epoch;
-                let alone = self.in_flight == 0 && self.later == 0;
-                let ahead = alone.then(|| ahead::word(&draft)).flatten();
-                // Behind the append: before it, the broker stores that before it delivers this.
-                let sent = self.effects.ledger.send(draft, Bytes::new()).await;
-                if let (Some((node, word)), Ok(_)) = (ahead, &sent) {
-                    ahead::tell(&self.effects.broker, &node, word).await;
-                    line.told = Some((node, epoch));
-                }
-                sent
+        match Draft::new(&tip, events, &self.effects.author, Timestamp::now()) {
+            Ok(draft) => match self.may_entrust(&line, &draft) {
+                Some(node) => self.entrust(node, line, draft),
+                None => self.append_here(line, draft).await,
+            },
+            Err(error) => {
+                self.in_flight += 1;
+                self.first(line, Err(error)).await;
             }
-            Err(error) => Err(error),
-        };
+        }
+    }
+
+    /// Sends a first append.
+    pub(super) async fn append_here(&mut self, line: Box<Line>, draft: Draft) {
         self.in_flight += 1;
-        match sent {
+        match self.effects.ledger.send(draft, Bytes::new()).await {
             Ok(in_flight) => {
                 debug_assert!(self.firsts.is_closed() || self.firsts.capacity() > 0);
                 // Fails only while the service ends.
@@ -163,11 +154,6 @@ impl Core {
 
     /// The fate of a first append.
     pub(super) async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
-        if let (Some((node, epoch)), Err(_)) = (&line.told, &settled) {
-            let (execution, epoch) = (line.execution, *epoch);
-            let word = Handover::Abandoned { execution, epoch };
-            ahead::tell(&self.effects.broker, node, (word, Bytes::new())).await;
-        }
         match settled {
             Ok(tip) => {
                 self.in_flight -= 1;
@@ -216,9 +202,15 @@ impl Core {
             Ok(Some(entry)) => {
                 let same = entry.message.state.submission == line.spec.digest();
                 let other = entry.message.state.submission;
-                self.reread(&entry.message, entry.seq);
+                // What is forgotten since has ended; the message that was found may be older.
+                if !line.fresh || self.policy.knows(line.execution) {
+                    self.reread(&entry.message, entry.seq);
+                }
                 if same {
-                    self.metrics.repeated.inc();
+                    match line.fresh {
+                        true => self.metrics.submitted.inc(),
+                        false => self.metrics.repeated.inc(),
+                    };
                     self.intake.done(line.message, true).await;
                 } else {
                     let error = LineError {

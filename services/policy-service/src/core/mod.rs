@@ -1,6 +1,6 @@
 //! The one task that owns the policy: feeds it what happens and starts what it decides.
 
-mod ahead;
+mod entrusted;
 mod lines;
 mod perform;
 
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use entrusted::Entrusted;
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Tip, Unacknowledged, trust};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
@@ -67,6 +68,8 @@ pub struct Core {
     /// Publishes to be settled.
     acks: Sender<Unacknowledged>,
     outbox: Outbox,
+    /// First bindings that were left to their nodes.
+    entrusted: Entrusted,
     /// Tips of executions that wait for a node, so that binding them needs no read.
     tips: HashMap<ExecutionId, Box<Tip>>,
     /// Who waits for what became of an order, and what is said if it was taken.
@@ -100,6 +103,7 @@ impl Core {
             policy: Policy::new(options.policy.clone(), options.id),
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
             own_author: format!(r#""author":"{}""#, effects.author),
+            entrusted: Entrusted::default(),
             options,
             effects,
             metrics,
@@ -159,7 +163,7 @@ impl Core {
                         break;
                     }
                     for item in some_news.drain(..) {
-                        self.news(item);
+                        self.news(item).await;
                     }
                 }
                 _ = tick.tick() => self.tick().await,
@@ -179,12 +183,14 @@ impl Core {
                 }
             }
             self.round().await;
+            self.entrusted.flush(&self.effects.broker).await;
             if outcomes.is_empty() {
                 self.outbox
                     .flush(&self.effects.broker, &self.policy, &self.metrics)
                     .await;
             }
         }
+        self.append_what_is_left().await;
         self.say_presence(true).await;
         let _ = self.effects.broker.client.flush().await;
     }
@@ -255,7 +261,9 @@ impl Core {
                 }
                 // The capsules of a gang go out together.
                 let withheld = self.policy.withholds(execution);
-                let Some(digest) = tip.digest.filter(|_| !withheld) else {
+                // The feed may have been faster: then it is over.
+                let stands = self.policy.knows(execution) && !withheld;
+                let Some(digest) = tip.digest.filter(|_| stands) else {
                     return;
                 };
                 let binding = CapsuleBinding {
@@ -427,7 +435,7 @@ impl Core {
         }
     }
 
-    fn news(&mut self, news: News) {
+    async fn news(&mut self, news: News) {
         match news {
             News::Feed(item) => {
                 // What we wrote ourselves is known from its acknowledgement.
@@ -445,6 +453,7 @@ impl Core {
                             self.tips.remove(&item.execution);
                         }
                         self.step(Input::Ledger(&view));
+                        self.came(&view).await;
                     }
                     Err(error) => {
                         tracing::warn!(execution = %item.execution, seq = item.seq, %error, "a ledger message was passed over");
@@ -515,8 +524,10 @@ impl Core {
     }
 
     /// What was there at the start, before any live news.
-    pub fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
-        news.into_iter().for_each(|item| self.news(item));
+    pub async fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
+        for item in news {
+            self.news(item).await;
+        }
         let wall = Timestamp::now();
         for vector in vectors {
             let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
@@ -532,6 +543,8 @@ impl Core {
             self.step(Input::Connected(connected));
         }
         self.step(Input::Tick);
+        // What has arrived of the feed has been looked at before this.
+        self.append_overdue().await;
         // Whoever asked has given up.
         self.answers.retain(|_, (answer, _)| !answer.is_closed());
         for _ in 0..self.taken.len() {

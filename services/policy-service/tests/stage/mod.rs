@@ -35,9 +35,18 @@ pub struct Stage {
 pub struct Running {
     stop: DropGuard,
     ended: oneshot::Receiver<Result<(), ServiceError>>,
+    /// Everything ends where it is.
+    die: CancellationToken,
 }
 
 impl Running {
+    /// Ends it without a word, as a kill would.
+    pub async fn die(self) {
+        self.die.cancel();
+        // The thread is gone with its run time and its connection.
+        assert!(self.ended.await.is_err());
+    }
+
     pub async fn stop(self) {
         drop(self.stop);
         self.ended.await.unwrap().unwrap();
@@ -203,21 +212,27 @@ impl Stage {
         let stop = CancellationToken::new();
         let token = stop.clone();
         let (tell, ended) = oneshot::channel();
+        let die = CancellationToken::new();
+        let dies = die.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
-            let result = runtime.block_on(async {
+            let result = runtime.block_on(dies.run_until_cancelled(async {
                 let options = ConnectOptions::new(url, "policy");
                 let broker = Broker::connect(options).await.unwrap();
                 PolicyService::new(policy, broker).run(token).await
-            });
-            let _ = tell.send(result);
+            }));
+            drop(runtime);
+            if let Some(result) = result {
+                let _ = tell.send(result);
+            }
         });
         let running = Running {
             stop: stop.drop_guard(),
             ended,
+            die,
         };
         until(|| async { self.answers().await }).await;
         running

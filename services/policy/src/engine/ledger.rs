@@ -69,7 +69,8 @@ impl Policy {
             self.cluster.set_stage(id, stage, claim, since);
         }
         let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
-        if moved && before.is_some() && !self.waiting.is_empty() {
+        let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
+        if moved && had_a_place && !self.waiting.is_empty() {
             // It has left a place that something else may take.
             self.dirty = true;
         }
@@ -444,7 +445,8 @@ impl Policy {
                 return;
             }
         };
-        if self.cluster.execution(id).is_some_and(|e| e.stage != stage) {
+        let moved = self.cluster.execution(id).is_some_and(|e| e.stage != stage);
+        if moved {
             let claim = self.claim_of(id, stage, phase);
             self.cluster.set_stage(id, stage, claim, now.mono);
         }
@@ -458,7 +460,10 @@ impl Policy {
         match stage {
             Stage::Bound(..) => {
                 if let Some(e) = self.cluster.execution_mut(id) {
-                    e.arrived = now.mono;
+                    // Otherwise since it was chosen: what its node was then may be gone by now.
+                    if moved {
+                        e.arrived = now.mono;
+                    }
                     if let Some(extra) = &mut e.extra {
                         (extra.cause, extra.note, extra.resent, extra.deferred) =
                             (None, None, 0, None);

@@ -37,6 +37,12 @@ impl Policy {
             || held.is_some_and(|h| h.gang.is_some() || self.holds.at_once(h.batch).is_some())
     }
 
+    /// True where an execution holds, or waits for, something that is shared with others: a part of
+    /// a quota, of a batch's limit, a place in a gang.
+    pub fn reserves_for(&self, id: ExecutionId) -> bool {
+        (!self.holds.is_idle() && self.reserves(id)) || self.withholds(id)
+    }
+
     /// True where an execution may be bound as far as reservations go.
     pub(super) fn is_admitted(&self, id: ExecutionId) -> bool {
         if self.holds.is_idle() || !self.reserves(id) {

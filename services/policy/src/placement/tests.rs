@@ -324,6 +324,7 @@ fn look_at_all(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> O
         decision: Decision {
             candidates,
             omitted,
+            entrusted: None,
         },
     })
 }

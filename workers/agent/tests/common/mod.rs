@@ -222,7 +222,8 @@ impl World {
         is: impl Fn(&LedgerMessage) -> bool,
     ) -> LedgerMessage {
         poll(what, async || {
-            Some(self.last(id).await.message).filter(|m| is(m))
+            let last = self.ledger.last(&self.tenant, id).await.unwrap()?;
+            Some(last.message).filter(|m| is(m))
         })
         .await
     }
@@ -232,18 +233,31 @@ impl World {
             .await
     }
 
-    /// Everything that the ledger still holds of this execution.
-    pub async fn events(&self, id: ExecutionId) -> Vec<Event> {
+    /// Every message that the ledger still holds of this execution.
+    pub async fn messages(&self, id: ExecutionId) -> Vec<LedgerMessage> {
         let last = self.last(id).await.seq;
-        let mut events = Vec::new();
+        let mut messages = Vec::new();
         for seq in 1..=last {
             if let Ok(entry) = self.ledger.by_sequence(seq).await
                 && entry.message.state.execution == id
             {
-                events.extend(entry.message.events);
+                messages.push(entry.message);
             }
         }
-        events
+        messages
+    }
+
+    /// Their events.
+    pub async fn events(&self, id: ExecutionId) -> Vec<Event> {
+        let messages = self.messages(id).await;
+        messages.into_iter().flat_map(|m| m.events).collect()
+    }
+
+    /// Capsule messages that are not acknowledged.
+    pub async fn capsules_left(&self) -> u64 {
+        let name = subjects::capsule_stream(0);
+        let mut stream = self.broker.js.get_stream(name).await.unwrap();
+        stream.info().await.unwrap().state.messages
     }
 }
 

@@ -1,0 +1,142 @@
+//! First bindings that are left to their nodes: the node is told what would be appended, computes
+//! at once, and appends it together with what it has to say itself. What ends within milliseconds
+//! costs one ledger message instead of two, and nobody waits for the broker before computing.
+//!
+//! Until then the submission is not acknowledged, so nothing is lost with either of the two. What
+//! the node does not append in time is appended here, as it was told: from then on it is a binding
+//! like any other. Should both append, compare-and-set lets one of them through, and the node knows
+//! its own binding by its digest.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use fiec_broker::{Broker, Draft};
+use fiec_policy::LedgerView;
+use fiec_schemas::messages::{HANDOVER_HEADER, Handover};
+use fiec_schemas::{ExecutionId, NodeId, Phase, subjects};
+
+use super::Core;
+use crate::intake::Line;
+
+/// Bindings in one message at most: of 8 KiB each at most, far less than the broker takes.
+const BINDINGS: usize = 50;
+
+/// What nodes were told and have not appended yet, as far as is known here.
+#[derive(Default)]
+pub struct Entrusted {
+    /// Texts to be sent, by node.
+    waiting: BTreeMap<NodeId, Vec<String>>,
+    open: HashMap<ExecutionId, (Box<Line>, Draft)>,
+    /// When each is appended here, in the order of telling; some are not open any more.
+    due: VecDeque<(Instant, ExecutionId)>,
+}
+
+impl Entrusted {
+    fn push(&mut self, node: NodeId, line: Box<Line>, draft: Draft, until: Instant) {
+        let texts = self.waiting.entry(node).or_default();
+        texts.push(draft.header.clone());
+        self.due.push_back((until, line.execution));
+        self.open.insert(line.execution, (line, draft));
+    }
+
+    /// One that is to be appended here by now.
+    fn overdue(&mut self, now: Instant) -> Option<(Box<Line>, Draft)> {
+        while self.due.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, id) = self.due.pop_front()?;
+            if let Some(open) = self.open.remove(&id) {
+                return Some(open);
+            }
+        }
+        None
+    }
+
+    /// Tells the nodes.
+    pub async fn flush(&mut self, broker: &Broker) {
+        while let Some((node, texts)) = self.waiting.pop_first() {
+            for some in texts.chunks(BINDINGS) {
+                send(broker, &node, some).await;
+            }
+        }
+    }
+}
+
+/// Tells a node. What is lost on the way is appended here when its time has come.
+async fn send(broker: &Broker, node: &NodeId, texts: &[String]) {
+    let bindings = u32::try_from(texts.len()).unwrap_or(u32::MAX);
+    let Ok(word) = serde_json::to_string(&Handover::Entrusted { bindings }) else {
+        return;
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert(HANDOVER_HEADER, word);
+    let (subject, body) = (subjects::handover(node), texts.join("\n").into());
+    let sent = broker.client.publish_with_headers(subject, headers, body);
+    if let Err(error) = sent.await {
+        tracing::debug!(%error, %node, "cannot tell a node of its bindings; they are appended here");
+    }
+}
+
+impl Core {
+    /// The node that a first append can be left to, where nothing speaks against it.
+    pub(super) fn may_entrust(&self, line: &Line, draft: &Draft) -> Option<NodeId> {
+        let state = &draft.state;
+        // What may have a ledger is not computed before that is known. And others look for a ledger
+        // behind a reservation, and at the parts of a range together.
+        let plain = line.fresh && state.spec.is_some() && state.spread.is_none() && !state.guarded;
+        let Phase::Bound(binding) = &state.phase else {
+            return None;
+        };
+        let may =
+            plain && !self.options.entrust.is_zero() && !self.policy.reserves_for(line.execution);
+        may.then(|| binding.node.clone())
+    }
+
+    /// Leaves a first append to its node.
+    pub(super) fn entrust(&mut self, node: NodeId, line: Box<Line>, draft: Draft) {
+        tracing::debug!(execution = %line.execution, %node, "submitted, bound and left to its node");
+        let until = Instant::now() + self.options.entrust;
+        self.entrusted.push(node, line, draft, until);
+        self.in_flight += 1;
+    }
+
+    /// A message of a ledger that was left to a node: the binding's fate.
+    pub(super) async fn came(&mut self, view: &LedgerView<'_>) {
+        let Some((line, _)) = self.entrusted.open.remove(&view.state.execution) else {
+            return;
+        };
+        if view.state.submission() == Some(line.spec.digest()) {
+            self.in_flight -= 1;
+            self.metrics.submitted.inc();
+            if view.worker().is_some() {
+                self.metrics.entrusted.inc();
+            }
+            self.intake.done(line.message, true).await;
+        } else {
+            // Somebody else has the id.
+            self.metrics.conflicts.inc();
+            tokio::spawn(self.effects.clone().existing(line));
+        }
+    }
+
+    /// At the end of the service: nobody would be there to see what the nodes do. The submissions
+    /// come again to another service, which finds their ledgers.
+    pub(super) async fn append_what_is_left(&mut self) {
+        for (_, (line, draft)) in self.entrusted.open.drain() {
+            let sent = self.effects.ledger.send(draft, Bytes::new()).await;
+            if let Err(error) = sent {
+                tracing::debug!(execution = %line.execution, %error, "not appended; it is submitted again");
+            }
+        }
+    }
+
+    /// Appends what the nodes have not appended in time.
+    pub(super) async fn append_overdue(&mut self) {
+        let now = Instant::now();
+        while let Some((line, draft)) = self.entrusted.overdue(now) {
+            self.metrics.overdue.inc();
+            self.in_flight -= 1;
+            self.append_here(line, draft).await;
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! First bindings that are left to their nodes, with nodes that append them, that say nothing, and
+//! with others that come first.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
+
+mod stage;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{Draft, Ledger};
+use fiec_policy_service::Options;
+use fiec_schemas::messages::Handover;
+use fiec_schemas::{
+    Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
+};
+use serde_json::{Value, json};
+use stage::{Stage, until};
+
+type Heard = Arc<Mutex<Vec<(Handover, Bytes)>>>;
+
+/// Longer than any of these tests.
+const FOR_EVER: Duration = Duration::from_secs(600);
+
+fn patient() -> Options {
+    Options {
+        entrust: FOR_EVER,
+        ..Options::default()
+    }
+}
+
+const LINE: &str = r#"{"program":"synthetic@1"}"#;
+
+/// The ledger messages that a node was entrusted with so far.
+fn entrusted(heard: &Heard) -> Vec<String> {
+    let mut texts = Vec::new();
+    for (word, body) in &*heard.lock().unwrap() {
+        let Handover::Entrusted { bindings } = word else {
+            panic!("{word:?}");
+        };
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let lines: Vec<_> = body.lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), usize::try_from(*bindings).unwrap());
+        texts.extend(lines);
+    }
+    texts
+}
+
+/// The text with which the node was entrusted after so many others, and its execution.
+async fn told(heard: &Heard, nth: usize) -> (String, ExecutionId) {
+    until(|| async { entrusted(heard).len() > nth }).await;
+    let text = entrusted(heard).swap_remove(nth);
+    let id = LedgerMessage::decode(&text, 0).unwrap().state.execution;
+    (text, id)
+}
+
+/// Plays the node: the binding and all that follows in one message.
+async fn append_whole(stage: &Stage, text: &str) {
+    let LedgerMessage {
+        mut events, state, ..
+    } = LedgerMessage::decode(text, 0).unwrap();
+    let Phase::Bound(binding) = &state.phase else {
+        panic!("{text}");
+    };
+    let author = format!("worker/{}/{}", binding.node, binding.instance);
+    let (made, at) = (events.len(), Timestamp::now());
+    events.extend([
+        Event::Started {
+            epoch: state.epoch,
+            computing_since: at,
+        },
+        Event::Completed {
+            result: Value::Null,
+            computed_until: at,
+            capsules: 1,
+            outputs: vec![],
+            energy: None,
+        },
+    ]);
+    let draft = Draft::first(&state, events, made, &author, at).unwrap();
+    let ledger = Ledger::new(&stage.broker);
+    ledger.append(draft, Bytes::new()).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_node_does_not_append_in_time_is_appended_as_it_was_told() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service().await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    let (text, id) = told(&heard, 0).await;
+    let entry = stage.last_of(id).await;
+    assert_eq!(entry.digest, Digest::of(text.as_bytes()));
+    assert_eq!(entry.message.state.ordinal, 1);
+    // From then on it is a binding like any other.
+    let capsule = stage.capsule("n1").await;
+    assert_eq!(capsule.bindings[0].digest, entry.digest);
+    assert_eq!(capsule.bindings[0].seq, entry.seq);
+    until(|| async { stage.submissions_left().await == 0 }).await;
+}
+
+#[tokio::test]
+async fn what_a_node_has_appended_is_done_with() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    // The node has four slots: the next four have places once the service knows that these ended.
+    for round in 0..3 {
+        stage.publish(&[LINE; 4].join("\n")).await;
+        let mut all = Vec::new();
+        for nth in 4 * round..4 * round + 4 {
+            all.push(told(&heard, nth).await);
+        }
+        assert_eq!(stage.submissions_left().await, 1);
+        for (text, id) in all {
+            append_whole(&stage, &text).await;
+            assert_eq!(stage.last_of(id).await.message.state.ordinal, 1);
+        }
+        until(|| async { stage.submissions_left().await == 0 }).await;
+    }
+    assert_eq!(entrusted(&heard).len(), 12);
+}
+
+#[tokio::test]
+async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    let line = r#"{"id":"a","program":"synthetic@1"}"#;
+    stage.publish(line).await;
+    stage.finish("a", "n1").await;
+    stage.publish(line).await;
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    assert_eq!(stage.last("a").await.message.state.ordinal, 2);
+    assert!(entrusted(&heard).is_empty());
+}
+
+#[tokio::test]
+async fn a_ledger_of_another_submission_is_no_answer() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    let (text, _) = told(&heard, 0).await;
+    let mut message = LedgerMessage::decode(&text, 0).unwrap();
+    let other = json!({ "program": "synthetic@1", "params": { "capsules": 7 } });
+    let other = Submission::parse(other.to_string().as_bytes()).unwrap();
+    message.state.submission = other.digest();
+    message.state.spec = Some(Arc::new(other));
+    append_whole(&stage, &message.encode().unwrap()).await;
+    let rejection = stage.record(&subjects::rejection("lab")).await.to_string();
+    assert!(
+        rejection.contains("exists with another body"),
+        "{rejection}"
+    );
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    // Its place is free: the node has four.
+    stage.publish(&[LINE; 4].join("\n")).await;
+    told(&heard, 4).await;
+}
+
+#[tokio::test]
+async fn what_shares_a_limit_with_others_is_appended_before_its_node_hears_of_it() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    stage
+        .publish(r#"{"program":"synthetic@1","batch":"few","at_once":1}"#)
+        .await;
+    let bound = stage.capsule("n1").await;
+    assert!(bound.bindings[0].state.author.starts_with("policy/"));
+    assert!(entrusted(&heard).is_empty());
+}
+
+#[tokio::test]
+async fn nothing_is_left_to_nodes_where_that_is_switched_off() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let off = Options {
+        entrust: Duration::ZERO,
+        ..Options::default()
+    };
+    let _service = stage.service_with(off).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    stage.capsule("n1").await;
+    assert!(entrusted(&heard).is_empty());
+}
+
+#[tokio::test]
+async fn a_service_that_is_told_to_end_appends_what_its_nodes_have_not() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    stage.publish(LINE).await;
+    let (lost, done) = (told(&heard, 0).await, told(&heard, 1).await);
+    append_whole(&stage, &done.0).await;
+    service.stop().await;
+    let entry = stage.last_of(lost.1).await;
+    assert_eq!(entry.digest, Digest::of(lost.0.as_bytes()));
+    assert_eq!(stage.last_of(done.1).await.message.state.ordinal, 1);
+    // Another one sends it on.
+    let _second = stage.service().await;
+    assert_eq!(stage.capsule("n1").await.bindings[0].seq, entry.seq);
+}
+
+#[tokio::test]
+async fn what_a_service_had_left_to_a_node_when_it_died_is_taken_up_by_another_one() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let first = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    stage.publish(LINE).await;
+    let (lost, done) = (told(&heard, 0).await, told(&heard, 1).await);
+    // It cannot say anything any more.
+    first.die().await;
+    // One the node has done; of the other one nobody knows but the stream of submissions.
+    append_whole(&stage, &done.0).await;
+    let _second = stage.service().await;
+    let capsule = stage.capsule("n1").await;
+    assert_eq!(capsule.bindings[0].state.execution, lost.1);
+    assert_eq!(stage.last_of(lost.1).await.message.state.epoch, 1);
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    assert_eq!(stage.last_of(done.1).await.message.state.ordinal, 1);
+}
