@@ -1,9 +1,18 @@
 //! `bench throughput`: no-op executions to completion, with their history complete in PostgreSQL
 //! at the end; and where the processor time went.
+//!
+//! The floor is what no execution can do without: the broker stores one message of the size of its
+//! ledger, the first of a subject, by compare-and-set. It is measured in the same round, sent by
+//! one process without waiting for the one before, and read by nobody.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::PublishAckFuture;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::Config;
 use fiec_broker::{Broker, feed};
 use fiec_schemas::subjects;
 
@@ -14,8 +23,14 @@ use crate::cluster::Cluster;
 use crate::sql;
 
 const LINES_A_MESSAGE: usize = 50;
+/// Bytes of the ledger message of an execution without work.
+const MESSAGE: usize = 1_200;
+/// Appends of the floor that are under way at once.
+const IN_FLIGHT: usize = 256;
+const FLOOR_STREAM: &str = "FIEC_BENCH_FLOOR";
 
-/// Runs the bench: `executions_per_s`, reach ≥ 14,000; `cpu_us_per_execution` for each part.
+/// Runs the bench: `executions_per_s`, floor = raw first appends a second, reach ≥ 14,000;
+/// `cpu_us_per_execution` for each part.
 ///
 /// # Errors
 /// When something could not be started or measured.
@@ -23,11 +38,12 @@ pub async fn run(lab: &mut Lab<'_>, workers: u32, slots: u32) -> anyhow::Result<
     let cluster = cluster(lab, workers, &["--slots", &slots.to_string()], true).await?;
     let count = lab.samples(10_000);
     let rounds = if lab.quick { 1 } else { 5 };
-    let mut rates = Vec::new();
+    let (mut rates, mut floors) = (Vec::new(), Vec::new());
     let mut spent = Spent::default();
     let mut done = 0;
     for round in 0..=rounds {
         lab.steps_message(&format!("throughput: round {round} of {rounds}"));
+        let floor = appended(&cluster.broker, count).await?;
         let before = cpu::parts(&cluster);
         let began = Instant::now();
         flood(&cluster.broker, count).await?;
@@ -38,13 +54,53 @@ pub async fn run(lab: &mut Lab<'_>, workers: u32, slots: u32) -> anyhow::Result<
             continue; // learns the nodes' rate, fills caches
         }
         rates.push(count as f64 / seconds);
+        floors.push(floor);
         spent.add(&before, &cpu::parts(&cluster), count);
     }
-    let rate = median(&mut rates);
+    let (rate, floor) = (median(&mut rates), median(&mut floors));
+    let metric = "executions_per_s";
     lab.figures
-        .add("throughput", "no-op", "executions_per_s", "1/s", rate, None);
+        .add("throughput", "no-op", metric, "1/s", rate, Some(floor));
     spent.add_to(lab.figures, "throughput", "", "cpu_us_per_execution");
     cluster.stop().await;
+    Ok(())
+}
+
+/// Raw first appends a second, each to a subject of its own.
+async fn appended(broker: &Broker, count: usize) -> anyhow::Result<f64> {
+    let config = Config {
+        name: FLOOR_STREAM.to_owned(),
+        subjects: vec!["bench.floor.>".to_owned()],
+        ..Config::default()
+    };
+    broker.js.get_or_create_stream(config).await?;
+    let text = "x".repeat(MESSAGE);
+    let mut under_way = VecDeque::new();
+    let began = Instant::now();
+    for _ in 0..count {
+        if under_way.len() >= IN_FLIGHT
+            && let Some(ack) = under_way.pop_front()
+        {
+            settled(ack).await?;
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert("Fiec-Bench", text.as_str());
+        let message = PublishMessage::build()
+            .headers(headers)
+            .expected_last_subject_sequence(0);
+        let subject = format!("bench.floor.{}", uuid::Uuid::now_v7());
+        under_way.push_back(broker.js.send_publish(subject, message).await?);
+    }
+    for ack in under_way {
+        settled(ack).await?;
+    }
+    let rate = count as f64 / began.elapsed().as_secs_f64();
+    broker.js.delete_stream(FLOOR_STREAM).await?;
+    Ok(rate)
+}
+
+async fn settled(ack: PublishAckFuture) -> anyhow::Result<()> {
+    ack.await.context("a raw append failed")?;
     Ok(())
 }
 
