@@ -1,11 +1,10 @@
 //! Bindings that arrive on the node's durable consumer.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_nats::Subject;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, topology};
-use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
 use fiec_schemas::{Event, Phase, Timestamp};
 use futures_util::StreamExt;
@@ -13,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{CapsuleAck, Job, Live, Start};
-use crate::shared::{ORDERS, Shared, enqueue};
+use crate::shared::{Shared, enqueue};
 
 /// The consumer's limit of messages without an acknowledgement.
 const UNACKNOWLEDGED: usize = 20_000;
@@ -148,27 +147,9 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
         // An older binding of this execution is still winding down here; what it does from now
         // on loses its races. The new one takes its name.
     }
-    let (control, orders) = mpsc::channel(ORDERS);
-    let progress = Arc::new(Mutex::new(RunningProgress {
-        execution,
-        epoch,
-        boundary: state.boundary_index(),
-        of: None,
-        note: None,
-    }));
-    live.insert(
-        execution,
-        Live {
-            epoch,
-            bound: digest,
-            seq,
-            control,
-            progress: progress.clone(),
-            begun: false,
-            confirm: None,
-            memory: Live::memory_threshold(&state),
-        },
-    );
+    let (entry, control) = Live::new(&state, (seq, digest), None);
+    let progress = entry.progress.clone();
+    live.insert(execution, entry);
     drop(live);
     let refusal = if shared.is_draining() {
         Some("the node is draining")
@@ -185,7 +166,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
     let job = Job {
         start: Start::Bound(Box::new(tip)),
         ack: Some(ack.clone()),
-        control: orders,
+        control,
         progress,
     };
     match refusal {

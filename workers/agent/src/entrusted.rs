@@ -5,19 +5,18 @@
 //! node's message loses its race, and follows that one: it is the same binding, as its digest says.
 //! Any other message there means that the execution is somebody else's.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip};
-use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Phase, Sequence, Timestamp};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::appends;
 use crate::job::{Job, Live, Start};
 use crate::runner::{Flight, Runner};
-use crate::shared::{ORDERS, Shared, enqueue};
+use crate::shared::{Shared, enqueue};
 
 /// So old a binding is never appended here: a ledger that was deleted must not begin anew. The
 /// stream keeps the last message of each for weeks, and clocks differ by less.
@@ -207,32 +206,14 @@ fn take_one(shared: &Arc<Shared>, text: &str) {
         });
     }
     let digest = Digest::of(text.as_bytes());
-    let (control, orders) = mpsc::channel(ORDERS);
     let (confirm, confirmed) = oneshot::channel();
-    let progress = Arc::new(Mutex::new(RunningProgress {
-        execution,
-        epoch,
-        boundary: 0,
-        of: None,
-        note: None,
-    }));
+    let (entry, control) = Live::new(&state, (0, digest), Some(confirm));
+    let progress = entry.progress.clone();
     let mut live = shared.live();
     if live.contains_key(&execution) {
         return;
     }
-    live.insert(
-        execution,
-        Live {
-            epoch,
-            bound: digest,
-            seq: 0,
-            control,
-            progress: progress.clone(),
-            begun: false,
-            confirm: Some(confirm),
-            memory: Live::memory_threshold(&state),
-        },
-    );
+    live.insert(execution, entry);
     drop(live);
     let birth = Birth {
         events,
@@ -247,7 +228,7 @@ fn take_one(shared: &Arc<Shared>, text: &str) {
     let job = Job {
         start: Start::Entrusted(Box::new(tip), Box::new(birth)),
         ack: None,
-        control: orders,
+        control,
         progress,
     };
     enqueue(shared, job);

@@ -2,25 +2,24 @@
 //! binds it there, computed on at once, and counted only once that append is confirmed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
 use fiec_broker::{Draft, store};
-use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
 use fiec_schemas::{
     Digest, Epoch, ExecutionId, LedgerMessage, Phase, Sequence, StatePlace, subjects,
 };
 use futures_util::StreamExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::entrusted;
 use crate::job::{Job, Live, Sigma, Start};
 use crate::large::{self, Cut, Known};
-use crate::shared::{ORDERS, Shared, enqueue, start_now};
+use crate::shared::{Shared, enqueue, start_now};
 
 const PART_BYTES: usize = 512 * 1024;
 /// Handovers that may arrive at once, and what they may hold in all.
@@ -336,28 +335,10 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
     {
         return;
     }
-    let (control, orders) = mpsc::channel(ORDERS);
     let (confirm, confirmed) = oneshot::channel();
-    let progress = Arc::new(Mutex::new(RunningProgress {
-        execution,
-        epoch,
-        boundary: state.boundary_index(),
-        of: None,
-        note: None,
-    }));
-    live.insert(
-        execution,
-        Live {
-            epoch,
-            bound,
-            seq: 0,
-            control,
-            progress: progress.clone(),
-            begun: false,
-            confirm: Some(confirm),
-            memory: Live::memory_threshold(&state),
-        },
-    );
+    let (entry, control) = Live::new(&state, (0, bound), Some(confirm));
+    let progress = entry.progress.clone();
+    live.insert(execution, entry);
     drop(live);
     shared.metrics.handovers_in.inc();
     let start = Start::Speculative {
@@ -369,7 +350,7 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
     let job = Job {
         start,
         ack: None,
-        control: orders,
+        control,
         progress,
     };
     if shared.running() < shared.options.slots {

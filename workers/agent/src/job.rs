@@ -15,6 +15,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::entrusted::Birth;
 
+/// Orders that one execution may have waiting.
+const ORDERS: usize = 16;
+
 /// An order for one execution.
 #[derive(Debug)]
 pub enum Control {
@@ -166,6 +169,33 @@ pub struct Live {
 }
 
 impl Live {
+    /// One that has come here under the binding that `state` gives, and where its orders arrive.
+    pub fn new(
+        state: &ExecutionState,
+        (seq, bound): (Sequence, Digest),
+        confirm: Option<oneshot::Sender<Sequence>>,
+    ) -> (Self, mpsc::Receiver<Box<Control>>) {
+        let (control, orders) = mpsc::channel(ORDERS);
+        let progress = RunningProgress {
+            execution: state.execution,
+            epoch: state.epoch,
+            boundary: state.boundary_index(),
+            of: None,
+            note: None,
+        };
+        let live = Self {
+            epoch: state.epoch,
+            bound,
+            seq,
+            control,
+            progress: Arc::new(Mutex::new(progress)),
+            begun: false,
+            confirm,
+            memory: Self::memory_threshold(state),
+        };
+        (live, orders)
+    }
+
     /// The threshold of M that an execution has brought with it, or was given since.
     pub fn memory_threshold(state: &ExecutionState) -> Option<Threshold> {
         let adjusted = state.adjusted.as_ref();

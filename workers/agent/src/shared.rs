@@ -37,9 +37,6 @@ use crate::round_trips::RoundTrips;
 use crate::surroundings::Outlook;
 use crate::uploads::Uploads;
 
-/// Orders that one execution may have waiting.
-pub const ORDERS: usize = 16;
-
 /// Thresholds of M that are watched at once.
 const MEMORY_THRESHOLDS: usize = 17;
 

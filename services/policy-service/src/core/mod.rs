@@ -2,6 +2,7 @@
 
 mod entrusted;
 mod lines;
+mod news;
 mod perform;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use entrusted::Entrusted;
 use fiec_broker::ledger::InFlight;
-use fiec_broker::{Tip, Unacknowledged, trust};
+use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
-use fiec_schemas::trust::{SUITE, SignedProof};
+use fiec_schemas::trust::SignedProof;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Timestamp, subjects};
 pub use lines::taken;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -432,106 +433,6 @@ impl Core {
         };
         if let Some((answer, promise)) = answer {
             let _ = answer.send(said.map(|()| promise));
-        }
-    }
-
-    async fn news(&mut self, news: News) {
-        match news {
-            News::Feed(item) => {
-                // What we wrote ourselves is known from its acknowledgement.
-                if item.header.contains(&self.own_author) {
-                    return;
-                }
-                match LedgerView::read(&item.header, item.seq) {
-                    Ok(view) => {
-                        if let Some(cause) = view.event("bound").and_then(|b| b.cause())
-                            && self.is_loaded()
-                        {
-                            self.metrics.bound(cause.as_str());
-                        }
-                        if !self.tips.is_empty() {
-                            self.tips.remove(&item.execution);
-                        }
-                        self.step(Input::Ledger(&view));
-                        self.came(&view).await;
-                    }
-                    Err(error) => {
-                        tracing::warn!(execution = %item.execution, seq = item.seq, %error, "a ledger message was passed over");
-                    }
-                }
-            }
-            News::Loaded => {
-                self.step(Input::Loaded);
-                self.loaded.store(true, Ordering::Relaxed);
-                tracing::info!(
-                    live = self.policy.live(),
-                    waiting = self.policy.waiting(),
-                    ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(0),
-                    "ledgers taken over"
-                );
-            }
-            News::Vector(vector) => self.step(Input::Vector(*vector, 0)),
-            News::Descriptor(descriptor) => {
-                let node = descriptor.node.clone();
-                self.step(Input::Descriptor(descriptor));
-                self.judge(&node);
-            }
-            News::Proof(node, signed) => {
-                self.proofs.insert(node.clone(), *signed);
-                self.judge(&node);
-            }
-            News::Quarantine(node, lost) => self.step(Input::Quarantine(&node, lost)),
-            News::Verdict(signed) => {
-                match trust::check_verdict(&signed, |node| self.policy.identity(node)) {
-                    Ok(verdict) => self.step(Input::Verdict(verdict)),
-                    Err(error) => tracing::warn!(%error, "a verdict does not count"),
-                }
-            }
-            News::Gone(node) => self.step(Input::Gone(&node)),
-            News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
-            News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
-            News::Reserved(tenant, seq, table) => self.step(Input::Reserved {
-                tenant: &tenant,
-                table: Some((seq, &table)),
-                answer: false,
-            }),
-            News::Container(program) => self.step(Input::Container(&program)),
-            News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
-        }
-    }
-
-    /// Looks at the signature of a node's proof, once both its claim and its proof are known.
-    fn judge(&mut self, node: &NodeId) {
-        let Some(signed) = self.proofs.get(node).cloned() else {
-            return;
-        };
-        if !self.policy.has_node(node) {
-            return;
-        }
-        let identity = self.policy.identity(node);
-        let judged = trust::check(&signed, identity.as_ref(), SUITE);
-        let judged = judged.map_err(|error| error.to_string());
-        let judged = judged.and_then(|proof| {
-            let own = proof.node == *node;
-            own.then_some(proof)
-                .ok_or_else(|| "its proof is another node's".to_owned())
-        });
-        self.step(Input::Proof {
-            node,
-            signed: &signed,
-            judged,
-        });
-    }
-
-    /// What was there at the start, before any live news.
-    pub async fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
-        for item in news {
-            self.news(item).await;
-        }
-        let wall = Timestamp::now();
-        for vector in vectors {
-            let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
-            self.step(Input::Vector(vector, age));
         }
     }
 

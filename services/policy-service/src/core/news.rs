@@ -1,0 +1,113 @@
+//! News from the broker: ledger messages, what nodes say of themselves, what operators set.
+
+use std::sync::atomic::Ordering;
+
+use fiec_broker::trust;
+use fiec_policy::{Input, LedgerView};
+use fiec_schemas::trust::SUITE;
+use fiec_schemas::{NodeId, Timestamp};
+
+use super::Core;
+use crate::events::News;
+
+impl Core {
+    pub(super) async fn news(&mut self, news: News) {
+        match news {
+            News::Feed(item) => {
+                // What we wrote ourselves is known from its acknowledgement.
+                if item.header.contains(&self.own_author) {
+                    return;
+                }
+                match LedgerView::read(&item.header, item.seq) {
+                    Ok(view) => {
+                        if let Some(cause) = view.event("bound").and_then(|b| b.cause())
+                            && self.is_loaded()
+                        {
+                            self.metrics.bound(cause.as_str());
+                        }
+                        if !self.tips.is_empty() {
+                            self.tips.remove(&item.execution);
+                        }
+                        self.step(Input::Ledger(&view));
+                        self.came(&view).await;
+                    }
+                    Err(error) => {
+                        tracing::warn!(execution = %item.execution, seq = item.seq, %error, "a ledger message was passed over");
+                    }
+                }
+            }
+            News::Loaded => {
+                self.step(Input::Loaded);
+                self.loaded.store(true, Ordering::Relaxed);
+                tracing::info!(
+                    live = self.policy.live(),
+                    waiting = self.policy.waiting(),
+                    ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(0),
+                    "ledgers taken over"
+                );
+            }
+            News::Vector(vector) => self.step(Input::Vector(*vector, 0)),
+            News::Descriptor(descriptor) => {
+                let node = descriptor.node.clone();
+                self.step(Input::Descriptor(descriptor));
+                self.judge(&node);
+            }
+            News::Proof(node, signed) => {
+                self.proofs.insert(node.clone(), *signed);
+                self.judge(&node);
+            }
+            News::Quarantine(node, lost) => self.step(Input::Quarantine(&node, lost)),
+            News::Verdict(signed) => {
+                match trust::check_verdict(&signed, |node| self.policy.identity(node)) {
+                    Ok(verdict) => self.step(Input::Verdict(verdict)),
+                    Err(error) => tracing::warn!(%error, "a verdict does not count"),
+                }
+            }
+            News::Gone(node) => self.step(Input::Gone(&node)),
+            News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
+            News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
+            News::Reserved(tenant, seq, table) => self.step(Input::Reserved {
+                tenant: &tenant,
+                table: Some((seq, &table)),
+                answer: false,
+            }),
+            News::Container(program) => self.step(Input::Container(&program)),
+            News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
+        }
+    }
+
+    /// Looks at the signature of a node's proof, once both its claim and its proof are known.
+    fn judge(&mut self, node: &NodeId) {
+        let Some(signed) = self.proofs.get(node).cloned() else {
+            return;
+        };
+        if !self.policy.has_node(node) {
+            return;
+        }
+        let identity = self.policy.identity(node);
+        let judged = trust::check(&signed, identity.as_ref(), SUITE);
+        let judged = judged.map_err(|error| error.to_string());
+        let judged = judged.and_then(|proof| {
+            let own = proof.node == *node;
+            own.then_some(proof)
+                .ok_or_else(|| "its proof is another node's".to_owned())
+        });
+        self.step(Input::Proof {
+            node,
+            signed: &signed,
+            judged,
+        });
+    }
+
+    /// What was there at the start, before any live news.
+    pub async fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
+        for item in news {
+            self.news(item).await;
+        }
+        let wall = Timestamp::now();
+        for vector in vectors {
+            let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
+            self.step(Input::Vector(vector, age));
+        }
+    }
+}
