@@ -226,7 +226,10 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
     let models = [
         part(1, 7),
         part(u32::MAX, u64::MAX),
-        Handover::Entrusted { bindings: 2 },
+        Handover::Entrusted {
+            bindings: 2,
+            appended: false,
+        },
         Handover::Confirmed {
             execution,
             epoch,

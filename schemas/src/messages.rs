@@ -74,6 +74,10 @@ tagged! { "is", "Handover",
         Entrusted {
             /// Lines of the body.
             bindings: u32,
+            /// The policy service is appending them itself at this moment: the node begins, and
+            /// appends nothing before the capsule message has come.
+            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+            appended: bool,
         },
         /// The append was acknowledged: `started` must follow this sequence.
         Confirmed {

@@ -9,8 +9,8 @@ use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BatchId, BatchPlace, ExecutionId, FieldError, LineError, Sequence, Submission, Tenant,
-    Timestamp, subjects, submission,
+    BatchId, BatchPlace, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence, Submission,
+    Tenant, Timestamp, subjects, submission,
 };
 
 use crate::vetting::{Verdict, check_count};
@@ -45,6 +45,8 @@ pub struct Line {
     /// It is not to be expected that it has a ledger: its id is no client's, it was not delivered
     /// before, and its message need not be refused as a whole.
     pub fresh: bool,
+    /// The node that was told of its first binding while that is appended, and its epoch.
+    pub told: Option<(NodeId, Epoch)>,
     /// True once a large one lies in `FIEC_DATA`.
     pub stored: bool,
     /// True once its program was found to be registered.
@@ -419,6 +421,7 @@ impl Cursor {
             stamp: self.stamp,
             spec: Arc::new(spec),
             fresh,
+            told: None,
             stored: false,
             registered: false,
         }))))

@@ -36,9 +36,12 @@ const LINE: &str = r#"{"program":"synthetic@1"}"#;
 fn entrusted(heard: &Heard) -> Vec<String> {
     let mut texts = Vec::new();
     for (word, body) in &*heard.lock().unwrap() {
-        let Handover::Entrusted { bindings } = word else {
-            panic!("{word:?}");
+        let Handover::Entrusted { bindings, appended } = word else {
+            continue;
         };
+        if *appended {
+            continue;
+        }
         let body = String::from_utf8(body.to_vec()).unwrap();
         let lines: Vec<_> = body.lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), usize::try_from(*bindings).unwrap());
@@ -129,11 +132,21 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
     let heard = stage.hears("n1").await;
     let line = r#"{"id":"a","program":"synthetic@1"}"#;
     stage.publish(line).await;
+    // Nothing else is going on: its node may begin, but not append.
+    until(|| async { heard.lock().unwrap().len() == 1 }).await;
+    let (word, text) = heard.lock().unwrap()[0].clone();
+    let Handover::Entrusted { appended: true, .. } = word else {
+        panic!("{word:?}");
+    };
+    assert_eq!(stage.last("a").await.digest, Digest::of(&text));
     stage.finish("a", "n1").await;
     stage.publish(line).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(stage.last("a").await.message.state.ordinal, 2);
-    assert!(entrusted(&heard).is_empty());
+    // What it has begun once more is not appended, and it hears of that.
+    until(|| async { heard.lock().unwrap().len() == 3 }).await;
+    let (word, _) = heard.lock().unwrap()[2].clone();
+    assert!(matches!(word, Handover::Abandoned { .. }), "{word:?}");
 }
 
 #[tokio::test]

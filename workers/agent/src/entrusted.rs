@@ -38,6 +38,8 @@ pub struct Birth {
     events: Vec<Event>,
     /// When it was decided.
     at: Timestamp,
+    /// The policy service is appending it.
+    appended: bool,
     /// Its sequence, should the policy service have appended it.
     confirmed: oneshot::Receiver<Sequence>,
 }
@@ -46,6 +48,14 @@ impl Birth {
     /// Its sequence, where the policy service is known to have appended it.
     pub fn confirmed(&mut self) -> Option<Sequence> {
         self.confirmed.try_recv().ok()
+    }
+
+    /// It, where it may be appended here; else what comes true once it is known to be appended.
+    pub fn or_wait(self, shared: &Arc<Shared>, tip: &Tip) -> Result<Self, Flight> {
+        match self.appended {
+            true => Err(self.wait(shared.clone(), tip.clone())),
+            false => Ok(self),
+        }
     }
 
     /// Waits until the policy service has appended it; `tip` is what it makes. Its capsule message
@@ -158,8 +168,8 @@ pub enum Drafted {
     Wait(Flight, Vec<Event>),
 }
 
-/// Takes bindings up, a line each.
-pub fn take(shared: &Arc<Shared>, body: &Bytes) {
+/// Takes bindings up, a line each; `appended`: the policy service is doing that at this moment.
+pub fn take(shared: &Arc<Shared>, body: &Bytes, appended: bool) {
     let Ok(text) = std::str::from_utf8(body) else {
         tracing::warn!("bindings that are no text were dropped");
         return;
@@ -169,11 +179,11 @@ pub fn take(shared: &Arc<Shared>, body: &Bytes) {
         if shared.is_draining() || shared.queued() >= shared.options.queue {
             return;
         }
-        take_one(shared, line);
+        take_one(shared, line, appended);
     }
 }
 
-fn take_one(shared: &Arc<Shared>, text: &str) {
+fn take_one(shared: &Arc<Shared>, text: &str, appended: bool) {
     let LedgerMessage {
         mut events, state, ..
     } = match LedgerMessage::decode(text, 0) {
@@ -218,6 +228,7 @@ fn take_one(shared: &Arc<Shared>, text: &str) {
     let birth = Birth {
         events,
         at: state.at,
+        appended,
         confirmed,
     };
     let tip = Tip {

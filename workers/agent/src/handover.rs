@@ -227,7 +227,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 speculate(shared, execution, epoch, &ledger, moved);
             }
         }
-        Handover::Entrusted { .. } => entrusted::take(shared, &body),
+        Handover::Entrusted { appended, .. } => entrusted::take(shared, &body, appended),
         Handover::Confirmed {
             execution,
             epoch,

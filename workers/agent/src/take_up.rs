@@ -48,7 +48,10 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             let flight = entrusted::wait(tip.clone(), confirmed);
             (tip, Some(sigma), Some(flight), None)
         }
-        Start::Entrusted(tip, birth) => (*tip, None, None, Some(*birth)),
+        Start::Entrusted(tip, birth) => match birth.or_wait(&shared, &tip) {
+            Ok(birth) => (*tip, None, None, Some(birth)),
+            Err(flight) => (*tip, None, Some(flight), None),
+        },
     };
     let bound = tip.digest;
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);

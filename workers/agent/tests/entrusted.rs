@@ -52,9 +52,14 @@ fn first_events(to: &Running) -> Vec<Event> {
 }
 
 async fn tell(world: &World, to: &Running, drafts: &[&Draft]) {
+    tell_of(world, to, drafts, false).await;
+}
+
+async fn tell_of(world: &World, to: &Running, drafts: &[&Draft], appended: bool) {
     let lines: Vec<&str> = drafts.iter().map(|d| d.header.as_str()).collect();
     let word = Handover::Entrusted {
         bindings: u32::try_from(lines.len()).unwrap(),
+        appended,
     };
     let mut headers = HeaderMap::new();
     headers.insert(HANDOVER_HEADER, serde_json::to_string(&word).unwrap());
@@ -186,6 +191,36 @@ async fn a_binding_that_is_confirmed_while_it_waits_is_followed() {
         (world.capsules_left().await == 0).then_some(())
     })
     .await;
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn what_is_being_appended_is_computed_and_counts_once_its_capsule_has_come() {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.slots = 1;
+    let agent = world.agent_with(options).await;
+    can_compute(&world, &agent).await;
+    let params = json!({ "capsules": 0 });
+    let drafts: Vec<_> = (0..2).map(|_| draft(&world, &params, &agent).1).collect();
+    tell_of(&world, &agent, &drafts.iter().collect::<Vec<_>>(), true).await;
+    // What comes behind them has the only slot when both were computed.
+    can_compute(&world, &agent).await;
+    for draft in &drafts {
+        let id = draft.state.execution;
+        let found = world.ledger.last(&world.tenant, id).await.unwrap();
+        assert!(found.is_none(), "{found:?}");
+    }
+    for draft in drafts {
+        let id = draft.state.execution;
+        let tip = world.ledger.append(draft, Bytes::new()).await.unwrap();
+        world.dispatch(&[tip], &agent.node).await;
+        world.wait_phase(id, "completed").await;
+        assert_eq!(
+            messages(&world, id).await,
+            [FIRST, ["started", "completed"]]
+        );
+    }
     agent.leave().await;
 }
 

@@ -56,40 +56,72 @@ impl Entrusted {
     pub async fn flush(&mut self, broker: &Broker) {
         while let Some((node, texts)) = self.waiting.pop_first() {
             for some in texts.chunks(BINDINGS) {
-                send(broker, &node, some).await;
+                send(broker, &node, some, false).await;
             }
         }
     }
 }
 
-/// Tells a node. What is lost on the way is appended here when its time has come.
-async fn send(broker: &Broker, node: &NodeId, texts: &[String]) {
+/// Tells a node. What is lost on the way is appended here when its time has come, or was already.
+async fn send(broker: &Broker, node: &NodeId, texts: &[String], appended: bool) {
     let bindings = u32::try_from(texts.len()).unwrap_or(u32::MAX);
-    let Ok(word) = serde_json::to_string(&Handover::Entrusted { bindings }) else {
+    let word = Handover::Entrusted { bindings, appended };
+    say(broker, node, &word, texts.join("\n").into()).await;
+}
+
+async fn say(broker: &Broker, node: &NodeId, word: &Handover, body: Bytes) {
+    let Ok(word) = serde_json::to_string(word) else {
         return;
     };
     let mut headers = HeaderMap::new();
     headers.insert(HANDOVER_HEADER, word);
-    let (subject, body) = (subjects::handover(node), texts.join("\n").into());
+    let subject = subjects::handover(node);
     let sent = broker.client.publish_with_headers(subject, headers, body);
     if let Err(error) = sent.await {
-        tracing::debug!(%error, %node, "cannot tell a node of its bindings; they are appended here");
+        tracing::debug!(%error, %node, "cannot tell a node of its bindings");
     }
 }
 
 impl Core {
-    /// The node that a first append can be left to, where nothing speaks against it.
-    pub(super) fn may_entrust(&self, line: &Line, draft: &Draft) -> Option<NodeId> {
+    /// The node that may begin a first binding before that is appended, where nothing speaks
+    /// against it.
+    pub(super) fn may_begin(&self, draft: &Draft) -> Option<NodeId> {
         let state = &draft.state;
-        // What may have a ledger is not computed before that is known. And others look for a ledger
-        // behind a reservation, and at the parts of a range together.
-        let plain = line.fresh && state.spec.is_some() && state.spread.is_none() && !state.guarded;
+        // Others look for a ledger behind a reservation, and at the parts of a range together.
+        let plain = state.spec.is_some() && state.spread.is_none() && !state.guarded;
         let Phase::Bound(binding) = &state.phase else {
             return None;
         };
         let may =
-            plain && !self.options.entrust.is_zero() && !self.policy.reserves_for(line.execution);
+            plain && !self.options.entrust.is_zero() && !self.policy.reserves_for(state.execution);
         may.then(|| binding.node.clone())
+    }
+
+    /// Appends what may have a ledger already, and has its node begin meanwhile where nothing else
+    /// is going on: otherwise the capsule message costs less and comes soon enough.
+    pub(super) async fn append_and_tell(
+        &mut self,
+        node: NodeId,
+        mut line: Box<Line>,
+        draft: Draft,
+    ) {
+        let alone = self.in_flight == 0 && self.later == 0;
+        let text = alone.then(|| draft.header.clone());
+        line.told = alone.then(|| (node.clone(), draft.state.epoch));
+        // Behind the append: before it, the broker stores that before it delivers this.
+        self.append_here(line, draft).await;
+        if let Some(text) = text {
+            send(&self.effects.broker, &node, &[text], true).await;
+        }
+    }
+
+    /// What a node may have begun was not appended.
+    pub(super) async fn take_back(&self, line: &Line) {
+        if let Some((node, epoch)) = &line.told {
+            let (execution, epoch) = (line.execution, *epoch);
+            let word = Handover::Abandoned { execution, epoch };
+            say(&self.effects.broker, node, &word, Bytes::new()).await;
+        }
     }
 
     /// Leaves a first append to its node.

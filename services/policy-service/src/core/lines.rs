@@ -128,8 +128,9 @@ impl Core {
             state: unborn,
         };
         match Draft::new(&tip, events, &self.effects.author, Timestamp::now()) {
-            Ok(draft) => match self.may_entrust(&line, &draft) {
-                Some(node) => self.entrust(node, line, draft),
+            Ok(draft) => match self.may_begin(&draft) {
+                Some(node) if line.fresh => self.entrust(node, line, draft),
+                Some(node) => self.append_and_tell(node, line, draft).await,
                 None => self.append_here(line, draft).await,
             },
             Err(error) => {
@@ -154,6 +155,9 @@ impl Core {
 
     /// The fate of a first append.
     pub(super) async fn first(&mut self, line: Box<Line>, settled: Result<Box<Tip>, AppendError>) {
+        if settled.is_err() {
+            self.take_back(&line).await;
+        }
         match settled {
             Ok(tip) => {
                 self.in_flight -= 1;
