@@ -109,9 +109,8 @@ impl Folder {
         });
         let changed = changes::of(place.id, place.ordinal, stored_at, &events);
         self.rows.changes.extend(changed);
-        let mut behind = events
-            .iter()
-            .skip_while(|e| !matches!(e, Event::Yielded { .. }));
+        let yields = |e: &Event| matches!(e, Event::Yielded { .. });
+        let mut behind = events.iter().skip_while(|e| !yields(e));
         let handover = behind.any(|e| matches!(e, Event::Bound { .. }));
         for event in events {
             self.event(event, index, tracked, &state, place, handover);
