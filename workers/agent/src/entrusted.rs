@@ -3,7 +3,8 @@
 //!
 //! The policy service appends a binding by itself when it has not seen it for a while. Then this
 //! node's message loses its race, and follows that one: it is the same binding, as its digest says.
-//! Any other message there means that the execution is somebody else's.
+//! Any other message there means that the execution is somebody else's. Where the policy service
+//! says that it is appending the binding already, this node waits for that from the beginning.
 
 use std::sync::Arc;
 use std::time::Duration;

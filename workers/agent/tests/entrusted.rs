@@ -79,6 +79,12 @@ async fn messages(world: &World, id: ExecutionId) -> Vec<Vec<String>> {
     world.messages(id).await.iter().map(names).collect()
 }
 
+async fn with_one_slot(world: &World) -> Running {
+    let mut options = world.options("n1");
+    options.slots = 1;
+    world.agent_with(options).await
+}
+
 /// Waits until the node has a place for this one, and has computed it.
 async fn can_compute(world: &World, agent: &Running) {
     let next = json!({ "program": "synthetic@1", "params": { "capsules": 1 } });
@@ -170,9 +176,7 @@ async fn a_binding_that_was_appended_after_all_is_followed() {
 #[tokio::test]
 async fn a_binding_that_is_confirmed_while_it_waits_is_followed() {
     let world = World::start().await;
-    let mut options = world.options("n1");
-    options.slots = 1;
-    let agent = world.agent_with(options).await;
+    let agent = with_one_slot(&world).await;
     let long = json!({ "program": "synthetic@1", "params": { "capsules": 60, "work_us": 10_000 } });
     let long = world.submit(&long.to_string(), &agent).await;
     world.wait_phase(long, "started").await;
@@ -197,9 +201,7 @@ async fn a_binding_that_is_confirmed_while_it_waits_is_followed() {
 #[tokio::test]
 async fn what_is_being_appended_is_computed_and_counts_once_its_capsule_has_come() {
     let world = World::start().await;
-    let mut options = world.options("n1");
-    options.slots = 1;
-    let agent = world.agent_with(options).await;
+    let agent = with_one_slot(&world).await;
     can_compute(&world, &agent).await;
     let params = json!({ "capsules": 0 });
     let drafts: Vec<_> = (0..2).map(|_| draft(&world, &params, &agent).1).collect();
@@ -227,9 +229,7 @@ async fn what_is_being_appended_is_computed_and_counts_once_its_capsule_has_come
 #[tokio::test]
 async fn a_ledger_that_is_somebody_elses_is_left_alone() {
     let world = World::start().await;
-    let mut options = world.options("n1");
-    options.slots = 1;
-    let agent = world.agent_with(options).await;
+    let agent = with_one_slot(&world).await;
     let (tip, told) = draft(&world, &json!({ "capsules": 1 }), &agent);
     let id = tip.state.execution;
     // Another service has bound it to another life of a node.
@@ -309,9 +309,7 @@ async fn what_is_too_large_for_one_message_waits_until_its_binding_is_appended()
 #[tokio::test]
 async fn a_node_that_leaves_appends_nothing_that_was_left_to_it() {
     let world = World::start().await;
-    let mut options = world.options("n1");
-    options.slots = 1;
-    let agent = world.agent_with(options).await;
+    let agent = with_one_slot(&world).await;
     let long =
         json!({ "program": "synthetic@1", "params": { "capsules": 200, "work_us": 10_000 } });
     let long = world.submit(&long.to_string(), &agent).await;

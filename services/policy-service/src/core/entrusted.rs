@@ -6,6 +6,9 @@
 //! the node does not append in time is appended here, as it was told: from then on it is a binding
 //! like any other. Should both append, compare-and-set lets one of them through, and the node knows
 //! its own binding by its digest.
+//!
+//! What may have a ledger already is appended here at once; where nothing else is going on its node
+//! begins meanwhile, and appends nothing before the capsule message has come.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
@@ -134,10 +137,10 @@ impl Core {
 
     /// A message of a ledger that was left to a node: the binding's fate.
     pub(super) async fn came(&mut self, view: &LedgerView<'_>) {
-        let Some((line, _)) = self.entrusted.open.remove(&view.state.execution) else {
+        let Some((line, draft)) = self.entrusted.open.remove(&view.state.execution) else {
             return;
         };
-        if view.state.submission() == Some(line.spec.digest()) {
+        if view.state.submission() == Some(draft.state.submission) {
             self.in_flight -= 1;
             self.metrics.submitted.inc();
             if view.worker().is_some() {
