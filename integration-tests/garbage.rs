@@ -235,7 +235,11 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
             epoch,
             seq: 1,
         },
-        Handover::Abandoned { execution, epoch },
+        Handover::Abandoned {
+            execution,
+            epoch,
+            bound: None,
+        },
     ];
     let models = models.map(|model| json!(model));
     for n in 0..count {

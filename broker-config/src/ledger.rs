@@ -22,6 +22,10 @@ use crate::{Broker, BrokerError, Unacknowledged, store};
 /// next message carries σ again.
 pub const CARRY_AGAIN_AFTER: Ordinal = subjects::LEDGER_DEPTH - 8;
 
+/// A replica that is behind is asked so often, after this.
+const LOOKS: u32 = 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(25);
+
 /// A message as it stands in the stream.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -350,10 +354,15 @@ impl Ledger {
     }
 
     async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {
-        match self.last_of(&draft.subject).await? {
-            Some(last) if last.digest == draft.digest => Ok(draft.into_tip(last.seq)),
-            _ => Err(AppendError::Conflict),
+        for _ in 0..LOOKS {
+            match self.last_of(&draft.subject).await? {
+                Some(last) if last.digest == draft.digest => return Ok(draft.into_tip(last.seq)),
+                Some(last) if last.seq > draft.expected => return Err(AppendError::Conflict),
+                // A replica that has not what made the broker refuse.
+                _ => tokio::time::sleep(LOOK_AGAIN).await,
+            }
         }
+        Err(AppendError::Conflict)
     }
 
     async fn retry(&self, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
@@ -370,7 +379,9 @@ impl Ledger {
                         Err(error) => last_error = Some(error),
                     }
                 }
-                Ok(_) => return Err(AppendError::Conflict),
+                Ok(Some(last)) if last.seq > draft.expected => return Err(AppendError::Conflict),
+                // A replica that is behind.
+                Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "cannot read the ledger back yet"),
             }
             tokio::time::sleep(wait).await;

@@ -94,6 +94,10 @@ tagged! { "is", "Handover",
             execution: ExecutionId,
             /// The epoch.
             epoch: Epoch,
+            /// Digest of the ledger message that was not appended; a node that has heard of another
+            /// one passes this over.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            bound: Option<Digest>,
         },
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
-use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Tenant};
+use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
 use crate::package::Grant;
 use crate::scheduling::Adjustment;
 use crate::submission::LineError;
@@ -166,6 +166,10 @@ pub struct BatchRequest {
     /// [`BatchReply::left`] says how many remain, and the same request goes on with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
+    /// Goes on with a request whose answer said this as [`BatchReply::submitted`]: what was
+    /// submitted after that one is not waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub submitted: Option<Sequence>,
 }
 
 /// The answer about a whole batch.
@@ -193,6 +197,13 @@ pub struct BatchReply {
     /// Executions that this request did not come to: send it again.
     #[serde(default)]
     pub left: u32,
+    /// Submission messages of the tenant that no service has taken in yet; some may hold executions
+    /// of the batch: send the request again, with `submitted`.
+    #[serde(default)]
+    pub untaken: u64,
+    /// Sequence of the last submission message that was waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub submitted: Option<Sequence>,
     /// Why it failed for the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,

@@ -13,7 +13,7 @@ use fiec_schemas::messages::{
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::submission::ATOMIC_HEADER;
-use fiec_schemas::{NodeId, Tenant};
+use fiec_schemas::{NodeId, Sequence, Tenant};
 use serde::de::DeserializeOwned;
 
 use crate::context::who;
@@ -215,7 +215,8 @@ pub async fn submit(
     request_with(broker, format!("fiec.api.submit.{tenant}"), lines, headers).await
 }
 
-/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`.
+/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`; for so long, and up to
+/// the submissions that the answer before said.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`BatchReply::error`].
@@ -224,12 +225,13 @@ pub async fn batch(
     verb: &str,
     tenant: &Tenant,
     batch: &str,
-    within_ms: u64,
+    (within_ms, submitted): (u64, Option<Sequence>),
 ) -> anyhow::Result<BatchReply> {
     let body = BatchRequest {
         batch: batch.to_owned(),
         who: who(),
         within_ms: Some(within_ms),
+        submitted,
     };
     request(
         broker,

@@ -9,8 +9,8 @@ use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BatchId, BatchPlace, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence, Submission,
-    Tenant, Timestamp, subjects, submission,
+    BatchId, BatchPlace, Digest, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence,
+    Submission, Tenant, Timestamp, subjects, submission,
 };
 
 use crate::vetting::{Verdict, check_count};
@@ -45,8 +45,9 @@ pub struct Line {
     /// It is not to be expected that it has a ledger: its id is no client's, it was not delivered
     /// before, and its message need not be refused as a whole.
     pub fresh: bool,
-    /// The node that was told of its first binding while that is appended, and its epoch.
-    pub told: Option<(NodeId, Epoch)>,
+    /// The node that was told of its first binding while that is appended, its epoch, and the
+    /// digest of its message.
+    pub told: Option<(NodeId, Epoch, Digest)>,
     /// True once a large one lies in `FIEC_DATA`.
     pub stored: bool,
     /// True once its program was found to be registered.

@@ -11,7 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{Draft, Ledger};
 use fiec_policy_service::Options;
-use fiec_schemas::messages::Handover;
+use fiec_schemas::messages::{BatchReply, Handover};
+use fiec_schemas::package::{Manifest, ProgramRecord};
 use fiec_schemas::{
     Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
 };
@@ -150,6 +151,37 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
 }
 
 #[tokio::test]
+async fn a_program_of_others_is_not_begun_before_it_is_known_to_have_no_ledger() {
+    let stage = Stage::with_nodes(&[]).await;
+    let programs = ["synthetic@1", "theirs@1"];
+    stage.add_node("n1", &programs, 4).await;
+    let manifest = json!({"entry": ["./run"], "protocol": "frames"});
+    let record = ProgramRecord {
+        program: "theirs@1".to_owned(),
+        manifest: Manifest::parse(manifest.to_string().as_bytes()).unwrap(),
+        artifact: Digest::of(b"a tar"),
+        bytes: 5,
+        pushed_at: Timestamp::now(),
+        pushed_by: "ann".to_owned(),
+    };
+    let js = &stage.broker.js;
+    let bucket = js.get_key_value(subjects::PROGRAMS_BUCKET).await.unwrap();
+    let text = serde_json::to_vec(&record).unwrap();
+    bucket.put("theirs.1", text.into()).await.unwrap();
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(r#"{"id":"a","program":"theirs@1"}"#).await;
+    let capsule = stage.capsule("n1").await;
+    assert_eq!(capsule.bindings[0].seq, stage.last("a").await.seq);
+    // What is left to the node afterwards is the first that it hears.
+    stage.publish(LINE).await;
+    let (text, _) = told(&heard, 0).await;
+    let words = heard.lock().unwrap().clone();
+    assert_eq!(words.len(), 1, "{words:?}");
+    assert_eq!(words[0].1, text.as_bytes());
+}
+
+#[tokio::test]
 async fn a_ledger_of_another_submission_is_no_answer() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let _service = stage.service_with(patient()).await;
@@ -236,4 +268,44 @@ async fn what_a_service_had_left_to_a_node_when_it_died_is_taken_up_by_another_o
     assert_eq!(stage.last_of(lost.1).await.message.state.epoch, 1);
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(stage.last_of(done.1).await.message.state.ordinal, 1);
+}
+
+#[tokio::test]
+async fn a_request_about_a_batch_waits_for_what_has_no_ledger_yet_and_says_what_it_did_not_reach() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let first = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    let ask = async |verb: &str| {
+        let request = json!({"batch": "b", "who": "ann", "within_ms": 4_000});
+        let subject = format!("fiec.api.batch.{verb}.lab");
+        stage.ask::<BatchReply>(&subject, &request).await
+    };
+    stage
+        .publish(r#"{"batch":"b","program":"synthetic@1"}"#)
+        .await;
+    let (_, id) = told(&heard, 0).await;
+    // The node says nothing, and the service leaves it all the time in the world.
+    let reply = ask("cancel").await;
+    let (untaken, done) = (reply.untaken, reply.done);
+    assert_eq!((untaken, done, &reply.error), (1, 0, &None), "{reply:?}");
+    let error = ask("status").await.error.unwrap();
+    assert!(
+        error.contains("1 submission messages of tenant lab have not been taken in"),
+        "{error}"
+    );
+    first.stop().await;
+    let second = stage.service().await;
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    let reply = ask("cancel").await;
+    assert_eq!((reply.untaken, reply.done), (0, 1), "{reply:?}");
+    let state = stage.last_of(id).await.message.state;
+    assert!(matches!(state.phase, Phase::Cancelled), "{state:?}");
+    // A service that appends in time is waited for.
+    stage
+        .publish(r#"{"batch":"b","program":"synthetic@1","labels":{"n":"2"}}"#)
+        .await;
+    told(&heard, 1).await;
+    let reply = ask("cancel").await;
+    assert_eq!((reply.untaken, reply.done), (0, 1), "{reply:?}");
+    second.stop().await;
 }

@@ -192,6 +192,11 @@ impl<'a> LedgerView<'a> {
         self.events.iter().find(|e| e.kind == kind)
     }
 
+    /// Who wrote the message.
+    pub fn author(&self) -> &str {
+        &self.state.author
+    }
+
     /// The node whose worker wrote the message, if a worker did.
     pub fn worker(&self) -> Option<&str> {
         self.state.author.strip_prefix("worker/")?.split('/').next()

@@ -136,8 +136,10 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
             }
             return;
         }
-        // An unconfirmed speculation on another message gives way: the durable one is right.
-        let speculation = known.epoch == epoch && known.confirm.take().is_some();
+        // An unconfirmed speculation on another message gives way, and so does one that its sender
+        // has taken back: the durable one is right.
+        let speculation =
+            known.epoch == epoch && (known.confirm.take().is_some() || known.seq == 0);
         // Somebody changed something about it before it was started: what follows the message
         // before that would lose its race.
         let changed = known.epoch == epoch && known.seq > 0 && known.seq < seq;

@@ -62,7 +62,7 @@ impl Birth {
     /// Waits until the policy service has appended it; `tip` is what it makes. Its capsule message
     /// may never come here, to a node that is leaving.
     fn wait(self, shared: Arc<Shared>, tip: Tip) -> Flight {
-        let confirmed = wait(tip.clone(), self.confirmed);
+        let confirmed = wait(shared.clone(), tip.clone(), self.confirmed);
         Box::pin(async move {
             let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
             let found = async {
@@ -91,14 +91,17 @@ impl Birth {
 }
 
 /// Waits until a binding that is appended elsewhere is confirmed; `tip` is what it makes.
-pub fn wait(mut tip: Tip, confirmed: oneshot::Receiver<Sequence>) -> Flight {
+pub fn wait(shared: Arc<Shared>, mut tip: Tip, confirmed: oneshot::Receiver<Sequence>) -> Flight {
     Box::pin(async move {
-        match tokio::time::timeout(CONFIRMED_WITHIN, confirmed).await {
-            Ok(Ok(seq)) => {
-                tip.seq = seq;
-                tip.state.resolve(seq);
-                Ok(tip)
-            }
+        if let Ok(Ok(seq)) = tokio::time::timeout(CONFIRMED_WITHIN, confirmed).await {
+            tip.seq = seq;
+            tip.state.resolve(seq);
+            return Ok(tip);
+        }
+        // Taken back, or no word: whether it was appended after all the ledger knows.
+        let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
+        match shared.ledger.last(tenant, execution).await {
+            Ok(Some(last)) if Some(last.digest) == tip.digest => Ok(last.into()),
             _ => Err(AppendError::Conflict),
         }
     })

@@ -120,7 +120,11 @@ pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, 
     publish(
         shared,
         to,
-        &Handover::Abandoned { execution, epoch },
+        &Handover::Abandoned {
+            execution,
+            epoch,
+            bound: None,
+        },
         Bytes::new(),
     )
     .await;
@@ -242,11 +246,16 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 let _ = confirm.send(seq);
             }
         }
-        Handover::Abandoned { execution, epoch } => {
+        Handover::Abandoned {
+            execution,
+            epoch,
+            bound,
+        } => {
             assemblies.remove(&(execution, epoch));
             let mut live = shared.live();
             if let Some(known) = live.get_mut(&execution)
                 && known.epoch == epoch
+                && bound.is_none_or(|bound| bound == known.bound)
             {
                 // Its runner sees the end of the channel.
                 known.confirm = None;

@@ -463,13 +463,9 @@ async fn drain(shared: &Arc<Shared>) {
             "the node is draining",
         ));
     }
-    let orders: Vec<_> = shared
-        .live()
-        .values()
-        .filter(|l| l.begun)
-        .map(|l| l.control.clone())
-        .collect();
-    tracing::info!(running = orders.len(), node = %shared.node(), "draining");
+    // Those that are being taken up read it once they have begun.
+    let orders: Vec<_> = shared.live().values().map(|l| l.control.clone()).collect();
+    tracing::info!(here = orders.len(), node = %shared.node(), "draining");
     for order in orders {
         let _ = order.try_send(Box::new(Control::Yield {
             cause: Cause::Drain {

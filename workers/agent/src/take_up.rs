@@ -45,7 +45,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
                 digest: Some(digest),
                 state: *state,
             };
-            let flight = entrusted::wait(tip.clone(), confirmed);
+            let flight = entrusted::wait(shared.clone(), tip.clone(), confirmed);
             (tip, Some(sigma), Some(flight), None)
         }
         Start::Entrusted(tip, birth) => match birth.or_wait(&shared, &tip) {

@@ -61,15 +61,29 @@ async fn tell_of(world: &World, to: &Running, drafts: &[&Draft], appended: bool)
         bindings: u32::try_from(lines.len()).unwrap(),
         appended,
     };
+    say(world, to, &word, lines.join("\n")).await;
+}
+
+/// Says that this was not appended, and gives back whatever was begun because of it.
+async fn take_back(world: &World, to: &Running, draft: &Draft) {
+    let word = Handover::Abandoned {
+        execution: draft.state.execution,
+        epoch: draft.state.epoch,
+        bound: Some(draft.digest),
+    };
+    say(world, to, &word, String::new()).await;
+}
+
+/// The node has heard it when it answers.
+async fn say(world: &World, to: &Running, word: &Handover, body: String) {
     let mut headers = HeaderMap::new();
     headers.insert(HANDOVER_HEADER, serde_json::to_string(&word).unwrap());
     let client = &world.broker.client;
     let subject = subjects::handover(&to.node);
     client
-        .publish_with_headers(subject, headers, lines.join("\n").into())
+        .request_with_headers(subject, headers, body.into())
         .await
         .unwrap();
-    client.flush().await.unwrap();
 }
 
 /// The ledger's messages, each as the names of its events.
@@ -263,6 +277,60 @@ async fn another_binding_of_the_same_epoch_wins_over_what_was_left_to_the_node()
     );
     let completed = |e: &&Event| matches!(e, Event::Completed { .. });
     assert_eq!(world.events(id).await.iter().filter(completed).count(), 1);
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn only_what_was_not_appended_is_taken_back() {
+    let world = World::start().await;
+    let agent = world.agent("n1").await;
+    can_compute(&world, &agent).await;
+    let params = json!({ "capsules": 0 });
+    // Another service has failed with a binding of its own; the node never heard of that.
+    let (tip, told) = draft(&world, &params, &agent);
+    let events = first_events(&agent);
+    let other = Draft::new(&tip, events, "policy/other", Timestamp::now()).unwrap();
+    tell_of(&world, &agent, &[&told], true).await;
+    take_back(&world, &agent, &other).await;
+    // This one's append was stored, though nobody could say so to whoever sent it.
+    let (_, stored) = draft(&world, &params, &agent);
+    let sent = world.ledger.append(stored.clone(), Bytes::new());
+    sent.await.unwrap();
+    tell_of(&world, &agent, &[&stored], true).await;
+    take_back(&world, &agent, &stored).await;
+    let sent = world.ledger.append(told.clone(), Bytes::new());
+    sent.await.unwrap();
+    // Neither has a capsule message.
+    for draft in [told, stored] {
+        let id = draft.state.execution;
+        world.wait_phase(id, "completed").await;
+        assert_eq!(
+            messages(&world, id).await,
+            [FIRST, ["started", "completed"]]
+        );
+    }
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn what_was_taken_back_while_it_waits_gives_way_to_the_binding_that_was_appended() {
+    let world = World::start().await;
+    let agent = with_one_slot(&world).await;
+    let long = json!({ "program": "synthetic@1", "params": { "capsules": 60, "work_us": 10_000 } });
+    let long = world.submit(&long.to_string(), &agent).await;
+    world.wait_phase(long, "started").await;
+    let (tip, told) = draft(&world, &json!({ "capsules": 0 }), &agent);
+    let id = tip.state.execution;
+    tell_of(&world, &agent, &[&told], true).await;
+    take_back(&world, &agent, &told).await;
+    let tip = world.append(&tip, first_events(&agent)).await;
+    assert_ne!(tip.digest, Some(told.digest));
+    world.dispatch(&[tip], &agent.node).await;
+    world.wait_phase(id, "completed").await;
+    assert_eq!(
+        messages(&world, id).await,
+        [FIRST, ["started", "completed"]]
+    );
     agent.leave().await;
 }
 

@@ -1,5 +1,7 @@
 //! `bench latency`: publish of a submission to the start of its first capsule, on an idle system
-//! with warm children. The floor is one acknowledged publish on the same connection.
+//! with warm children. The floor is one acknowledged publish on the same connection. A submission
+//! without an id is left to its node; one with a client's id may have a ledger already, which is
+//! found out first.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::figures::{Figures, quantile};
 use super::follow;
-use super::{Lab, cluster, submit};
+use super::{Lab, cluster, submit, submit_unnamed};
 
 /// Submissions at the beginning whose starts do not count: they warm children and caches.
 const UNMEASURED: usize = 20;
@@ -25,14 +27,17 @@ const SYNTHETIC: &str = fiec_schemas::programs::SYNTHETIC;
 pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let cluster = cluster(lab, 2, &[], true).await?;
     let count = lab.samples(500);
-    let of = Of {
-        case: "latency",
-        program: SYNTHETIC,
-        params: json!({"capsules": 1}),
-        unmeasured: UNMEASURED,
-    };
-    let starts = starts(lab, &cluster.broker, &of, count).await?;
-    starts.add_to(lab.figures, "latency", "idle");
+    for (case, named) in [("idle", false), ("idle, with a client's id", true)] {
+        let of = Of {
+            case: "latency",
+            program: SYNTHETIC,
+            params: json!({"capsules": 1}),
+            unmeasured: UNMEASURED,
+            named,
+        };
+        let starts = starts(lab, &cluster.broker, &of, count).await?;
+        starts.add_to(lab.figures, "latency", case);
+    }
     cluster.stop().await;
     Ok(())
 }
@@ -47,6 +52,8 @@ pub(super) struct Of {
     pub params: Value,
     /// Submissions at the beginning that do not count.
     pub unmeasured: usize,
+    /// Each has a client's id.
+    pub named: bool,
 }
 
 /// Milliseconds from publish to the begin of the first capsule, with the floor of each.
@@ -83,10 +90,14 @@ pub(super) async fn starts(
         tokio::time::sleep(Duration::from_millis(11)).await;
         let floor = floor(broker).await?;
         tokio::time::sleep(Duration::from_millis(11)).await;
-        let id = format!("{}-{number}", case.replace(' ', "-"));
         let submission = json!({"program": of.program, "params": of.params});
         let published = Timestamp::now();
-        let execution = submit(broker, &id, submission).await?;
+        let execution = if of.named {
+            let id = format!("{}-{number}", case.replace(' ', "-"));
+            submit(broker, &id, submission).await?
+        } else {
+            submit_unnamed(broker, &submission).await?
+        };
         // Nobody of ours wakes up while it starts; that would not be an idle system.
         let end = follow::ended(broker, execution, LOOK, Duration::from_secs(10)).await?;
         if number >= of.unmeasured {

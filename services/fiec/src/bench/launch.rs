@@ -52,6 +52,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
                 params,
                 // The package is fetched for the first; children and caches are warm after some.
                 unmeasured: if more.is_empty() { 20 } else { 3 },
+                named: true,
             };
             let starts = latency::starts(lab, &cluster.broker, &of, count).await?;
             starts.add_to(lab.figures, "launch", case);

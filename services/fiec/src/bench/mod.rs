@@ -25,9 +25,11 @@ pub mod telemetry;
 pub mod throughput;
 
 use anyhow::Context as _;
+use async_nats::HeaderMap;
 use clap::{Args, ValueEnum};
 use fiec_broker::Broker;
-use fiec_schemas::{ExecutionId, Tenant, subjects};
+use fiec_policy_service::STAMP_HEADER;
+use fiec_schemas::{ExecutionId, Tenant, Timestamp, subjects};
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::context::Global;
@@ -236,5 +238,30 @@ async fn submit(
     Ok(ExecutionId::from_client(
         &tenant()?,
         &fiec_schemas::ClientId::new(id)?,
+    ))
+}
+
+/// Submits one line without an id, as most do.
+async fn submit_unnamed(
+    broker: &Broker,
+    submission: &serde_json::Value,
+) -> anyhow::Result<ExecutionId> {
+    let tenant = tenant()?;
+    // Fixed here, the id is known without asking anybody.
+    let stamp = Timestamp::now();
+    let mut headers = HeaderMap::new();
+    headers.insert(STAMP_HEADER, stamp.micros().to_string().as_str());
+    let body = submission.to_string().into();
+    let stored = broker
+        .js
+        .publish_with_headers(subjects::submit(&tenant), headers, body)
+        .await?
+        .await
+        .context("the submission was not stored")?;
+    Ok(ExecutionId::from_submission(
+        &tenant,
+        stamp,
+        stored.sequence,
+        1,
     ))
 }

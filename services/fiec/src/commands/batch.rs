@@ -64,26 +64,30 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {elapsed}") {
         bar.set_style(style);
     }
-    let (mut done, mut in_vain) = (0, 0);
+    let reached = |reply: &BatchReply| reply.left == 0 && (reply.untaken == 0 || verb == "status");
+    let (mut done, mut in_vain, mut submitted) = (0, 0, None);
     let reply = loop {
         let tenant = &args.tenant.tenant;
-        let reply = client::batch(&broker, verb, tenant, &args.batch, WITHIN_MS).await?;
+        let reply =
+            client::batch(&broker, verb, tenant, &args.batch, (WITHIN_MS, submitted)).await?;
+        submitted = reply.submitted;
         done += reply.done;
         bar.set_length(u64::from(done + reply.left + reply.failed));
         bar.set_position(u64::from(done));
         in_vain = if reply.done == 0 { in_vain + 1 } else { 0 };
-        if reply.left == 0 || reply.error.is_some() || in_vain >= IN_VAIN {
+        if reached(&reply) || reply.error.is_some() || in_vain >= IN_VAIN {
             break BatchReply { done, ..reply };
         }
     };
     bar.finish_and_clear();
     print(verb, &reply, global.json)?;
-    let complete = reply.error.is_none() && reply.failed == 0 && reply.left == 0;
-    Ok(if complete {
-        Outcome::Done
-    } else {
-        Outcome::Failed
-    })
+    Ok(
+        if reached(&reply) && reply.error.is_none() && reply.failed == 0 {
+            Outcome::Done
+        } else {
+            Outcome::Failed
+        },
+    )
 }
 
 fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
@@ -120,6 +124,12 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
                 _ => eprintln!("{left} were not reached; try again"),
             }
         }
+    }
+    if reply.untaken > 0 {
+        eprintln!(
+            "{} submission messages of the tenant were not taken in yet; some may be of this batch",
+            reply.untaken
+        );
     }
     let phases: Vec<String> = reply
         .phases

@@ -1,5 +1,6 @@
 //! Requests about whole batches. A batch is found by the last message of each ledger of its tenant,
-//! so any service answers, and nothing about batches is kept in memory. What is asked is done for
+//! so any service answers, and nothing about batches is kept in memory; submissions that have no
+//! ledgers yet are waited for, and counted where they take long. What is asked is done for
 //! its executions one by one, a bounded number at the same time and for a bounded time: the answer
 //! says how many are left, and the same request goes on with them.
 
@@ -7,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest};
 use fiec_schemas::{
@@ -23,7 +25,10 @@ const AT_ONCE: usize = 32;
 const WITHIN_MS: u64 = 5_000;
 const WITHIN_LIMIT_MS: u64 = 8_000;
 /// Reading the ledgers of a tenant takes no longer.
-const READING: Duration = Duration::from_secs(8);
+const READING: Duration = Duration::from_secs(7);
+/// Submissions that have no ledgers yet are waited for so long at most, and looked at so often.
+const PATIENCE: Duration = Duration::from_millis(1_000);
+const LOOK: Duration = Duration::from_millis(20);
 /// Most reasons that an answer names.
 const REASONS: usize = 5;
 
@@ -56,13 +61,29 @@ impl Api {
         let request: BatchRequest = parse(payload)?;
         let who = somebody(&request.who);
         let within = request.within_ms.unwrap_or(WITHIN_MS).min(WITHIN_LIMIT_MS);
-        let deadline = tokio::time::Instant::now() + Duration::from_millis(within);
         let batch = batch_of(&tenant, &request.batch)?;
+        let patience = match verb {
+            "status" => Duration::ZERO,
+            _ => Duration::from_millis(within).min(PATIENCE),
+        };
+        // In this order: what has been taken in by then has its ledgers.
+        let (submitted, untaken) = self
+            .untaken(&tenant, request.submitted, patience)
+            .await
+            .map_err(|error| error.to_string())?;
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(within);
         let members = tokio::time::timeout(READING, self.members(&tenant, batch))
             .await
             .map_err(|_| "the ledgers could not be read in time; try again".to_owned())?
             .map_err(|error| error.to_string())?;
-        if members.is_empty() {
+        if members.is_empty() && untaken > 0 && verb == "status" {
+            return Err(format!(
+                "no execution of batch {} is known yet, and {untaken} submission messages of \
+                 tenant {tenant} have not been taken in; try again",
+                request.batch
+            ));
+        }
+        if members.is_empty() && untaken == 0 {
             return Err(format!(
                 "tenant {tenant} has no batch {}; one whose executions ended long ago is in \
                  PostgreSQL only (the view batch_summary)",
@@ -71,6 +92,8 @@ impl Api {
         }
         let mut reply = BatchReply {
             batch: Some(batch),
+            untaken,
+            submitted: Some(submitted),
             ..BatchReply::default()
         };
         let mut targets = Vec::new();
@@ -126,6 +149,59 @@ impl Api {
             }
         }
         Ok(reply)
+    }
+
+    /// Waits so long at most until each submission message of the tenant up to this one (of those
+    /// that are there by now, where nothing is said) has been taken in, and has its ledgers: up to
+    /// which one, and how many of the tenant's have not.
+    async fn untaken(
+        &self,
+        tenant: &Tenant,
+        upto: Option<Sequence>,
+        patience: Duration,
+    ) -> Result<(Sequence, u64), BrokerError> {
+        const WHAT: &str = "look at the submissions";
+        let js = &self.effects.broker.js;
+        let stream = js
+            .get_stream_no_info(subjects::SUBMIT_STREAM)
+            .await
+            .map_err(BrokerError::operation(WHAT))?;
+        let state = stream
+            .get_info()
+            .await
+            .map_err(BrokerError::operation(WHAT))?
+            .state;
+        let upto = upto.unwrap_or(state.last_sequence);
+        // Taken in, they are removed.
+        if state.first_sequence > upto {
+            return Ok((upto, 0));
+        }
+        let subject = subjects::submit(tenant);
+        let until = tokio::time::Instant::now() + patience;
+        loop {
+            let oldest = stream.get_first_raw_message_by_subject(&subject, 1).await;
+            match oldest {
+                Ok(message) if message.sequence <= upto => {}
+                Ok(_) => return Ok((upto, 0)),
+                Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {
+                    return Ok((upto, 0));
+                }
+                Err(error) => return Err(BrokerError::operation(WHAT)(error)),
+            }
+            if tokio::time::Instant::now() >= until {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let mut counted = stream
+            .info_with_subjects(subject)
+            .await
+            .map_err(BrokerError::operation(WHAT))?;
+        match counted.next().await {
+            Some(Ok((_, count))) => Ok((upto, count as u64)),
+            Some(Err(error)) => Err(BrokerError::operation(WHAT)(error)),
+            None => Ok((upto, 0)),
+        }
     }
 
     /// The last message of each execution of a batch.

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use fiec_broker::{Broker, Draft};
 use fiec_policy::LedgerView;
 use fiec_schemas::messages::{HANDOVER_HEADER, Handover};
+use fiec_schemas::package::is_built_in;
 use fiec_schemas::{ExecutionId, NodeId, Phase, subjects};
 
 use super::Core;
@@ -101,28 +102,34 @@ impl Core {
     }
 
     /// Appends what may have a ledger already, and has its node begin meanwhile where nothing else
-    /// is going on: otherwise the capsule message costs less and comes soon enough.
+    /// is going on: otherwise the capsule message costs less and comes soon enough. What a program
+    /// of others' does may be seen outside, and an execution that has ended does nothing any more.
     pub(super) async fn append_and_tell(
         &mut self,
         node: NodeId,
         mut line: Box<Line>,
         draft: Draft,
     ) {
-        let alone = self.in_flight == 0 && self.later == 0;
+        let harmless = is_built_in(&line.spec.program);
+        let alone = harmless && self.in_flight == 0 && self.later == 0;
         let text = alone.then(|| draft.header.clone());
-        line.told = alone.then(|| (node.clone(), draft.state.epoch));
-        // Behind the append: before it, the broker stores that before it delivers this.
-        self.append_here(line, draft).await;
-        if let Some(text) = text {
+        line.told = alone.then(|| (node.clone(), draft.state.epoch, draft.digest));
+        // Behind the append: the broker stores that before it delivers this.
+        if self.append_here(line, draft).await
+            && let Some(text) = text
+        {
             send(&self.effects.broker, &node, &[text], true).await;
         }
     }
 
     /// What a node may have begun was not appended.
     pub(super) async fn take_back(&self, line: &Line) {
-        if let Some((node, epoch)) = &line.told {
-            let (execution, epoch) = (line.execution, *epoch);
-            let word = Handover::Abandoned { execution, epoch };
+        if let Some((node, epoch, digest)) = &line.told {
+            let word = Handover::Abandoned {
+                execution: line.execution,
+                epoch: *epoch,
+                bound: Some(*digest),
+            };
             say(&self.effects.broker, node, &word, Bytes::new()).await;
         }
     }

@@ -131,7 +131,9 @@ impl Core {
             Ok(draft) => match self.may_begin(&draft) {
                 Some(node) if line.fresh => self.entrust(node, line, draft),
                 Some(node) => self.append_and_tell(node, line, draft).await,
-                None => self.append_here(line, draft).await,
+                None => {
+                    self.append_here(line, draft).await;
+                }
             },
             Err(error) => {
                 self.in_flight += 1;
@@ -140,16 +142,20 @@ impl Core {
         }
     }
 
-    /// Sends a first append.
-    pub(super) async fn append_here(&mut self, line: Box<Line>, draft: Draft) {
+    /// Sends a first append; whether it is on its way.
+    pub(super) async fn append_here(&mut self, line: Box<Line>, draft: Draft) -> bool {
         self.in_flight += 1;
         match self.effects.ledger.send(draft, Bytes::new()).await {
             Ok(in_flight) => {
                 debug_assert!(self.firsts.is_closed() || self.firsts.capacity() > 0);
                 // Fails only while the service ends.
                 let _ = self.firsts.send((line, in_flight)).await;
+                true
             }
-            Err(error) => self.first(line, Err(error)).await,
+            Err(error) => {
+                self.first(line, Err(error)).await;
+                false
+            }
         }
     }
 

@@ -14,11 +14,11 @@ impl Core {
     pub(super) async fn news(&mut self, news: News) {
         match news {
             News::Feed(item) => {
-                // What we wrote ourselves is known from its acknowledgement.
-                if item.header.contains(&self.own_author) {
-                    return;
-                }
+                // Looked for first, since reading costs more; a submission may hold such words.
+                let own = item.header.contains(&self.own_author);
                 match LedgerView::read(&item.header, item.seq) {
+                    // What we wrote ourselves is known from its acknowledgement.
+                    Ok(view) if own && view.author() == self.effects.author => {}
                     Ok(view) => {
                         if let Some(cause) = view.event("bound").and_then(|b| b.cause())
                             && self.is_loaded()
