@@ -229,6 +229,37 @@ impl Ledger {
         self.last_of(&subjects::ledger(tenant, execution)).await
     }
 
+    /// The last message, where `reached` says that it must have come as far as that: a replica that
+    /// has not is asked again, for half a second.
+    ///
+    /// # Errors
+    /// As [`Ledger::last`].
+    pub async fn last_once(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        reached: impl Fn(&Entry) -> bool,
+    ) -> Result<Option<Entry>, BrokerError> {
+        let subject = subjects::ledger(tenant, execution);
+        self.last_of_once(&subject, reached).await
+    }
+
+    async fn last_of_once(
+        &self,
+        subject: &str,
+        reached: impl Fn(&Entry) -> bool,
+    ) -> Result<Option<Entry>, BrokerError> {
+        let mut last = self.last_of(subject).await?;
+        for _ in 0..LOOKS {
+            if last.as_ref().is_some_and(&reached) {
+                break;
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+            last = self.last_of(subject).await?;
+        }
+        Ok(last)
+    }
+
     async fn last_of(&self, subject: &str) -> Result<Option<Entry>, BrokerError> {
         match self
             .stream()
@@ -295,7 +326,8 @@ impl Ledger {
 
     /// σ that a draft says is "here", from where the message before says.
     async fn carried(&self, draft: &Draft) -> Result<Bytes, AppendError> {
-        match self.last_of(&draft.subject).await? {
+        let reached = |last: &Entry| last.seq >= draft.expected;
+        match self.last_of_once(&draft.subject, reached).await? {
             Some(last) if last.seq == draft.expected => match &last.message.state.boundary {
                 Some(before) if store::is_large(before) => {
                     Ok(self.by_sequence(before.seq.unwrap_or(0)).await?.body)
@@ -354,15 +386,12 @@ impl Ledger {
     }
 
     async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {
-        for _ in 0..LOOKS {
-            match self.last_of(&draft.subject).await? {
-                Some(last) if last.digest == draft.digest => return Ok(draft.into_tip(last.seq)),
-                Some(last) if last.seq > draft.expected => return Err(AppendError::Conflict),
-                // A replica that has not what made the broker refuse.
-                _ => tokio::time::sleep(LOOK_AGAIN).await,
-            }
+        // What made the broker refuse lies beyond what was expected.
+        let reached = |last: &Entry| last.seq > draft.expected;
+        match self.last_of_once(&draft.subject, reached).await? {
+            Some(last) if last.digest == draft.digest => Ok(draft.into_tip(last.seq)),
+            _ => Err(AppendError::Conflict),
         }
-        Err(AppendError::Conflict)
     }
 
     async fn retry(&self, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {

@@ -162,14 +162,24 @@ pub struct BatchRequest {
     /// Who asks; kept in the history.
     #[serde(default)]
     pub who: String,
-    /// Ends the answer after so many milliseconds (5000 where nothing is said, 8000 at most);
+    /// Ends the answer after so many milliseconds of doing (5000 where nothing is said, 8000 at most);
     /// [`BatchReply::left`] says how many remain, and the same request goes on with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
-    /// Goes on with a request whose answer said this as [`BatchReply::submitted`]: what was
-    /// submitted after that one is not waited for.
+    /// [`Untaken::upto`] of the answer before: nothing is done before these have been taken in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub submitted: Option<Sequence>,
+    pub untaken: Option<Sequence>,
+}
+
+/// Submission messages of a tenant that no service has taken in yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Untaken {
+    /// How many there are.
+    pub messages: u64,
+    /// Sequence of the oldest.
+    pub oldest: Sequence,
+    /// Sequence of the last one that is waited for: those behind it came after the request.
+    pub upto: Sequence,
 }
 
 /// The answer about a whole batch.
@@ -197,13 +207,10 @@ pub struct BatchReply {
     /// Executions that this request did not come to: send it again.
     #[serde(default)]
     pub left: u32,
-    /// Submission messages of the tenant that no service has taken in yet; some may hold executions
-    /// of the batch: send the request again, with `submitted`.
-    #[serde(default)]
-    pub untaken: u64,
-    /// Sequence of the last submission message that was waited for.
+    /// What no service has taken in after a second of waiting; it may hold executions of the batch:
+    /// send the request again, with [`Untaken::upto`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub submitted: Option<Sequence>,
+    pub untaken: Option<Untaken>,
     /// Why it failed for the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,

@@ -215,8 +215,8 @@ pub async fn submit(
     request_with(broker, format!("fiec.api.submit.{tenant}"), lines, headers).await
 }
 
-/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`; for so long, and up to
-/// the submissions that the answer before said.
+/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`; for so long, and not before
+/// the submissions that the answer before said have been taken in.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`BatchReply::error`].
@@ -225,13 +225,13 @@ pub async fn batch(
     verb: &str,
     tenant: &Tenant,
     batch: &str,
-    (within_ms, submitted): (u64, Option<Sequence>),
+    (within_ms, untaken): (u64, Option<Sequence>),
 ) -> anyhow::Result<BatchReply> {
     let body = BatchRequest {
         batch: batch.to_owned(),
         who: who(),
         within_ms: Some(within_ms),
-        submitted,
+        untaken,
     };
     request(
         broker,

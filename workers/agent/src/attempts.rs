@@ -16,7 +16,7 @@ use crate::ahead;
 use crate::child_process::Child;
 use crate::large;
 use crate::message::{Intent, Message, backoff};
-use crate::runner::{Runner, STARTED_ALONE_AFTER, Wait};
+use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 use crate::spread::{self, Returning, Sharing};
 
@@ -241,7 +241,8 @@ impl Runner {
         self.child = Some(child);
         if !self.started {
             self.since.get_or_insert_with(Timestamp::now);
-            self.wait = Some((Wait::Started, Instant::now() + STARTED_ALONE_AFTER));
+            let alone = Instant::now() + self.shared.options.started_alone_after;
+            self.wait = Some((Wait::Started, alone));
         }
         if let Some(live) = self.shared.live().get_mut(&self.tip.state.execution) {
             live.begun = true;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, BrokerError, Draft, Tip};
+use fiec_broker::{AppendError, BrokerError, Draft, Entry, Tip};
 use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Phase, Sequence, Timestamp};
 use tokio::sync::oneshot;
 
@@ -100,7 +100,8 @@ pub fn wait(shared: Arc<Shared>, mut tip: Tip, confirmed: oneshot::Receiver<Sequ
         }
         // Taken back, or no word: whether it was appended after all the ledger knows.
         let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
-        match shared.ledger.last(tenant, execution).await {
+        let reached = |last: &Entry| last.message.state.ordinal >= tip.state.ordinal;
+        match shared.ledger.last_once(tenant, execution, reached).await {
             Ok(Some(last)) if Some(last.digest) == tip.digest => Ok(last.into()),
             _ => Err(AppendError::Conflict),
         }
@@ -224,7 +225,8 @@ fn take_one(shared: &Arc<Shared>, text: &str, appended: bool) {
     let (entry, control) = Live::new(&state, (0, digest), Some(confirm));
     let progress = entry.progress.clone();
     let mut live = shared.live();
-    if live.contains_key(&execution) {
+    // A drain orders away what lives here by then, and comes only once.
+    if shared.is_draining() || live.contains_key(&execution) {
         return;
     }
     live.insert(execution, entry);

@@ -338,10 +338,9 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
     }
     let bound = Digest::of(text.as_bytes());
     let mut live = shared.live();
-    if live
-        .get(&execution)
-        .is_some_and(|known| known.epoch >= epoch)
-    {
+    // A drain orders away what lives here by then, and comes only once.
+    let known = live.get(&execution).map(|known| known.epoch);
+    if shared.is_draining() || known.is_some_and(|known| known >= epoch) {
         return;
     }
     let (confirm, confirmed) = oneshot::channel();

@@ -88,6 +88,8 @@ pub struct Options {
     pub backoff: Duration,
     /// How long what the canaries have shown counts; they run again at half of it. 24 h by default.
     pub proof_lifetime: Duration,
+    /// How long `started` waits to be appended together with what follows it; 3 ms by default.
+    pub started_alone_after: Duration,
     /// How it learns that its machine will be gone.
     pub revocation: RevocationOptions,
     /// Leave at once: the second signal.
@@ -132,6 +134,7 @@ impl Options {
             threads: None,
             backoff: Duration::from_millis(200),
             proof_lifetime: Duration::from_secs(86_400),
+            started_alone_after: Duration::from_millis(3),
             revocation: RevocationOptions::default(),
             leave_now: CancellationToken::new(),
         }

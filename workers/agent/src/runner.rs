@@ -39,8 +39,6 @@ use crate::shared::{self, Shared, Slot};
 use crate::spread::Sharing;
 use crate::take_up;
 
-/// `started` waits so long for company.
-pub(crate) const STARTED_ALONE_AFTER: Duration = Duration::from_millis(3);
 /// What a child was given ahead waits so much longer for a run that does not end.
 pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
 

@@ -5,6 +5,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -93,10 +94,26 @@ async fn messages(world: &World, id: ExecutionId) -> Vec<Vec<String>> {
     world.messages(id).await.iter().map(names).collect()
 }
 
+/// A node whose `started` waits for company longer than a busy machine takes to compute nothing.
+async fn patient(world: &World) -> Running {
+    let mut options = world.options("n1");
+    options.started_alone_after = Duration::from_millis(300);
+    world.agent_with(options).await
+}
+
 async fn with_one_slot(world: &World) -> Running {
     let mut options = world.options("n1");
     options.slots = 1;
+    options.started_alone_after = Duration::from_millis(300);
     world.agent_with(options).await
+}
+
+/// Has the node compute something for two seconds, and waits until it does.
+async fn keep_busy(world: &World, agent: &Running) {
+    let long =
+        json!({ "program": "synthetic@1", "params": { "capsules": 200, "work_us": 10_000 } });
+    let long = world.submit(&long.to_string(), agent).await;
+    world.wait_phase(long, "started").await;
 }
 
 /// Waits until the node has a place for this one, and has computed it.
@@ -111,7 +128,7 @@ const FIRST: [&str; 2] = ["submitted", "bound"];
 #[tokio::test]
 async fn what_ends_soon_is_one_message_with_its_binding() {
     let world = World::start().await;
-    let agent = world.agent("n1").await;
+    let agent = patient(&world).await;
     can_compute(&world, &agent).await;
     let params = json!({ "capsules": 0 });
     let all: Vec<_> = (0..40).map(|_| draft(&world, &params, &agent).1).collect();
@@ -166,7 +183,7 @@ async fn what_takes_longer_begins_its_ledger_when_it_has_started() {
 #[tokio::test]
 async fn a_binding_that_was_appended_after_all_is_followed() {
     let world = World::start().await;
-    let agent = world.agent("n1").await;
+    let agent = patient(&world).await;
     can_compute(&world, &agent).await;
     // Without a capsule message: the node learns of it when it loses its race.
     let params = json!({ "capsules": 0 });
@@ -191,9 +208,7 @@ async fn a_binding_that_was_appended_after_all_is_followed() {
 async fn a_binding_that_is_confirmed_while_it_waits_is_followed() {
     let world = World::start().await;
     let agent = with_one_slot(&world).await;
-    let long = json!({ "program": "synthetic@1", "params": { "capsules": 60, "work_us": 10_000 } });
-    let long = world.submit(&long.to_string(), &agent).await;
-    world.wait_phase(long, "started").await;
+    keep_busy(&world, &agent).await;
     let (_, draft) = draft(&world, &json!({ "capsules": 0 }), &agent);
     let id = draft.state.execution;
     tell(&world, &agent, &[&draft]).await;
@@ -283,7 +298,7 @@ async fn another_binding_of_the_same_epoch_wins_over_what_was_left_to_the_node()
 #[tokio::test]
 async fn only_what_was_not_appended_is_taken_back() {
     let world = World::start().await;
-    let agent = world.agent("n1").await;
+    let agent = patient(&world).await;
     can_compute(&world, &agent).await;
     let params = json!({ "capsules": 0 });
     // Another service has failed with a binding of its own; the node never heard of that.
@@ -316,9 +331,7 @@ async fn only_what_was_not_appended_is_taken_back() {
 async fn what_was_taken_back_while_it_waits_gives_way_to_the_binding_that_was_appended() {
     let world = World::start().await;
     let agent = with_one_slot(&world).await;
-    let long = json!({ "program": "synthetic@1", "params": { "capsules": 60, "work_us": 10_000 } });
-    let long = world.submit(&long.to_string(), &agent).await;
-    world.wait_phase(long, "started").await;
+    keep_busy(&world, &agent).await;
     let (tip, told) = draft(&world, &json!({ "capsules": 0 }), &agent);
     let id = tip.state.execution;
     tell_of(&world, &agent, &[&told], true).await;
@@ -378,10 +391,7 @@ async fn what_is_too_large_for_one_message_waits_until_its_binding_is_appended()
 async fn a_node_that_leaves_appends_nothing_that_was_left_to_it() {
     let world = World::start().await;
     let agent = with_one_slot(&world).await;
-    let long =
-        json!({ "program": "synthetic@1", "params": { "capsules": 200, "work_us": 10_000 } });
-    let long = world.submit(&long.to_string(), &agent).await;
-    world.wait_phase(long, "started").await;
+    keep_busy(&world, &agent).await;
     let (_, draft) = draft(&world, &json!({ "capsules": 0 }), &agent);
     let id = draft.state.execution;
     tell(&world, &agent, &[&draft]).await;

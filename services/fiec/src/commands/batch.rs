@@ -64,30 +64,35 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {elapsed}") {
         bar.set_style(style);
     }
-    let reached = |reply: &BatchReply| reply.left == 0 && (reply.untaken == 0 || verb == "status");
-    let (mut done, mut in_vain, mut submitted) = (0, 0, None);
-    let reply = loop {
+    let (mut done, mut in_vain) = (0, 0);
+    let (mut oldest, mut waits_for) = (None, None);
+    let (reply, complete) = loop {
         let tenant = &args.tenant.tenant;
-        let reply =
-            client::batch(&broker, verb, tenant, &args.batch, (WITHIN_MS, submitted)).await?;
-        submitted = reply.submitted;
+        let mut reply =
+            client::batch(&broker, verb, tenant, &args.batch, (WITHIN_MS, waits_for)).await?;
+        // What was done before is as it should be by now.
+        reply.unconcerned = reply.unconcerned.saturating_sub(done);
+        let moved = reply.done > 0 || reply.untaken.map(|u| u.oldest) != oldest;
+        in_vain = if moved { 0 } else { in_vain + 1 };
         done += reply.done;
+        reply.done = done;
         bar.set_length(u64::from(done + reply.left + reply.failed));
         bar.set_position(u64::from(done));
-        in_vain = if reply.done == 0 { in_vain + 1 } else { 0 };
-        if reached(&reply) || reply.error.is_some() || in_vain >= IN_VAIN {
-            break BatchReply { done, ..reply };
+        let untaken = reply.untaken.filter(|_| verb != "status");
+        oldest = untaken.map(|u| u.oldest);
+        waits_for = untaken.filter(|_| reply.left == 0).map(|u| u.upto);
+        let on = reply.left > 0 || untaken.is_some();
+        if !on || (reply.error.is_some() && untaken.is_none()) || in_vain >= IN_VAIN {
+            break (reply, !on);
         }
     };
     bar.finish_and_clear();
     print(verb, &reply, global.json)?;
-    Ok(
-        if reached(&reply) && reply.error.is_none() && reply.failed == 0 {
-            Outcome::Done
-        } else {
-            Outcome::Failed
-        },
-    )
+    Ok(if complete && reply.error.is_none() && reply.failed == 0 {
+        Outcome::Done
+    } else {
+        Outcome::Failed
+    })
 }
 
 fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
@@ -97,7 +102,9 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
     }
     if let Some(error) = &reply.error {
         eprintln!("{error}");
-        return Ok(());
+        if reply.done == 0 {
+            return Ok(());
+        }
     }
     if verb != "status" {
         let (done, not) = (reply.done, reply.unconcerned);
@@ -125,10 +132,10 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
             }
         }
     }
-    if reply.untaken > 0 {
+    if let (None, Some(untaken)) = (&reply.error, &reply.untaken) {
         eprintln!(
-            "{} submission messages of the tenant were not taken in yet; some may be of this batch",
-            reply.untaken
+            "{} submission messages of the tenant have not been taken in; some may be of this batch",
+            untaken.messages
         );
     }
     let phases: Vec<String> = reply

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::{BrokerError, Entry};
-use fiec_schemas::messages::{BatchReply, BatchRequest};
+use fiec_schemas::messages::{BatchReply, BatchRequest, Untaken};
 use fiec_schemas::{
     BatchId, BatchName, Digest, ExecutionId, LedgerMessage, Phase, Sequence, Tenant, subjects,
 };
@@ -67,35 +67,43 @@ impl Api {
             _ => Duration::from_millis(within).min(PATIENCE),
         };
         // In this order: what has been taken in by then has its ledgers.
-        let (submitted, untaken) = self
-            .untaken(&tenant, request.submitted, patience)
+        let untaken = self
+            .untaken(&tenant, request.untaken, patience)
             .await
             .map_err(|error| error.to_string())?;
+        let mut reply = BatchReply {
+            batch: Some(batch),
+            untaken,
+            ..BatchReply::default()
+        };
+        let not_known = |messages| {
+            format!(
+                "{messages} submission messages of tenant {tenant} have not been taken in; try again"
+            )
+        };
+        if let (Some(_), Some(untaken)) = (request.untaken, untaken) {
+            reply.error = Some(not_known(untaken.messages));
+            return Ok(reply);
+        }
         let deadline = tokio::time::Instant::now() + Duration::from_millis(within);
         let members = tokio::time::timeout(READING, self.members(&tenant, batch))
             .await
             .map_err(|_| "the ledgers could not be read in time; try again".to_owned())?
             .map_err(|error| error.to_string())?;
-        if members.is_empty() && untaken > 0 && verb == "status" {
-            return Err(format!(
-                "no execution of batch {} is known yet, and {untaken} submission messages of \
-                 tenant {tenant} have not been taken in; try again",
-                request.batch
-            ));
+        if members.is_empty() {
+            let none = &request.batch;
+            reply.error = Some(match untaken {
+                Some(untaken) => format!(
+                    "no execution of batch {none} is known, and {}",
+                    not_known(untaken.messages)
+                ),
+                None => format!(
+                    "tenant {tenant} has no batch {none}; one whose executions ended long ago is \
+                     in PostgreSQL only (the view batch_summary)"
+                ),
+            });
+            return Ok(reply);
         }
-        if members.is_empty() && untaken == 0 {
-            return Err(format!(
-                "tenant {tenant} has no batch {}; one whose executions ended long ago is in \
-                 PostgreSQL only (the view batch_summary)",
-                request.batch
-            ));
-        }
-        let mut reply = BatchReply {
-            batch: Some(batch),
-            untaken,
-            submitted: Some(submitted),
-            ..BatchReply::default()
-        };
         let mut targets = Vec::new();
         for entry in members {
             let state = &entry.message.state;
@@ -152,14 +160,14 @@ impl Api {
     }
 
     /// Waits so long at most until each submission message of the tenant up to this one (of those
-    /// that are there by now, where nothing is said) has been taken in, and has its ledgers: up to
-    /// which one, and how many of the tenant's have not.
+    /// that are there by now, where nothing is said) has been taken in, and has its ledgers; what
+    /// has not.
     async fn untaken(
         &self,
         tenant: &Tenant,
         upto: Option<Sequence>,
         patience: Duration,
-    ) -> Result<(Sequence, u64), BrokerError> {
+    ) -> Result<Option<Untaken>, BrokerError> {
         const WHAT: &str = "look at the submissions";
         let js = &self.effects.broker.js;
         let stream = js
@@ -174,34 +182,38 @@ impl Api {
         let upto = upto.unwrap_or(state.last_sequence);
         // Taken in, they are removed.
         if state.first_sequence > upto {
-            return Ok((upto, 0));
+            return Ok(None);
         }
         let subject = subjects::submit(tenant);
         let until = tokio::time::Instant::now() + patience;
-        loop {
+        let oldest = loop {
             let oldest = stream.get_first_raw_message_by_subject(&subject, 1).await;
-            match oldest {
-                Ok(message) if message.sequence <= upto => {}
-                Ok(_) => return Ok((upto, 0)),
+            let oldest = match oldest {
+                Ok(message) if message.sequence <= upto => message.sequence,
+                Ok(_) => return Ok(None),
                 Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {
-                    return Ok((upto, 0));
+                    return Ok(None);
                 }
                 Err(error) => return Err(BrokerError::operation(WHAT)(error)),
-            }
+            };
             if tokio::time::Instant::now() >= until {
-                break;
+                break oldest;
             }
             tokio::time::sleep(LOOK).await;
-        }
+        };
         let mut counted = stream
             .info_with_subjects(subject)
             .await
             .map_err(BrokerError::operation(WHAT))?;
-        match counted.next().await {
-            Some(Ok((_, count))) => Ok((upto, count as u64)),
-            Some(Err(error)) => Err(BrokerError::operation(WHAT)(error)),
-            None => Ok((upto, 0)),
-        }
+        let messages = match counted.next().await {
+            Some(counted) => counted.map_err(BrokerError::operation(WHAT))?.1 as u64,
+            None => return Ok(None),
+        };
+        Ok(Some(Untaken {
+            messages,
+            oldest,
+            upto,
+        }))
     }
 
     /// The last message of each execution of a batch.
