@@ -12,7 +12,7 @@ use std::process::Stdio;
 use fiec::cluster::ClusterOptions;
 use fiec_schemas::messages::SubmitReply;
 use serde_json::{Value, json};
-use support::{Lab, Ran, args, audit, digest_of, run, undisturbed, until, workers_with_history};
+use support::{Lab, Ran, audit, digest_of, run, slots, undisturbed, until, workers_with_history};
 
 /// The `nats` command, from PATH or from where Go puts what it builds.
 fn nats_command() -> Option<PathBuf> {
@@ -60,7 +60,7 @@ async fn nats(command: &Path, lab: &Lab, list: &[&str], stdin: Option<&Path>) ->
 
 fn options() -> ClusterOptions {
     ClusterOptions {
-        worker_args: args(&["--slots", "2"]),
+        worker_args: slots(2),
         ..workers_with_history(2)
     }
 }

@@ -14,7 +14,7 @@ use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Event, ExecutionId, Tenant};
 use serde_json::{Value, json};
 use support::{
-    Lab, args, audit, digest_of, gives_way, undisturbed_synthetic, until, workers,
+    Lab, args, audit, digest_of, gives_way, slots, undisturbed_synthetic, until, workers,
     workers_with_history,
 };
 
@@ -26,7 +26,7 @@ fn example() -> String {
 #[tokio::test]
 async fn the_example_runs_in_its_order_within_its_limit_and_its_gang_starts_together() {
     let lab = Lab::start(ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers_with_history(2)
     })
     .await;
@@ -126,7 +126,7 @@ fn number(reply: &Value, field: &str) -> u64 {
 async fn hundreds_of_executions_are_paused_resumed_and_cancelled_as_one() {
     const COUNT: u64 = 400;
     let lab = Lab::start(ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers(2)
     })
     .await;
@@ -184,7 +184,7 @@ async fn hundreds_of_executions_are_paused_resumed_and_cancelled_as_one() {
 #[tokio::test]
 async fn a_quota_holds_back_what_is_over_it_and_why_says_so() {
     let lab = Lab::start(ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers(1)
     })
     .await;
@@ -259,7 +259,7 @@ fn is_untouched(lab: &Lab, id: ExecutionId) -> bool {
 async fn a_lowered_quota_takes_what_is_worth_least_and_a_raised_one_lets_it_go_on() {
     const GRACE_MS: i64 = 1_000;
     let mut lab = Lab::start(ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         policy_args: args(&["--quota-grace-ms", "1000", "--verify-share", "0"]),
         ..workers_with_history(1)
     })
@@ -271,7 +271,7 @@ async fn a_lowered_quota_takes_what_is_worth_least_and_a_raised_one_lets_it_go_o
     };
     allow(&lab, "lab", "3").await;
     // What commits ten times a second has little to lose, what never does all that it has computed.
-    let cheap = body("cheap", 700, 20);
+    let cheap = body("cheap", 2_500, 20);
     let mut dear = Vec::new();
     for id in ["dear-1", "dear-2"] {
         dear.push(lab.publish_json(&body(id, 1_000_000, 1_000_000)).await);

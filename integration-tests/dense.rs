@@ -21,7 +21,7 @@ fn result(line: &Line) -> Value {
 
 #[tokio::test]
 async fn a_factorization_that_is_moved_has_the_factors_of_one_that_is_not() {
-    let params = json!({"matrix": {"random": {"n": 3600, "seed": 11}}, "block": 48});
+    let params = json!({"matrix": {"random": {"n": 5760, "seed": 11}}, "block": 48});
     let whole = run_local(LU, &params).unwrap();
     let lab = Lab::start(workers(2)).await;
     let body = json!({"id": "f", "program": LU, "params": params, "commit": {"every": 4}});
@@ -40,7 +40,7 @@ async fn a_factorization_that_is_moved_has_the_factors_of_one_that_is_not() {
     audit(&lab.journal.of(id));
     assert_eq!(result(&last), whole.result);
     assert_eq!(last.state().totals.crashes, 0);
-    for name in ["lu-0", "lu-74", "pivots"] {
+    for name in ["lu-0", "lu-119", "pivots"] {
         let path = lab.path(name);
         let path = path.display().to_string();
         lab.fiec(&["output", "f", name, "-o", &path])

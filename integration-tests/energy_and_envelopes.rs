@@ -109,7 +109,7 @@ async fn joules_of_intervals_bindings_and_executions_are_in_the_history_and_gaps
         ..workers_with_history(2)
     })
     .await;
-    let params = json!({"capsules": 900, "work_us": 5_000, "state_bytes": 256});
+    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 256});
     let before = machine.used.load(Ordering::Relaxed);
     let id = lab
         .publish_json(

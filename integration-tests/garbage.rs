@@ -25,7 +25,8 @@ use fiec_schemas::{
 use garbage_support::{Dice, is_small, submissions};
 use serde_json::{Value, json};
 use support::{
-    Lab, PATIENCE, args, audit, digest_of, undisturbed_synthetic, until, workers_with_history,
+    Lab, PATIENCE, args, audit, digest_of, slots, undisturbed_synthetic, until,
+    workers_with_history,
 };
 
 /// Sends spoiled submissions; gives the place of each line that nobody can read as one.
@@ -326,7 +327,7 @@ async fn all_are_well(lab: &mut Lab) {
 async fn garbage_on_every_subject_stops_nothing_and_what_is_refused_is_recorded() {
     let mut dice = Dice::new();
     let mut lab = Lab::start(ClusterOptions {
-        worker_args: args(&["--slots", "2"]),
+        worker_args: slots(2),
         policy_args: args(&["--no-preemption", "--no-slicing", "--verify-share", "0"]),
         ..workers_with_history(2)
     })

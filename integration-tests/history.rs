@@ -8,11 +8,11 @@ mod support;
 use fiec::cluster::ClusterOptions;
 use fiec_schemas::Event;
 use serde_json::json;
-use support::{Lab, Line, args, audit, until, workers_with_history};
+use support::{Lab, Line, audit, slots, until, workers_with_history};
 
 fn options() -> ClusterOptions {
     ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers_with_history(2)
     }
 }

@@ -219,7 +219,8 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
 #[tokio::test]
 async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
     let mut lab = Lab::start(workers(1)).await;
-    let id = lab.publish_json(&submission("named", &long())).await;
+    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 4_096});
+    let id = lab.publish_json(&submission("named", &params)).await;
     let node = lab.journal.computing(id, 2).await;
     let run_dir = lab.data_dir().join("run").display().to_string();
     let second = ["worker", "--node", node.as_str(), "--run-dir", &run_dir];
@@ -238,7 +239,7 @@ async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
     lab.worker(&node).kill();
     lab.restart_worker(support::number_of(&node)).unwrap();
     let last = lab.journal.ended(id, "completed").await;
-    assert_eq!(digest_of(&last), undisturbed_synthetic(&long()).await);
+    assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
     let totals = &last.state().totals;
     assert_eq!(
         (totals.crashes, totals.rebindings),
@@ -283,7 +284,7 @@ async fn what_a_killed_worker_had_committed_and_not_published_the_next_one_publi
     let mut lab = Lab::start(workers(2)).await;
     let mut line = submission(
         "owes",
-        &json!({"capsules": CAPSULES, "work_us": 2_000, "emit_every": 1}),
+        &json!({"capsules": CAPSULES, "work_us": 5_000, "emit_every": 1}),
     );
     line["commit"] = json!({"every": 5});
     let id = lab.publish_json(&line).await;

@@ -118,7 +118,7 @@ async fn a_cancel_survives_the_death_of_the_worker_that_took_it() {
 #[tokio::test]
 async fn a_paused_execution_waits_at_a_boundary_and_goes_on_from_there() {
     let lab = Lab::start(workers(1)).await;
-    let params = steps(300);
+    let params = steps(1_500);
     let id = lab.publish_json(&body("p", &params)).await;
     lab.journal.computing(id, 1).await;
     lab.fiec(&["pause", "p"]).await.expect(0);
@@ -129,7 +129,7 @@ async fn a_paused_execution_waits_at_a_boundary_and_goes_on_from_there() {
             (line.phase() == "paused").then(|| line.state().boundary_index())
         })
         .await;
-    assert!(paused > 0 && paused < 300, "{paused}");
+    assert!(paused > 0 && paused < 1_500, "{paused}");
     let status = lab.fiec(&["status", "p"]).await.expect(0);
     assert!(status.stdout.contains("paused"), "{status:?}");
     let why = lab.fiec(&["why", "p"]).await.expect(0);
@@ -157,7 +157,7 @@ async fn a_paused_execution_waits_at_a_boundary_and_goes_on_from_there() {
 #[tokio::test]
 async fn a_yield_moves_to_another_node_or_to_the_one_that_was_asked_for() {
     let lab = Lab::start(workers(3)).await;
-    let params = steps(900);
+    let params = steps(2_000);
     let id = lab.publish_json(&body("y", &params)).await;
     let first = lab.journal.computing(id, 1).await;
     lab.fiec(&["yield", "y"]).await.expect(0);
@@ -212,7 +212,7 @@ async fn a_yield_moves_to_another_node_or_to_the_one_that_was_asked_for() {
 #[tokio::test]
 async fn a_drained_node_is_left_and_a_cordoned_one_gets_nothing_until_it_is_released() {
     let mut lab = Lab::start(workers(2)).await;
-    let params = steps(600);
+    let params = steps(1_500);
     let id = lab.publish_json(&body("d", &params)).await;
     let node = lab.journal.computing(id, 1).await;
     lab.fiec(&["drain", node.as_str()]).await.expect(0);
@@ -261,7 +261,7 @@ async fn a_drained_node_is_left_and_a_cordoned_one_gets_nothing_until_it_is_rele
 #[tokio::test]
 async fn a_worker_that_is_told_to_end_hands_over_what_it_runs_and_loses_nothing() {
     let mut lab = Lab::start(workers(2)).await;
-    let params = steps(600);
+    let params = steps(1_500);
     let id = lab.publish_json(&body("t", &params)).await;
     let node = lab.journal.computing(id, 2).await;
     let children = proc::descendants(lab.worker(&node).pid());

@@ -11,7 +11,7 @@ use fiec::cluster::ClusterOptions;
 use fiec_schemas::{Event, subjects};
 use serde_json::json;
 use support::{
-    Lab, args, audit, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
+    Lab, audit, digest_of, slots, undisturbed_synthetic, until, workers, workers_with_history,
 };
 
 const MESSAGES: usize = 40;
@@ -22,7 +22,7 @@ async fn three_policies_bind_each_submission_of_a_flood_once_though_one_is_kille
     let mut lab = Lab::start(ClusterOptions {
         policies: 3,
         workers: 3,
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers(0)
     })
     .await;
@@ -77,7 +77,7 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
         ..workers(2)
     })
     .await;
-    let params = json!({"capsules": 1_000, "work_us": 5_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 3_000, "work_us": 5_000, "state_bytes": 2_048});
     let body = |id: &str| json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every": 20}});
     let running = [
         lab.publish_json(&body("r1")).await,

@@ -197,7 +197,7 @@ async fn a_pushed_shell_program_is_moved_in_the_middle_and_its_output_is_fetched
     assert_eq!(json!(shown.artifact), pushed["artifact"]);
     assert_eq!(shown.manifest.entry, ["./squares.sh"]);
 
-    let body = json!({"id": "sum", "program": "squares@1", "params": {"steps": 120},
+    let body = json!({"id": "sum", "program": "squares@1", "params": {"steps": 300},
         "commit": {"every": 5}});
     let id = submit(&lab, &body).await;
     let first = lab.journal.computing(id, 2).await;
@@ -209,13 +209,13 @@ async fn a_pushed_shell_program_is_moved_in_the_middle_and_its_output_is_fetched
         .await;
     assert_ne!(second, first);
     let last = lab.journal.ended(id, "completed").await;
-    let sum: u64 = (1..=120).map(|n| n * n).sum();
+    let sum: u64 = (1..=300).map(|n| n * n).sum();
     assert_eq!(result_of(&last)["sum"], sum);
     let ledger = lab.journal.of(id);
     audit(&ledger);
     let at = |line: &Line| line.state().boundary_index();
     let moved = ledger.iter().find(|l| l.state().epoch == 2).map(at);
-    assert!((1..120).contains(&moved.unwrap()), "{moved:?}");
+    assert!((1..300).contains(&moved.unwrap()), "{moved:?}");
     assert_eq!(last.state().totals.crashes, 0);
 
     let outputs = lab.fiec(&["output", "sum", "--json"]).await.expect(0);
@@ -479,7 +479,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
     let input = lab.file("input.bin", &content).display().to_string();
     lab.fiec(&["data", "push", &input]).await.expect(0);
     let body = json!({"id": "f", "program": "frames@1", "commit": {"every": 10},
-        "params": {"steps": 150, "object": {"object": Digest::of(&content)}}});
+        "params": {"steps": 600, "object": {"object": Digest::of(&content)}}});
     let id = submit(&lab, &body).await;
     let first = lab.journal.computing(id, 2).await;
     lab.fiec(&["yield", "f"]).await.expect(0);
@@ -489,7 +489,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
         .await;
     let last = lab.journal.ended(id, "completed").await;
     let result = result_of(&last);
-    assert_eq!(result["count"], 150);
+    assert_eq!(result["count"], 600);
     assert_eq!(result["object"], content.len());
     assert_eq!(result["threads"], 3, "the grant");
     assert_eq!(
@@ -505,7 +505,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
     let state = last.state().boundary.clone().unwrap();
     assert_eq!(
         state.digest,
-        Digest::of(b"150"),
+        Digest::of(b"600"),
         "computed here, not believed"
     );
     let file = lab.path("answer");
@@ -513,7 +513,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
     lab.fiec(&["output", "f", "answer", "-o", &path])
         .await
         .expect(0);
-    assert_eq!(std::fs::read(&file).unwrap(), b"150");
+    assert_eq!(std::fs::read(&file).unwrap(), b"600");
 
     // The process serves the next execution of this program too.
     let again = json!({"id": "g", "program": "frames@1", "params": {"steps": 1},
@@ -527,7 +527,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
 #[tokio::test]
 async fn a_program_that_goes_beyond_its_manifest_fails_with_the_name_of_the_limit() {
     let lab = Lab::start(allowing(1, "*")).await;
-    let limits = json!({"state_bytes": 1000, "boundary_ms": 1500});
+    let limits = json!({"state_bytes": 1000, "boundary_ms": 6000});
     push(&lab, "frames@1", &frames(&lab, &limits)).await;
     for (client, params, limit) in [
         ("big", json!({"steps": 20, "padding": 2000}), "state_bytes"),

@@ -58,7 +58,7 @@ async fn training_that_is_moved_between_nodes_ends_with_the_weights_of_one_that_
 
     let mut params = json!({"epochs": 8, "keep": 4, "hidden": 8});
     let whole = run_local(folder.path(), &params, &[]);
-    params["pause_ms"] = json!(15);
+    params["pause_ms"] = json!(60);
 
     let mut options = workers(2);
     options
@@ -150,7 +150,7 @@ fn a_program_in_python_speaks_the_frames_of_the_rust_kit() {
         let program = Program::start();
         let place = from.as_ref().map(|(index, state)| (*index, &state[..]));
         program.run(
-            &json!({"steps": 24, "sleep": 0.01}),
+            &json!({"steps": 24, "sleep": 0.1}),
             CommitPolicy::Auto,
             place,
         );
@@ -208,7 +208,7 @@ fn orders_of_the_rust_kit_are_understood_in_python() {
     assert!(permanent && reason.contains("no such object"), "{reason}");
 
     program.run(
-        &json!({"steps": 400, "sleep": 0.002}),
+        &json!({"steps": 2_000, "sleep": 0.002}),
         CommitPolicy::Auto,
         None,
     );

@@ -37,7 +37,7 @@ fn a_range_in_python_is_split_and_taken_back_bit_by_bit_whatever_it_speaks() {
     let (auto, folder) = (CommitPolicy::Auto, tempfile::tempdir().unwrap());
     let lines = Program::over_lines(folder.path(), &script);
     for program in [Program::start_script(&script), lines] {
-        let tiles = |from, to| json!({"tiles": {"from": from, "to": to}, "sleep": 0.05});
+        let tiles = |from, to| json!({"tiles": {"from": from, "to": to}, "sleep": 0.2});
         let result = || match program.finish().pop() {
             Some((Report::Completed { result, .. }, _)) => result,
             other => panic!("{other:?}"),

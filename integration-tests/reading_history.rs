@@ -13,18 +13,18 @@ use fiec::sql;
 use fiec_schemas::ExecutionId;
 use serde_json::json;
 use sqlx::postgres::PgPoolOptions;
-use support::{Lab, args, until, workers_with_history};
+use support::{Lab, slots, until, workers_with_history};
 
 fn options() -> ClusterOptions {
     ClusterOptions {
-        worker_args: args(&["--slots", "4"]),
+        worker_args: slots(4),
         ..workers_with_history(2)
     }
 }
 
 /// An execution that was moved by an operator and one that failed.
 async fn a_story(lab: &Lab) -> ExecutionId {
-    let params = json!({"capsules": 400, "work_us": 5_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 1_500, "work_us": 5_000, "state_bytes": 2_048});
     let id = lab
         .publish_json(
             &json!({"id": "moved", "program": "synthetic@1", "params": params,

@@ -82,7 +82,7 @@ async fn one_that_says_suspend_frees_its_place_under_pressure_and_comes_back() {
         ..workers_with_history(1)
     })
     .await;
-    let params = json!({"capsules": 1_000, "work_us": 5_000, "state_bytes": 2_000});
+    let params = json!({"capsules": 2_500, "work_us": 5_000, "state_bytes": 2_000});
     let id = lab
         .publish_json(
             &json!({"id": "calm", "program": "synthetic@1", "params": params,

@@ -57,7 +57,7 @@ async fn ask(lab: &Lab, id: &str, grant: Option<Grant>) -> ApiReply {
 #[tokio::test]
 async fn a_running_solve_is_given_other_threads_and_memory_and_ends_with_the_same_bits() {
     let mut lab = Lab::start(workers_with_history(1)).await;
-    let params = json!({"matrix": {"poisson2d": {"n": 48}}, "load_cases": 500,
+    let params = json!({"matrix": {"poisson2d": {"n": 48}}, "load_cases": 1_200,
         "iterations_per_capsule": 20, "threads": 2});
     let line = json!({"id": "solve", "program": "cg@1", "params": params,
         "commit": {"every_ms": 100}});
@@ -194,6 +194,12 @@ async fn a_program_in_python_is_called_back_with_what_it_has_now() {
     let cpus = lab.status_of(&node).await.unwrap().descriptor.cpus;
     let change = ["reconfigure", "s", "--threads", "1", "--memory", "64M"];
     lab.fiec(&change).await.expect(0);
+    lab.journal
+        .find(id, "it is recorded", |line| {
+            let of = |e: &Event| matches!(e, Event::Reconfigured { .. });
+            line.message.events.iter().any(of).then_some(())
+        })
+        .await;
     let given = recorded(&lab, id);
     assert_eq!(given.len(), 1, "answered once it is in the ledger");
     let last = lab.journal.ended(id, "completed").await;

@@ -10,7 +10,8 @@ use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, Event, ExecutionId, Timestamp};
 use serde_json::{Value, json};
 use support::{
-    Lab, args, audit, digest_of, gives_way, undisturbed_synthetic, workers, workers_with_history,
+    Lab, args, audit, digest_of, gives_way, slots, undisturbed_synthetic, workers,
+    workers_with_history,
 };
 
 /// One slot, and slices of a second. What runs may be asked to give way once it has computed for as
@@ -18,7 +19,7 @@ use support::{
 /// longer than any of these tests computes.
 fn one_slot(options: ClusterOptions) -> ClusterOptions {
     ClusterOptions {
-        worker_args: args(&["--slots", "1"]),
+        worker_args: slots(1),
         policy_args: args(&[
             "--slice-ms",
             "1000",

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 fn printing(id: &str, capsules: u64) -> Value {
     json!({"id": id, "program": "synthetic@1", "commit": {"every": 20},
-        "params": {"capsules": capsules, "work_us": 5_000, "state_bytes": 512, "print": true}})
+        "params": {"capsules": capsules, "work_us": 20_000, "state_bytes": 512, "print": true}})
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
         (&json!(lab.id("same")), &json!(true))
     );
     // The same in other words: spelled defaults, another order.
-    let spelled = r#"{"retries":3,"params":{"print":true,"capsules":40,"work_us":5000,"state_bytes":512},
+    let spelled = r#"{"retries":3,"params":{"print":true,"capsules":40,"work_us":20000,"state_bytes":512},
         "commit":{"every":20},"program":"synthetic@1","id":"same"}"#;
     let spelled = lab.file("spelled.json", spelled);
     lab.fiec(&["submit", &spelled.display().to_string()])

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use fiec::cluster::ClusterOptions;
 use serde_json::{Value, json};
-use support::{BINARY, Lab, Ran, args, run, until, workers_with_history};
+use support::{BINARY, Lab, Ran, run, slots, until, workers_with_history};
 
 async fn simulate(list: &[&str]) -> Ran {
     let mut command = tokio::process::Command::new(BINARY);
@@ -84,7 +84,7 @@ async fn a_scenario_is_played_and_a_bad_one_is_named_with_its_field() {
 
 fn options() -> ClusterOptions {
     ClusterOptions {
-        worker_args: args(&["--slots", "2"]),
+        worker_args: slots(2),
         ..workers_with_history(2)
     }
 }

@@ -314,14 +314,15 @@ async fn a_device_that_computes_wrongly_is_lost_alone_and_one_that_cannot_be_had
 #[tokio::test]
 async fn a_share_is_compared_beside_the_work_and_costs_nothing_where_nobody_asked() {
     let lab = Lab::start(workers(2)).await;
+    let mut verdicts = lab.broker.client.subscribe("fiec.verdict").await.unwrap();
+    lab.broker.client.flush().await.unwrap();
     let id = lab
         .publish_json(
             &json!({"id": "shared", "program": "synthetic@1", "verify": {"share": 1.0},
-            "params": {"capsules": 200, "work_us": 5_000, "state_bytes": 4_096},
+            "params": {"capsules": 1_000, "work_us": 5_000, "state_bytes": 4_096},
             "commit": {"every": 20}}),
         )
         .await;
-    let mut verdicts = lab.broker.client.subscribe("fiec.verdict").await.unwrap();
     let agreed = until("another node has computed a part once more", async || {
         use futures_util::StreamExt as _;
         let message = verdicts.next().await?;

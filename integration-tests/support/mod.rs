@@ -91,10 +91,20 @@ pub async fn run(mut command: tokio::process::Command) -> Ran {
 pub fn workers(count: u32) -> ClusterOptions {
     ClusterOptions {
         workers: count,
-        worker_args: args(&["--slots", "1"]),
+        worker_args: slots(1),
         history: false,
         ..ClusterOptions::default()
     }
+}
+
+/// Workers of so many slots, against whose nodes round trips and stalls of a busy machine do not
+/// count.
+pub fn slots(count: u32) -> Vec<String> {
+    let mut all = args(&["--slots", &count.to_string()]);
+    for calm in ["latency=1:0.99:100", "memory_stall=1:0.99:100"] {
+        all.extend(args(&["--threshold", calm]));
+    }
+    all
 }
 
 /// The same with PostgreSQL and a recorder.

@@ -18,7 +18,7 @@ const MESSAGES: usize = 5;
 /// Lines of each message, of which each second one is bad. In all more bad ones than outcomes may
 /// wait, and more good ones than acknowledgements.
 const LINES: usize = 2_200;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 async fn messages_of(stage: &Stage, stream: &str) -> u64 {
     let stream = stage.broker.js.get_stream(stream).await.unwrap();

@@ -54,6 +54,8 @@ struct Checker {
     shadow: Vec<Automaton>,
     /// What each node told last, and when: it holds for the liveness time.
     told: [(u64, f64); 3],
+    /// The present life of the node has told nothing yet; what an earlier one did counts no more.
+    unheard: [bool; 3],
     submitted: u64,
     orders: BTreeMap<(String, u64), usize>,
 }
@@ -68,6 +70,7 @@ impl Checker {
             silent: [false; 3],
             shadow,
             told,
+            unheard: [false; 3],
             submitted: 0,
             orders: BTreeMap::new(),
         }
@@ -107,7 +110,10 @@ impl Checker {
                 self.w.speak(*node);
                 self.silent[*node] = false;
             }
-            Step::Restart(node) => self.w.restart_node(*node),
+            Step::Restart(node) => {
+                self.w.restart_node(*node);
+                self.unheard[*node] = true;
+            }
             Step::Drain(node, on) => self.w.flag(*node, *on, *on),
             Step::Yield(n) => {
                 self.w.step(Input::Yield {
@@ -132,14 +138,16 @@ impl Checker {
 
     fn observe(&mut self) {
         let threshold = default_thresholds()[&Signal::Memory];
-        if self.w.now.is_multiple_of(500) {
-            let liveness = fiec_policy::Config::default().liveness_ms;
-            for (i, automaton) in self.shadow.iter_mut().enumerate() {
-                if !self.silent[i] {
-                    self.told[i] = (self.w.now, self.w.reading(i));
-                }
+        let tells = self.w.now.is_multiple_of(500);
+        let liveness = fiec_policy::Config::default().liveness_ms;
+        for (i, automaton) in self.shadow.iter_mut().enumerate() {
+            if tells && !self.silent[i] {
+                self.told[i] = (self.w.now, self.w.reading(i));
+                self.unheard[i] = false;
+            }
+            if tells || self.unheard[i] {
                 let (at, value) = self.told[i];
-                let fresh = self.w.now - at <= liveness;
+                let fresh = self.w.now - at <= liveness && !self.unheard[i];
                 automaton.observe(Millis(self.w.now), fresh.then_some(value), &threshold);
             }
         }

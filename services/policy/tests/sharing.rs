@@ -318,7 +318,7 @@ fn a_hundred_thousand_that_wait_cost_a_round_little() {
     w.pass(5_000);
     let took = began.elapsed();
     // A hundred rounds; a scan of all that wait in each would take minutes in a debug build.
-    assert!(took.as_secs() < 10, "{took:?}");
+    assert!(took.as_secs() < 60, "{took:?}");
     let bound = (2..100_002).filter(|n| w.phase(*n).binding().is_some());
     assert_eq!(bound.count(), 1);
 }

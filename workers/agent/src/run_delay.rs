@@ -72,11 +72,14 @@ mod tests {
         let all = crate::affinity::own().unwrap();
         let mut one = rustix::thread::CpuSet::new();
         one.set(all[0] as usize);
+        let both = std::sync::Arc::new(std::sync::Barrier::new(2));
         let busy = || {
+            let both = both.clone();
             std::thread::spawn(move || {
                 rustix::thread::sched_setaffinity(None, &one).unwrap();
+                both.wait();
                 let begun = std::time::Instant::now();
-                while begun.elapsed() < Duration::from_millis(200) {
+                while begun.elapsed() < Duration::from_millis(600) {
                     std::hint::spin_loop();
                 }
                 // Of this thread, which ends with it.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{PATIENCE, World, bound, children, kill, poll, result};
+use common::{PATIENCE, World, bound, children, kill, poll, result, undisturbed};
 use fiec_agent::{Agent, AgentError, Options};
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_kit::run_local;
@@ -38,7 +38,9 @@ fn is_alive(pid: i32) -> bool {
 #[tokio::test]
 async fn a_bound_execution_completes_and_a_short_one_in_one_message() {
     let world = World::start().await;
-    let agent = world.agent("n1").await;
+    let mut options = world.options("n1");
+    options.started_alone_after = std::time::Duration::from_millis(300);
+    let agent = world.agent_with(options).await;
     // The first run of a child says when it began; the later ones are short.
     for round in 0..3 {
         let id = world
@@ -55,10 +57,7 @@ async fn a_bound_execution_completes_and_a_short_one_in_one_message() {
         .submit(&synthetic(params.clone(), json!({ "every": 1 })), &agent)
         .await;
     let last = world.wait_phase(id, "completed").await;
-    assert_eq!(
-        result(&last),
-        run_local("synthetic@1", &params).unwrap().result
-    );
+    assert_eq!(result(&last), undisturbed(&params));
     assert_eq!(last.state.totals.commits, 5);
     agent.leave().await;
 }
@@ -72,10 +71,7 @@ async fn a_state_too_large_for_a_message_and_an_output_go_to_the_stores() {
         .submit(&synthetic(params.clone(), json!({ "every": 2 })), &agent)
         .await;
     let last = world.wait_phase(id, "completed").await;
-    assert_eq!(
-        result(&last),
-        run_local("synthetic@1", &params).unwrap().result
-    );
+    assert_eq!(result(&last), undisturbed(&params));
     let place = last.state.boundary.unwrap();
     assert!(fiec_broker::store::is_large(&place), "{place:?}");
     assert_eq!(
@@ -103,7 +99,7 @@ async fn an_execution_handed_over_again_and_again_gives_the_undisturbed_digest()
     let world = World::start().await;
     let agents = [world.agent("a").await, world.agent("b").await];
     for (state_bytes, moves) in [(72_000, 12u64), (2_500_000, 3)] {
-        let params = json!({ "capsules": 4_000, "work_us": 500, "state_bytes": state_bytes });
+        let params = json!({ "capsules": 4_000, "work_us": 1_500, "state_bytes": state_bytes });
         let id = world
             .submit(&synthetic(params.clone(), json!("auto")), &agents[0])
             .await;
@@ -130,10 +126,7 @@ async fn an_execution_handed_over_again_and_again_gives_the_undisturbed_digest()
             assert_eq!(reply.error, None);
         }
         let last = world.wait_phase(id, "completed").await;
-        assert_eq!(
-            result(&last),
-            run_local("synthetic@1", &params).unwrap().result
-        );
+        assert_eq!(result(&last), undisturbed(&params));
         assert_eq!(
             (last.state.epoch, last.state.totals.rebindings),
             (moves + 1, moves)
@@ -148,7 +141,7 @@ async fn an_execution_handed_over_again_and_again_gives_the_undisturbed_digest()
 async fn a_durable_capsule_resumes_what_was_yielded_without_a_destination() {
     let world = World::start().await;
     let (a, b) = (world.agent("a").await, world.agent("b").await);
-    let params = json!({ "capsules": 600, "work_us": 500, "state_bytes": 50_000 });
+    let params = json!({ "capsules": 600, "work_us": 5_000, "state_bytes": 50_000 });
     let id = world
         .submit(&synthetic(params.clone(), json!("auto")), &a)
         .await;
@@ -171,10 +164,7 @@ async fn a_durable_capsule_resumes_what_was_yielded_without_a_destination() {
     world.dispatch(std::slice::from_ref(&tip), &b.node).await;
     world.dispatch(std::slice::from_ref(&tip), &b.node).await;
     let last = world.wait_phase(id, "completed").await;
-    assert_eq!(
-        result(&last),
-        run_local("synthetic@1", &params).unwrap().result
-    );
+    assert_eq!(result(&last), undisturbed(&params));
     b.leave().await;
 }
 
@@ -183,7 +173,7 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
     let world = World::start().await;
     let options = world.options("n1");
     let agent = world.agent_with(options.clone()).await;
-    let params = json!({ "capsules": 1_000, "work_us": 500, "state_bytes": 5_000 });
+    let params = json!({ "capsules": 1_000, "work_us": 4_000, "state_bytes": 5_000 });
     let id = world
         .submit(&synthetic(params.clone(), json!({ "every": 5 })), &agent)
         .await;
@@ -192,10 +182,7 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
         .await;
     children(&options).into_iter().for_each(kill);
     let last = world.wait_phase(id, "completed").await;
-    assert_eq!(
-        result(&last),
-        run_local("synthetic@1", &params).unwrap().result
-    );
+    assert_eq!(result(&last), undisturbed(&params));
     assert_eq!(last.state.totals.crashes, 1);
 
     let crashing = json!({ "program": "synthetic@1", "retries": 2, "params": { "capsules": 5, "crash_at": 3 } });

@@ -91,7 +91,7 @@ async fn a_flood_of_short_executions_is_given_ahead_and_each_completes_once() {
 async fn what_waits_behind_a_run_that_turns_out_long_goes_to_another_slot() {
     let world = World::start().await;
     let node = node(&world, 2).await;
-    let long = r#"{"program":"synthetic@1","params":{"capsules":1,"work_us":3000000}}"#;
+    let long = r#"{"program":"synthetic@1","params":{"capsules":1,"work_us":10000000}}"#;
     let mut lines = vec![SHORT; 60];
     lines[20] = long;
     let mut ids = node.flood(&world, &lines).await;

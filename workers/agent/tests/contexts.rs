@@ -170,10 +170,16 @@ async fn a_move_onto_a_prepared_device_finds_its_context_made_and_the_one_that_w
     let there =
         |m: &fiec_schemas::LedgerMessage| m.state.epoch == 2 && m.state.phase.as_str() == "started";
     world.wait(id, "the move", there).await;
-    assert_eq!(b.words(prepared), ["made", "kept", "taken"]);
+    poll("the prepared context to be taken", async || {
+        (b.words(prepared) == ["made", "kept", "taken"]).then_some(())
+    })
+    .await;
     assert_eq!(b.waiting(), [] as [u32; 0]);
     // Where it was, the child waits for others, without its context.
-    assert_eq!(a.words(source), ["made", "gone"]);
+    poll("the context that was left to be gone", async || {
+        (a.words(source) == ["made", "gone"]).then_some(())
+    })
+    .await;
     assert!(is_alive(source));
     cancel(&world, id, &b).await;
     poll("the context to be gone", async || {
@@ -198,7 +204,7 @@ async fn what_has_completed_leaves_its_context_to_the_next_and_an_idle_one_is_gi
     assert_eq!(patient.words(pid), ["made", "kept", "taken", "kept"]);
     patient.agent.leave().await;
 
-    let soon = |options: &mut Options| options.context_idle = Duration::from_millis(300);
+    let soon = |options: &mut Options| options.context_idle = Duration::from_secs(2);
     let hasty = Node::start(&world, "b", soon).await;
     hasty.is_proved().await;
     let id = hasty.submit(&world, &solve(2), "completed").await;

@@ -165,7 +165,7 @@ async fn what_ends_soon_is_one_message_with_its_binding() {
 async fn what_takes_longer_begins_its_ledger_when_it_has_started() {
     let world = World::start().await;
     let agent = world.agent("n1").await;
-    let params = json!({ "capsules": 60, "work_us": 10_000 });
+    let params = json!({ "capsules": 300, "work_us": 10_000 });
     let (_, draft) = draft(&world, &params, &agent);
     let id = draft.state.execution;
     tell(&world, &agent, &[&draft]).await;

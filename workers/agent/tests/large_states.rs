@@ -7,10 +7,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Running, World, bound, poll, result};
+use common::{Running, World, bound, poll, result, undisturbed};
 use fiec_broker::chunks::Manifest;
 use fiec_broker::store;
-use fiec_kit::run_local;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::trust::{Segment, SignedVerdict, Verdict};
 use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
@@ -103,7 +102,7 @@ async fn superseded_chunks_are_dropped_and_the_last_ones_are_kept_while_it_lives
         agent(&world, "a", soon).await,
         agent(&world, "b", soon).await,
     );
-    let id = world.submit(&line(400, 5), &a).await;
+    let id = world.submit(&line(1_500, 5), &a).await;
     // Paused, it lives on, and needs its last state.
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 8)
@@ -141,8 +140,7 @@ async fn superseded_chunks_are_dropped_and_the_last_ones_are_kept_while_it_lives
     let tip = world.append(&paused.into(), events).await;
     world.dispatch(&[tip], &b.node).await;
     let ended = world.wait_phase(id, "completed").await;
-    let whole = run_local("synthetic@1", &steps(400)).unwrap();
-    assert_eq!(result(&ended), whole.result);
+    assert_eq!(result(&ended), undisturbed(&steps(1_500)));
     assert!(ended.state.totals.commits > 10, "{:?}", ended.state.totals);
     poll("nothing to be left", async || {
         (stored(&world, id).await == 0).then_some(())
@@ -223,7 +221,7 @@ async fn a_handover_and_the_way_back_move_only_what_changed() {
         .subscribe("fiec.handover.*")
         .await
         .unwrap();
-    let params = json!({ "capsules": 3_000, "work_us": 500, "state_bytes": MANY });
+    let params = json!({ "capsules": 3_000, "work_us": 2_000, "state_bytes": MANY });
     let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 400 } });
     let id = world.submit(&line.to_string(), &a).await;
     world
@@ -234,8 +232,7 @@ async fn a_handover_and_the_way_back_move_only_what_changed() {
     move_to(&world, id, &a, b.destination()).await;
     let done = world.wait_phase(id, "completed").await;
     assert_eq!(done.state.totals.rebindings, 3);
-    let whole = run_local("synthetic@1", &params).unwrap();
-    assert_eq!(result(&done), whole.result);
+    assert_eq!(result(&done), undisturbed(&params));
     let mut bytes = 0;
     let mut parts = 0;
     while let Ok(Some(message)) =
@@ -261,7 +258,7 @@ async fn what_a_fenced_worker_still_drops_is_never_what_its_successor_needs() {
         agent(&world, "a", soon).await,
         agent(&world, "b", soon).await,
     );
-    let id = world.submit(&line(300, 2), &a).await;
+    let id = world.submit(&line(1_200, 2), &a).await;
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 5)
         .await;
@@ -294,8 +291,7 @@ async fn what_a_fenced_worker_still_drops_is_never_what_its_successor_needs() {
     world.ledger.state(id, &place).await.unwrap();
     world.dispatch(&[tip], &b.node).await;
     let done = world.wait_phase(id, "completed").await;
-    let whole = run_local("synthetic@1", &steps(300)).unwrap();
-    assert_eq!(result(&done), whole.result);
+    assert_eq!(result(&done), undisturbed(&steps(1_200)));
     a.leave().await;
     b.leave().await;
 }
@@ -307,7 +303,7 @@ async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touch
     let b = agent(&world, "b", Duration::from_secs(15)).await;
     // 32 pages of 64 KiB outside of σ; 1,000 capsules touch the first of them.
     let params = json!({
-        "capsules": 1_000, "work_us": 1_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
+        "capsules": 1_000, "work_us": 4_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
     });
     let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 100 } });
     let id = world.submit(&line.to_string(), &a).await;
@@ -328,8 +324,7 @@ async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touch
     assert!(first.payload.len() < 16_384, "{}", first.payload.len());
     let done = world.wait_phase(id, "completed").await;
     assert_eq!(done.state.totals.crashes, 0);
-    let whole = run_local("synthetic@1", &params).unwrap();
-    assert_eq!(result(&done), whole.result);
+    assert_eq!(result(&done), undisturbed(&params));
     let cached = world.folder.path().join("b").join("cache").join("data");
     let pages = std::fs::read_dir(cached).map_or(0, Iterator::count);
     assert!(pages <= 12, "{pages} pages came to b or were made there");

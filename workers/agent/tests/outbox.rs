@@ -64,7 +64,9 @@ async fn agent(world: &World, name: &str) -> Running {
 async fn emitted_messages_are_published_once_each_in_their_order_and_end_with_the_execution() {
     let world = World::start().await;
     let (a, b) = (agent(&world, "a").await, agent(&world, "b").await);
-    let id = world.submit(&line(400, 7, json!({})), &a).await;
+    let id = world
+        .submit(&line(400, 7, json!({ "work_us": 8_000 })), &a)
+        .await;
     world
         .wait(id, "a commit", |m| m.state.outbox.is_some())
         .await;
@@ -120,7 +122,9 @@ async fn so_much_that_it_does_not_fit_one_commit_is_committed_sooner() {
 async fn what_a_worker_that_died_between_commit_and_publishing_owes_the_next_one_publishes() {
     let world = World::start().await;
     let a = agent(&world, "a").await;
-    let id = world.submit(&line(2_000, 5, json!({})), &a).await;
+    let id = world
+        .submit(&line(2_000, 5, json!({ "work_us": 2_500 })), &a)
+        .await;
     world
         .wait(id, "some commits", |m| m.state.totals.commits > 3)
         .await;

@@ -5,8 +5,7 @@
 
 mod common;
 
-use common::{Running, World, poll, result};
-use fiec_kit::run_local;
+use common::{Running, World, poll, result, undisturbed};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::scheduling::Keep;
@@ -94,7 +93,7 @@ fn on_device(mut line: Value) -> Value {
 async fn a_parked_execution_frees_its_slot_and_goes_on_where_it_is_with_the_same_bits() {
     let world = World::start().await;
     let a = world.agent("a").await;
-    let params = json!({"capsules": 600, "work_us": 2_000, "state_bytes": 4_000});
+    let params = json!({"capsules": 600, "work_us": 8_000, "state_bytes": 4_000});
     let line = json!({"program": "synthetic@1", "params": params, "commit": {"every": 50}});
     let id = world.started(line, &a, "host").await;
     let at = world
@@ -118,8 +117,7 @@ async fn a_parked_execution_frees_its_slot_and_goes_on_where_it_is_with_the_same
     })
     .await;
     let done = world.wait_phase(id, "completed").await;
-    let whole = run_local("synthetic@1", &params).unwrap();
-    assert_eq!(result(&done), whole.result);
+    assert_eq!(result(&done), undisturbed(&params));
     assert_eq!((done.state.epoch, done.state.totals.crashes), (1, 0));
     let events = world.events(id).await;
     let count = |is: fn(&&Event) -> bool| events.iter().filter(is).count();

@@ -18,7 +18,7 @@ async fn another_grant_is_recorded_and_told_and_changes_no_bits() {
     let a = world.agent("a").await;
     let cpus = world.descriptor(&a.node).await.unwrap().cpus;
     let params = json!({
-        "matrix": { "poisson2d": { "n": 40 } }, "iterations_per_capsule": 2, "load_cases": 120,
+        "matrix": { "poisson2d": { "n": 40 } }, "iterations_per_capsule": 2, "load_cases": 800,
     });
     let line = json!({ "program": "cg@1", "params": params, "commit": { "every": 50 } });
     let id = world.submit(&line.to_string(), &a).await;

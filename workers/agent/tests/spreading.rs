@@ -20,11 +20,11 @@ use fiec_schemas::{
 };
 use serde_json::{Value, json};
 
-/// 64 tiles, each of some milliseconds.
+/// 64 tiles, each of some tens of milliseconds.
 fn product() -> Value {
     json!({
-        "a": {"random": {"rows": 256, "cols": 4000, "seed": 1}},
-        "b": {"random": {"rows": 4000, "cols": 256, "seed": 2}},
+        "a": {"random": {"rows": 256, "cols": 20_000, "seed": 1}},
+        "b": {"random": {"rows": 20_000, "cols": 256, "seed": 2}},
         "tile": 32,
     })
 }
@@ -267,19 +267,21 @@ async fn a_holder_that_is_bound_too_soon_waits_on_and_fails_when_its_part_has() 
     a.leave().await;
 }
 
-/// Three tiles, each of some hundreds of milliseconds.
+/// Three tiles, each of a second or so.
 fn long_tiles() -> Value {
     json!({
-        "a": {"random": {"rows": 768, "cols": 12_000, "seed": 1}},
-        "b": {"random": {"rows": 12_000, "cols": 256, "seed": 2}},
-        "tile": 256,
+        "a": {"random": {"rows": 1_536, "cols": 12_000, "seed": 1}},
+        "b": {"random": {"rows": 12_000, "cols": 512, "seed": 2}},
+        "tile": 512,
     })
 }
 
 #[tokio::test]
 async fn a_cancel_or_a_pause_in_the_last_capsule_of_a_holder_holds_once_its_range_is_done() {
     let world = World::start().await;
-    let a = world.agent("a").await;
+    let mut options = world.options("a");
+    options.cancel_grace = std::time::Duration::from_secs(30);
+    let a = world.agent_with(options).await;
     let whole = run_local(GEMM, &long_tiles()).unwrap();
     let line = json!({"program": GEMM, "params": long_tiles(), "spread": {"up_to": 2}});
     let who = || "test".to_owned();

@@ -108,7 +108,7 @@ async fn a_program_gets_fewer_threads_and_not_more_than_there_are_with_the_same_
     options.threads = Some(2);
     let a = world.agent_with(options).await;
     let whole = run_local("synthetic@1", &json!({"capsules": 60})).unwrap();
-    let less = world.started(asks(60, 1), &a).await;
+    let less = world.submit(&asks(60, 1).to_string(), &a).await;
     let done = world.wait_phase(less, "completed").await;
     let grants = world.grants(less).await;
     assert_eq!(grants.len(), 1, "asked for again and again, granted once");

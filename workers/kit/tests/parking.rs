@@ -106,9 +106,9 @@ fn is_end(report: &Report) -> bool {
 
 #[test]
 fn a_parked_run_computes_nothing_and_goes_on_where_it_is_with_the_same_bits() {
-    let work = json!({ "capsules": 3_000, "work_us": 100, "state_bytes": 5_000 });
+    let work = json!({ "capsules": 3_000, "work_us": 1_000, "state_bytes": 5_000 });
     let solve = json!({
-        "matrix": { "poisson2d": { "n": 30 } }, "iterations_per_capsule": 1, "load_cases": 20,
+        "matrix": { "poisson2d": { "n": 30 } }, "iterations_per_capsule": 1, "load_cases": 300,
     });
     for (program, params) in [(SYNTHETIC, work), (CG, solve)] {
         let whole = run_local(program, &params).unwrap();

@@ -14,7 +14,7 @@ use crate::ui::Steps;
 /// Runs it.
 pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
     let (dwell_ms, seconds) = if args.quick {
-        (200, 12.0)
+        (200, 16.0)
     } else {
         (1_000, 20.0)
     };

@@ -287,9 +287,9 @@ async fn fixed(
     };
     let (dwell_ms, lead, window) = match (&devices, args.quick) {
         (None, false) => (1_000, 2.0, 24.0),
-        (None, true) => (200, 0.4, 2.5),
+        (None, true) => (200, 0.5, 4.0),
         (Some(_), false) => (300, 1.0, 8.0),
-        (Some(_), true) => (150, 0.3, 1.5),
+        (Some(_), true) => (150, 0.5, 4.0),
     };
     let timing = Timing { lead, window };
     let real = devices.as_ref().is_some_and(|d| d.of(0).is_some());

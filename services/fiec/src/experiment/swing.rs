@@ -45,7 +45,7 @@ pub(super) async fn run(
     };
     let shortest = ENVELOPES[0].1 / speed;
     // Two periods and a half of the fastest envelope, as far as the machine's speed lets them be.
-    let seconds = shortest * if args.quick { 1.2 } else { 3.0 };
+    let seconds = shortest * if args.quick { 2.4 } else { 3.0 };
     // The published sampling of 10 s, in the same time; a dwell cannot be shorter than 100 ms.
     let dwell_ms = ((10.0 / speed * 1e3) as u32).max(100);
     let emulated = devices.of(0).is_none();

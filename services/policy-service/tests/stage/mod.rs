@@ -57,12 +57,12 @@ pub fn tenant() -> Tenant {
     Tenant::new("lab").unwrap()
 }
 
-/// Waits for a condition, at most ten seconds.
+/// Waits for a condition, at most a minute.
 pub async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
     let began = Instant::now();
     while !condition().await {
         assert!(
-            began.elapsed() < Duration::from_secs(10),
+            began.elapsed() < Duration::from_secs(60),
             "it did not come true in time"
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -314,7 +314,7 @@ impl Stage {
             .await
             .unwrap();
         let mut messages = consumer.messages().await.unwrap();
-        let message = tokio::time::timeout(Duration::from_secs(10), messages.next())
+        let message = tokio::time::timeout(Duration::from_secs(60), messages.next())
             .await
             .unwrap()
             .unwrap()

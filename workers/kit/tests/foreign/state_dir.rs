@@ -157,14 +157,14 @@ fn after_the_deadline_a_boundary_that_it_still_reaches_counts_and_nothing_else()
         let child = Child::start();
         child.run(&made.package, &json!({}), None);
         assert!(matches!(child.hear().0, Report::Began { .. }));
-        child.stop(Some(300));
+        child.stop(Some(2_000));
         let outcome = child.all();
         if counts {
             assert_eq!(pack::list(outcome.state(0)).unwrap()[0].1, b"saved\n");
         } else {
             let (permanent, reason) = outcome.failure();
             assert!(
-                !permanent && reason.contains("within the 300 ms"),
+                !permanent && reason.contains("within the 2000 ms"),
                 "{reason}"
             );
         }
