@@ -184,6 +184,7 @@ async fn each_bad_line_is_refused_with_its_field_and_the_good_ones_go_on() {
     assert_eq!(answer["line"], 1);
     assert_eq!(answer["error"]["field"], "viability.thermal.low");
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -238,6 +239,7 @@ async fn bad_lines_on_the_stream_are_rejected_and_files_that_are_none_are_named(
     );
     assert_eq!(lab.journal.by_execution().len(), 1);
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 /// A name, the file's text, the line at fault (0: the file as a whole) and words of the rule.
@@ -349,4 +351,5 @@ async fn a_bad_matrix_fails_its_execution_with_file_and_line_and_is_not_retried(
         .await;
     lab.journal.ended(id, "completed").await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }

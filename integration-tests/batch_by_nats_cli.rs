@@ -159,6 +159,7 @@ async fn a_batch_published_by_the_nats_command_completes_and_is_in_postgresql() 
     .await;
     assert_eq!(lab.journal.by_execution().len(), good.len());
     assert_eq!(lab.journal.ended_count("completed"), good.len());
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -224,6 +225,16 @@ async fn the_micro_service_is_listed_and_answers_the_nats_command_line_by_line()
     for accepted in &reply.accepted {
         lab.journal.ended(accepted.id, "completed").await;
     }
+    // What was refused is an error also for those who read no JSON.
+    let stats = nats(&command, &lab, &["micro", "stats", "fiec", "--json"], None);
+    let stats: Value = serde_json::from_str(&stats.await.expect(0).stdout).unwrap();
+    let stats = stats.to_string();
+    assert!(stats.contains("400:2 of 4 lines refused"), "{stats}");
+    assert!(
+        info.stdout.contains("execution-request.json"),
+        "{}",
+        info.stdout
+    );
 
     let body = lab.file("status.json", r#"{"id":"one"}"#);
     let ask = [
@@ -236,4 +247,5 @@ async fn the_micro_service_is_listed_and_answers_the_nats_command_line_by_line()
     let answer = nats(&command, &lab, &ask, Some(&body)).await.expect(0);
     let reply: Value = serde_json::from_str(answer.stdout.trim()).unwrap();
     assert_eq!(reply["state"]["phase"]["is"], "completed", "{reply}");
+    lab.end().await;
 }

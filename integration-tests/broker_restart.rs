@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use fiec::commands::submit::outcome_of;
+use fiec::commands::wait::outcome_of;
 use fiec_broker::Ledger;
 use fiec_schemas::ExecutionId;
 use serde_json::{Value, json};
@@ -60,6 +60,7 @@ async fn executions_complete_with_the_same_bits_after_a_broker_was_killed_and_re
     terminal(&lab, after).await;
     assert_eq!(journal.ended(after, "completed").await.phase(), "completed");
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 /// Two executions that compute, each with a commit every half second.
@@ -102,6 +103,7 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
         audit(&journal.of(id));
     }
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -132,4 +134,5 @@ async fn a_broker_that_hangs_longer_than_the_liveness_time_is_no_loss_of_nodes()
         audit(&lab.journal.of(id));
     }
     lab.none_ended().unwrap();
+    lab.end().await;
 }

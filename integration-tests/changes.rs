@@ -175,6 +175,7 @@ async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_as
     })
     .await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -214,4 +215,5 @@ async fn why_something_waits_is_the_same_in_sql() {
     let last = lab.journal.ended(id, "completed").await;
     assert_eq!(last.message.state.author.split('/').nth(1), Some("n2"));
     audit(&lab.journal.of(id));
+    lab.end().await;
 }

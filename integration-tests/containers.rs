@@ -159,6 +159,7 @@ async fn a_worker_in_its_image_is_small_walled_in_and_asked_for_its_health() {
     let name = container.name.clone();
     drop(container);
     assert!(!left(&images.engine).contains(&name));
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -188,6 +189,7 @@ async fn the_services_do_their_work_in_their_image() {
     let last = lab.journal.ended(id, "completed").await;
     assert_eq!(digest_of(&last), undisturbed("synthetic@1", &params).await);
     lab.recorded(1).await;
+    lab.end().await;
 }
 
 fn load() -> Value {
@@ -254,6 +256,7 @@ async fn a_hog_beside_a_worker_moves_its_execution_to_another_container() {
     drop(containers);
     let left = left(&images.engine);
     assert!(!names.iter().any(|name| left.contains(name)), "{left:?}");
+    lab.end().await;
 }
 
 /// `fiec pressure` inside a container, up to 88 % of its limit; it ends with the container.

@@ -49,6 +49,7 @@ async fn a_factorization_that_is_moved_has_the_factors_of_one_that_is_not() {
         let expected = whole.outputs.iter().find(|o| o.name == name).unwrap();
         assert!(std::fs::read(&path).unwrap() == expected.bytes, "{name}");
     }
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -68,4 +69,5 @@ async fn a_matrix_that_was_pushed_is_factored_as_the_file_would_be() {
     lab.fiec(&["submit", &file]).await.expect(0);
     let last = lab.journal.ended(lab.id("q"), "completed").await;
     assert_eq!(result(&last), whole.result);
+    lab.end().await;
 }

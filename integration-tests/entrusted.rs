@@ -112,6 +112,7 @@ async fn a_flood_is_computed_to_its_end_though_a_worker_and_a_policy_service_are
     let by_nodes = ledgers.values().filter(|l| by_its_node(l)).count();
     eprintln!("{by_nodes} of 600 were appended by their nodes");
     assert!(by_nodes > 0);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -131,6 +132,7 @@ async fn a_worker_that_stalls_finds_its_binding_appended_and_goes_on_behind_it()
     audit(&ledger);
     assert_eq!(last.state().epoch, 1, "nobody else was asked");
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -174,4 +176,5 @@ async fn a_worker_that_comes_back_late_appends_nothing_that_was_left_to_it() {
     );
     assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
     lab.none_ended().unwrap();
+    lab.end().await;
 }

@@ -181,7 +181,11 @@ async fn capsules(
     };
     let message = |v: u8, binding: &CapsuleBinding| {
         let bindings = vec![binding.clone()];
-        json!(CapsuleMessage { v, bindings })
+        json!(CapsuleMessage {
+            v,
+            bindings,
+            server: None
+        })
     };
     let mut forged = binding.clone();
     forged.state.execution = ghost(dice);
@@ -235,6 +239,8 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
             execution,
             epoch,
             seq: 1,
+            bound: None,
+            server: None,
         },
         Handover::Abandoned {
             execution,

@@ -188,6 +188,7 @@ async fn a_recorder_killed_in_a_flood_loses_and_doubles_nothing() {
                WHERE s.state IS NOT NULL AND octet_length(s.state) <> s.bytes";
     assert_eq!(lab.count(bad).await, 0);
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -225,4 +226,5 @@ async fn executions_go_on_while_postgresql_is_down_and_the_recorder_catches_up()
     lab.recorded(51).await;
     the_tables_hold_what_the_ledger_holds(&lab).await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }

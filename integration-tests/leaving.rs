@@ -117,6 +117,7 @@ async fn a_node_that_is_killed_when_it_said_it_would_be_has_lost_no_work() {
     // Another life under the name was not meant: what waited for it goes there.
     lab.restart_worker(support::number_of(&node)).unwrap();
     lab.journal.ended(lab.id("late"), "completed").await;
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -160,6 +161,7 @@ async fn what_finds_no_other_place_commits_and_waits_before_its_node_is_gone() {
             .iter()
             .any(|line| line.started_on() == Some(other.clone()))
     );
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -217,4 +219,5 @@ async fn a_drain_with_a_deadline_ends_what_reaches_no_boundary_and_binds_it_else
     lab.fiec(&["cancel", "stuck"]).await.expect(0);
     lab.journal.ended(id, "cancelled").await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }

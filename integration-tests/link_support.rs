@@ -87,12 +87,12 @@ impl Link {
     }
 
     /// Starts `fiec` on the far side, with these words and environment.
-    pub fn start(&self, name: &str, words: &[String], nats: SocketAddr, log: PathBuf) -> Process {
+    pub fn start(&self, name: &str, words: &[String], nats: String, log: PathBuf) -> Process {
         // Unlike `ip netns exec` it leaves /sys, and with it control groups, as they are.
         let mut all = vec![format!("--net=/proc/{}/ns/net", self.ends.pid)];
         all.push(BINARY.to_owned());
         all.extend_from_slice(words);
-        let environment = [("FIEC_NATS_URL".to_owned(), format!("nats://{nats}"))];
+        let environment = [("FIEC_NATS_URL".to_owned(), nats)];
         Process::start(name, Path::new("nsenter"), &all, &environment, log).unwrap()
     }
 

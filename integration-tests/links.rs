@@ -35,8 +35,10 @@ struct Far {
 impl Far {
     fn start(lab: &Lab, name: &str, link: Link) -> Self {
         let url = lab.servers.nats_url();
-        let port = url.rsplit(':').next().unwrap().parse().unwrap();
+        let (login, near) = url.split_once('@').unwrap();
+        let port = near.rsplit(':').next().unwrap().parse().unwrap();
         let door = link.door(port);
+        let url = format!("{login}@{}", door.address);
         // The node itself is not to count as far: an execution says whether it cares.
         let words = args(&["worker", "--node", name, "--slots", "2", "--threshold"]);
         let run = lab.data_dir().join("run").display().to_string();
@@ -56,7 +58,7 @@ impl Far {
         let log = lab.data_dir().join("logs").join(format!("{name}.log"));
         Self {
             node: name.parse().unwrap(),
-            _worker: link.start(name, &[words, args(&more)].concat(), door.address, log),
+            _worker: link.start(name, &[words, args(&more)].concat(), url, log),
             link,
             _door: door,
         }

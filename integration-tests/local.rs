@@ -440,6 +440,56 @@ fn a_check_says_in_words_what_it_covered() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("holds   forward independence"), "{text}");
     assert!(text.contains("resumed at 4 of 39 boundaries"), "{text}");
+    // One capsule has no boundary at which it could be resumed.
+    let output = fiec(&["check", "synthetic@1", "-p", r#"{"capsules": 1}"#]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("holds   determinism"), "{text}");
+    assert!(text.contains("not tested  boundary completeness"), "{text}");
+}
+
+/// A program of frames that stops at each boundary, whatever it was asked.
+const HASTY: &str = r#"#!/usr/bin/env python3
+import json, os, socket, struct, sys
+link = socket.socket(fileno=int(os.environ["FIEC_SOCKET_FD"])).makefile("rwb")
+def hear():
+    sizes = link.read(12)
+    if len(sizes) < 12:
+        sys.exit(0)
+    head, body = struct.unpack("<IQ", sizes)
+    return json.loads(link.read(head)), link.read(body)
+def say(head, body=b""):
+    head = json.dumps(head).encode()
+    link.write(struct.pack("<IQ", len(head), len(body)) + head + body)
+    link.flush()
+now = "2026-05-01T12:00:00.000001Z"
+say({"is": "ready"})
+while True:
+    told, state = hear()
+    if told["is"] == "prepare":
+        say({"is": "prepared"})
+    if told["is"] != "run":
+        continue
+    n = (told["boundary"] or 0) + 1
+    say({"is": "began", "at": now, "parks": False})
+    if n < 20:
+        say({"is": "boundary", "index": n, "bytes": 1, "computed_at": now, "compute_us": 1,
+             "outputs": [], "reason": "yield"}, b"s")
+    else:
+        say({"is": "completed", "result": {"n": n}, "capsules": n, "computing_since": now,
+             "computed_until": now, "outputs": []})
+"#;
+
+#[test]
+fn a_program_that_stops_where_it_was_not_asked_to_is_not_approved() {
+    let hasty = package("frames", "hasty.py", HASTY, json!({}));
+    let path = hasty.path().to_str().unwrap();
+    let output = fiec(&["run", "--local", path, "--yield-every", "7"]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("it stopped at boundary 1, and nobody"),
+        "{errors}"
+    );
 }
 
 /// Whether a process runs (and is no zombie).

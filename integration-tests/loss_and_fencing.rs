@@ -76,6 +76,7 @@ async fn an_execution_goes_on_from_its_last_commit_when_its_worker_is_killed() {
         "three commits were made before the loss, not {from} capsules"
     );
     assert!(indices.contains(&(from + 10)), "{from} in {indices:?}");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -122,6 +123,7 @@ async fn a_stopped_worker_that_comes_back_is_fenced() {
     let after = lab.publish_json(&pinned).await;
     lab.journal.ended(after, "completed").await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -154,6 +156,7 @@ async fn a_killed_child_is_tried_again_from_the_last_commit() {
     assert_eq!(last.state().totals.crashes, 1);
     audit(&lab.journal.of(id));
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -163,8 +166,8 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
         "params": {"capsules": 10, "crash_at": 4}, "commit": {"every": 1}});
     let never_again = json!({"id": "no-retry", "program": "synthetic@1", "retries": 0,
         "params": {"capsules": 10, "crash_at": 0}});
-    let marker = lab.path("crashed-once");
-    let params = json!({"capsules": 50, "state_bytes": 100, "crash_at": 7, "crash_marker": marker});
+    let params =
+        json!({"capsules": 50, "state_bytes": 100, "crash_at": 7, "crash_marker": "crashed-once"});
     let once = json!({"id": "once", "program": "synthetic@1", "retries": 1, "params": params,
         "commit": {"every": 1}});
 
@@ -212,8 +215,9 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
     let last = lab.journal.ended(id, "completed").await;
     assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
     assert_eq!(last.state().totals.crashes, 1);
-    assert!(marker.exists());
+    assert!(lab.data_dir().join("run/n1/marks/crashed-once").exists());
     audit(&lab.journal.of(id));
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -259,6 +263,7 @@ async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
         "two lives of one name are never taken for one"
     );
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 /// What was published for the outside of an execution: where it was emitted, and what it says.
@@ -320,4 +325,5 @@ async fn what_a_killed_worker_had_committed_and_not_published_the_next_one_publi
     audit(&lab.journal.of(id));
     let all = (1..=CAPSULES).map(|n| (format!("{n}.0"), n.to_string()));
     assert_eq!(published(&lab, id).await, all.collect::<Vec<_>>());
+    lab.end().await;
 }

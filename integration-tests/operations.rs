@@ -94,6 +94,7 @@ async fn what_is_cancelled_ends_whether_it_waits_or_runs() {
         audit(&lab.journal.of(lab.id(id)));
     }
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -113,6 +114,7 @@ async fn a_cancel_survives_the_death_of_the_worker_that_took_it() {
         .filter(|e| matches!(e, Event::Started { .. }))
         .count();
     assert_eq!(starts, 1, "it did not run again: {:?}", last.message.events);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -152,6 +154,7 @@ async fn a_paused_execution_waits_at_a_boundary_and_goes_on_from_there() {
     assert_eq!(bindings(&lab, "p").last().unwrap().0, "resumed");
     let late = lab.fiec(&["pause", "p"]).await.expect(1);
     assert!(late.stderr.contains("completed"), "{late:?}");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -207,6 +210,7 @@ async fn a_yield_moves_to_another_node_or_to_the_one_that_was_asked_for() {
         }) && has(&|e| matches!(e, Event::Bound { .. }))
     };
     assert_eq!(ledger.iter().filter(|line| handover(line)).count(), 2);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -256,6 +260,7 @@ async fn a_drained_node_is_left_and_a_cordoned_one_gets_nothing_until_it_is_rele
         audit(&lab.journal.of(lab.id(id)));
     }
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -309,6 +314,7 @@ async fn a_worker_that_is_told_to_end_hands_over_what_it_runs_and_loses_nothing(
     let pinned = json!({"id": "back", "program": "synthetic@1", "requires": {"nodes": [node]}});
     let back = lab.publish_json(&pinned).await;
     lab.journal.ended(back, "completed").await;
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -339,6 +345,7 @@ async fn what_is_cancelled_while_it_is_paused_leaves_no_large_state_behind() {
         (left == 0).then_some(())
     })
     .await;
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -368,4 +375,5 @@ async fn a_worker_refuses_a_run_folder_that_is_not_its_users_alone_and_says_what
         assert!(refused.stderr.contains(words), "{words}: {refused:?}");
     }
     assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
+    lab.end().await;
 }

@@ -68,6 +68,7 @@ async fn three_policies_bind_each_submission_of_a_flood_once_though_one_is_kille
     }
     lab.policies.remove(1);
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -147,6 +148,7 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
     assert_eq!(place(&lab, running[1]).0, stayed, "nothing else moved");
     audit(&lab.journal.of(waits));
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 /// Puts messages that are none behind all ledgers.

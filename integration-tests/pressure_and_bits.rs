@@ -227,4 +227,5 @@ async fn pressure_against_a_declared_budget_rebinds_and_keeps_the_bits() {
     let (source, pressure) = an_execution_leaves_a_node_under_pressure(&lab).await;
     the_node_returns_after_sustained_recovery(&lab, &source, pressure).await;
     lab.none_ended().unwrap();
+    lab.end().await;
 }

@@ -240,6 +240,7 @@ async fn a_pushed_shell_program_is_moved_in_the_middle_and_its_output_is_fetched
     let unknown = lab.fiec(&["output", "sum", "tables"]).await.expect(1);
     assert!(unknown.stderr.contains("table"), "{unknown:?}");
     lab.fiec(&["output", "nobody"]).await.expect(1);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -274,6 +275,7 @@ async fn data_that_was_pushed_comes_back_whole_or_not_at_all() {
         .await
         .expect(2);
     lab.fiec(&["data", "push", "/nowhere/x"]).await.expect(2);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -305,6 +307,7 @@ async fn outputs_that_have_left_the_stream_are_listed_from_the_history_or_said_t
     let alone = support::run(alone).await.expect(0);
     assert!(alone.stderr.contains("may be incomplete"), "{alone:?}");
     assert!(alone.json_lines().len() < 80, "{alone:?}");
+    lab.end().await;
 }
 
 /// Puts other bytes under a digest's name.
@@ -329,6 +332,7 @@ async fn a_program_that_no_node_allows_waits_and_why_says_so() {
         assert!(why.stdout.contains(word), "{word}: {}", why.stdout);
     }
     assert_eq!(lab.journal.of(id).last().unwrap().phase(), "pending");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -373,6 +377,7 @@ async fn a_program_is_refused_until_it_is_registered_and_taken_at_once_from_then
         let last = lab.journal.ended(id, "completed").await;
         assert_eq!(result_of(&last)["sum"], 5);
     }
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -429,6 +434,7 @@ async fn a_version_never_changes_and_what_cannot_be_a_package_is_told() {
     let bad = bad.display().to_string();
     let refused = lab.fiec(&["program", "push", "x@1", &bad]).await.expect(2);
     assert!(refused.stderr.contains("field limits"), "{refused:?}");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -467,6 +473,7 @@ async fn a_damaged_artifact_is_refused_by_every_worker_with_the_reason_until_it_
         epochs < 20,
         "{epochs} bindings: they were offered it without a pause"
     );
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -522,6 +529,7 @@ async fn a_program_that_speaks_frames_runs_in_its_own_folder_and_is_moved() {
     let next = lab.journal.ended(next, "completed").await;
     assert_eq!(result_of(&next)["pid"], result["pid"]);
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -544,4 +552,5 @@ async fn a_program_that_goes_beyond_its_manifest_fails_with_the_name_of_the_limi
     let body = json!({"id": "well", "program": "frames@1", "params": {"steps": 30}});
     let id = submit(&lab, &body).await;
     lab.journal.ended(id, "completed").await;
+    lab.end().await;
 }

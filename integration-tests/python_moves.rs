@@ -101,6 +101,7 @@ async fn training_that_is_moved_between_nodes_ends_with_the_weights_of_one_that_
                  print(hashlib.sha256(numpy.load(sys.argv[1]).tobytes()).hexdigest())";
     let (digest, _) = success(python.command(&["-c", words, &path]).output().unwrap());
     assert_eq!(whole["weights_sha256"], digest.trim());
+    lab.end().await;
 }
 
 fn total(report: &Report) -> String {

@@ -151,4 +151,5 @@ async fn spreads_over_three_nodes(protocol: &str) {
             .expect(0);
         assert_eq!(std::fs::read(fetched).unwrap().len(), bytes, "{name}");
     }
+    lab.end().await;
 }

@@ -53,11 +53,13 @@ async fn people_read_the_story_in_views_queries_and_a_report() {
     let lab = Lab::start(options()).await;
     let id = a_story(&lab).await;
 
-    let url = lab
-        .servers
-        .postgres_url()
-        .unwrap()
-        .replacen("fiec@", "fiec_reader@", 1);
+    sqlx::raw_sql("ALTER ROLE fiec_reader PASSWORD 'reads'")
+        .execute(lab.pool.as_ref().unwrap())
+        .await
+        .unwrap();
+    let url = lab.servers.postgres_url().unwrap();
+    let (_, server) = url.split_once('@').unwrap();
+    let url = format!("postgres://fiec_reader:reads@{server}");
     let reader = PgPoolOptions::new()
         .max_connections(1)
         .connect(&url)
@@ -133,6 +135,7 @@ async fn people_read_the_story_in_views_queries_and_a_report() {
     is_self_contained(&std::fs::read_to_string(page).unwrap(), id);
     let unknown = lab.fiec(&["history", "nobody"]).await.expect(1);
     assert!(unknown.stderr.contains("not in the history"), "{unknown:?}");
+    lab.end().await;
 }
 
 fn is_self_contained(page: &str, id: ExecutionId) {
@@ -161,16 +164,16 @@ async fn what_waits_is_explained_in_sql_and_states_are_copied() {
     lab.fiec(&["submit", &file.display().to_string()])
         .await
         .expect(0);
-    let rows = until("why_pending lists it", async || {
-        let rows = lab.sql("SELECT * FROM why_pending").await;
-        (!rows.rows.is_empty()).then_some(rows)
-    })
+    let rows = until(
+        "why_pending lists it, with the node that joined",
+        async || {
+            let rows = lab.sql("SELECT * FROM why_pending").await;
+            let nodes = rows.rows.first().and_then(|_| rows.get(0, "nodes_known"));
+            nodes.is_some_and(|n| n.contains("n1")).then_some(rows)
+        },
+    )
     .await;
     assert_eq!(rows.get(0, "client_id"), Some("nowhere"));
-    assert!(
-        rows.get(0, "nodes_known").unwrap().contains("n1"),
-        "{rows:?}"
-    );
 
     // The state of a live execution is in PostgreSQL, byte for byte.
     let params = json!({"capsules": 800, "work_us": 5_000, "state_bytes": 10_000});
@@ -213,4 +216,5 @@ async fn what_waits_is_explained_in_sql_and_states_are_copied() {
     lab.fiec(&["cancel", "live"]).await.expect(0);
     lab.fiec(&["cancel", "nowhere"]).await.expect(0);
     lab.recorded(2).await;
+    lab.end().await;
 }

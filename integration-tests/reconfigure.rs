@@ -6,12 +6,16 @@
 mod python_support;
 mod support;
 
+use std::time::Duration;
+
 use fiec_schemas::messages::{ApiReply, ExecutionRequest};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{Event, ExecutionId};
 use python_support::{copy, root};
 use serde_json::{Value, json};
-use support::{Lab, args, audit, digest_of, proc, undisturbed, until, workers_with_history};
+use support::{
+    Lab, args, audit, digest_of, proc, undisturbed, until, workers, workers_with_history,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,6 +45,10 @@ fn helpers(worker: u32) -> usize {
 
 /// The API's answer to a request that the command would not make.
 async fn ask(lab: &Lab, id: &str, grant: Option<Grant>) -> ApiReply {
+    request(lab, "reconfigure", id, grant).await
+}
+
+async fn request(lab: &Lab, verb: &str, id: &str, grant: Option<Grant>) -> ApiReply {
     let request = ExecutionRequest {
         id: id.to_owned(),
         who: "ann@lab".to_owned(),
@@ -48,7 +56,7 @@ async fn ask(lab: &Lab, id: &str, grant: Option<Grant>) -> ApiReply {
         grant,
         change: None,
     };
-    let subject = format!("fiec.api.reconfigure.{}", lab.tenant);
+    let subject = format!("fiec.api.{verb}.{}", lab.tenant);
     let body = serde_json::to_vec(&request).unwrap();
     let answer = lab.broker.client.request(subject, body.into()).await;
     serde_json::from_slice(&answer.unwrap().payload).unwrap()
@@ -147,6 +155,7 @@ async fn a_running_solve_is_given_other_threads_and_memory_and_ends_with_the_sam
     );
     let ended = lab.fiec(&change).await.expect(1);
     assert!(ended.stderr.contains("is completed"), "{ended:?}");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -165,6 +174,7 @@ async fn an_execution_that_does_not_run_is_given_nothing_and_the_answer_says_why
         assert!(said.stderr.contains(why), "{said:?}");
     }
     assert!(recorded(&lab, id).is_empty());
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -214,4 +224,37 @@ async fn a_program_in_python_is_called_back_with_what_it_has_now() {
         (&result["threads"], last.state().totals.crashes),
         (&json!(1), 0)
     );
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_grant_that_is_asked_for_during_a_move_is_given_where_the_execution_goes_on() {
+    let lab = Lab::start(workers(2)).await;
+    let params = json!({"capsules": 1_000_000, "work_us": 2_000, "state_bytes": 4_000_000});
+    let line = json!({"id": "moves", "program": "synthetic@1", "params": params,
+        "commit": {"every_ms": 50}});
+    let id = lab.publish_json(&line).await;
+    for round in 1..=10_u64 {
+        lab.journal.computing(id, round).await;
+        let reply = request(&lab, "yield", "moves", None).await;
+        assert_eq!(reply.error, None, "round {round}");
+        // Before, while and after the execution moves.
+        tokio::time::sleep(Duration::from_millis(8 * (round - 1))).await;
+        let grant = Grant {
+            memory_bytes: Some((64 + round) * MIB),
+            ..Grant::default()
+        };
+        let reply = ask(&lab, "moves", Some(grant)).await;
+        assert_eq!(reply.error, None, "round {round}");
+        until("the grant is recorded", async || {
+            let given = recorded(&lab, id);
+            let last = given.last()?.1.memory_bytes;
+            (last == Some((64 + round) * MIB)).then_some(())
+        })
+        .await;
+    }
+    lab.fiec(&["cancel", "moves"]).await.expect(0);
+    lab.journal.ended(id, "cancelled").await;
+    audit(&lab.journal.of(id));
+    lab.stop().await;
 }

@@ -1,12 +1,21 @@
 //! What people and scripts see: status, watch, logs, nodes, why, doctor, metrics, and that a
-//! resubmission is recognized.
+//! resubmission is recognized; that a test fails at whose end somebody is overdue.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod support;
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use fiec::process::Process;
+use fiec_broker::{Draft, Ledger, Tip};
+use fiec_schemas::duty::Actor;
 use fiec_schemas::messages::{ApiReply, NodeStatus};
-use fiec_schemas::{LedgerMessage, Phase};
+use fiec_schemas::{
+    Cause, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, Phase, Submission,
+    Timestamp,
+};
 use serde_json::{Value, json};
 use support::{Lab, args, until, workers, workers_with_history};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -52,6 +61,8 @@ async fn an_execution_is_seen_while_it_runs_and_followers_end_with_it() {
     assert_eq!((status.execution, status.of), (id, Some(500)));
     let why = lab.fiec(&["why", "seen"]).await.expect(0);
     assert!(why.stdout.contains("computing on n1"), "{why:?}");
+    let next = "next: worker n1 must commit its next boundary or end\n";
+    assert!(why.stdout.contains(next), "{why:?}");
 
     let followed = tokio::time::timeout(support::PATIENCE, logs.wait_with_output()).await;
     let followed = followed.unwrap().unwrap();
@@ -86,6 +97,7 @@ async fn an_execution_is_seen_while_it_runs_and_followers_end_with_it() {
         assert!(ran.stderr.contains("nobody"), "{verb}: {ran:?}");
     }
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -94,7 +106,7 @@ async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
     let file = lab.file("one.json", printing("same", 40).to_string());
     let name = file.display().to_string();
     let first = lab.fiec(&["submit", &name]).await.expect(0);
-    assert_eq!(first.stdout.trim(), lab.id("same").to_string());
+    assert_eq!(first.stdout.trim(), format!("{}  same", lab.id("same")));
     let again = lab.fiec(&["submit", "--json", &name]).await.expect(0);
     let answer = &again.json_lines()[0];
     assert_eq!(
@@ -136,6 +148,7 @@ async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
         .await
         .expect(2);
     assert!(tenant.stderr.contains("64 characters"), "{tenant:?}");
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -192,6 +205,7 @@ async fn what_waits_is_told_why_and_what_would_help() {
         nodes.stdout.contains("n1") && nodes.stdout.contains("viable"),
         "{nodes:?}"
     );
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -285,6 +299,7 @@ async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
         setup.stdout.contains("as they should be"),
         "it may be run again: {setup:?}"
     );
+    lab.nobody_is_overdue().await;
     lab.servers.nats.stop(support::PATIENCE).await;
     let away = lab.fiec(&["status", "one"]).await.expect(4);
     assert!(away.stderr.contains("is the server running"), "{away:?}");
@@ -297,4 +312,72 @@ async fn get(address: &str, path: &str) -> String {
     let mut answer = String::new();
     socket.read_to_string(&mut answer).await.unwrap();
     answer
+}
+
+/// Puts the ledger of an execution behind all others that is bound to `n9`, which does not exist,
+/// since `minutes`.
+async fn forge_bound(lab: &Lab, minutes: i64) -> ExecutionId {
+    let id = lab.id("forged");
+    let at = Timestamp::from_micros(Timestamp::now().micros() - minutes * 60_000_000);
+    let spec: Submission =
+        serde_json::from_value(json!({"id": "forged", "program": "synthetic@1"})).unwrap();
+    let bound = Event::Bound {
+        epoch: 1,
+        node: "n9".parse().unwrap(),
+        instance: InstanceId::random(),
+        substrate: "host".to_owned(),
+        cause: Cause::Initial,
+        decision: None,
+    };
+    let state = ExecutionState::unborn(lab.tenant.clone(), id, Arc::new(spec), None, at);
+    let tip = Tip {
+        seq: 0,
+        digest: None,
+        state,
+        seen_in: 0,
+    };
+    let draft = Draft::new(&tip, vec![Event::Submitted, bound], "policy/forged", at).unwrap();
+    let ledger = Ledger::new(&lab.broker);
+    ledger.append(draft, bytes::Bytes::new()).await.unwrap();
+    id
+}
+
+/// What a task that has panicked said.
+fn said(panicked: Result<(), tokio::task::JoinError>) -> String {
+    let panic = panicked.unwrap_err().into_panic();
+    let words = panic.downcast_ref::<String>().cloned();
+    words.unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap().to_string())
+}
+
+/// A cluster without anybody who acts on executions, and one that is bound since ten minutes.
+async fn nobody_acts() -> (Lab, ExecutionId) {
+    let mut lab = Lab::start(workers(0)).await;
+    lab.policies.iter_mut().for_each(Process::kill);
+    lab.policies.clear();
+    lab.patience = Duration::ZERO;
+    let id = forge_bound(&lab, 10).await;
+    (lab, id)
+}
+
+#[tokio::test]
+async fn a_test_fails_at_whose_end_an_execution_was_not_started_in_time() {
+    let (lab, id) = nobody_acts().await;
+    let found = said(tokio::spawn(lab.end()).await);
+    let words = format!("{id} (bound): a policy service must bind it to another node");
+    assert!(found.contains(&words), "{found}");
+    assert!(found.contains(" ms late"), "{found}");
+}
+
+#[tokio::test]
+async fn a_test_does_not_fail_for_what_it_has_killed_on_purpose() {
+    let (mut lab, _) = nobody_acts().await;
+    lab.killed_on_purpose(&[Actor::PolicyService]);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_test_fails_that_does_not_look_whether_anybody_is_overdue() {
+    let lab = Lab::start(workers(0)).await;
+    let found = said(tokio::spawn(async move { drop(lab) }).await);
+    assert!(found.contains("lab.end().await"), "{found}");
 }

@@ -115,6 +115,7 @@ async fn a_worker_that_cannot_commit_within_its_lease_parks_and_goes_on_with_the
         "and then as before"
     );
     lab.none_ended().unwrap();
+    lab.end().await;
 }
 
 /// Appends so many ledgers of one message that nobody has to do anything about.
@@ -130,6 +131,7 @@ async fn fill_the_ledger(lab: &Lab, messages: u64) {
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         let who = "test".to_owned();
         let events = vec![Event::Submitted, Event::Cancelled { who }];
@@ -202,4 +204,53 @@ async fn commits_are_stretched_while_the_recorder_hangs_and_then_as_often_as_bef
     })
     .await;
     lab.none_ended().unwrap();
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn commits_by_time_wait_for_the_recorder_before_a_boundary_would_leave_the_history() {
+    let mut lab = Lab::start(workers_with_history(1)).await;
+    let params = json!({"capsules": 1_000_000, "work_us": 1_000, "state_bytes": 1_024});
+    let body = json!({"id": "held", "program": "synthetic@1", "params": params,
+        "commit": {"every_ms": 20}});
+    let id = lab.publish_json(&body).await;
+    lab.journal.computing(id, 1).await;
+    let subject = subjects::RECORDER_CHECKPOINT;
+    let mut words = lab.broker.client.subscribe(subject).await.unwrap();
+    let heard = tokio::time::timeout(support::PATIENCE, words.next()).await;
+    assert!(heard.unwrap().is_some());
+
+    // With its memory, in which a recorder keeps what it has read ahead.
+    lab.servers.postgres.as_mut().unwrap().kill().await;
+    lab.recorder.as_mut().unwrap().kill();
+    let index = || {
+        let ledger = lab.journal.of(id);
+        boundaries(&ledger).last().map_or(0, |last| last.index)
+    };
+    let before = index();
+    // Without back-pressure, three times what the stream keeps is committed meanwhile: a capsule
+    // takes a millisecond at least.
+    until(
+        "4,000 capsules are computed without a history",
+        async || (index() > before + 4_000).then_some(()),
+    )
+    .await;
+    let postgres = lab.servers.postgres.as_mut().unwrap();
+    postgres.restart().await.unwrap();
+    lab.start_recorder().unwrap();
+    let from = lab.journal.of(id).len();
+    until("commits are as often as before", async || {
+        (lab.journal.of(id).len() > from + 100).then_some(())
+    })
+    .await;
+    lab.fiec(&["cancel", "held"]).await.expect(0);
+    let last = lab.journal.ended(id, "cancelled").await;
+    let expected = i64::try_from(last.state().totals.commits).unwrap();
+    let query = format!("SELECT count(*) FROM boundaries WHERE execution = '{id}'");
+    until("history to have every commit", async || {
+        (lab.count(query.clone()).await == expected).then_some(())
+    })
+    .await;
+    assert_eq!(lab.count("SELECT count(*) FROM ledger_gaps").await, 0);
+    lab.end().await;
 }

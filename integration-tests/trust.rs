@@ -188,6 +188,7 @@ async fn a_node_that_starts_to_corrupt_is_found_out_and_no_wrong_output_is_ever_
         },
     )
     .await;
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -226,6 +227,7 @@ async fn a_node_whose_canaries_fail_gets_no_bitwise_work_until_it_passes_them() 
     lab.journal.ended(id, "completed").await;
     let again = lab.fiec(&["node", "release", bad.as_str()]).await.expect(1);
     assert!(again.stderr.contains("not quarantined"), "{}", again.stderr);
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -347,6 +349,7 @@ async fn a_share_is_compared_beside_the_work_and_costs_nothing_where_nobody_aske
         !header.contains("guarded") && !header.contains("steps_back"),
         "{header}"
     );
+    lab.end().await;
 }
 
 #[tokio::test]
@@ -384,4 +387,5 @@ async fn a_state_of_megabytes_is_verified_from_what_was_kept_though_its_chunks_a
             .then_some(())
     })
     .await;
+    lab.end().await;
 }

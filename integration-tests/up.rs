@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
 use fiec::client;
@@ -12,11 +13,15 @@ use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
-    BINARY, Journal, PATIENCE, args, audit, digest_of, proc, undisturbed_synthetic, until,
+    BINARY, Journal, PATIENCE, args, audit, digest_of, overdue, proc, undisturbed_synthetic, until,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 use tokio::time::timeout;
+
+fn mode(path: &std::path::Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
 
 /// A running `fiec up` with a folder of its own, in which it also says where it is.
 struct Up {
@@ -51,7 +56,17 @@ impl Up {
         });
         let said: Value = serde_json::from_str(&first).unwrap();
         let url = said["nats"].as_str().unwrap().to_owned();
-        assert!(folder.path().join("fiec").join("up.json").exists());
+        let file = folder.path().join("fiec").join("up.json");
+        assert_eq!(mode(&file), 0o600, "it holds passwords");
+        // Without the password, as another user of the machine would come: `--allow-program '*'`
+        // would run their programs as this user.
+        let (_, address) = url.split_once('@').expect("a password in the URL");
+        let stranger = ConnectOptions::new(format!("nats://{address}"), "stranger");
+        let refused = Broker::connect(stranger).await.unwrap_err().to_string();
+        assert!(refused.contains("authorization violation"), "{refused}");
+        for name in ["nats", "logs"] {
+            assert_eq!(mode(&data.join(name)), 0o700, "{name}");
+        }
         Self {
             pid: child.id().unwrap(),
             child,
@@ -135,6 +150,9 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     journal.ended(id, "completed").await;
 
     drop(journal);
+    overdue::nobody_is_overdue(&up.broker, &[], overdue::PATIENCE)
+        .await
+        .unwrap();
     let all = proc::descendants(up.pid);
     // Two workers, a policy service, a recorder, the broker, the database.
     assert!(all.len() >= 6, "{all:?}");

@@ -7,8 +7,9 @@ use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErro
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
 use fiec_schemas::subjects;
+use percent_encoding::percent_decode_str;
 use std::sync::Arc;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
 /// Something that the broker did not do.
@@ -48,6 +49,14 @@ pub enum BrokerError {
         /// What to do, beginning with a separator; may be empty.
         hint: String,
     },
+    /// A message of the ledger stream that is no ledger message.
+    #[error("message {seq} of the ledger stream is no ledger message: {reason}")]
+    Foreign {
+        /// Its sequence.
+        seq: fiec_schemas::Sequence,
+        /// Why.
+        reason: &'static str,
+    },
     /// Bytes that are no message of ours.
     #[error("{what} cannot be read: {reason}")]
     Malformed {
@@ -72,10 +81,39 @@ impl BrokerError {
     }
 }
 
+/// A URL, or several with commas, as messages may show it: without user, password and token.
+pub fn without_secrets(url: &str) -> String {
+    let bare = |url: &str| {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        // A password may hold any character, so all up to the last `@` goes.
+        let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+        let host = host.split_once('?').map_or(host, |(host, _)| host);
+        match scheme {
+            "" => host.to_owned(),
+            scheme => format!("{scheme}://{host}"),
+        }
+    };
+    url.split(',').map(bare).collect::<Vec<_>>().join(",")
+}
+
+/// User and password, or a token alone, of the first URL that has them.
+fn login(urls: &str) -> Option<(String, Option<String>)> {
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    urls.split(',').find_map(|url| {
+        let (_, rest) = url.split_once("://").unwrap_or(("", url));
+        let (login, _) = rest.rsplit_once('@')?;
+        Some(match login.split_once(':') {
+            Some((user, password)) => (decoded(user), Some(decoded(password))),
+            None => (decoded(login), None),
+        })
+    })
+}
+
 /// How to connect.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
-    /// `nats://host:port`, several separated by commas.
+    /// `nats://host:port`, several separated by commas; `nats://user:password@host:port` and
+    /// `nats://token@host:port` say who connects.
     pub url: String,
     /// The connection's name in the server's lists, e.g. `fiec worker n1`.
     pub name: String,
@@ -111,6 +149,8 @@ pub struct Broker {
     /// JetStream. Publishing waits while [`UNACKNOWLEDGED`] acknowledgements are outstanding.
     pub js: jetstream::Context,
     ack_within: Duration,
+    /// How often it was connected.
+    connections: watch::Receiver<u64>,
     states: Arc<OnceCell<ObjectStore>>,
     data: Arc<OnceCell<ObjectStore>>,
 }
@@ -148,6 +188,7 @@ impl Broker {
     /// # Errors
     /// When the server cannot be reached now, or the credentials file cannot be read.
     pub async fn connect(options: ConnectOptions) -> Result<Self, BrokerError> {
+        let (connected, connections) = watch::channel(0u64);
         let mut nats = async_nats::ConnectOptions::new()
             .name(&options.name)
             .request_timeout(Some(options.timeout))
@@ -158,16 +199,24 @@ impl Broker {
             .reconnect_delay_callback(|attempt| {
                 Duration::from_millis((50 * attempt as u64).min(1_000))
             })
-            .event_callback(|event| async move {
-                match event {
-                    async_nats::Event::Connected => tracing::debug!("connected to NATS"),
-                    // Ours: the process is about to end.
-                    async_nats::Event::Draining | async_nats::Event::Closed => {}
-                    async_nats::Event::SlowConsumer(id) => {
-                        tracing::warn!(subscription = id, "slow consumer: messages were dropped");
+            .event_callback(move |event| {
+                if matches!(event, async_nats::Event::Connected) {
+                    connected.send_modify(|count| *count += 1);
+                }
+                async move {
+                    match event {
+                        async_nats::Event::Connected => tracing::debug!("connected to NATS"),
+                        // Ours: the process is about to end.
+                        async_nats::Event::Draining | async_nats::Event::Closed => {}
+                        async_nats::Event::SlowConsumer(id) => {
+                            tracing::warn!(
+                                subscription = id,
+                                "slow consumer: messages were dropped"
+                            );
+                        }
+                        // Permission violations arrive here and nowhere else.
+                        other => tracing::warn!(event = %other, "NATS connection"),
                     }
-                    // Permission violations arrive here and nowhere else.
-                    other => tracing::warn!(event = %other, "NATS connection"),
                 }
             });
         if let Some(prefix) = &options.inbox_prefix {
@@ -182,12 +231,19 @@ impl Broker {
                     path.display()
                 )))?;
         }
-        let servers: Vec<&str> = options.url.split(',').map(str::trim).collect();
+        nats = match login(&options.url) {
+            Some((user, Some(password))) => nats.user_and_password(user, password),
+            Some((token, None)) => nats.token(token),
+            None => nats,
+        };
+        // Without them: the client takes none from a URL, and shows URLs in its own messages.
+        let url = without_secrets(&options.url);
+        let servers: Vec<&str> = url.split(',').map(str::trim).collect();
         let client = nats
             .connect(servers)
             .await
             .map_err(|source| BrokerError::Connect {
-                url: options.url.clone(),
+                url: url.clone(),
                 source,
             })?;
         let js = jetstream::context::ContextBuilder::new()
@@ -200,9 +256,27 @@ impl Broker {
             client,
             js,
             ack_within: options.timeout,
+            connections,
             states: Arc::default(),
             data: Arc::default(),
         })
+    }
+
+    /// The number of the present connection. What another one has told of sequences is checked
+    /// before it is believed: a broker that was started again may have lost the end of a stream,
+    /// and gives its sequences out once more.
+    pub fn connection(&self) -> u64 {
+        *self.connections.borrow()
+    }
+
+    /// Says when there is another connection.
+    pub fn connections(&self) -> watch::Receiver<u64> {
+        self.connections.clone()
+    }
+
+    /// Which life of which server this connection leads to.
+    pub fn server(&self) -> String {
+        self.client.server_info().server_id
     }
 
     /// A publish that was sent just now.
@@ -211,6 +285,11 @@ impl Broker {
             ack,
             until: Instant::now() + self.ack_within,
         }
+    }
+
+    /// A read that brings nothing for so long is given up: four times what a request may take.
+    pub(crate) fn silence(&self) -> Duration {
+        self.ack_within * 4
     }
 
     /// The object store of large σ.
@@ -231,5 +310,52 @@ impl Broker {
         cell.get_or_try_init(|| self.js.get_object_store(name))
             .await
             .map_err(BrokerError::operation(format!("open object store {name}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_error_names_the_server_and_not_the_password() {
+        for (url, shown) in [
+            ("nats://u:s3cret@127.0.0.1:1", "nats://127.0.0.1:1"),
+            ("nats://s3cret@127.0.0.1:1", "nats://127.0.0.1:1"),
+            ("u:s3/c@ret@127.0.0.1:1", "127.0.0.1:1"),
+            (
+                "nats://u:s3cret@127.0.0.1:1,nats://v:s3cret@127.0.0.1:2",
+                "nats://127.0.0.1:1,nats://127.0.0.1:2",
+            ),
+            (
+                "postgres://u@db.example/x?password=s3cret",
+                "postgres://db.example/x",
+            ),
+        ] {
+            assert_eq!(without_secrets(url), shown);
+            let refused = Broker::connect(ConnectOptions::new(url, "test")).await;
+            let text = with_causes(&refused.unwrap_err());
+            assert!(!text.contains("s3cret") && !text.contains("s3/c"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_url_says_who_connects() {
+        let pair = |user: &str, password: &str| Some((user.to_owned(), Some(password.to_owned())));
+        assert_eq!(login("nats://u:p%40%3A@h:1"), pair("u", "p@:"));
+        assert_eq!(login("nats://h:1, nats://u:p@h:2"), pair("u", "p"));
+        assert_eq!(login("nats://t0ken@h:1"), Some(("t0ken".to_owned(), None)));
+        assert_eq!(login("nats://h:1"), None);
+    }
+
+    /// An error with all its causes.
+    fn with_causes(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text += &format!(": {error}");
+            cause = error.source();
+        }
+        text
     }
 }

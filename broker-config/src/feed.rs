@@ -5,8 +5,10 @@ use std::time::Duration;
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, Tenant, Timestamp, subjects};
+use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
 
+use crate::reader::Reader;
 use crate::{Broker, BrokerError};
 
 /// Where a feed begins.
@@ -16,8 +18,6 @@ pub enum Start {
     At(Sequence),
     /// With the last message of each execution, then whatever comes.
     LastOfEach,
-    /// With whatever comes.
-    New,
 }
 
 /// One message of the feed, not yet read.
@@ -60,17 +60,31 @@ impl FeedItem {
 /// # Errors
 /// When the broker does not answer.
 pub async fn bounds(broker: &Broker) -> Result<(Sequence, Sequence), BrokerError> {
+    bounds_of(broker, subjects::LEDGER_STREAM).await
+}
+
+/// As [`bounds`], of any stream. An empty stream's first sequence is beyond its last.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn bounds_of(broker: &Broker, stream: &str) -> Result<(Sequence, Sequence), BrokerError> {
     let stream = broker
         .js
-        .get_stream(subjects::LEDGER_STREAM)
+        .get_stream(stream)
         .await
-        .map_err(BrokerError::operation("look at the ledger stream"))?;
+        .map_err(BrokerError::operation(format!("look at stream {stream}")))?;
     let state = &stream.cached_info().state;
     Ok((state.first_sequence, state.last_sequence))
 }
 
-/// Opens the feed. It reconnects by itself; an error item says that something was passed over or
-/// that the feed must be opened anew.
+/// Messages that the server sends ahead.
+const BATCH: usize = 1_000;
+/// Pause before [`live`] opens the feed anew.
+const REOPEN: Duration = Duration::from_millis(200);
+
+/// Opens the feed. [`BrokerError::Foreign`] stands for a message that is no ledger message; any
+/// other error ends the feed, and its reader opens it anew behind the last message that it has
+/// dealt with.
 ///
 /// # Errors
 /// When the broker refuses the consumer.
@@ -78,62 +92,105 @@ pub async fn ledger(
     broker: &Broker,
     start: Start,
 ) -> Result<impl Stream<Item = Result<FeedItem, BrokerError>> + Unpin + use<>, BrokerError> {
-    // Ephemeral and without acks: the reader's own checkpoint counts, not what was delivered.
-    let consumer = broker
-        .js
-        .create_consumer_on_stream(
-            pull::Config {
-                ack_policy: AckPolicy::None,
-                headers_only: true,
-                deliver_policy: match start {
-                    Start::At(seq) => DeliverPolicy::ByStartSequence {
-                        start_sequence: seq.max(1),
-                    },
-                    Start::LastOfEach => DeliverPolicy::LastPerSubject,
-                    Start::New => DeliverPolicy::New,
-                },
-                filter_subject: if start == Start::LastOfEach {
-                    "fiec.ledger.*.*".to_owned()
-                } else {
-                    String::new()
-                },
-                inactive_threshold: Duration::from_secs(60),
-                max_waiting: 16,
-                ..Default::default()
+    let filter = match start {
+        Start::LastOfEach => vec!["fiec.ledger.*.*".to_owned()],
+        Start::At(_) => Vec::new(),
+    };
+    open(broker, start, filter).await
+}
+
+/// Opens the feed of the ledgers on these subjects alone; none: of all.
+async fn open(
+    broker: &Broker,
+    start: Start,
+    mut filter_subjects: Vec<String>,
+) -> Result<impl Stream<Item = Result<FeedItem, BrokerError>> + Unpin + use<>, BrokerError> {
+    // A single subject stands in the field that permissions can name.
+    let filter_subject = match filter_subjects.len() {
+        1 => filter_subjects.remove(0),
+        _ => String::new(),
+    };
+    let config = pull::Config {
+        headers_only: true,
+        deliver_policy: match start {
+            Start::At(seq) => DeliverPolicy::ByStartSequence {
+                start_sequence: seq.max(1),
             },
-            subjects::LEDGER_STREAM,
-        )
-        .await
-        .map_err(BrokerError::operation("follow the ledger stream"))?;
-    let messages = consumer
-        .stream()
-        .max_messages_per_batch(1_000)
-        .expires(Duration::from_secs(30))
-        .heartbeat(Duration::from_secs(10))
-        .messages()
-        .await
-        .map_err(BrokerError::operation("follow the ledger stream"))?;
-    Ok(messages
-        .map(|message| item(&message.map_err(BrokerError::operation("follow the ledger stream"))?)))
+            Start::LastOfEach => DeliverPolicy::LastPerSubject,
+        },
+        filter_subject,
+        filter_subjects,
+        max_waiting: 16,
+        ..Default::default()
+    };
+    let what = "follow the ledger stream";
+    let reader = Reader::open(broker, subjects::LEDGER_STREAM, config, BATCH, what).await?;
+    Ok(reader.map(|message| item(&message?)))
+}
+
+/// The feed from now on, for those who watch and keep no checkpoint: opens itself anew after an
+/// error, behind the last message that it gave. Never ends.
+///
+/// # Errors
+/// When the broker refuses the first consumer.
+pub async fn live(
+    broker: &Broker,
+) -> Result<BoxStream<'static, Result<FeedItem, BrokerError>>, BrokerError> {
+    let (_, last) = bounds(broker).await?;
+    live_of(broker, last + 1, Vec::new()).await
+}
+
+/// As [`live`], from this sequence on, of the ledgers on these subjects alone; none: of all.
+///
+/// # Errors
+/// When the broker refuses the first consumer.
+pub async fn live_of(
+    broker: &Broker,
+    from: Sequence,
+    subjects: Vec<String>,
+) -> Result<BoxStream<'static, Result<FeedItem, BrokerError>>, BrokerError> {
+    let feed = open(broker, Start::At(from), subjects.clone())
+        .await?
+        .boxed();
+    let last = from.saturating_sub(1);
+    let step = async move |(broker, mut feed, mut last, subjects): (
+        Broker,
+        BoxStream<'static, _>,
+        Sequence,
+        Vec<String>,
+    )| {
+        loop {
+            if let Some(item) = feed.next().await {
+                if let Ok(FeedItem { seq, .. }) = &item {
+                    last = *seq;
+                }
+                return Some((item, (broker, feed, last, subjects)));
+            }
+            tokio::time::sleep(REOPEN).await;
+            feed = match open(&broker, Start::At(last + 1), subjects.clone()).await {
+                Ok(feed) => feed.boxed(),
+                Err(error) => futures_util::stream::iter([Err(error)]).boxed(),
+            };
+        }
+    };
+    Ok(futures_util::stream::unfold((broker.clone(), feed, last, subjects), step).boxed())
 }
 
 fn item(message: &jetstream::Message) -> Result<FeedItem, BrokerError> {
-    let malformed = |reason: &str| BrokerError::Malformed {
-        what: format!("message on {}", message.subject),
-        reason: reason.to_owned(),
-    };
     let info = message
         .info()
         .map_err(BrokerError::operation("read a message's place"))?;
+    let seq = info.stream_sequence;
+    let foreign = |reason| BrokerError::Foreign { seq, reason };
     let (tenant, execution) = subjects::parse_ledger(&message.subject)
-        .ok_or_else(|| malformed("its subject names no execution"))?;
+        .ok_or_else(|| foreign("its subject names no execution"))?;
     let header = message
         .headers
         .as_ref()
         .and_then(|headers| headers.get(subjects::EVENT_HEADER))
-        .ok_or_else(|| malformed("it has no Fiec-Event header"))?;
+        .ok_or_else(|| foreign("it has no Fiec-Event header"))?;
     Ok(FeedItem {
-        seq: info.stream_sequence,
+        seq,
         tenant,
         execution,
         header: header.as_str().to_owned(),

@@ -8,10 +8,11 @@ use async_nats::jetstream::context::{PublishAckFuture, PublishErrorKind};
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
 use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
 use bytes::Bytes;
+use fiec_schemas::chain::Link;
 use fiec_schemas::event::MessageError;
 use fiec_schemas::{
     Digest, Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Sequence, StatePlace,
-    Tenant, Timestamp, TransitionError, subjects,
+    Tenant, Timestamp, TransitionError, limits, subjects,
 };
 use std::sync::Arc;
 use tokio::sync::OnceCell;
@@ -37,6 +38,21 @@ pub struct Entry {
     pub message: LedgerMessage,
     /// σ, where it carries one.
     pub body: Bytes,
+    /// The connection in which it was read: [`Broker::connection`].
+    pub seen_in: u64,
+}
+
+impl Entry {
+    /// It as a link of its chain.
+    pub fn link(&self) -> Link {
+        let state = &self.message.state;
+        Link {
+            seq: self.seq,
+            digest: self.digest,
+            prev: state.prev,
+            ordinal: state.ordinal,
+        }
+    }
 }
 
 /// Where a ledger stands, as its next writer must know it.
@@ -48,6 +64,20 @@ pub struct Tip {
     pub digest: Option<Digest>,
     /// The state that it gives.
     pub state: ExecutionState,
+    /// The connection in which it was seen to be stored; 0 where that is not known.
+    pub seen_in: u64,
+}
+
+impl Tip {
+    /// It as a link of its chain; none before the first message.
+    pub fn link(&self) -> Option<Link> {
+        Some(Link {
+            seq: self.seq,
+            digest: self.digest?,
+            prev: self.state.prev,
+            ordinal: self.state.ordinal,
+        })
+    }
 }
 
 impl From<Entry> for Tip {
@@ -56,6 +86,7 @@ impl From<Entry> for Tip {
             seq: entry.seq,
             digest: Some(entry.digest),
             state: entry.message.state,
+            seen_in: entry.seen_in,
         }
     }
 }
@@ -82,6 +113,8 @@ pub enum AppendError {
 pub struct Draft {
     /// Sequence that must be the subject's last.
     pub expected: Sequence,
+    /// The connection in which the message of that sequence was seen; 0 where that is not known.
+    pub seen_in: u64,
     /// The header's value.
     pub header: String,
     /// Its digest.
@@ -99,10 +132,11 @@ impl Draft {
     /// When the state does not allow the events, or the message would be too large.
     pub fn new(
         tip: &Tip,
-        events: Vec<Event>,
+        mut events: Vec<Event>,
         author: &str,
         at: Timestamp,
     ) -> Result<Self, AppendError> {
+        limits::fit(&mut events);
         let mut state = tip.state.after(&events, author, at, tip.digest)?;
         let commits = state
             .boundary
@@ -116,7 +150,8 @@ impl Draft {
         if carries_state {
             state.carry_state_again();
         }
-        let draft = Self::of(tip.seq, events, state).map_err(|(error, _)| error)?;
+        let on = (tip.seq, tip.seen_in);
+        let draft = Self::of(on, events, state).map_err(|(error, _)| error)?;
         Ok(Self {
             carries_state,
             ..draft
@@ -131,20 +166,41 @@ impl Draft {
     /// events.
     pub fn first(
         bound: &ExecutionState,
-        events: Vec<Event>,
+        mut events: Vec<Event>,
         made: usize,
         author: &str,
         at: Timestamp,
     ) -> Result<Self, (AppendError, Vec<Event>)> {
+        limits::fit(events.get_mut(made..).unwrap_or_default());
         let more = events.get(made..).unwrap_or_default();
         match bound.with_more(more, author, at) {
-            Ok(state) => Self::of(0, events, state).map_err(|(e, events)| (e.into(), events)),
+            Ok(state) => Self::of((0, 0), events, state).map_err(|(e, events)| (e.into(), events)),
             Err(error) => Err((error.into(), events)),
         }
     }
 
+    /// A message that says again what `tip` came to, on top of the message that the ledger ends
+    /// with since the broker has lost those behind it. True beside it where its body must be σ.
+    ///
+    /// # Errors
+    /// When the tip has no binding, or the message would be too large.
+    pub fn again(
+        tip: &Tip,
+        last: Option<&Entry>,
+        author: &str,
+        at: Timestamp,
+    ) -> Result<(Self, bool), AppendError> {
+        let over = tip.digest.ok_or(AppendError::Conflict)?;
+        let link = last.map(Entry::link);
+        let (event, state) = tip.state.healed(link.as_ref(), over, author, at)?;
+        let needs_state = state.boundary.as_ref().is_some_and(|b| b.seq == Some(0));
+        let on = last.map_or((0, 0), |last| (last.seq, last.seen_in));
+        let draft = Self::of(on, vec![event], state).map_err(|(error, _)| error)?;
+        Ok((draft, needs_state))
+    }
+
     fn of(
-        expected: Sequence,
+        (expected, seen_in): (Sequence, u64),
         events: Vec<Event>,
         state: ExecutionState,
     ) -> Result<Self, (MessageError, Vec<Event>)> {
@@ -161,6 +217,7 @@ impl Draft {
         let state = message.state;
         Ok(Self {
             expected,
+            seen_in,
             digest: Digest::of(header.as_bytes()),
             header,
             subject: subjects::ledger(&state.tenant, state.execution),
@@ -174,14 +231,16 @@ impl Draft {
         self.carries_state
     }
 
-    /// The tip that this message makes once the broker has given it a sequence.
-    pub fn into_tip(self, seq: Sequence) -> Tip {
+    /// The tip that this message makes once the broker has given it a sequence, as was seen in the
+    /// connection `seen_in`.
+    pub fn into_tip(self, seq: Sequence, seen_in: u64) -> Tip {
         let mut state = self.state;
         state.resolve(seq);
         Tip {
             seq,
             digest: Some(self.digest),
             state,
+            seen_in,
         }
     }
 }
@@ -267,7 +326,7 @@ impl Ledger {
             .direct_get_last_for_subject(subject)
             .await
         {
-            Ok(message) => entry(message).map(Some),
+            Ok(message) => entry(message, self.broker.connection()).map(Some),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
             Err(error) => Err(BrokerError::operation(format!(
                 "read the last of {subject}"
@@ -281,7 +340,7 @@ impl Ledger {
     /// When it is not there any more, or cannot be read.
     pub async fn by_sequence(&self, seq: Sequence) -> Result<Entry, BrokerError> {
         match self.stream().await?.direct_get(seq).await {
-            Ok(message) => entry(message),
+            Ok(message) => entry(message, self.broker.connection()),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
                 Err(BrokerError::Missing {
                     what: format!("ledger message {seq}"),
@@ -365,7 +424,7 @@ impl Ledger {
     pub async fn settle(&self, in_flight: InFlight) -> Result<Tip, AppendError> {
         let InFlight { draft, body, ack } = in_flight;
         let error = match ack.settled().await {
-            Ok(ack) => return Ok(draft.into_tip(ack.sequence)),
+            Ok(ack) => return self.stored(draft, ack.sequence).await,
             Err(error) => error,
         };
         match error.kind() {
@@ -385,11 +444,40 @@ impl Ledger {
         }
     }
 
+    /// A message of ours has this sequence. If the message before it was seen in another connection
+    /// than this one, another message may have its sequence by now: then ours follows nothing, and
+    /// is removed.
+    async fn stored(&self, draft: Draft, seq: Sequence) -> Result<Tip, AppendError> {
+        let connection = self.broker.connection();
+        if draft.expected == 0 || draft.seen_in == connection {
+            return Ok(draft.into_tip(seq, connection));
+        }
+        let before = Box::pin(self.by_sequence(draft.expected)).await;
+        match before {
+            Ok(before) if Some(before.digest) == draft.state.prev => {
+                Ok(draft.into_tip(seq, connection))
+            }
+            Ok(_) | Err(BrokerError::Missing { .. }) => {
+                tracing::warn!(
+                    subject = draft.subject,
+                    seq,
+                    "the broker gave a sequence out again; the message behind it is removed"
+                );
+                let removed = self.stream().await?.delete_message(seq).await;
+                removed.map_err(BrokerError::operation(
+                    "remove a message that follows nothing",
+                ))?;
+                Err(AppendError::Conflict)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {
         // What made the broker refuse lies beyond what was expected.
         let reached = |last: &Entry| last.seq > draft.expected;
         match self.last_of_once(&draft.subject, reached).await? {
-            Some(last) if last.digest == draft.digest => Ok(draft.into_tip(last.seq)),
+            Some(last) if last.digest == draft.digest => self.stored(draft, last.seq).await,
             _ => Err(AppendError::Conflict),
         }
     }
@@ -400,16 +488,24 @@ impl Ledger {
         for _ in 0..8 {
             match self.last_of(&draft.subject).await {
                 Ok(Some(last)) if last.digest == draft.digest => {
-                    return Ok(draft.into_tip(last.seq));
+                    return self.stored(draft, last.seq).await;
                 }
-                Ok(last) if last.as_ref().map_or(0, |l| l.seq) == draft.expected => {
-                    match self.publish(&draft, body.clone()).await?.await {
-                        Ok(ack) => return Ok(draft.into_tip(ack.sequence)),
+                Ok(last) if last.as_ref().map(|l| l.digest) == draft.state.prev => {
+                    let again = Draft {
+                        expected: last.as_ref().map_or(0, |l| l.seq),
+                        seen_in: self.broker.connection(),
+                        ..draft.clone()
+                    };
+                    match self.publish(&again, body.clone()).await?.await {
+                        Ok(ack) => return self.stored(again, ack.sequence).await,
                         Err(error) => last_error = Some(error),
                     }
                 }
-                Ok(Some(last)) if last.seq > draft.expected => return Err(AppendError::Conflict),
-                // A replica that is behind.
+                Ok(Some(last)) if last.seq >= draft.expected => return Err(AppendError::Conflict),
+                // A replica that is behind, or a broker that has lost messages.
+                Ok(_) if self.broker.connection() != draft.seen_in => {
+                    return Err(AppendError::Conflict);
+                }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "cannot read the ledger back yet"),
             }
@@ -436,7 +532,7 @@ impl Ledger {
     }
 }
 
-fn entry(message: StreamMessage) -> Result<Entry, BrokerError> {
+fn entry(message: StreamMessage, seen_in: u64) -> Result<Entry, BrokerError> {
     let malformed = |reason: String| BrokerError::Malformed {
         what: format!("ledger message {} on {}", message.sequence, message.subject),
         reason,
@@ -452,5 +548,6 @@ fn entry(message: StreamMessage) -> Result<Entry, BrokerError> {
         message: LedgerMessage::decode(header, message.sequence)
             .map_err(|error| malformed(error.to_string()))?,
         body: message.payload.clone(),
+        seen_in,
     })
 }

@@ -3,18 +3,28 @@
 //! the feed of all ledgers; the register of programs. No decision is taken here.
 
 pub mod chunks;
+pub mod collect;
 mod connection;
 pub mod feed;
 pub mod flags;
+pub mod identity;
 pub mod ledger;
 pub mod lists;
+mod objects;
 pub mod outbox;
+mod reader;
 pub mod recut;
 pub mod registry;
+pub mod results;
 pub mod sight;
 pub mod store;
 pub mod topology;
 pub mod trust;
+mod upkeep;
 
-pub use connection::{Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged};
+pub use connection::{
+    Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged, without_secrets,
+};
 pub use ledger::{AppendError, Draft, Entry, Ledger, Tip};
+pub use reader::Reader;
+pub use upkeep::Upkeep;

@@ -1,12 +1,20 @@
 //! What programs emit: stored before the commit that carries it, published after it, once each.
 //!
-//! The ledger's last `emitted` says what is owed. Whoever holds the execution then publishes it:
-//! the worker that appended it, or the next one, which first looks at how far the stream has come.
-//! Nothing more is emitted, and nothing ends, before that is done; so only the last one can be
-//! owed. Two that publish at the same moment are told apart from nobody: a message's id is made of
-//! execution, boundary and index, and the stream takes each id once.
+//! The ledger's last `emitted` says what is owed. The holder of the execution publishes it: the
+//! worker that appended it, or the next one. Nothing more is emitted, and nothing ends, before that
+//! is done, so only the last one can be owed.
+//!
+//! **Promise.** The stream holds a prefix of what an execution has emitted, in order and each
+//! message once, at every moment of the week that the stream keeps a message. Several messages are
+//! one atomic batch, so a lost connection leaves no gap. Each publish expects the last message of
+//! the execution that its author has read, so a publisher that was stopped for hours, or that races
+//! with another one, publishes nothing again. A publisher that is stopped for over a week, between
+//! its read and its first publish for that execution, is the one case that is not covered.
+
+use std::time::Duration;
 
 use async_nats::HeaderMap;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -21,8 +29,15 @@ use crate::{Broker, BrokerError};
 
 /// Header of a published message: `<boundary>.<index>`.
 pub const PLACE_HEADER: &str = "Fiec-Emitted";
-/// Header that makes the stream take a message once.
-const ID_HEADER: &str = "Nats-Msg-Id";
+/// Headers of the server: a batch's name, a message's number in it from 1, and its end.
+const BATCH: &str = "Nats-Batch-Id";
+const BATCH_SEQUENCE: &str = "Nats-Batch-Sequence";
+const BATCH_COMMIT: &str = "Nats-Batch-Commit";
+/// Headers of the server: the sequence that the last message of these subjects must have.
+const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+const EXPECTED_OF: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
+/// Publishers of one execution that may come in between; each has published something.
+const TRIES: usize = 16;
 
 /// A message to the outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,42 +148,98 @@ pub async fn store(
     })
 }
 
-/// Publishes messages in their order. Publishing one twice is harmless.
+/// Publishes, in their order, the messages that are not published yet.
 ///
 /// # Errors
-/// When one was not acknowledged.
+/// When the broker did not store them: none of them is stored then, or all are.
 pub async fn publish(
     broker: &Broker,
     tenant: &Tenant,
     execution: ExecutionId,
     emits: &[Emit],
 ) -> Result<(), BrokerError> {
-    const WHAT: &str = "publish what was emitted";
-    let mut under_way = Vec::with_capacity(emits.len());
-    for emit in emits {
-        let place = format!("{}.{}", emit.boundary, emit.index);
+    let mut overtaken = None;
+    for _ in 0..TRIES {
+        let last = last_published(broker, tenant, execution).await?;
+        let first =
+            emits.partition_point(|e| last.place.is_some_and(|p| (e.boundary, e.index) <= p));
+        let rest = emits.get(first..).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        match send(broker, tenant, execution, rest, last.seq).await {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => {
+                overtaken = Some(error);
+            }
+            Err(error) => return Err(BrokerError::operation("publish what was emitted")(error)),
+        }
+        // Somebody else published, or a replica is behind.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Err(match overtaken {
+        Some(error) => BrokerError::operation("publish what was emitted")(error),
+        None => malformed("nothing was sent"),
+    })
+}
+
+/// Sends messages that are stored together, behind the message `expected` of their execution.
+async fn send(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    emits: &[Emit],
+    expected: Sequence,
+) -> Result<(), PublishError> {
+    let batch = uuid::Uuid::new_v4().simple().to_string();
+    let count = emits.len();
+    for (emit, number) in emits.iter().zip(1..) {
         let mut headers = HeaderMap::new();
-        headers.insert(ID_HEADER, format!("{execution}.{place}"));
-        headers.insert(PLACE_HEADER, place);
+        headers.insert(PLACE_HEADER, format!("{}.{}", emit.boundary, emit.index));
+        if number == 1 {
+            headers.insert(EXPECTED, expected.to_string());
+            headers.insert(EXPECTED_OF, subjects::outbox(tenant, execution, "*"));
+        }
+        if count > 1 {
+            headers.insert(BATCH, batch.as_str());
+            headers.insert(BATCH_SEQUENCE, number.to_string());
+        }
+        let subject = subjects::outbox(tenant, execution, &emit.name);
+        if number < count {
+            // Only the last one is acknowledged.
+            let sent = broker
+                .client
+                .publish_with_headers(subject, headers, emit.bytes.clone());
+            let sent = sent.await;
+            sent.map_err(|e| PublishError::with_source(PublishErrorKind::Other, e))?;
+            continue;
+        }
+        if count > 1 {
+            headers.insert(BATCH_COMMIT, "1");
+        }
         let message = PublishMessage::build()
             .payload(emit.bytes.clone())
             .headers(headers);
-        let subject = subjects::outbox(tenant, execution, &emit.name);
-        let ack = broker.js.send_publish(subject, message).await;
-        under_way.push(broker.sent(ack.map_err(BrokerError::operation(WHAT))?));
-    }
-    for ack in under_way {
-        ack.settled().await.map_err(BrokerError::operation(WHAT))?;
+        let ack = broker.js.send_publish(subject, message).await?;
+        broker.sent(ack).settled().await?;
     }
     Ok(())
 }
 
+/// The last message of an execution in the stream.
+struct Last {
+    /// Its sequence; 0 where there is none.
+    seq: Sequence,
+    /// The boundary and the index at which it was emitted.
+    place: Option<(BoundaryIndex, u32)>,
+}
+
 /// How far the stream has come with an execution.
-async fn last_place(
+async fn last_published(
     broker: &Broker,
     tenant: &Tenant,
     execution: ExecutionId,
-) -> Result<Option<(BoundaryIndex, u32)>, BrokerError> {
+) -> Result<Last, BrokerError> {
     let stream = broker.js.get_stream_no_info(subjects::OUTBOX_STREAM).await;
     let stream = stream.map_err(BrokerError::operation(
         "open the stream of what was emitted",
@@ -176,7 +247,12 @@ async fn last_place(
     let all = subjects::outbox(tenant, execution, "*");
     let last = match stream.direct_get_last_for_subject(all).await {
         Ok(last) => last,
-        Err(error) if error.kind() == DirectGetErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+            return Ok(Last {
+                seq: 0,
+                place: None,
+            });
+        }
         Err(error) => {
             return Err(BrokerError::operation("look at what was emitted last")(
                 error,
@@ -185,7 +261,11 @@ async fn last_place(
     };
     let place = last.headers.get(PLACE_HEADER).map(|place| place.as_str());
     let place = place.and_then(|place| place.split_once('.'));
-    Ok(place.and_then(|(boundary, index)| Some((boundary.parse().ok()?, index.parse().ok()?))))
+    Ok(Last {
+        seq: last.sequence,
+        place: place
+            .and_then(|(boundary, index)| Some((boundary.parse().ok()?, index.parse().ok()?))),
+    })
 }
 
 /// Publishes what an execution owes, as far as it is not published yet; for whoever takes it over,
@@ -201,7 +281,7 @@ pub async fn settle(
         return Ok(None);
     };
     let (tenant, execution) = (&state.tenant, state.execution);
-    let done = last_place(broker, tenant, execution).await?;
+    let done = last_published(broker, tenant, execution).await?.place;
     let chunk = Chunk {
         digest: owed.digest,
         seq: owed.seq,
@@ -221,12 +301,8 @@ pub async fn settle(
         }
         Err(error) => return Err(error),
     };
-    let mut emits = unpack(packed)?;
-    emits.retain(|e| done.is_none_or(|done| (e.boundary, e.index) > done));
-    if !emits.is_empty() {
-        tracing::info!(%execution, count = emits.len(), "publishing what was owed");
-        publish(broker, tenant, execution, &emits).await?;
-    }
+    let emits = unpack(packed)?;
+    publish(broker, tenant, execution, &emits).await?;
     Ok(Some(owed.seq))
 }
 

@@ -1,16 +1,15 @@
 //! σ where its commit says: in a ledger message's body, or in chunks that the body lists. Data by
 //! digest, in an object store.
 
-use async_nats::jetstream::object_store::{
-    GetErrorKind, InfoErrorKind, ObjectMetadata, ObjectStore,
-};
+use async_nats::jetstream::object_store::{InfoErrorKind, ObjectMetadata, ObjectStore};
 use bytes::Bytes;
 use fiec_schemas::trust::VerifiedUpTo;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::chunks::{self, Manifest};
 use crate::ledger::Ledger;
+use crate::objects::{Bucket, Pieces};
 use crate::{Broker, BrokerError};
 
 /// The name of a σ that was stored whole: a verified one, or a large one of an earlier version.
@@ -18,12 +17,13 @@ fn state_name(execution: ExecutionId, digest: Digest) -> String {
     format!("{execution}.{digest}")
 }
 
-/// Stores an input or an output.
+/// Stores an input or an output. Where it is there already, nothing is sent: equal puts, also at the
+/// same time, leave one object, and a reader in between reads on.
 ///
 /// # Errors
 /// When the broker refuses it.
-pub async fn put_data(broker: &Broker, digest: Digest, data: &[u8]) -> Result<(), BrokerError> {
-    put(broker.data().await?, "data", digest.to_string(), data).await
+pub async fn put_data(broker: &Broker, digest: Digest, mut data: &[u8]) -> Result<(), BrokerError> {
+    put_data_from(broker, digest, &mut data).await
 }
 
 /// True where σ lies in chunks, and the message's body lists them.
@@ -65,8 +65,7 @@ pub async fn get_state(
             }
         }
         None => {
-            let name = state_name(execution, place.digest);
-            get(broker.states().await?, &what(), name, place.bytes).await?
+            return kept_state(broker, execution, place).await;
         }
     };
     verify(&what(), place.digest, bytes)
@@ -78,14 +77,10 @@ pub async fn get_state(
 /// When it is not there, or damaged.
 pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Bytes, BrokerError> {
     let what = format!("data {}", digest.short());
-    let found = get(broker.data().await?, &what, digest.to_string(), bytes).await?;
+    let name = digest.to_string();
+    let found = get(broker, broker.data().await?, &what, &name, bytes).await?;
     verify(&what, digest, found)
 }
-
-/// Bytes that are copied at once.
-const COPY: usize = 256 * 1024;
-/// A fetch that brings nothing for so long is given up.
-const SILENCE: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// The digest and the number of the bytes that a reader gives.
 ///
@@ -107,19 +102,27 @@ pub async fn put_data_from(
     digest: Digest,
     reader: &mut (impl AsyncRead + Unpin),
 ) -> Result<(), BrokerError> {
-    let name = digest.to_string();
-    let metadata = ObjectMetadata {
-        name: name.clone(),
-        chunk_size: Some(subjects::INLINE_STATE_LIMIT),
-        ..Default::default()
-    };
-    broker
-        .data()
-        .await?
-        .put(metadata, reader)
-        .await
-        .map_err(BrokerError::operation(format!("store data {name}")))?;
-    Ok(())
+    let bucket = Bucket::new(broker, subjects::DATA_BUCKET);
+    bucket.put_once(&digest.to_string(), reader).await
+}
+
+/// Removes data that does not have the digest by which it is named, so that it can be stored again.
+/// True where it was removed.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn drop_damaged(broker: &Broker, digest: Digest) -> Result<bool, BrokerError> {
+    match get_data_to(broker, digest, u64::MAX, &mut tokio::io::sink(), |_| ()).await {
+        Err(BrokerError::Digest { .. }) => {}
+        Ok(_) | Err(BrokerError::Missing { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    let removed = broker.data().await?.delete(digest.to_string()).await;
+    removed.map_err(BrokerError::operation(format!(
+        "remove damaged data {}",
+        digest.short()
+    )))?;
+    Ok(true)
 }
 
 /// The size in bytes of an object in `FIEC_DATA`; none where it is not there.
@@ -152,55 +155,25 @@ pub async fn get_data_to(
     mut progress: impl FnMut(u64),
 ) -> Result<u64, BrokerError> {
     let what = format!("data {}", digest.short());
-    if data_size(broker, digest).await?.is_none() {
-        return Err(BrokerError::Missing {
-            what,
-            hint: format!(" ({} has no object {digest})", subjects::DATA_BUCKET),
-        });
-    }
-    let mut object = broker
-        .data()
-        .await?
-        .get(digest.to_string())
-        .await
-        .map_err(BrokerError::operation(format!("fetch {what}")))?;
+    let name = digest.to_string();
+    let mut pieces = Pieces::open(broker, broker.data().await?, &name, &what).await?;
     let mut hasher = blake3::Hasher::new();
-    let mut chunk = vec![0; COPY];
     let mut copied = 0;
     loop {
-        let read = match tokio::time::timeout(SILENCE, object.read(&mut chunk)).await {
-            Ok(read) => read,
-            Err(_) => {
-                return Err(BrokerError::Missing {
-                    what: format!("the rest of {what} after {copied} bytes"),
-                    hint: format!(": nothing came for {SILENCE:?}"),
-                });
-            }
-        };
-        let found = match read {
-            // The object store's own check: the bytes are not those that were stored.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                return Err(BrokerError::Digest {
-                    what,
-                    found: format!("unknown ({error})"),
-                    expected: digest.to_string(),
-                });
-            }
-            read => read.map_err(BrokerError::operation(format!("read {what}")))?,
-        };
-        if found == 0 {
+        let piece = pieces.next().await?;
+        if piece.is_empty() {
             break;
         }
-        copied += found as u64;
+        copied += piece.len() as u64;
         if copied > limit {
             return Err(BrokerError::Malformed {
                 what,
                 reason: format!("it has more than the {limit} bytes that were expected"),
             });
         }
-        hasher.update(&chunk[..found]);
+        hasher.update(piece);
         writer
-            .write_all(&chunk[..found])
+            .write_all(piece)
             .await
             .map_err(BrokerError::operation(format!("write {what}")))?;
         progress(copied);
@@ -248,10 +221,26 @@ pub async fn keep_state(
     broker: &Broker,
     execution: ExecutionId,
     digest: Digest,
-    state: &[u8],
+    mut state: &[u8],
 ) -> Result<(), BrokerError> {
+    let bucket = Bucket::new(broker, subjects::STATE_BUCKET);
     let name = state_name(execution, digest);
-    put(broker.states().await?, "state", name, state).await
+    bucket.put_once(&name, &mut state).await
+}
+
+/// A σ that was stored whole: one that was verified, or that the recorder has restored.
+///
+/// # Errors
+/// When it is not there, or damaged.
+pub async fn kept_state(
+    broker: &Broker,
+    execution: ExecutionId,
+    place: &StatePlace,
+) -> Result<Bytes, BrokerError> {
+    let what = format!("copy of the state of boundary {}", place.index);
+    let name = state_name(execution, place.digest);
+    let kept = get(broker, broker.states().await?, &what, &name, place.bytes).await?;
+    verify(&what, place.digest, kept)
 }
 
 /// Removes a σ that was stored whole and no ledger names any more.
@@ -311,7 +300,7 @@ pub async fn get_verified(
         Err(error) => return Err(BrokerError::operation(format!("look {what} up"))(error)),
         Ok(_) => {}
     }
-    let value = match get(store, &what, name, 0).await {
+    let value = match get(broker, store, &what, &name, 0).await {
         Err(BrokerError::Missing { .. }) => return Ok(None),
         value => value?,
     };
@@ -372,26 +361,14 @@ async fn put(
 }
 
 async fn get(
+    broker: &Broker,
     store: &ObjectStore,
     what: &str,
-    name: String,
+    name: &str,
     bytes: u64,
 ) -> Result<Bytes, BrokerError> {
-    let mut object = match store.get(name).await {
-        Ok(object) => object,
-        Err(error) if error.kind() == GetErrorKind::NotFound => {
-            return Err(BrokerError::Missing {
-                what: what.to_owned(),
-                hint: String::new(),
-            });
-        }
-        Err(error) => return Err(BrokerError::operation(format!("fetch {what}"))(error)),
-    };
-    // The size comes from a message; the buffer grows with what really arrives.
-    let mut buffer = Vec::with_capacity(usize::try_from(bytes.min(1 << 26)).unwrap_or(0));
-    object
-        .read_to_end(&mut buffer)
+    Pieces::open(broker, store, name, what)
+        .await?
+        .all(bytes)
         .await
-        .map_err(BrokerError::operation(format!("read {what}")))?;
-    Ok(buffer.into())
 }

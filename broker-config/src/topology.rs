@@ -9,7 +9,7 @@ use fiec_schemas::{NodeId, subjects};
 
 use crate::{Broker, BrokerError};
 
-const STREAMS: [(&str, &str); 9] = [
+const STREAMS: [(&str, &str); 10] = [
     ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
     ("FIEC_LEDGER", include_str!("../streams/FIEC_LEDGER.json")),
     ("FIEC_CAPSULE", include_str!("../streams/FIEC_CAPSULE.json")),
@@ -25,6 +25,7 @@ const STREAMS: [(&str, &str); 9] = [
         "FIEC_RESERVED",
         include_str!("../streams/FIEC_RESERVED.json"),
     ),
+    ("FIEC_PROBE", include_str!("../streams/FIEC_PROBE.json")),
 ];
 
 /// A running program's node may keep a capsule unacknowledged while it fetches σ.
@@ -39,6 +40,8 @@ pub struct Profile {
     pub shards: u16,
     /// First sequence of the ledger stream, for a stream that is made again after a loss.
     pub ledger_first_sequence: Option<u64>,
+    /// The same of the stream of facts.
+    pub record_first_sequence: Option<u64>,
 }
 
 impl Default for Profile {
@@ -47,6 +50,7 @@ impl Default for Profile {
             replicas: 1,
             shards: 1,
             ledger_first_sequence: None,
+            record_first_sequence: None,
         }
     }
 }
@@ -78,6 +82,11 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
         } else if name == subjects::LEDGER_STREAM {
             configs.push(stream::Config {
                 first_sequence: profile.ledger_first_sequence,
+                ..config
+            });
+        } else if name == subjects::RECORD_STREAM {
+            configs.push(stream::Config {
+                first_sequence: profile.record_first_sequence,
                 ..config
             });
         } else {
@@ -142,17 +151,13 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
             .await
             .map_err(BrokerError::operation(format!("create bucket {bucket}")))?;
     }
-    for (bucket, description, max_age) in [
+    // Nothing goes by age: the recorder collects what nothing refers to any more.
+    for (bucket, description) in [
         (
             subjects::STATE_BUCKET,
-            "Large state of earlier versions, whole, by digest",
-            Duration::from_secs(30 * 86_400),
+            "Verified states, whole, by execution and digest",
         ),
-        (
-            subjects::DATA_BUCKET,
-            "Inputs and outputs by digest",
-            Duration::ZERO,
-        ),
+        (subjects::DATA_BUCKET, "Inputs and outputs by digest"),
     ] {
         if broker.js.get_object_store(bucket).await.is_err() {
             broker
@@ -160,7 +165,6 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                 .create_object_store(object_store::Config {
                     bucket: bucket.to_owned(),
                     description: Some(description.to_owned()),
-                    max_age,
                     num_replicas: profile.replicas,
                     ..Default::default()
                 })
@@ -169,6 +173,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                     "create object store {bucket}"
                 )))?;
         }
+        keep_for_ever(broker, &format!("OBJ_{bucket}")).await?;
     }
     broker
         .js
@@ -188,6 +193,23 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
         .await
         .map_err(BrokerError::operation("create the submission consumer"))?;
     Ok(())
+}
+
+/// Takes the limit of age from a stream of an earlier version.
+async fn keep_for_ever(broker: &Broker, name: &str) -> Result<(), BrokerError> {
+    let what = format!("update stream {name}");
+    let stream = broker.js.get_stream(name).await;
+    let stream = stream.map_err(BrokerError::operation(what.clone()))?;
+    let config = &stream.cached_info().config;
+    if config.max_age.is_zero() {
+        return Ok(());
+    }
+    let config = stream::Config {
+        max_age: Duration::ZERO,
+        ..config.clone()
+    };
+    let updated = broker.js.update_stream(&config).await;
+    updated.map(drop).map_err(BrokerError::operation(what))
 }
 
 /// Opens the durable consumer of the policy services on `FIEC_SUBMIT`.
@@ -243,13 +265,16 @@ mod tests {
             ..Profile::default()
         })
         .unwrap();
-        assert_eq!(configs.len(), 10);
+        assert_eq!(configs.len(), 11);
         assert!(configs.iter().all(|c| c.num_replicas == 3));
         let ledger = configs
             .iter()
             .find(|c| c.name == subjects::LEDGER_STREAM)
             .unwrap();
         assert_eq!(ledger.max_messages_per_subject, 64);
+        let chunks = configs.iter().find(|c| c.name == subjects::CHUNK_STREAM);
+        let age = chunks.map(|c| c.max_age);
+        assert_eq!(age, Some(Duration::ZERO), "a pause may last for any time");
         assert!(ledger.allow_direct && ledger.republish.is_none() && !ledger.allow_rollup);
         assert!(configs.iter().any(|c| c.subjects == ["fiec.capsule.1.*"]));
     }

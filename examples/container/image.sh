@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the image localhost/fiec-example-shell:1 out of this machine's own shell: nothing is
-# fetched. A real program would have a Containerfile; what matters is the reference in fiec.json.
+# Makes image.tar, beside fiec.json, out of this machine's own shell: nothing is fetched. A real
+# program would have a Containerfile; what matters is the archive that fiec.json names.
 #
 #     image.sh [podman|docker]
 set -eu
@@ -16,4 +16,7 @@ ldd "$shell" | tr ' \t' '\n\n' | grep '^/' | while read -r library; do
     cp -L "$library" "$work/root$library"
 done
 tar -cf "$work/image.tar" -C "$work/root" .
-"$engine" import "$work/image.tar" localhost/fiec-example-shell:1
+name=localhost/fiec-example-shell:1
+"$engine" import "$work/image.tar" "$name"
+"$engine" save --output "$work/saved.tar" "$name"
+mv "$work/saved.tar" "$(dirname "$0")/image.tar"

@@ -164,7 +164,7 @@ async fn follow(broker: Broker, lines: Arc<Mutex<Vec<Line>>>) {
                 let item = match item {
                     Ok(item) => item,
                     // What tests put there is no ledger.
-                    Err(BrokerError::Malformed { .. }) => continue,
+                    Err(BrokerError::Foreign { .. }) => continue,
                     Err(_) => break,
                 };
                 if item.seq > last {

@@ -9,7 +9,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod journal;
+pub mod overdue;
 pub mod proc;
+pub mod store;
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ use fiec::cluster::{Cluster, ClusterOptions};
 use fiec::process::Process;
 use fiec::sql::{self, Rows};
 use fiec_dev_servers::NoProgress;
+use fiec_schemas::duty::Actor;
 use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -121,9 +124,14 @@ pub fn args(list: &[&str]) -> Vec<String> {
 }
 
 /// A private cluster with a journal of its ledgers. When a test fails, the ends of all logs are
-/// printed; the processes end with it in any case.
+/// printed; the processes end with it in any case. A test ends with [`Lab::end`] or [`Lab::stop`];
+/// one that does not fails.
 pub struct Lab {
     cluster: Option<Cluster>,
+    killed: Vec<Actor>,
+    /// How long whoever is overdue at the end of the test has to act.
+    pub patience: Duration,
+    is_ended: bool,
     pub journal: Journal,
     pub tenant: Tenant,
     folder: tempfile::TempDir,
@@ -131,8 +139,11 @@ pub struct Lab {
 
 impl Lab {
     pub async fn start(options: ClusterOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let options = ClusterOptions {
             binary: Some(BINARY.into()),
+            input_dirs: vec![folder.path().to_owned(), root],
             patience: PATIENCE,
             ..options
         };
@@ -140,15 +151,39 @@ impl Lab {
         let journal = Journal::open(&cluster.broker);
         Self {
             cluster: Some(cluster),
+            killed: Vec::new(),
+            patience: overdue::PATIENCE,
+            is_ended: false,
             journal,
             tenant: Tenant::new("lab").unwrap(),
-            folder: tempfile::tempdir().unwrap(),
+            folder,
         }
     }
 
-    /// Stops everything in order, so that nothing of the workers stays behind.
+    /// The test has killed these on purpose: at its end they may be overdue.
+    pub fn killed_on_purpose(&mut self, actors: &[Actor]) {
+        self.killed.extend_from_slice(actors);
+    }
+
+    /// Asserts that nobody is overdue, and kills everything.
+    pub async fn end(mut self) {
+        self.nobody_is_overdue().await;
+    }
+
+    /// Asserts that nobody is overdue, and stops everything in order, so that nothing of the
+    /// workers stays behind.
     pub async fn stop(mut self) {
+        self.nobody_is_overdue().await;
         self.cluster.take().unwrap().stop().await;
+    }
+
+    /// Asserts that nobody is overdue; for a test at whose end the broker is away.
+    pub async fn nobody_is_overdue(&mut self) {
+        let found = overdue::nobody_is_overdue(&self.broker, &self.killed, self.patience).await;
+        self.is_ended = true;
+        if let Err(who) = found {
+            panic!("at the end of the test: {who}");
+        }
     }
 
     /// A `fiec` command that finds this cluster.
@@ -314,6 +349,11 @@ impl DerefMut for Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if !std::thread::panicking() {
+            assert!(
+                self.is_ended,
+                "a test ends with `lab.end().await` or `lab.stop().await`, which assert that nobody \
+                 is overdue"
+            );
             return;
         }
         let Some(cluster) = &self.cluster else { return };

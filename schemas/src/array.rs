@@ -17,19 +17,28 @@ impl Submission {
     /// The submissions that it stands for, in order of their indices from 0; itself where it is no
     /// array. In parameters, labels and `after` the text `{index}` is replaced by the index; a
     /// parameter that is nothing but `"{index}"` becomes the number. A client's id gets
-    /// `-<index>` at its end.
-    ///
-    /// # Errors
-    /// The field that breaks a rule once the index is put in.
-    pub fn expand(self) -> Result<Vec<Submission>, FieldError> {
-        let Some(array) = self.array else {
-            return Ok(vec![self]);
-        };
+    /// `-<index>` at its end. Each is made when it is asked for, since all of them together may be
+    /// a thousand times as large as the line.
+    pub fn elements(self) -> Elements {
+        let array = self.array;
         let plain = Submission {
             array: None,
             ..self
         };
-        (0..array.count).map(|index| plain.element(index)).collect()
+        Elements {
+            plain,
+            is_array: array.is_some(),
+            next: 0,
+            count: array.map_or(1, |array| array.count),
+        }
+    }
+
+    /// All of [`Submission::elements`] at once.
+    ///
+    /// # Errors
+    /// The field that breaks a rule once the index is put in.
+    pub fn expand(self) -> Result<Vec<Submission>, FieldError> {
+        self.elements().collect()
     }
 
     fn element(&self, index: u32) -> Result<Submission, FieldError> {
@@ -50,6 +59,38 @@ impl Submission {
         }
         element.check()?;
         Ok(element)
+    }
+}
+
+/// The submissions that a line stands for, made one by one.
+#[derive(Debug)]
+pub struct Elements {
+    plain: Submission,
+    is_array: bool,
+    next: u32,
+    count: u32,
+}
+
+impl Elements {
+    /// Index of the next element; none where the line is no array.
+    pub fn index(&self) -> Option<u32> {
+        self.is_array.then_some(self.next)
+    }
+}
+
+impl Iterator for Elements {
+    type Item = Result<Submission, FieldError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.count {
+            return None;
+        }
+        let index = self.next;
+        self.next += 1;
+        Some(match self.is_array {
+            true => self.plain.element(index),
+            false => Ok(self.plain.clone()),
+        })
     }
 }
 

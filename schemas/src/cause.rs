@@ -8,9 +8,6 @@ use crate::ids::{ExecutionId, NodeId, Timestamp};
 use crate::scheduling::Rule;
 use crate::tagged::tagged;
 
-/// Most candidates that a message lists; the others are counted.
-pub const CANDIDATES_LIMIT: usize = 12;
-
 tagged! { "kind", "Cause",
     /// Why an execution was bound or yielded.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
@@ -40,6 +37,11 @@ tagged! { "kind", "Cause",
         /// Its node did not take it, or not in time.
         NotTaken {
             /// Why.
+            reason: String,
+        },
+        /// Its ledger says that its node computes it, but the node does not hold it.
+        Orphaned {
+            /// In words.
             reason: String,
         },
         /// It was resumed after a pause.
@@ -111,6 +113,7 @@ impl Cause {
             Cause::Drain { .. } => "drain",
             Cause::Lost { .. } => "lost",
             Cause::NotTaken { .. } => "not_taken",
+            Cause::Orphaned { .. } => "orphaned",
             Cause::Resumed => "resumed",
             Cause::Balance => "balance",
             Cause::Corrupt { .. } => "corrupt",
@@ -141,6 +144,7 @@ impl Cause {
             Cause::Drain { who } => format!("node is draining, asked for by {who}"),
             Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
             Cause::NotTaken { reason } => format!("node did not take it: {reason}"),
+            Cause::Orphaned { reason } => format!("nobody held it: {reason}"),
             Cause::Resumed => "resumed after a pause".to_owned(),
             Cause::Balance => "another node had a free slot".to_owned(),
             Cause::Corrupt { node, reason } => format!(
@@ -179,14 +183,14 @@ pub struct Evidence {
     pub threshold: Threshold,
     /// Since when it was at or above `high`.
     pub since: Timestamp,
-    /// The hardware vector at the decision (readings that were measured, 16 at most).
+    /// The hardware vector at the decision (readings that were measured, [`crate::limits::EVIDENCE_LIMIT`] at most).
     pub vector: Vec<Reading>,
 }
 
 /// A choice of a node, with everybody who was considered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Decision {
-    /// Who was considered, the chosen one first ([`CANDIDATES_LIMIT`] at most).
+    /// Who was considered, the chosen one first ([`crate::limits::CANDIDATES_LIMIT`] at most).
     pub candidates: Vec<Candidate>,
     /// Candidates beyond those listed.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -243,6 +247,7 @@ mod tests {
             Cause::Drain { who: who() },
             Cause::Lost { silent_ms: 1 },
             Cause::NotTaken { reason: reason() },
+            Cause::Orphaned { reason: reason() },
             Cause::Resumed,
             Cause::Balance,
             Cause::Corrupt {

@@ -7,24 +7,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use crate::cause::{CANDIDATES_LIMIT, Candidate, Cause, Decision, Entrusted, Evidence};
+pub use crate::cause::{Candidate, Cause, Decision, Entrusted, Evidence};
 use crate::energy::{Energy, EnergyTotals};
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
     Tenant, Timestamp,
 };
+use crate::limits::EVENT_HEADER_LIMIT;
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep, Parked};
 use crate::spread::Spreading;
-use crate::subjects::EVENT_HEADER_LIMIT;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
-
-/// Longest canonical submission in bytes that a ledger message carries itself; a longer one lies
-/// in `FIEC_DATA` by its digest.
-pub const INLINE_SUBMISSION_LIMIT: usize = 2 * 1024;
-/// Longest tail of a program's stderr in an event, in bytes.
-pub const STDERR_TAIL_LIMIT: usize = 1_500;
 
 /// One message of a ledger: events that became true together, and the state after them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -63,7 +57,7 @@ impl LedgerMessage {
     /// The header's value.
     ///
     /// # Errors
-    /// [`MessageError::TooLarge`] over 8 KiB.
+    /// [`MessageError::TooLarge`] over [`EVENT_HEADER_LIMIT`].
     pub fn encode(&self) -> Result<String, MessageError> {
         let text = serde_json::to_string(self)?;
         if text.len() > EVENT_HEADER_LIMIT {
@@ -220,9 +214,12 @@ tagged! { "type", "Event",
         },
         /// It is done.
         Completed {
-            /// The program's own words on the result; small.
+            /// What the program says of its result; absent where `object` has it.
             #[serde(default, skip_serializing_if = "Value::is_null")]
             result: Value,
+            /// A result over 4 KiB, stored beside the ledger.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            object: Option<ResultObject>,
             /// When its last capsule ended.
             computed_until: Timestamp,
             /// Capsules in all.
@@ -237,9 +234,12 @@ tagged! { "type", "Event",
         /// Its program has ended, and what it has made is compared before it counts; `completed`
         /// follows `verified`.
         Computed {
-            /// The program's own words on the result; small.
+            /// What the program says of its result; absent where `object` has it.
             #[serde(default, skip_serializing_if = "Value::is_null")]
             result: Value,
+            /// A result over 4 KiB, stored beside the ledger.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            object: Option<ResultObject>,
             /// When its last capsule ended.
             computed_until: Timestamp,
             /// Capsules in all.
@@ -265,6 +265,16 @@ tagged! { "type", "Event",
             to: Option<StatePlace>,
             /// Why.
             cause: Cause,
+        },
+        /// The broker had lost messages of this ledger, and the holder of the binding says again
+        /// what they came to. Nothing was computed twice.
+        Healed {
+            /// Ordinal of the message that was left; 0 where none was.
+            kept: Ordinal,
+            /// Messages that were lost.
+            lost: u64,
+            /// Digest of the header of the last of them.
+            over: Digest,
         },
         /// It cannot complete.
         Failed {
@@ -336,6 +346,15 @@ pub struct Output {
     pub digest: Digest,
     /// Its size.
     pub bytes: u64,
+}
+
+/// A result that is too large for its ledger message: JSON in `FIEC_DATA` by its digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ResultObject {
+    /// Digest of the JSON.
+    pub digest: Digest,
+    /// Its bytes.
+    pub bytes: u32,
 }
 
 /// The cumulative state of an execution; the last message alone gives it.
@@ -519,6 +538,9 @@ pub struct Requested {
     pub what: String,
     /// By whom.
     pub who: String,
+    /// When; absent where an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
 }
 
 /// A place in a batch.

@@ -15,17 +15,20 @@
 //!   adjusted: in every live phase.
 //!   boundary+split, boundary+merged: started; while parts are open nothing completes.
 //!   pending ── returned ──▶ returned (a part without parts of its own).
-//!   cancelled: from every live phase.   bound over started: only when the node is lost.
+//!   healed: in every live phase, after the broker lost messages; changes nothing.
+//!   cancelled: from every live phase.   bound over started: only when the node is lost or
+//!   does not hold it.
 //! ```
 
 use std::sync::Arc;
 
+use crate::chain::Link;
 use crate::energy::EnergyTotals;
 use crate::event::{
-    BatchPlace, Binding, Cause, Event, ExecutionState, INLINE_SUBMISSION_LIMIT, Left, Phase,
-    Requested, StatePlace, Totals,
+    BatchPlace, Binding, Cause, Event, ExecutionState, Left, Phase, Requested, StatePlace, Totals,
 };
-use crate::ids::{BoundaryIndex, Digest, ExecutionId, Tenant, Timestamp};
+use crate::ids::{BoundaryIndex, Digest, ExecutionId, Sequence, Tenant, Timestamp};
+use crate::limits::INLINE_SUBMISSION_LIMIT;
 use crate::programs::TileRange;
 use crate::scheduling::Parked;
 use crate::spread::Spreading;
@@ -199,7 +202,9 @@ impl ExecutionState {
                 let at = entrusted.map_or(at, |e| e.at);
                 let allowed = match &self.phase {
                     Phase::Pending | Phase::Bound(_) => true,
-                    Phase::Started(_) => matches!(cause, Cause::Lost { .. }),
+                    Phase::Started(_) => {
+                        matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. })
+                    }
                     _ => false,
                 };
                 if !allowed {
@@ -320,6 +325,7 @@ impl ExecutionState {
                 self.requested = Some(Requested {
                     what: what.clone(),
                     who: who.clone(),
+                    at: Some(at),
                 });
             }
             Event::Reconfigured { .. } => {
@@ -411,6 +417,11 @@ impl ExecutionState {
                 EnergyTotals::add(&mut self.totals.energy, *energy);
                 self.phase = Phase::Completed;
             }
+            Event::Healed { .. } => {
+                if self.phase.is_terminal() {
+                    return Err(self.refuse("healed"));
+                }
+            }
             Event::Failed { .. } => {
                 if self.phase.is_terminal() {
                     return Err(self.refuse("failed"));
@@ -437,6 +448,45 @@ impl ExecutionState {
             place.seq = Some(0);
             place.ordinal = ordinal;
         }
+    }
+
+    /// The state of a message that says again, on top of the message `last`, what this state came
+    /// to before the broker lost all behind that message. `over` is the digest of the message that
+    /// made this state. Where the message with σ, or the one that made the binding, was lost too,
+    /// the new message takes its place: its sequence is 0.
+    ///
+    /// # Errors
+    /// When there is no binding.
+    pub fn healed(
+        &self,
+        last: Option<&Link>,
+        over: Digest,
+        author: &str,
+        at: Timestamp,
+    ) -> Result<(Event, Self), TransitionError> {
+        let kept = last.map_or(0, |last| last.ordinal);
+        let event = Event::Healed {
+            kept,
+            lost: self.ordinal.saturating_sub(kept),
+            over,
+        };
+        let prev = last.map(|last| last.digest);
+        let mut next = self.after(std::slice::from_ref(&event), author, at, prev)?;
+        let is_lost = |seq: Sequence| last.is_none_or(|last| seq > last.seq);
+        if let Phase::Bound(binding) | Phase::Started(binding) = &mut next.phase
+            && is_lost(binding.seq)
+        {
+            binding.seq = 0;
+        }
+        if next
+            .boundary
+            .as_ref()
+            .and_then(|place| place.seq)
+            .is_some_and(is_lost)
+        {
+            next.carry_state_again();
+        }
+        Ok((event, next))
     }
 
     /// The index of the boundary that the same message has made durable before.

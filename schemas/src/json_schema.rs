@@ -49,6 +49,8 @@ pub fn all() -> Vec<(&'static str, Value)> {
             "recorder-checkpoint",
             schema::<messages::RecorderCheckpoint>(),
         ),
+        ("restore-request", schema::<messages::RestoreRequest>()),
+        ("restore-reply", schema::<messages::RestoreReply>()),
         ("policy-presence", schema::<messages::PolicyPresence>()),
         ("log-line", schema::<messages::LogLine>()),
         ("manifest", schema::<package::Manifest>()),

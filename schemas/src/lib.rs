@@ -1,8 +1,10 @@
 //! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
 //! Depends on nothing else of FIEC; everything else depends on it.
 
-mod array;
+pub mod array;
 mod cause;
+pub mod chain;
+pub mod duty;
 pub mod energy;
 pub mod envelope;
 pub mod event;
@@ -10,9 +12,11 @@ pub mod fold;
 pub mod hardware;
 pub mod ids;
 pub mod json_schema;
+pub mod limits;
 pub mod machine;
 pub mod messages;
 pub mod package;
+mod plain;
 pub mod programs;
 pub mod quota;
 pub mod requirements;
@@ -29,7 +33,7 @@ pub mod trust;
 
 pub use event::{
     BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Entrusted, Event, Evidence,
-    ExecutionState, LedgerMessage, Output, Phase, StatePlace,
+    ExecutionState, LedgerMessage, Output, Phase, ResultObject, StatePlace,
 };
 pub use fold::TransitionError;
 pub use hardware::{

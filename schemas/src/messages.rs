@@ -27,6 +27,10 @@ pub struct CapsuleMessage {
     pub v: u8,
     /// The bindings.
     pub bindings: Vec<CapsuleBinding>,
+    /// The life of the broker's server that gave their sequences; after another begin of the server
+    /// a sequence may be another message's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
 }
 
 /// One binding to take up.
@@ -87,6 +91,13 @@ tagged! { "is", "Handover",
             epoch: Epoch,
             /// The sequence.
             seq: Sequence,
+            /// Digest of the ledger message that was appended; a node that has heard of another one
+            /// drops that.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            bound: Option<Digest>,
+            /// The life of the broker's server that gave the sequence.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            server: Option<String>,
         },
         /// The append failed: discard the speculation.
         Abandoned {
@@ -119,6 +130,12 @@ pub struct Destination {
 pub enum ControlRequest {
     /// Are you there, and who are you?
     Ping,
+    /// Which executions do you hold? The answer has a page of them, in order of their ids.
+    Holdings {
+        /// The page begins behind this one; absent for the first page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<ExecutionId>,
+    },
     /// A rebinding is coming: have a child of this program ready and inputs fetched.
     Prepare {
         /// Which execution.
@@ -246,7 +263,46 @@ pub struct ControlReply {
     /// Why the request was not taken; absent where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why it was not taken, for programs, where that has a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
     /// For `ping`: what runs here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub running: Vec<RunningProgress>,
+    /// For `holdings`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holdings: Option<HoldingsPage>,
+}
+
+/// Why a node does not take a request, where the asker can do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// The node does not hold the execution.
+    NotHeld,
+    /// The execution is about to start at the node, or to leave it. Ask again, where it is then.
+    Moving,
+}
+
+/// Most executions on a page of [`ControlRequest::Holdings`]: some 300 KB of JSON.
+pub const HOLDINGS_PAGE: usize = 4_000;
+
+/// A page of the executions that a node holds: those that wait there, compute, or whose last
+/// message is not yet stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HoldingsPage {
+    /// They, in order of their ids; [`HOLDINGS_PAGE`] at most.
+    pub held: Vec<Holding>,
+    /// True where another page follows.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// An execution that a node holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Holding {
+    /// Which.
+    pub execution: ExecutionId,
+    /// Under which epoch.
+    pub epoch: Epoch,
 }

@@ -14,6 +14,8 @@ use crate::submission::FieldError;
 pub const MANIFEST_FILE: &str = "fiec.json";
 /// Largest artifact in bytes that may be pushed.
 pub const ARTIFACT_LIMIT: u64 = 4 << 30;
+/// Longest `image` of a manifest, in bytes.
+const IMAGE_LIMIT: usize = 512;
 
 /// How a program and FIEC talk. The meaning is the same for all; see `workers/CONTRACT.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -73,8 +75,9 @@ pub struct Manifest {
     /// Its bounds.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// Run the entry in this container image: a reference, or the name of an image archive in the
-    /// package (`….tar`).
+    /// Run the entry in this container image: `name@sha256:<64 hex digits>`, `sha256:<64 hex
+    /// digits>` (an image id of the node's engine), or the path of an image archive in the package
+    /// (`….tar`). A tag is refused: it may name another image on another node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Whether a container may use the network.
@@ -145,8 +148,14 @@ impl Manifest {
                 format!("{name:?} is no name or pattern of an output"),
             ));
         }
-        if self.image.as_deref() == Some("") {
-            return Err(FieldError::new("image", "must name an image"));
+        if program.starts_with('-') {
+            return Err(FieldError::new(
+                "entry",
+                format!("{program:?} must name a command: a command does not begin with \"-\""),
+            ));
+        }
+        if let Some(image) = &self.image {
+            Image::parse(image)?;
         }
         if self.image.is_some() && self.protocol == Protocol::Frames {
             return Err(FieldError::new(
@@ -161,6 +170,54 @@ impl Manifest {
     pub fn declares(&self, output: &str) -> bool {
         self.outputs.iter().any(|pattern| matches(pattern, output))
     }
+}
+
+/// The image of a container. Its text never begins with `-`, so no engine reads it as a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Image<'a> {
+    /// An image by its digest or id, which names the same image on every node.
+    Reference(&'a str),
+    /// An image archive: a path in the package's folder.
+    Archive(&'a str),
+}
+
+impl<'a> Image<'a> {
+    /// Reads the `image` of a manifest.
+    ///
+    /// # Errors
+    /// When it is neither a reference with a digest nor a plain path in the package.
+    pub fn parse(text: &'a str) -> Result<Self, FieldError> {
+        let path = text.strip_prefix("./").unwrap_or(text);
+        let is_short = text.len() <= IMAGE_LIMIT;
+        if is_short && path.ends_with(".tar") && path.split('/').all(is_plain_part) {
+            return Ok(Self::Archive(path));
+        }
+        let (name, digest) = text.split_once('@').unwrap_or(("", text));
+        let is_digest = digest.strip_prefix("sha256:").is_some_and(|hex| {
+            hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        });
+        let is_name = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'/' | b':' | b'-'))
+            && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+        if is_short && is_digest && (is_name || !text.contains('@')) {
+            return Ok(Self::Reference(text));
+        }
+        Err(FieldError::new(
+            "image",
+            format!(
+                "{text:?} is no image: give name@sha256:<64 hex digits>, sha256:<64 hex digits> \
+                 (an image id), or the path of an archive in the package, as in \"image.tar\""
+            ),
+        ))
+    }
+}
+
+fn is_plain_part(part: &str) -> bool {
+    part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && part
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
 fn climbs(path: &str) -> bool {
@@ -359,7 +416,7 @@ mod tests {
             "entry"
         );
         assert_eq!(
-            field(r#"{"entry":["x"],"protocol":"frames","image":"a"}"#),
+            field(r#"{"entry":["x"],"protocol":"frames","image":"a.tar"}"#),
             "protocol"
         );
         assert_eq!(
@@ -370,6 +427,46 @@ mod tests {
             Manifest::parse(br#"{"entry":["./run.sh"],"protocol":"state_dir","outputs":["r*"]}"#)
                 .unwrap();
         assert!(good.declares("result") && !good.declares("x"));
+    }
+
+    #[test]
+    fn an_image_is_a_digest_or_a_plain_path_and_never_a_flag() {
+        let hex = "ab".repeat(32);
+        let digests = [
+            format!("sha256:{hex}"),
+            format!("r.example:5000/a_b/c.d:1@sha256:{hex}"),
+        ];
+        for text in &digests {
+            assert_eq!(Image::parse(text).unwrap(), Image::Reference(text));
+        }
+        for (text, path) in [("./a/image-1.tar", "a/image-1.tar"), ("x.tar", "x.tar")] {
+            assert_eq!(Image::parse(text).unwrap(), Image::Archive(path));
+        }
+        let long = format!("{}@sha256:{hex}", "a".repeat(600));
+        let flag = format!("--name=x@sha256:{hex}");
+        for text in [
+            "",
+            "--volume=/:/host",
+            "-v/:/host.tar",
+            &flag,
+            "python:3",
+            "/abs.tar",
+            "../x.tar",
+            "a/../../x.tar",
+            "a//x.tar",
+            ".tar",
+            "a b.tar",
+            "sha256:12",
+            &long,
+        ] {
+            assert_eq!(Image::parse(text).unwrap_err().field, "image", "{text}");
+            let manifest = serde_json::json!({
+                "entry": ["sh"], "protocol": "state_dir", "image": text });
+            let refused = Manifest::parse(manifest.to_string().as_bytes()).unwrap_err();
+            assert_eq!(refused.field, "image", "{text}");
+        }
+        let refused = Manifest::parse(br#"{"entry":["--privileged"],"protocol":"state_dir"}"#);
+        assert_eq!(refused.unwrap_err().field, "entry");
     }
 
     #[test]

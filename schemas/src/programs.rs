@@ -126,8 +126,8 @@ pub struct SyntheticParams {
     /// Exits with status 1 when the capsule of this index begins, after writing to stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_at: Option<u64>,
-    /// How many times it crashes there: the marker file counts them, so that a later attempt
-    /// passes. Without it, every attempt crashes.
+    /// Crashes there once for each node: a file of this name in the worker's run folder lets a later
+    /// attempt pass. 1 to 64 letters, digits, `_` or `-`. Without it, every attempt crashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_marker: Option<String>,
     /// Prints a line at each boundary.
@@ -222,7 +222,7 @@ fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
         } else {
             format!("params.{path}")
         };
-        FieldError::new(field, error.inner().to_string())
+        FieldError::new(field, crate::plain::refusal(&error.inner().to_string()))
     })
 }
 
@@ -294,6 +294,18 @@ impl SyntheticParams {
                     "must be 0, or a multiple of 64 from 1024 on, but is {}",
                     p.page_bytes
                 ),
+            ));
+        }
+        let is_plain = |name: &String| {
+            (1..=64).contains(&name.len())
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+        };
+        if let Some(name) = p.crash_marker.as_ref().filter(|name| !is_plain(name)) {
+            return Err(FieldError::new(
+                "params.crash_marker",
+                format!("must have 1 to 64 letters, digits, '_' or '-', but is {name:?}"),
             ));
         }
         if let Some(change) = &p.change {

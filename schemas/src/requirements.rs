@@ -436,7 +436,7 @@ mod tests {
             (
                 r#""requires":{"device":true}"#,
                 "requires.device",
-                "invalid type",
+                "must be an object, but is true",
             ),
             (
                 r#""prefers":{"cores":2},"requires":{"cores":3}"#,

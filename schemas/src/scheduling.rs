@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hardware::Thresholds;
 use crate::ids::{BatchName, ClientId, ExecutionId, NodeId, Tenant, Timestamp};
+use crate::limits::NODES_LIMIT;
 use crate::requirements::Requirements;
 use crate::submission::{FieldError, Submission};
 
@@ -19,8 +20,6 @@ pub const AFTER_LIMIT: usize = 256;
 pub const GANG_LIMIT: u32 = 1_024;
 /// Most elements of an array.
 pub const ARRAY_LIMIT: u32 = 10_000;
-/// Most nodes that an adjustment names in one list.
-const NODES_LIMIT: usize = 32;
 
 /// By when an execution should be done. One of `within_s` and `at` is given.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

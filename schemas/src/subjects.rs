@@ -4,8 +4,6 @@ use crate::ids::{ExecutionId, NodeId, Tenant};
 
 /// Header of a ledger message that holds its [`crate::LedgerMessage`] as JSON.
 pub const EVENT_HEADER: &str = "Fiec-Event";
-/// Longest `Fiec-Event` value in bytes; the broker refuses header blocks of 64 KiB.
-pub const EVENT_HEADER_LIMIT: usize = 8 * 1024;
 /// Largest σ in bytes that travels in a ledger message's body; of a larger one the body is a list
 /// of its chunks, which lie in [`CHUNK_STREAM`].
 pub const INLINE_STATE_LIMIT: usize = 768 * 1024;
@@ -20,6 +18,8 @@ pub const LEDGER_STREAM: &str = "FIEC_LEDGER";
 pub const RECORD_STREAM: &str = "FIEC_RECORD";
 /// Memory stream with the last hardware vector of each node.
 pub const TELEMETRY_STREAM: &str = "FIEC_TELEMETRY";
+/// Stream of the services' probes, which show whether the broker stores.
+pub const PROBE_STREAM: &str = "FIEC_PROBE";
 /// Stream of what programs print.
 pub const LOG_STREAM: &str = "FIEC_LOG";
 /// KV bucket of node descriptors and cordon flags.
@@ -79,6 +79,11 @@ pub fn parse_quota(subject: &str) -> Option<Tenant> {
 /// An execution's ledger.
 pub fn ledger(tenant: &Tenant, execution: ExecutionId) -> String {
     format!("fiec.ledger.{tenant}.{execution}")
+}
+
+/// The ledgers of all executions of a tenant.
+pub fn ledgers(tenant: &Tenant) -> String {
+    format!("fiec.ledger.{tenant}.*")
 }
 
 /// The tenant and execution that a ledger subject names, if it is one.
@@ -156,8 +161,17 @@ pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
 /// What the nodes could give: answered with a [`crate::surroundings::OffersReply`].
 pub const OFFERS: &str = "fiec.api.offers";
 
-/// The recorder's checkpoint, published once a second so that writers can see it lag.
+/// The probe of a kind of service, stored in [`PROBE_STREAM`].
+pub fn probe(who: &str) -> String {
+    format!("fiec.probe.{who}")
+}
+
+/// The recorder's checkpoint, published at least once a second so that writers can see it lag.
 pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";
+
+/// Asks a recorder to put its copy of a state into [`STATE_BUCKET`]: a
+/// [`crate::messages::RestoreRequest`], answered with a [`crate::messages::RestoreReply`].
+pub const RECORDER_RESTORE: &str = "fiec.recorder.restore";
 
 /// KV key of a node's descriptor in [`NODES_BUCKET`].
 pub fn node_key(node: &NodeId) -> String {

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest};
+use crate::plain;
 use crate::programs;
 use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
 use crate::spread::{self, Spread};
@@ -28,6 +29,10 @@ pub const LINE_LIMIT: usize = 512 * 1024;
 pub const ATOMIC_HEADER: &str = "Fiec-Atomic";
 /// Most submissions in one message, the elements of its arrays counted.
 pub const LINES_LIMIT: usize = 10_000;
+/// Most bytes that the lines of one message with arrays may come to once each array is written out.
+pub const EXPANSION_LIMIT: usize = 64 * 1024 * 1024;
+/// Most entries of `after` in one message, those of each element of its arrays counted.
+pub const AFTER_TOTAL_LIMIT: usize = 100_000;
 
 /// A field of a submission and the rule that it breaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
@@ -306,23 +311,24 @@ impl Submission {
 
 /// Reads a line again, strictly; it has been read once.
 fn objects_are_objects(line: &[u8]) -> Result<(), FieldError> {
-    let value: Value = serde_json::from_slice(line)
-        .map_err(|error| FieldError::new("", format!("not valid JSON: {error}")))?;
+    let value: Value =
+        serde_json::from_slice(line).map_err(|error| FieldError::new("", plain::syntax(&error)))?;
     let strict: Result<Submission, _> = serde_path_to_error::deserialize(Strict(&value));
     strict.map(drop).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." { String::new() } else { path };
-        FieldError::new(field, error.into_inner().to_string())
+        let reason = plain::refusal_of(&field, &error.into_inner().to_string());
+        FieldError::new(field, reason)
     })
 }
 
-fn locate(line: &[u8], plain: &serde_json::Error) -> FieldError {
-    if plain.is_syntax() || plain.is_eof() {
-        return FieldError::new("", format!("not valid JSON: {plain}"));
+fn locate(line: &[u8], error: &serde_json::Error) -> FieldError {
+    if error.is_syntax() || error.is_eof() {
+        return FieldError::new("", plain::syntax(error));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(line);
     match serde_path_to_error::deserialize::<_, Submission>(&mut deserializer) {
-        Ok(_) => FieldError::new("", plain.to_string()),
+        Ok(_) => FieldError::new("", plain::refusal(&error.to_string())),
         Err(error) => {
             let path = error.path().to_string();
             let reason = error.into_inner().to_string();
@@ -331,6 +337,7 @@ fn locate(line: &[u8], plain: &serde_json::Error) -> FieldError {
             } else {
                 path
             };
+            let reason = plain::refusal_of(&field, &reason);
             FieldError::new(field, reason)
         }
     }
@@ -338,7 +345,9 @@ fn locate(line: &[u8], plain: &serde_json::Error) -> FieldError {
 
 /// serde names a missing or unknown field in back-quotes; at the top level that is the field.
 fn missing_or_unknown(reason: &str) -> String {
-    reason.split('`').nth(1).unwrap_or_default().to_owned()
+    let named = reason.starts_with("missing field") || reason.starts_with("unknown field");
+    let name = reason.split('`').nth(1).filter(|_| named);
+    name.unwrap_or_default().to_owned()
 }
 
 /// A refused line.
@@ -439,7 +448,7 @@ mod tests {
             (
                 r#"{"program":"synthetic@1","commit":{"every":0}}"#,
                 "commit.every",
-                "nonzero",
+                "above 0",
             ),
             (
                 r#"{"program":"synthetic@1","viability":{"memory":{"high":0.5,"low":0.6,"dwell_ms":1}}}"#,

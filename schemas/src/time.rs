@@ -29,6 +29,13 @@ impl Timestamp {
         self.0.div_euclid(1_000)
     }
 
+    /// This many milliseconds later.
+    #[must_use]
+    pub fn plus_ms(self, ms: u64) -> Self {
+        let us = i64::try_from(ms).unwrap_or(i64::MAX).saturating_mul(1_000);
+        Self(self.0.saturating_add(us))
+    }
+
     /// The system clock's time now. For shells; the policy is handed its times.
     pub fn now() -> Self {
         let since = std::time::SystemTime::now()

@@ -226,7 +226,7 @@ fn a_message_with_as_many_parts_as_there_may_be_leaves_room_in_its_header() {
     let value = serde_json::to_value(&message).unwrap();
     committed("golden", "split-ledger-message", &value);
     let size = message.encode().unwrap().len();
-    let limit = fiec_schemas::subjects::EVENT_HEADER_LIMIT;
+    let limit = fiec_schemas::limits::EVENT_HEADER_LIMIT;
     let rest = handover_message().encode().unwrap().len();
     assert!(size + rest < limit, "{size} + {rest} bytes");
 }
@@ -248,6 +248,7 @@ fn golden_messages_are_what_is_written_and_read() {
             digest: Digest::of(b"header"),
             state: message.state.clone(),
         }],
+        server: Some("NDEV".to_owned()),
     };
     let value = serde_json::to_value(&capsule).unwrap();
     committed("golden", "capsule-message", &value);
@@ -291,7 +292,7 @@ fn golden_messages_are_what_is_written_and_read() {
 fn a_full_handover_message_fits_its_header() {
     let size = handover_message().encode().unwrap().len();
     assert!(
-        size < fiec_schemas::subjects::EVENT_HEADER_LIMIT / 2,
+        size < fiec_schemas::limits::EVENT_HEADER_LIMIT / 2,
         "{size} bytes"
     );
 }

@@ -104,6 +104,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Completed {
             result: serde_json::Value::Null,
+            object: None,
             computed_until: at,
             capsules: 3,
             outputs: vec![],
@@ -115,6 +116,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Computed {
             result: serde_json::Value::Null,
+            object: None,
             computed_until: Timestamp::from_micros(4),
             capsules: 9,
             outputs: vec![],

@@ -115,6 +115,7 @@ fn yielded(cause: Cause) -> Event {
 fn completed(capsules: u64) -> Event {
     Event::Completed {
         result: serde_json::Value::Null,
+        object: None,
         computed_until: AT,
         capsules,
         outputs: vec![],

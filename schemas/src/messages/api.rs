@@ -163,12 +163,16 @@ pub struct BatchRequest {
     #[serde(default)]
     pub who: String,
     /// Ends the answer after so many milliseconds of doing (5000 where nothing is said, 8000 at most);
-    /// [`BatchReply::left`] says how many remain, and the same request goes on with them.
+    /// [`BatchReply::left`] says how many remain, and the same request with
+    /// [`BatchReply::cursor`] goes on with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
     /// [`Untaken::upto`] of the answer before: nothing is done before these have been taken in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untaken: Option<Sequence>,
+    /// [`BatchReply::cursor`] of the answer before: this one goes on where that one ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
 }
 
 /// Submission messages of a tenant that no service has taken in yet.
@@ -182,6 +186,10 @@ pub struct Untaken {
     pub upto: Sequence,
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The answer about a whole batch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BatchReply {
@@ -192,10 +200,12 @@ pub struct BatchReply {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
     /// How many of its executions are in each phase, after what was done; one whose worker has
-    /// taken the request counts under the phase in which it still is.
+    /// taken the request counts under the phase in which it still is. Empty while ledgers are
+    /// unread.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     pub phases: std::collections::BTreeMap<String, u32>,
-    /// Executions for which this request was carried out, or taken by their workers.
+    /// Executions for which this request was carried out, or taken by their workers: those of this
+    /// answer.
     #[serde(default)]
     pub done: u32,
     /// Executions that it does not concern: they have ended, or are so already.
@@ -207,6 +217,14 @@ pub struct BatchReply {
     /// Executions that this request did not come to: send it again.
     #[serde(default)]
     pub left: u32,
+    /// Ledgers of the tenant that were not read yet: send the request again with the cursor.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unread: u64,
+    /// Absent once the request has come to its end; otherwise what the next request names, within a
+    /// minute, to go on where this answer ended. Without it, or where it is not known any more, the
+    /// next request looks at all ledgers again, and does what is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
     /// What no service has taken in after a second of waiting; it may hold executions of the batch:
     /// send the request again, with [`Untaken::upto`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -273,6 +291,9 @@ pub struct Why {
     /// What it waits for beside a node, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
+    /// Who must act next, and by when, as its ledger says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<crate::duty::Duty>,
 }
 
 /// Where an execution is.
@@ -360,6 +381,9 @@ pub struct SubmitReply {
     pub accepted: Vec<Accepted>,
     /// The lines that were not.
     pub errors: Vec<LineError>,
+    /// What the tenant should know of it, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A line that was taken.

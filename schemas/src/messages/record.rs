@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::envelope::NodeEnvelopes;
 use crate::hardware::NodeDescriptor;
 use crate::ids::{
-    BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
+    BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
 };
 use crate::quota::Quota;
 use crate::submission::LineError;
@@ -87,7 +87,7 @@ pub enum Record {
         execution: ExecutionId,
         /// In one sentence.
         summary: String,
-        /// Who was considered ([`crate::event::CANDIDATES_LIMIT`] at most).
+        /// Who was considered ([`crate::limits::CANDIDATES_LIMIT`] at most).
         candidates: Vec<crate::event::Candidate>,
         /// Candidates beyond those listed.
         #[serde(default)]
@@ -123,6 +123,25 @@ pub struct RecorderCheckpoint {
     pub lag: u64,
     /// When.
     pub at: Timestamp,
+}
+
+/// A worker asks a recorder for its copy of a state, on `fiec.recorder.restore`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RestoreRequest {
+    /// Whose state.
+    pub execution: ExecutionId,
+    /// Of which boundary.
+    pub index: BoundaryIndex,
+    /// Its digest.
+    pub digest: Digest,
+}
+
+/// The answer: the state lies in `FIEC_STATE` now, or there is a reason why not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RestoreReply {
+    /// Why there is no copy; none: it was restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A policy service's presence, on `fiec.policy.presence`, once a second.

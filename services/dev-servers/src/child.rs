@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -186,6 +187,7 @@ fn fork(plan: Plan) -> Result<(std::process::Child, Pid)> {
     let out = File::options()
         .create(true)
         .append(true)
+        .mode(0o600)
         .open(&log)
         .at("cannot open the log", &log)?;
     let err = out.try_clone().at("cannot open the log", &log)?;

@@ -13,8 +13,10 @@
 //! - A folder in the cache is complete: it is renamed into place when ready.
 //! - One process at a time owns a data folder (see `lock`).
 //!
-//! Absent on purpose: clusters, TLS, passwords. These servers are private to
-//! one machine; PostgreSQL trusts every local connection.
+//! - Both ask for a random password. Files that hold it have mode 0600.
+//!
+//! Absent on purpose: clusters, TLS. These servers are private to one user of
+//! one machine.
 
 mod account;
 mod checks;
@@ -24,9 +26,9 @@ mod fetch;
 mod locate;
 mod lock;
 mod nats;
-mod pgwire;
 mod postgres;
 mod progress;
+mod secret;
 mod servers;
 
 pub use account::Account;

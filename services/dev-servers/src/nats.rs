@@ -18,6 +18,7 @@ use crate::child::{Child, Plan, tail};
 use crate::error::{At, Error, Result};
 use crate::locate::NatsBinary;
 use crate::lock::FileLock;
+use crate::secret::{self, USER};
 
 /// When JetStream forces its files to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,7 +48,7 @@ pub struct NatsOptions {
     pub sync: Sync,
     /// Bytes, headers included.
     pub max_payload: u64,
-    /// Added to the configuration as it is, for instance accounts and permissions.
+    /// Added to the configuration as it is.
     pub extra_config: String,
     /// Recovery of a large store counts.
     pub ready_within: Duration,
@@ -81,6 +82,7 @@ struct Ports {
 pub struct NatsServer {
     child: Child,
     ports: Ports,
+    password: String,
     options: NatsOptions,
     _lock: FileLock,
 }
@@ -92,7 +94,9 @@ impl NatsServer {
     /// When it cannot be started or is not ready in time; the message holds the end of its log.
     pub async fn start(mut options: NatsOptions) -> Result<Self> {
         let dir = &options.data_dir;
-        std::fs::create_dir_all(dir).at("cannot create", dir)?;
+        secret::create_folder(dir, 0o700)?;
+        // It may have been made by an earlier version, for everybody to read.
+        secret::set_mode(dir, 0o700)?;
         // The configuration names the folder, whatever the working folder is.
         options.data_dir = dir.canonicalize().at("cannot resolve", dir)?;
         let lock = FileLock::own(
@@ -101,18 +105,26 @@ impl NatsServer {
             Duration::from_secs(2),
         )
         .await?;
-        let (child, ports) = launch(&options, options.port, options.monitoring_port).await?;
+        let password = secret::keep(&options.data_dir.join("password"))?;
+        let ports = (options.port, options.monitoring_port);
+        let (child, ports) = launch(&options, &password, ports).await?;
         Ok(Self {
             child,
             ports,
+            password,
             options,
             _lock: lock,
         })
     }
 
-    /// `nats://127.0.0.1:PORT`.
+    /// `nats://fiec:PASSWORD@127.0.0.1:PORT`.
     pub fn client_url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.ports.client)
+        format!("nats://{USER}:{}@{}", self.password, self.address())
+    }
+
+    /// `127.0.0.1:PORT`, for messages.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.client)
     }
 
     /// `http://127.0.0.1:PORT`.
@@ -153,9 +165,8 @@ impl NatsServer {
     /// Stops it if it runs and starts it on the same ports and data.
     pub async fn restart(&mut self) -> Result<()> {
         self.stop(Duration::from_secs(10)).await;
-        let ports = self.ports;
-        let (child, ports) =
-            launch(&self.options, Some(ports.client), Some(ports.monitoring)).await?;
+        let ports = (Some(self.ports.client), Some(self.ports.monitoring));
+        let (child, ports) = launch(&self.options, &self.password, ports).await?;
         self.child = child;
         self.ports = ports;
         Ok(())
@@ -174,13 +185,13 @@ fn log_of(data_dir: &Path) -> PathBuf {
 /// Tries again while a wanted port is taken: after a kill it may be for a moment.
 async fn launch(
     options: &NatsOptions,
-    port: Option<u16>,
-    monitoring: Option<u16>,
+    password: &str,
+    ports: (Option<u16>, Option<u16>),
 ) -> Result<(Child, Ports)> {
     let deadline = Instant::now() + options.ready_within;
     let mut attempts = 5;
     loop {
-        match launch_once(options, port, monitoring, deadline).await {
+        match launch_once(options, password, ports, deadline).await {
             Err(Error::NotStarted { tail, .. })
                 if attempts > 0 && tail.contains("address already in use") =>
             {
@@ -194,8 +205,8 @@ async fn launch(
 
 async fn launch_once(
     options: &NatsOptions,
-    port: Option<u16>,
-    monitoring: Option<u16>,
+    password: &str,
+    ports: (Option<u16>, Option<u16>),
     deadline: Instant,
 ) -> Result<(Child, Ports)> {
     let dir = &options.data_dir;
@@ -204,7 +215,7 @@ async fn launch_once(
     let _ = std::fs::remove_dir_all(&ports_dir);
     std::fs::create_dir(&ports_dir).at("cannot create", &ports_dir)?;
     let config = dir.join("nats-server.conf");
-    std::fs::write(&config, config_text(options, port, monitoring)).at("cannot write", &config)?;
+    secret::write(&config, &config_text(options, password, ports))?;
     let log = log_of(dir);
     let _ = std::fs::rename(&log, log.with_extension("log.old"));
     let mut command = Command::new(&options.binary.path);
@@ -248,7 +259,12 @@ async fn launch_once(
     }
 }
 
-fn config_text(options: &NatsOptions, port: Option<u16>, monitoring: Option<u16>) -> String {
+/// The configuration, for the ports of clients and of monitoring.
+fn config_text(
+    options: &NatsOptions,
+    password: &str,
+    (port, monitoring): (Option<u16>, Option<u16>),
+) -> String {
     let number = |p: Option<u16>| p.map_or("-1".into(), |p| p.to_string());
     let path = |p: &Path| serde_json::Value::from(p.to_string_lossy()).to_string();
     let mut text = String::from("# Written by fiec at every start.\n");
@@ -260,6 +276,9 @@ fn config_text(options: &NatsOptions, port: Option<u16>, monitoring: Option<u16>
     line(format_args!("server_name: {name}"));
     line(format_args!("listen: \"127.0.0.1:{}\"", number(port)));
     line(format_args!("http: \"127.0.0.1:{}\"", number(monitoring)));
+    line(format_args!(
+        "authorization {{ user: \"{USER}\", password: \"{password}\" }}"
+    ));
     line(format_args!("max_payload: {}", options.max_payload));
     line(format_args!(
         "ports_file_dir: {}",
@@ -323,13 +342,14 @@ mod tests {
         };
         let mut options = NatsOptions::new(binary, "/tmp/a \"b\"");
         options.sync = Sync::Always;
-        let text = config_text(&options, None, Some(8222));
+        let text = config_text(&options, "0a1b", (None, Some(8222)));
         assert!(
             text.contains("listen: \"127.0.0.1:-1\"\nhttp: \"127.0.0.1:8222\""),
             "{text}"
         );
         assert!(text.contains(r#"store_dir: "/tmp/a \"b\"""#), "{text}");
         assert!(text.contains("sync_interval: always"), "{text}");
+        assert!(text.contains(r#"user: "fiec", password: "0a1b""#), "{text}");
     }
 
     #[test]

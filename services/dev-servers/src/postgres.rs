@@ -4,7 +4,8 @@
 //! `initdb` leaves nothing that looks like a cluster. As root the server runs
 //! as another user ([`Account`]) that owns the cluster and must be able to
 //! reach it. Settings are given on the command line at each start; the files
-//! in the cluster stay as `initdb` wrote them. Connections are TCP only.
+//! in the cluster stay as `initdb` wrote them. Connections are TCP only, with
+//! the password that lies beside the cluster.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -13,16 +14,18 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgSslMode};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
 use crate::account::Account;
 use crate::child::{Child, Plan, tail};
 use crate::error::{At, Error, Result};
 use crate::locate::PostgresInstall;
 use crate::lock::FileLock;
-use crate::pgwire::{Refusal, Session};
+use crate::secret::{self, USER};
 
-/// The superuser of the cluster.
-const USER: &str = "fiec";
+/// Who may connect, and how, in place of what an earlier version let `initdb` write.
+const HBA: &str = "# Written by fiec.\nhost all all 127.0.0.1/32 scram-sha-256\n";
 
 /// For projections on a small machine: many short upserts, bulk COPY, little memory.
 const SETTINGS: &[&str] = &[
@@ -77,6 +80,7 @@ impl PostgresOptions {
 pub struct Postgres {
     child: Child,
     port: u16,
+    password: String,
     account: Option<Account>,
     options: PostgresOptions,
     _lock: FileLock,
@@ -92,7 +96,8 @@ impl Postgres {
             std::path::absolute(&options.data_dir).at("cannot resolve", &options.data_dir)?;
         let dir = options.data_dir.clone();
         let parent = dir.parent().unwrap_or(Path::new("/")).to_owned();
-        std::fs::create_dir_all(&parent).at("cannot create", &parent)?;
+        // PostgreSQL's user may have to pass.
+        secret::create_folder(&parent, 0o711)?;
         let account = Account::for_servers()
             .map(|chosen| Account::owner_of(&dir.join("PG_VERSION")).unwrap_or(chosen));
         if let Some(account) = &account {
@@ -102,10 +107,13 @@ impl Postgres {
         let lock = FileLock::own(&beside(&dir, ".lock"), &dir, Duration::from_secs(2)).await?;
         prepare(&options, account.as_ref()).await?;
         wait_for_former(&dir, Duration::from_secs(10)).await?;
-        let (child, port) = launch(&options, account.as_ref(), options.port).await?;
+        let password = password(&options, account.as_ref()).await?;
+        let account_ref = account.as_ref();
+        let (child, port) = launch(&options, account_ref, &password, options.port).await?;
         let server = Self {
             child,
             port,
+            password,
             account,
             options,
             _lock: lock,
@@ -114,12 +122,19 @@ impl Postgres {
         Ok(server)
     }
 
-    /// `postgres://fiec@127.0.0.1:PORT/DATABASE`.
+    /// `postgres://fiec:PASSWORD@127.0.0.1:PORT/DATABASE`.
     pub fn url(&self) -> String {
         format!(
-            "postgres://{USER}@127.0.0.1:{}/{}",
-            self.port, self.options.database
+            "postgres://{USER}:{}@{}/{}",
+            self.password,
+            self.address(),
+            self.options.database
         )
+    }
+
+    /// `127.0.0.1:PORT`, for messages.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     /// Port for clients; the same after a restart.
@@ -162,7 +177,8 @@ impl Postgres {
     pub async fn restart(&mut self) -> Result<()> {
         self.stop(Duration::from_secs(10)).await;
         wait_for_former(&self.options.data_dir, Duration::from_secs(10)).await?;
-        let (child, port) = launch(&self.options, self.account.as_ref(), Some(self.port)).await?;
+        let account = self.account.as_ref();
+        let (child, port) = launch(&self.options, account, &self.password, Some(self.port)).await?;
         self.child = child;
         self.port = port;
         Ok(())
@@ -176,37 +192,100 @@ impl Postgres {
 
     /// The first column of the first row, for checks and tests.
     pub async fn query_one(&self, sql: &str) -> Result<Option<String>> {
-        let run = async {
-            let mut session = Session::open(self.port, USER, &self.options.database).await?;
-            session.query(sql).await
+        let failed = |error| sql_error(sql, &error);
+        let mut session = self.open(&self.options.database).await.map_err(failed)?;
+        let row = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .fetch_optional(&mut session)
+            .await
+            .map_err(failed)?;
+        let Some(row) = row.filter(|row| !row.is_empty()) else {
+            return Ok(None);
         };
-        run.await.map_err(|e| sql_error(sql, &e))
+        // The simple protocol gives every value as text.
+        let value = row.try_get_raw(0).map_err(failed)?;
+        value
+            .as_str()
+            .map(|text| Some(text.to_owned()))
+            .or(Ok(None))
+    }
+
+    async fn open(&self, database: &str) -> sqlx::Result<PgConnection> {
+        connect(self.port, &self.password, database).await
     }
 
     async fn ensure_database(&self) -> Result<()> {
         let name = &self.options.database;
         let sql = format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\""));
-        match Session::open(self.port, USER, name).await {
+        let is_missing = |error: &sqlx::Error| {
+            let answer = error.as_database_error().and_then(|answer| answer.code());
+            answer.is_some_and(|code| code == "3D000")
+        };
+        match self.open(name).await {
             Ok(_) => Ok(()),
-            Err(Refusal::Sql { code, .. }) if code == "3D000" => {
-                let create = async {
-                    Session::open(self.port, USER, "postgres")
-                        .await?
-                        .query(&sql)
-                        .await
-                };
-                create.await.map(drop).map_err(|e| sql_error(&sql, &e))
+            Err(error) if is_missing(&error) => {
+                let failed = |error| sql_error(&sql, &error);
+                let mut session = self.open("postgres").await.map_err(failed)?;
+                let create = sqlx::raw_sql(AssertSqlSafe(sql.clone()));
+                let created = create.execute(&mut session).await;
+                created.map(drop).map_err(failed)
             }
-            Err(e) => Err(sql_error("connect", &e)),
+            Err(error) => Err(sql_error("connect", &error)),
         }
     }
 }
 
-fn sql_error(query: &str, answer: &Refusal) -> Error {
+async fn connect(port: u16, password: &str, database: &str) -> sqlx::Result<PgConnection> {
+    let options = PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(port)
+        .username(USER)
+        .password(password)
+        .database(database)
+        .ssl_mode(PgSslMode::Disable);
+    PgConnection::connect_with(&options).await
+}
+
+fn sql_error(query: &str, answer: &sqlx::Error) -> Error {
     Error::Sql {
         query: query.to_owned(),
         answer: answer.to_string(),
     }
+}
+
+/// Where a cluster's password lies.
+fn password_file(dir: &Path) -> PathBuf {
+    beside(dir, ".password")
+}
+
+/// The cluster's password. A cluster that an earlier version made has none and trusts everybody:
+/// it gets one.
+async fn password(options: &PostgresOptions, account: Option<&Account>) -> Result<String> {
+    let dir = &options.data_dir;
+    let file = password_file(dir);
+    if file.exists() {
+        return secret::keep(&file);
+    }
+    let hba = dir.join("pg_hba.conf");
+    std::fs::write(&hba, HBA).at("cannot write", &hba)?;
+    let password = secret::random();
+    let (words, log) = (beside(dir, ".sql"), beside(dir, ".single.log"));
+    secret::write(
+        &words,
+        &format!("ALTER ROLE {USER} PASSWORD '{password}'\n"),
+    )?;
+    if let Some(account) = account {
+        account.own(&words)?;
+    }
+    let mut command = clean(Command::new("sh"));
+    command.args(["-c", "exec \"$0\" --single -D \"$1\" postgres < \"$2\""]);
+    command.arg(options.install.bin_dir.join("postgres"));
+    command.args([dir, &words]);
+    let done = run(options, account, command, &log).await;
+    std::fs::remove_file(&words).at("cannot remove", &words)?;
+    done?;
+    // Last: without it all of this is done again.
+    secret::write(&file, &password)?;
+    Ok(password)
 }
 
 /// A file next to the cluster, in whose folder PostgreSQL wants only its own.
@@ -244,15 +323,23 @@ async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result
     if let Some(account) = account {
         account.own(&partial)?;
     }
+    // Renamed when the cluster is: a cluster never has another's password.
+    let (new, file) = (beside(dir, ".password.new"), password_file(dir));
+    secret::write(&new, &secret::random())?;
+    if let Some(account) = account {
+        account.own(&new)?;
+    }
     let mut command = program(options, "initdb");
     command
         .args([
             "--username",
             USER,
-            "--auth=trust",
+            "--auth=scram-sha-256",
             "--encoding=UTF8",
             "--no-locale",
         ])
+        .arg("--pwfile")
+        .arg(&new)
         .args(["--no-instructions", "-D"])
         .arg(&partial);
     if !options.durable {
@@ -260,35 +347,49 @@ async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result
     }
     let log = beside(dir, ".initdb.log");
     let _ = std::fs::remove_file(&log);
+    if let Err(error) = run(options, account, command, &log).await {
+        let _ = std::fs::remove_dir_all(&partial);
+        return Err(error);
+    }
+    std::fs::rename(&new, &file).at("cannot move the password to", &file)?;
+    std::fs::rename(&partial, dir).at("cannot move the cluster to", dir)
+}
+
+/// Runs a program that prepares a cluster to its end.
+async fn run(
+    options: &PostgresOptions,
+    account: Option<&Account>,
+    command: Command,
+    log: &Path,
+) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
     let mut child = Child::spawn(Plan {
         command,
-        log: log.clone(),
+        log: log.to_owned(),
         account: account.cloned(),
         on_parent_death: Signal::INT,
         on_drop: Signal::INT,
     })
     .await?;
     let reason = match tokio::time::timeout(options.ready_within, child.wait()).await {
-        Ok(status) if status.success() => {
-            std::fs::rename(&partial, dir).at("cannot move the cluster to", dir)?;
-            return Ok(());
-        }
-        Ok(status) => format!("initdb ended with {status}"),
-        Err(_) => "initdb took too long".into(),
+        Ok(status) if status.success() => return Ok(()),
+        Ok(status) => format!("{name} ended with {status}"),
+        Err(_) => format!("{name} took too long"),
     };
-    drop(child);
-    let _ = std::fs::remove_dir_all(&partial);
     Err(Error::NotStarted {
         server: "PostgreSQL",
         reason,
-        tail: tail(&log),
-        log,
+        tail: tail(log),
+        log: log.to_owned(),
     })
 }
 
 /// A program of the install, free of this process's locale and `PG*` settings.
 fn program(options: &PostgresOptions, name: &str) -> Command {
-    let mut command = Command::new(options.install.bin_dir.join(name));
+    clean(Command::new(options.install.bin_dir.join(name)))
+}
+
+fn clean(mut command: Command) -> Command {
     for (key, _) in std::env::vars_os() {
         let key_text = key.to_string_lossy();
         if key_text.starts_with("PG") || key_text.starts_with("LC_") {
@@ -336,6 +437,7 @@ async fn wait_for_former(dir: &Path, patience: Duration) -> Result<()> {
 async fn launch(
     options: &PostgresOptions,
     account: Option<&Account>,
+    password: &str,
     port: Option<u16>,
 ) -> Result<(Child, u16)> {
     let deadline = Instant::now() + options.ready_within;
@@ -345,7 +447,7 @@ async fn launch(
             Some(port) => port,
             None => free_port()?,
         };
-        match launch_once(options, account, chosen, deadline).await {
+        match launch_once(options, account, (chosen, password), deadline).await {
             Ok(child) => return Ok((child, chosen)),
             Err(Error::NotStarted { tail, .. }) if attempts > 0 && passes(&tail) => {
                 attempts -= 1;
@@ -371,7 +473,7 @@ fn free_port() -> Result<u16> {
 async fn launch_once(
     options: &PostgresOptions,
     account: Option<&Account>,
-    port: u16,
+    (port, password): (u16, &str),
     deadline: Instant,
 ) -> Result<Child> {
     let dir = &options.data_dir;
@@ -407,7 +509,7 @@ async fn launch_once(
         }
         if says_ready(dir, child.id()) {
             // `postgres` is in every cluster; ours may not be yet.
-            let open = Session::open(port, USER, "postgres");
+            let open = connect(port, password, "postgres");
             match tokio::time::timeout(Duration::from_secs(5), open).await {
                 Ok(Ok(_)) => return Ok(child),
                 Ok(Err(e)) => last = e.to_string(),

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! DATA/nats/            store, configuration, log of nats-server
+//! DATA/nats/password    its password
 //! DATA/postgres/        the cluster
+//! DATA/postgres.password
 //! DATA/postgres.log     its log
 //! ```
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::locate::{Sources, locate_nats_in, locate_postgres_in};
 use crate::nats::{NatsOptions, NatsServer, Sync};
 use crate::postgres::{Postgres, PostgresOptions};
 use crate::progress::Progress;
+use crate::secret;
 
 /// What to start, and where.
 #[derive(Debug, Clone)]
@@ -86,7 +88,7 @@ impl DevServers {
         let durable = options.data_dir.is_some();
         let data = match options.data_dir {
             Some(dir) => {
-                std::fs::create_dir_all(&dir).at("cannot create", &dir)?;
+                secret::create_folder(&dir, folder_mode(Account::for_servers().as_ref()))?;
                 Data::Given(dir)
             }
             None => Data::Temporary(temporary()?),
@@ -102,7 +104,7 @@ impl DevServers {
             nats.sync = options.sync;
             nats.extra_config = options.nats_config;
             let server = NatsServer::start(nats).await?;
-            progress.done(&format!("nats-server at {}", server.client_url()));
+            progress.done(&format!("nats-server at {}", server.address()));
             Ok(server)
         };
         let postgres = async {
@@ -118,7 +120,7 @@ impl DevServers {
             postgres.port = options.postgres_port;
             postgres.durable = durable;
             let server = Postgres::start(postgres).await?;
-            progress.done(&format!("PostgreSQL at {}", server.url()));
+            progress.done(&format!("PostgreSQL at {}", server.address()));
             Ok(Some(server))
         };
         let (nats, postgres) = tokio::try_join!(nats, postgres)?;
@@ -134,12 +136,12 @@ impl DevServers {
         self.data.path()
     }
 
-    /// URL of the broker.
+    /// URL of the broker, with its password.
     pub fn nats_url(&self) -> String {
         self.nats.client_url()
     }
 
-    /// URL of the database.
+    /// URL of the database, with its password.
     pub fn postgres_url(&self) -> Option<String> {
         self.postgres.as_ref().map(Postgres::url)
     }
@@ -175,9 +177,11 @@ fn temporary() -> Result<TempDir> {
         .prefix("fiec-dev-")
         .tempdir_in(base)
         .at("cannot create a temporary folder in", base)?;
-    // With another user: enter, not list.
-    let mode = if account.is_some() { 0o711 } else { 0o700 };
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode))
-        .at("cannot set the mode of", dir.path())?;
+    secret::set_mode(dir.path(), folder_mode(account.as_ref()))?;
     Ok(dir)
+}
+
+/// For the user alone; with another user for PostgreSQL: enter, not list.
+fn folder_mode(account: Option<&Account>) -> u32 {
+    if account.is_some() { 0o711 } else { 0o700 }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,15 +20,26 @@ async fn options(dir: &Path) -> NatsOptions {
     NatsOptions::new(binary, dir)
 }
 
+/// What a server's URL says that a client is to send.
+fn login(server: &NatsServer) -> String {
+    let url = server.client_url();
+    let (user, password) = url
+        .strip_prefix("nats://")
+        .and_then(|rest| rest.split_once('@')?.0.split_once(':'))
+        .unwrap();
+    format!(r#"{{"verbose":false,"user":"{user}","pass":"{password}"}}"#)
+}
+
 /// One request over the plain protocol; the answer's payload.
-async fn request(port: u16, subject: &str, body: &str) -> String {
+async fn request(server: &NatsServer, subject: &str, body: &str) -> String {
+    let (port, login) = (server.port(), login(server));
     let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line).await.unwrap();
     assert!(line.starts_with("INFO "), "{line}");
     let text = format!(
-        "CONNECT {{\"verbose\":false}}\r\nSUB answer 1\r\nPUB {subject} answer {}\r\n{body}\r\n",
+        "CONNECT {login}\r\nSUB answer 1\r\nPUB {subject} answer {}\r\n{body}\r\n",
         body.len()
     );
     stream.write_all(text.as_bytes()).await.unwrap();
@@ -49,9 +61,9 @@ async fn a_killed_server_comes_back_on_its_port_with_its_store() {
     let mut server = NatsServer::start(options(dir.path()).await).await.unwrap();
     let (port, pid) = (server.port(), server.pid());
     let stream = r#"{"name":"S","subjects":["s.>"],"storage":"file"}"#;
-    let made = request(port, "$JS.API.STREAM.CREATE.S", stream).await;
+    let made = request(&server, "$JS.API.STREAM.CREATE.S", stream).await;
     assert!(!made.contains("error"), "{made}");
-    let stored = request(port, "s.a", "hello").await;
+    let stored = request(&server, "s.a", "hello").await;
     assert!(stored.contains("\"seq\":1"), "{stored}");
 
     server.kill().await;
@@ -60,7 +72,7 @@ async fn a_killed_server_comes_back_on_its_port_with_its_store() {
     server.restart().await.unwrap();
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
-    let info = request(port, "$JS.API.STREAM.INFO.S", "").await;
+    let info = request(&server, "$JS.API.STREAM.INFO.S", "").await;
     assert!(info.contains("\"messages\":1"), "{info}");
 
     assert!(server.stop(Duration::from_secs(10)).await, "not graceful");
@@ -93,4 +105,36 @@ async fn an_override_that_does_not_exist_is_an_error_and_not_passed_over() {
     };
     let e = locate_nats_in(&sources, &NoProgress).await.unwrap_err();
     assert!(e.to_string().contains("FIEC_NATS_SERVER=/no/such"), "{e}");
+}
+
+#[tokio::test]
+async fn other_users_of_the_machine_cannot_use_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = NatsServer::start(options(dir.path()).await).await.unwrap();
+    for login in [
+        r#"{"verbose":true}"#,
+        r#"{"verbose":true,"user":"fiec","pass":"fiec"}"#,
+    ] {
+        let stream = TcpStream::connect(("127.0.0.1", server.port()))
+            .await
+            .unwrap();
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        stream.read_line(&mut line).await.unwrap();
+        let text = format!("CONNECT {login}\r\n");
+        stream.write_all(text.as_bytes()).await.unwrap();
+        line.clear();
+        stream.read_line(&mut line).await.unwrap();
+        assert_eq!(line.trim(), "-ERR 'Authorization Violation'", "{login}");
+    }
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(dir.path()), 0o700);
+    for name in ["nats-server.conf", "password", "nats-server.log"] {
+        assert_eq!(mode(&dir.path().join(name)), 0o600, "{name}");
+    }
+    // The next server on this folder has the same password: URLs in other shells stay right.
+    let before = login(&server);
+    drop(server);
+    let again = NatsServer::start(options(dir.path()).await).await.unwrap();
+    assert_eq!(login(&again), before);
 }

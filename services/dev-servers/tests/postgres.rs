@@ -10,6 +10,8 @@ use fiec_dev_servers::{
     Error, NoProgress, Origin, Postgres, PostgresOptions, Sources, locate_postgres,
     locate_postgres_in,
 };
+use sqlx::Connection as _;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 
 /// A folder that the server's user can reach.
 fn reachable() -> tempfile::TempDir {
@@ -136,4 +138,52 @@ async fn foreign_files_and_other_versions_are_not_touched() {
         std::fs::read_to_string(pg.join("thesis.txt")).unwrap(),
         "mine"
     );
+}
+
+/// What the server answers to somebody without its password.
+async fn stranger(server: &Postgres) -> String {
+    let options = PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(server.port())
+        .username("fiec")
+        .password("fiec")
+        .database("postgres");
+    match PgConnection::connect_with(&options).await {
+        Ok(_) => "let in".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn other_users_of_the_machine_cannot_use_the_server() {
+    let dir = reachable();
+    let mut server = Postgres::start(options(dir.path()).await).await.unwrap();
+    let answer = stranger(&server).await;
+    assert!(
+        answer.contains("password authentication failed"),
+        "{answer}"
+    );
+    let password = std::fs::metadata(dir.path().join("pg.password")).unwrap();
+    assert_eq!(password.permissions().mode() & 0o777, 0o600);
+    server
+        .query_one("CREATE TABLE t AS SELECT 7 AS x")
+        .await
+        .unwrap();
+    server.stop(Duration::from_secs(20)).await;
+    drop(server);
+    // As an earlier version left it: no password, and everybody is trusted.
+    std::fs::remove_file(dir.path().join("pg.password")).unwrap();
+    std::fs::write(
+        dir.path().join("pg/pg_hba.conf"),
+        "host all all 127.0.0.1/32 trust\n",
+    )
+    .unwrap();
+    let server = Postgres::start(options(dir.path()).await).await.unwrap();
+    let answer = stranger(&server).await;
+    assert!(
+        answer.contains("password authentication failed"),
+        "{answer}"
+    );
+    let x = server.query_one("SELECT x FROM t").await.unwrap();
+    assert_eq!(x.as_deref(), Some("7"));
 }

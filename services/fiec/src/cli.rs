@@ -7,8 +7,9 @@ use fiec_schemas::NodeId;
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    adjust, batch, check, data, device, doctor, health, history, logs, node, nodes, operate,
-    output, program, quota, reconfigure, replay, run_local, serve, simulate, submit, watch,
+    adjust, batch, check, data, device, doctor, health, history, logs, ls, node, nodes, operate,
+    output, program, quota, reconfigure, rejections, repair, replay, result, run_local, serve,
+    simulate, submit, wait, watch,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -34,15 +35,18 @@ enum Command {
     Check(check::CheckArgs),
     Program(program::ProgramArgs),
     Data(data::DataArgs),
-    /// Show where an execution stands
-    Status(operate::ExecutionArgs),
+    /// Show where executions stand
+    Status(operate::ExecutionsArgs),
+    Ls(ls::LsArgs),
+    Wait(wait::WaitArgs),
+    Result(result::ResultArgs),
     /// Follow executions as they move, until they end
     Watch(watch::WatchArgs),
     /// Show what an execution's program printed
     Logs(logs::LogsArgs),
     Output(output::OutputArgs),
-    /// End an execution now; needs no boundary
-    Cancel(operate::ExecutionArgs),
+    /// End executions now; needs no boundary
+    Cancel(operate::ExecutionsArgs),
     /// Stop an execution at its next boundary until it is resumed
     Pause(operate::ExecutionArgs),
     /// Let a paused execution go on
@@ -60,6 +64,7 @@ enum Command {
     Reconfigure(reconfigure::ReconfigureArgs),
     Batch(batch::BatchArgs),
     Quota(quota::QuotaArgs),
+    Rejections(rejections::RejectionsArgs),
     /// Say why an execution is where it is, or is not
     Why(operate::ExecutionArgs),
     /// Show what PostgreSQL knows of an execution, or of the last 20
@@ -81,6 +86,8 @@ enum Command {
     Doctor,
     /// Create or update streams, buckets and tables on the servers
     Setup(serve::SetupArgs),
+    /// Begin ledgers anew that the broker has lost, from PostgreSQL
+    Repair(repair::RepairArgs),
     /// Run a worker agent
     Worker(serve::WorkerArgs),
     /// Run a policy service; any number may run
@@ -207,8 +214,12 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Program(args) => program::run(args, global).await,
         Command::Data(args) => data::run(args, global).await,
         Command::Output(args) => output::run(args, global).await,
-        Command::Status(args) => operate::run("status", &args, None, global).await,
-        Command::Cancel(args) => operate::run("cancel", &args, None, global).await,
+        Command::Status(args) => operate::each("status", args, global).await,
+        Command::Cancel(args) => operate::each("cancel", args, global).await,
+        Command::Ls(args) => ls::run(args, global).await,
+        Command::Wait(args) => wait::run(args, global).await,
+        Command::Result(args) => result::run(args, global).await,
+        Command::Rejections(args) => rejections::run(args, global).await,
         Command::Pause(args) => operate::run("pause", &args, None, global).await,
         Command::Resume(args) => operate::run("resume", &args, None, global).await,
         Command::Why(args) => operate::run("why", &args, None, global).await,
@@ -233,6 +244,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Undrain(args) => nodes::flag("undrain", args, global).await,
         Command::Doctor => doctor::run(global).await,
         Command::Setup(args) => serve::setup(args, global).await,
+        Command::Repair(args) => repair::repair(args, global).await,
         Command::Worker(args) => serve::worker(args, global).await,
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,

@@ -13,7 +13,7 @@ use fiec_schemas::messages::{
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::submission::ATOMIC_HEADER;
-use fiec_schemas::{NodeId, Sequence, Tenant};
+use fiec_schemas::{NodeId, Tenant};
 use serde::de::DeserializeOwned;
 
 use crate::context::who;
@@ -57,10 +57,12 @@ async fn request_with<T: DeserializeOwned>(
             )))
         }
     };
+    // A refusal has a body, which says more than its header.
     if let Some(error) = reply
         .headers
         .as_ref()
         .and_then(|headers| headers.get(async_nats::service::NATS_SERVICE_ERROR))
+        .filter(|_| reply.payload.is_empty())
     {
         bail!("the policy service could not answer {subject}: {error}");
     }
@@ -224,21 +226,11 @@ pub async fn batch(
     broker: &Broker,
     verb: &str,
     tenant: &Tenant,
-    batch: &str,
-    (within_ms, untaken): (u64, Option<Sequence>),
+    request: &BatchRequest,
 ) -> anyhow::Result<BatchReply> {
-    let body = BatchRequest {
-        batch: batch.to_owned(),
-        who: who(),
-        within_ms: Some(within_ms),
-        untaken,
-    };
-    request(
-        broker,
-        format!("fiec.api.batch.{verb}.{tenant}"),
-        serde_json::to_vec(&body)?.into(),
-    )
-    .await
+    let subject = format!("fiec.api.batch.{verb}.{tenant}");
+    let body = serde_json::to_vec(request)?.into();
+    self::request(broker, subject, body).await
 }
 
 /// Changes what a tenant may use at once.

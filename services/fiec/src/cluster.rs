@@ -3,6 +3,7 @@
 //! tests.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub struct ClusterOptions {
     pub workers: u32,
     /// Arguments for every worker, e.g. `--slots 2`.
     pub worker_args: Vec<String>,
+    /// Folders whose files submissions may name; the current one by default.
+    pub input_dirs: Vec<PathBuf>,
     /// Policy services.
     pub policies: u32,
     /// Arguments for every policy service, e.g. `--slice-ms 1000`.
@@ -47,6 +50,7 @@ impl Default for ClusterOptions {
             data_dir: None,
             workers: 3,
             worker_args: Vec::new(),
+            input_dirs: std::env::current_dir().into_iter().collect(),
             policies: 1,
             policy_args: Vec::new(),
             history: true,
@@ -109,7 +113,10 @@ impl Cluster {
             progress,
         )
         .await?;
-        std::fs::create_dir_all(servers.data_dir().join("logs"))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(servers.data_dir().join("logs"))?;
         progress.step("creating streams, buckets and tables");
         let broker =
             Broker::connect(ConnectOptions::new(servers.nats_url(), "fiec cluster")).await?;
@@ -250,6 +257,10 @@ impl Cluster {
         let mut args = vec!["worker".to_owned(), "--node".to_owned(), node.clone()];
         args.push("--run-dir".to_owned());
         args.push(self.data_dir().join("run").display().to_string());
+        for folder in &self.options.input_dirs {
+            args.push("--input-dir".to_owned());
+            args.push(folder.display().to_string());
+        }
         args.extend(self.options.worker_args.iter().cloned());
         args.extend(more.iter().cloned());
         self.spawn(&node, &args)

@@ -1,6 +1,7 @@
 //! Where the servers are and who asks: from flags, the environment, or the `fiec up` that runs on
 //! this machine.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ pub struct Global {
         global = true,
         env = "FIEC_NATS_URL",
         value_name = "URL",
-        help_heading = "Servers"
+        help_heading = "Servers",
+        hide_env_values = true
     )]
     pub nats: Option<String>,
     /// NATS credentials file
@@ -60,7 +62,11 @@ pub struct TenantArg {
     pub tenant: Tenant,
 }
 
-fn parse_tenant(text: &str) -> Result<Tenant, String> {
+/// Reads a tenant's name.
+///
+/// # Errors
+/// The rule that the text breaks.
+pub fn parse_tenant(text: &str) -> Result<Tenant, String> {
     text.parse()
         .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
@@ -70,9 +76,9 @@ fn parse_tenant(text: &str) -> Result<Tenant, String> {
 pub struct UpFile {
     /// Its process.
     pub pid: u32,
-    /// NATS URL.
+    /// NATS URL, with its password.
     pub nats: String,
-    /// PostgreSQL URL.
+    /// PostgreSQL URL, with its password.
     pub database: String,
 }
 
@@ -91,12 +97,17 @@ impl UpFile {
     /// When the folder cannot be written.
     pub fn write(&self) -> anyhow::Result<()> {
         let path = Self::path().context("no HOME to keep up.json in")?;
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)
-                .with_context(|| format!("cannot create {}", folder.display()))?;
-        }
-        std::fs::write(&path, serde_json::to_vec_pretty(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        let folder = path.parent().context("up.json has no folder")?;
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        // It holds passwords. A temporary file is its owner's alone, whatever lay at the path.
+        let write = || {
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.persist(&path).map_err(|error| error.error)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(())
     }
 
     /// Reads the one of a `fiec up` that still runs.

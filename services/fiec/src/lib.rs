@@ -2,6 +2,23 @@
 //!
 //! The binary depends on every other crate; no other crate depends on it.
 
+/// In place of the standard ones in all of this crate: see [`terminal`].
+macro_rules! println {
+    ($($text:tt)*) => {
+        ::std::println!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
+    };
+}
+macro_rules! print {
+    ($($text:tt)*) => {
+        ::std::print!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
+    };
+}
+macro_rules! eprintln {
+    ($($text:tt)*) => {
+        ::std::eprintln!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
+    };
+}
+
 pub mod bench;
 pub mod cli;
 pub mod client;
@@ -17,6 +34,7 @@ pub mod package;
 pub mod pressure;
 pub mod process;
 pub mod sql;
+pub mod terminal;
 pub mod transfer;
 pub mod ui;
 pub mod up;

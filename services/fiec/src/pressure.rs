@@ -147,9 +147,7 @@ impl Node {
         let Some(run_dir) = &args.run_dir else {
             bail!("the node's limit {source:?} is no cgroup: give --run-dir of the node");
         };
-        let tree = run_dir.join("tree");
-        std::fs::create_dir_all(&tree)
-            .with_context(|| format!("cannot create {}", tree.display()))?;
+        let tree = tree_of(run_dir)?;
         let registered = tree.join(format!("pressure-{pid}.pid"));
         std::fs::write(&registered, pid.to_string())
             .with_context(|| format!("cannot write {}", registered.display()))?;
@@ -199,6 +197,25 @@ impl Drop for Node {
     }
 }
 
+/// The folder in which a worker looks for processes that count as its own. A folder that no worker
+/// uses is refused: the memory held there would press nothing.
+fn tree_of(run_dir: &Path) -> anyhow::Result<PathBuf> {
+    let entries = std::fs::read_dir(run_dir).map(|entries| entries.flatten().collect::<Vec<_>>());
+    // Every worker keeps the keys of its nodes in its run folder.
+    let is_key = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|e| e == "key");
+    if !entries.is_ok_and(|entries| entries.iter().any(is_key)) {
+        bail!(
+            "--run-dir {} is not the run folder of a worker (it holds no node's key), so nothing \
+             there would be pressed: give the folder that `fiec worker --run-dir` has, by default \
+             fiec-NODE in $XDG_RUNTIME_DIR, or fiec-UID-NODE in the temporary folder",
+            run_dir.display()
+        );
+    }
+    let tree = run_dir.join("tree");
+    std::fs::create_dir_all(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
+    Ok(tree)
+}
+
 /// Resident less shared bytes of this process.
 fn private_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -212,4 +229,32 @@ fn cgroup_path(source: &str) -> Option<&Path> {
         .split_whitespace()
         .find(|word| word.starts_with("/sys/fs/cgroup"))?;
     Some(Path::new(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_no_worker_uses_is_refused_before_any_memory_is_held() {
+        let base = tempfile::tempdir().unwrap();
+        for folder in [base.path().join("none"), base.path().to_owned()] {
+            let args = PressureArgs {
+                limit_source: Some("declared".to_owned()),
+                limit_bytes: Some(1 << 20),
+                run_dir: Some(folder.clone()),
+                used_bytes: 0,
+                share: 0.5,
+                hold: 0.0,
+                say_share: None,
+            };
+            let refused = Node::join(&args, "declared").err().map(|e| e.to_string());
+            let words = refused.expect("no worker has this run folder");
+            assert!(words.contains("not the run folder of a worker"), "{words}");
+            assert!(words.contains(&folder.display().to_string()), "{words}");
+            assert!(!folder.join("tree").exists());
+        }
+        std::fs::write(base.path().join("n1.key"), "").unwrap();
+        assert!(tree_of(base.path()).unwrap().is_dir());
+    }
 }

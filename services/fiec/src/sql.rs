@@ -15,7 +15,12 @@ pub struct Rows {
     pub rows: Vec<Vec<Option<String>>>,
 }
 
-/// Runs a query whose text is ours (ids in it are parsed UUIDs).
+/// A text of somebody else's as a literal of SQL.
+pub fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\0', "").replace('\'', "''"))
+}
+
+/// Runs a query whose text is ours (ids in it are parsed UUIDs, other values are [`literal`]s).
 ///
 /// # Errors
 /// When PostgreSQL refuses it.

@@ -28,6 +28,10 @@ pub struct UpArgs {
     /// Memory limit of each worker, e.g. 2GiB [default: the host's]
     #[arg(long)]
     pub memory_limit: Option<String>,
+    /// Folder of inputs: submissions may name files in it, and in no other; repeatable
+    /// [default: the working directory]
+    #[arg(long, value_name = "DIR")]
+    pub input_dir: Vec<PathBuf>,
     /// Policy services; none is a leader
     #[arg(long, default_value_t = 1)]
     pub policies: u32,
@@ -49,20 +53,27 @@ pub struct UpArgs {
 pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
-    // Everybody who can push here is the user who started this.
+    // The servers ask for a password that only this user can read, so whoever can push here is the
+    // user who started this.
     worker_args.extend(["--allow-program".to_owned(), "*".to_owned()]);
     if let Some(limit) = &args.memory_limit {
         worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);
     }
+    let defaults = ClusterOptions::default();
+    let input_dirs = match args.input_dir.is_empty() {
+        true => defaults.input_dirs.clone(),
+        false => args.input_dir.clone(),
+    };
     let mut cluster = Cluster::start(
         ClusterOptions {
             data_dir: args.data_dir.clone(),
+            input_dirs,
             workers: args.workers,
             worker_args,
             policies: args.policies,
             nats_port: args.nats_port,
             postgres_port: args.postgres_port,
-            ..ClusterOptions::default()
+            ..defaults
         },
         &steps,
     )
@@ -98,10 +109,11 @@ NATS        {nats}
 PostgreSQL  {database}
 logs        {logs}
 
-Other `fiec` commands on this machine find it by themselves. With the usual tools:
+Your other `fiec` commands on this machine find it by themselves. With the usual tools (the URLs
+hold passwords: whoever has them runs programs as you):
 
   export NATS_URL={nats}
-  nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.lab < examples/batch.jsonl
+  nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.default < examples/batch.jsonl
   nats micro info fiec
 
   export FIEC_DATABASE_URL={database}

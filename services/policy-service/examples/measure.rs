@@ -147,6 +147,7 @@ async fn worker(url: &str) -> Result<()> {
                 seq: binding.seq,
                 digest: Some(binding.digest),
                 state,
+                seen_in: 0,
             };
             let events = vec![
                 Event::Started {
@@ -155,6 +156,7 @@ async fn worker(url: &str) -> Result<()> {
                 },
                 Event::Completed {
                     result: serde_json::Value::Null,
+                    object: None,
                     computed_until: at,
                     capsules: 1,
                     outputs: vec![],
@@ -362,6 +364,7 @@ async fn seed(broker: &Broker) -> Result<()> {
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         let draft = Draft::new(
             &tip,

@@ -5,7 +5,9 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fiec_schemas::{ExecutionId, FieldError, Submission, Tenant};
+use fiec_schemas::{ExecutionId, FieldError, Tenant};
+
+use crate::reading::Outline;
 
 /// Most members of a cycle that an error names.
 const NAMED: usize = 10;
@@ -25,13 +27,13 @@ pub struct Node {
 
 impl Node {
     /// Of a submission.
-    pub fn of(line: u32, tenant: &Tenant, spec: &Submission) -> Self {
-        let id = spec.id.as_ref();
+    pub fn of(line: u32, tenant: &Tenant, element: &Outline) -> Self {
+        let id = element.id.as_ref();
         Self {
             line,
             id: id.map(|id| ExecutionId::from_client(tenant, id)),
             name: id.map_or_else(|| format!("line {line}"), ToString::to_string),
-            after: spec
+            after: element
                 .after
                 .iter()
                 .filter_map(|d| Some((d.execution(tenant)?, d.id.clone())))

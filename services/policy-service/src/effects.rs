@@ -5,19 +5,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
-use fiec_broker::{AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, store};
+use fiec_broker::{AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, Upkeep, store};
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::ids::is_name;
-use fiec_schemas::messages::{CapsuleBinding, ControlReply, ControlRequest, Record};
+use fiec_schemas::messages::{
+    CapsuleBinding, ControlReply, ControlRequest, Holding, Record, Refusal,
+};
 use fiec_schemas::{
     Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, Timestamp, subjects,
 };
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
-use crate::events::{Later, Outcome};
+use crate::events::{Later, NoSpec, Outcome};
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
+use crate::reading::Reader;
+
+/// A large submission is fetched within this.
+const FETCH: Duration = Duration::from_secs(20);
+
+/// Executions that one node may hold; an answer that names more is not used.
+const MOST_HELD: usize = 1_000_000;
 
 /// The means of all effects; cheap to clone.
 #[derive(Clone)]
@@ -32,16 +41,36 @@ pub struct Effects {
     pub author: String,
     /// What may be submitted.
     pub programs: Programs,
+    /// What is known of the broker.
+    pub upkeep: Upkeep,
     /// Looking through what waits to be taken in: so many do at a time.
     pub looking: Arc<Semaphore>,
+    /// Reads messages as a whole.
+    pub reader: Reader,
 }
 
 /// Why a node's answer is not there.
 pub enum NoReply {
     /// It said no.
     Refused(String),
+    /// It does not hold the execution.
+    NotHeld(String),
+    /// The execution is about to start there, or to leave.
+    Moving(String),
     /// It said nothing.
     Silent(String),
+}
+
+impl NoReply {
+    /// What the node said, or why it said nothing.
+    pub fn reason(self) -> String {
+        match self {
+            Self::Refused(reason)
+            | Self::NotHeld(reason)
+            | Self::Moving(reason)
+            | Self::Silent(reason) => reason,
+        }
+    }
 }
 
 impl Effects {
@@ -78,9 +107,11 @@ impl Effects {
         };
         let reply: ControlReply = serde_json::from_slice(&message.payload)
             .map_err(|error| NoReply::Refused(format!("its answer cannot be read: {error}")))?;
-        match &reply.error {
-            Some(error) => Err(NoReply::Refused(error.clone())),
-            None => Ok(reply),
+        match (&reply.error, reply.refusal) {
+            (Some(error), Some(Refusal::NotHeld)) => Err(NoReply::NotHeld(error.clone())),
+            (Some(error), Some(Refusal::Moving)) => Err(NoReply::Moving(error.clone())),
+            (Some(error), None) => Err(NoReply::Refused(error.clone())),
+            (None, _) => Ok(reply),
         }
     }
 
@@ -108,7 +139,10 @@ impl Effects {
         };
         let outcome = match answer {
             Ok(_) => ControlOutcome::Taken,
-            Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
+            Err(NoReply::Refused(reason) | NoReply::Moving(reason)) => {
+                ControlOutcome::Refused(reason)
+            }
+            Err(NoReply::NotHeld(_)) => ControlOutcome::NotHeld,
             Err(NoReply::Silent(reason)) => {
                 tracing::warn!(%execution, epoch, %node, reason, "no answer to an order");
                 ControlOutcome::NoAnswer
@@ -125,12 +159,40 @@ impl Effects {
     pub async fn probe(self, node: NodeId, timeout: Duration) {
         let outcome = match self.control(&node, &ControlRequest::Ping, timeout).await {
             Ok(reply) => ProbeOutcome::Answered(reply.instance),
-            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => {
+            Err(no_reply) => {
+                let reason = no_reply.reason();
                 tracing::info!(%node, reason, "a probe was not answered");
                 ProbeOutcome::Silent
             }
         };
         self.tell(Outcome::Probed(node, outcome)).await;
+    }
+
+    /// Asks a node for all that it holds, page by page; one that does not answer is asked again by
+    /// the policy.
+    pub async fn ask_for_holdings(self, node: NodeId, timeout: Duration) {
+        let (mut held, mut instance) = (Vec::new(), None);
+        loop {
+            let after = held.last().map(|holding: &Holding| holding.execution);
+            let request = ControlRequest::Holdings { after };
+            let Ok(reply) = self.control(&node, &request, timeout).await else {
+                return;
+            };
+            let page = reply.holdings.unwrap_or_default();
+            let same_life = *instance.get_or_insert(reply.instance) == reply.instance;
+            if !same_life || held.len() >= MOST_HELD || (page.more && page.held.is_empty()) {
+                tracing::warn!(%node, "its answer about what it holds cannot be used");
+                return;
+            }
+            held.extend(page.held);
+            if !page.more {
+                break;
+            }
+        }
+        held.sort_unstable_by_key(|holding| holding.execution);
+        if let Some(instance) = instance {
+            self.tell(Outcome::Held(node, instance, held)).await;
+        }
     }
 
     /// Appends to a ledger that exists.
@@ -178,6 +240,24 @@ impl Effects {
             }),
             Err(error) => Err(error),
         }
+    }
+
+    /// Appends to a ledger whose execution waits for a node; otherwise somebody else decides.
+    pub async fn append_while_pending(self, tenant: Tenant, execution: ExecutionId, event: Event) {
+        let last = self.ledger.last(&tenant, execution).await;
+        let appended = match last {
+            Ok(Some(last)) if matches!(last.message.state.phase, Phase::Pending) => {
+                let (seq, tip) = (last.seq, Box::new(Tip::from(last)));
+                let events = vec![event];
+                self.append_later(&tenant, execution, seq, events, Some(tip))
+                    .await
+            }
+            Ok(Some(last)) => Ok(Later::Overtaken(Box::new(last))),
+            Ok(None) => Ok(Later::Vanished),
+            Err(error) => Err(error.into()),
+        };
+        let later = appended.unwrap_or_else(|error| Later::Failed(error.to_string()));
+        self.tell(Outcome::Later(execution, None, later)).await;
     }
 
     /// Reads the ledger that a first append ran into. A first append of ours that is still under
@@ -235,37 +315,42 @@ impl Effects {
         self.tell(Outcome::Large(line, stored)).await;
     }
 
-    /// Reads a large submission.
+    /// Reads a large submission, once.
     pub async fn fetch_spec(self, tenant: Tenant, execution: ExecutionId) {
-        match self.read_spec(&tenant, execution).await {
-            Ok(Some(spec)) => self.tell(Outcome::Spec(execution, spec.into())).await,
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(%execution, %error, "cannot fetch a submission; trying again later");
-                tokio::time::sleep(Duration::from_secs(5)).await;
-                Box::pin(self.fetch_spec(tenant, execution)).await;
-            }
-        }
+        let read = tokio::time::timeout(FETCH, self.read_spec(&tenant, execution)).await;
+        let found = match read {
+            Ok(Ok(spec)) => Ok(spec.map(Arc::new)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(NoSpec::Unknown(format!("it did not come within {FETCH:?}"))),
+        };
+        self.tell(Outcome::Spec(execution, found)).await;
     }
 
     async fn read_spec(
         &self,
         tenant: &Tenant,
         execution: ExecutionId,
-    ) -> Result<Option<Submission>, BrokerError> {
-        let Some(last) = self.ledger.last(tenant, execution).await? else {
+    ) -> Result<Option<Submission>, NoSpec> {
+        let unknown = |error: BrokerError| NoSpec::Unknown(error.to_string());
+        let Some(last) = self.ledger.last(tenant, execution).await.map_err(unknown)? else {
             return Ok(None);
         };
         if last.message.state.phase.is_terminal() {
             return Ok(None);
         }
-        let json = store::get_data(&self.broker, last.message.state.submission, 0).await?;
-        serde_json::from_slice(&json)
-            .map(Some)
-            .map_err(|error| BrokerError::Malformed {
-                what: format!("the submission of {execution}"),
-                reason: error.to_string(),
-            })
+        let digest = last.message.state.submission;
+        let json = match store::get_data(&self.broker, digest, 0).await {
+            Ok(json) => json,
+            Err(error @ BrokerError::Digest { .. }) => return Err(NoSpec::Lost(error.to_string())),
+            // Whether it is lost or only slow, the store itself says.
+            Err(error) => match store::data_size(&self.broker, digest).await {
+                Ok(None) => return Err(NoSpec::Lost(error.to_string())),
+                Ok(Some(_)) | Err(_) => return Err(unknown(error)),
+            },
+        };
+        let spec = serde_json::from_slice(&json);
+        spec.map(Some)
+            .map_err(|error| NoSpec::Lost(error.to_string()))
     }
 
     /// Reads a ledger anew after an append whose fate is not known; again and again until it can

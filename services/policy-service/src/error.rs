@@ -1,6 +1,7 @@
 //! Why the service could not start or had to end.
 
 use fiec_broker::BrokerError;
+use fiec_broker::identity::Break;
 
 /// Why the service ended.
 #[derive(Debug, thiserror::Error)]
@@ -24,15 +25,7 @@ pub enum ServiceError {
         /// Why.
         reason: String,
     },
-    /// The ledger stream has lost messages that were seen.
-    #[error(
-        "the ledger stream ends at {last}, but message {seen} was seen: the stream was lost or \
-         rolled back; re-seed it from PostgreSQL before a policy service runs again"
-    )]
-    RolledBack {
-        /// Its last sequence now.
-        last: u64,
-        /// The last that was seen.
-        seen: u64,
-    },
+    /// The ledger stream has lost messages that were seen; the service takes it over anew.
+    #[error(transparent)]
+    Lost(#[from] Break),
 }

@@ -1,13 +1,12 @@
 //! What the core is told, by whom ever.
 
-use async_nats::jetstream;
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
 use fiec_policy::holds::Seen;
 use fiec_policy::verify::Named;
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::messages::{CapsuleBinding, NodeStatus, Why};
+use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, Why};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::surroundings::Offers;
@@ -21,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::intake::{Cursor, Line};
-use crate::vetting::Verdict as Refused;
+use crate::reading::Verdict as Refused;
 
 /// News from the broker, in the order in which each source tells them.
 #[derive(Debug)]
@@ -73,8 +72,8 @@ pub enum Outcome {
     Later(ExecutionId, Option<Ticket>, Later),
     /// A capsule that was to be sent again.
     Capsule(Box<CapsuleBinding>),
-    /// A large submission was fetched.
-    Spec(ExecutionId, Arc<Submission>),
+    /// A large submission was fetched; none: its execution has ended.
+    Spec(ExecutionId, Result<Option<Arc<Submission>>, NoSpec>),
     /// A yield order.
     Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
     /// An order to split.
@@ -92,12 +91,23 @@ pub enum Outcome {
     Ended(ExecutionId, Seen),
     /// A probe.
     Probed(NodeId, ProbeOutcome),
+    /// All that this life of a node holds, in order of their ids.
+    Held(NodeId, InstanceId, Vec<Holding>),
     /// A record about a rejected line is stored, or not.
     Recorded(u64, bool),
     /// An operator appended these events to a ledger; this is its tip.
     Changed(Box<Tip>, Vec<Event>),
     /// A question.
     Ask(Ask),
+}
+
+/// Why a large submission could not be fetched.
+#[derive(Debug)]
+pub enum NoSpec {
+    /// It is not there, or damaged.
+    Lost(String),
+    /// The broker does not say.
+    Unknown(String),
 }
 
 /// What became of a later append.
@@ -157,6 +167,3 @@ pub struct Rejected {
     /// Each with the line's beginning.
     pub lines: Vec<(LineError, String)>,
 }
-
-/// A submission message as it arrived.
-pub type SubmitMessage = jetstream::Message;

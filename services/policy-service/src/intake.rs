@@ -3,17 +3,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
+use fiec_schemas::array::Elements;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BatchId, BatchPlace, Digest, Epoch, ExecutionId, FieldError, LineError, NodeId, Sequence,
-    Submission, Tenant, Timestamp, subjects, submission,
+    BatchId, BatchName, BatchPlace, ClientId, Digest, Epoch, ExecutionId, FieldError, LineError,
+    NodeId, Sequence, Submission, Tenant, Timestamp, subjects, submission,
 };
 
-use crate::vetting::{Verdict, check_count};
+use crate::bounds::{Gauge, Share, weight_of};
+use crate::pulling::{Asked, Pulled, Room};
+use crate::reading::Verdict;
 
 /// Header by which the service's API fixes the time stamp that ids derive from, since it must
 /// answer with ids before the broker's own stamp can be known. Without it the broker's counts.
@@ -22,8 +26,18 @@ pub const STAMP_HEADER: &str = "Fiec-Stamp";
 pub const VETTED_AT_ONCE: usize = 64;
 /// Longest excerpt of a rejected line.
 const EXCERPT: usize = 512;
-/// A message that could not be taken in is delivered again after this.
-const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
+/// A message that could not be taken in is delivered again after this, after twice as long the next
+/// time, and so on so many times.
+const RETRY: Duration = Duration::from_secs(1);
+const DOUBLINGS: u32 = 8;
+/// A message that was delivered more often is refused: by then it has failed for half an hour, or
+/// has ended as many policy services.
+pub const DELIVERIES: i64 = 16;
+/// The broker is told so often that a message is still being taken in: well within the time after
+/// which it delivers it again.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// Bytes of lines that are on their way into ledgers, beyond which no further one is begun.
+const LINES_BYTES: usize = 48 * 1024 * 1024;
 
 /// A line that is a submission.
 #[derive(Debug)]
@@ -45,6 +59,12 @@ pub struct Line {
     /// It is not to be expected that it has a ledger: its id is no client's, it was not delivered
     /// before, and its message need not be refused as a whole.
     pub fresh: bool,
+    /// It was delivered before, or lay here for so long that it may have been.
+    pub again: bool,
+    /// When its message was asked for.
+    pub asked: Asked,
+    /// What it takes of the memory.
+    pub _share: Share,
     /// The node that was told of its first binding while that is appended, its epoch, and the
     /// digest of its message.
     pub told: Option<(NodeId, Epoch, Digest)>,
@@ -89,19 +109,25 @@ pub struct Cursor {
     pub atomic: bool,
     /// It was delivered before.
     pub again: bool,
+    /// When it was asked for.
+    pub asked: Asked,
+    /// How often it was delivered, where that was too often.
+    given_up: Option<i64>,
     /// The lines that are refused, once it was looked at as a whole.
     verdict: Option<Verdict>,
     /// What remains of an array, of which line, from which index on.
-    elements: std::vec::IntoIter<Submission>,
-    index: u32,
-    /// Executions that it has become.
-    made: usize,
+    elements: Option<Elements>,
+    /// Bytes of the line that was read last.
+    text: usize,
+    held: Gauge,
     /// Bytes that were read.
     at: usize,
     /// Lines that were read.
     number: u32,
     /// Several lines are a batch of their own.
     batch: Option<BatchId>,
+    /// It has a line that is not blank, or was refused for having none.
+    has_lines: bool,
 }
 
 impl std::fmt::Debug for Cursor {
@@ -113,6 +139,12 @@ impl std::fmt::Debug for Cursor {
 struct Open {
     /// For its acknowledgement.
     message: jetstream::Message,
+    /// What it takes of the room for messages.
+    _room: Room,
+    /// When the broker was told last that it is being taken in.
+    told: Instant,
+    /// How often it was delivered.
+    delivered: i64,
     /// Lines that were read and have found no place yet.
     lines: usize,
     /// No further line comes.
@@ -128,6 +160,8 @@ pub struct Intake {
     open: HashMap<Sequence, Open>,
     /// Messages that are being looked at as a whole.
     vetting: usize,
+    /// What the lines under way take.
+    held: Gauge,
     /// A line that was read and waits for its turn.
     pub head: Option<Box<Line>>,
 }
@@ -138,8 +172,18 @@ impl Intake {
         self.queue.is_empty() && self.head.is_none()
     }
 
+    /// True while the lines under way take so much that no further one is begun.
+    pub fn is_full(&self) -> bool {
+        self.held.used() >= LINES_BYTES
+    }
+
     /// Takes a message.
-    pub fn push(&mut self, message: jetstream::Message) {
+    pub fn push(&mut self, pulled: Pulled) {
+        let Pulled {
+            message,
+            asked,
+            room,
+        } = pulled;
         let Ok(info) = message.info() else {
             tracing::warn!(subject = %message.subject, "a submission without its place was passed over");
             return;
@@ -157,12 +201,16 @@ impl Intake {
         let batch = batch_of(&tenant, stamp, seq, &message.payload);
         let header = message.headers.as_ref().and_then(|h| h.get(ATOMIC_HEADER));
         let atomic = header.is_some_and(|value| value.as_str() == "true");
-        let again = info.delivered > 1;
+        let delivered = info.delivered;
+        let again = delivered > 1;
         let body = message.payload.clone();
         self.open.insert(
             seq,
             Open {
                 message,
+                _room: room,
+                told: Instant::now(),
+                delivered,
                 lines: 0,
                 read: false,
                 failed: false,
@@ -175,13 +223,16 @@ impl Intake {
             body,
             atomic,
             again,
+            asked,
+            given_up: (delivered > DELIVERIES).then_some(delivered),
             verdict: None,
-            elements: Vec::new().into_iter(),
-            index: 0,
-            made: 0,
+            elements: None,
+            text: 0,
+            held: self.held.clone(),
             at: 0,
             number: 0,
             batch,
+            has_lines: false,
         });
     }
 
@@ -189,7 +240,8 @@ impl Intake {
     pub fn next(&mut self) -> Option<Next> {
         loop {
             let cursor = self.queue.front_mut()?;
-            let unread = cursor.atomic && cursor.verdict.is_none() && cursor.tenant.is_ok();
+            let vetted = cursor.verdict.is_some() || cursor.given_up.is_some();
+            let unread = cursor.atomic && !vetted && cursor.tenant.is_ok();
             let next = if unread { None } else { cursor.next() };
             match next {
                 Some(Read::Blank) => {}
@@ -268,13 +320,28 @@ impl Intake {
             return;
         };
         let kind = if open.failed {
-            AckKind::Nak(Some(RETRY))
+            let doublings = u32::try_from(open.delivered - 1).unwrap_or(0);
+            AckKind::Nak(Some(RETRY * 2_u32.pow(doublings.min(DOUBLINGS))))
         } else {
             AckKind::Ack
         };
         if let Err(error) = open.message.ack_with(kind).await {
             // It will be delivered again, which is harmless.
             tracing::warn!(%error, submission = message, "cannot acknowledge a submission");
+        }
+    }
+
+    /// Tells the broker of messages that take long, so that they are not delivered to others as
+    /// well while they are being taken in.
+    pub async fn keep_alive(&mut self) {
+        for (seq, open) in &mut self.open {
+            if open.told.elapsed() < KEEP_ALIVE {
+                continue;
+            }
+            open.told = Instant::now();
+            if let Err(error) = open.message.ack_with(AckKind::Progress).await {
+                tracing::debug!(%error, submission = seq, "cannot tell that it is being taken in");
+            }
         }
     }
 
@@ -305,24 +372,23 @@ fn batch_of(
 }
 
 /// The id and the batch of what a line of a message stands for; `place`: the message's sequence,
-/// the line, and the index of an array's element. The elements of an array are a batch.
+/// the line, and the index of an array's element; then what its client calls it and its batch. The
+/// elements of an array are a batch.
 pub fn name(
     tenant: &Tenant,
     stamp: Timestamp,
     place: (Sequence, u32, Option<u32>),
     batch: Option<BatchId>,
-    spec: &Submission,
+    (client, named): (Option<&ClientId>, Option<&BatchName>),
 ) -> (ExecutionId, Option<BatchPlace>) {
     let (seq, number, index) = place;
-    let execution = match (&spec.id, index) {
+    let execution = match (client, index) {
         (Some(client), _) => ExecutionId::from_client(tenant, client),
         (None, None) => ExecutionId::from_submission(tenant, stamp, seq, number),
         (None, Some(index)) => ExecutionId::from_element(tenant, stamp, seq, number, index),
     };
     let batch = batch.or_else(|| index.map(|_| BatchId::from_submission(tenant, stamp, seq)));
-    let batch = spec
-        .batch
-        .as_ref()
+    let batch = named
         .map(|name| BatchId::from_client(tenant, name))
         .or(batch);
     (execution, batch.map(|id| BatchPlace { id, line: number }))
@@ -346,18 +412,40 @@ enum Read {
 impl Cursor {
     /// What comes next; none where the message must be looked at as a whole before.
     fn next(&mut self) -> Option<Read> {
-        if let Some(spec) = self.elements.next() {
-            let index = self.index;
-            self.index += 1;
-            return Some(self.element(spec, Some(index)));
+        if let Some(delivered) = self.given_up.take() {
+            self.at = self.body.len() + 1;
+            return Some(self.give_up(delivered));
+        }
+        if let Some(elements) = &mut self.elements {
+            let index = elements.index();
+            match elements.next() {
+                Some(Ok(spec)) => return Some(self.element(spec, index)),
+                // The message was looked at as a whole, so this does not happen.
+                Some(Err(error)) => {
+                    self.elements = None;
+                    let tenant = self
+                        .tenant
+                        .as_ref()
+                        .map_or_else(String::clone, |t| t.to_string());
+                    return Some(self.bad(self.number, tenant, error, &[]));
+                }
+                None => self.elements = None,
+            }
         }
         let (at, number) = (self.at, self.number);
         let Some((line, text)) = self.line() else {
-            return Some(Read::End);
+            if std::mem::replace(&mut self.has_lines, true) {
+                return Some(Read::End);
+            }
+            let tenant = self.tenant.as_ref();
+            let tenant = tenant.map_or_else(String::clone, ToString::to_string);
+            let error = FieldError::new("", "the message is empty: it has no submission");
+            return Some(self.bad(1, tenant, error, &[]));
         };
         if text.is_empty() {
             return Some(Read::Blank);
         }
+        self.has_lines = true;
         let tenant = match &self.tenant {
             Ok(tenant) => tenant.to_string(),
             Err(tenant) => {
@@ -375,22 +463,31 @@ impl Cursor {
             Ok(spec) => spec,
             Err(error) => return Some(self.bad(line, tenant, error, &text)),
         };
-        if !spec.after.is_empty() && self.verdict.is_none() {
+        let alone = spec.after.is_empty() && spec.array.is_none();
+        if !alone && self.verdict.is_none() {
             (self.at, self.number) = (at, number);
             return None;
         }
-        self.made += spec.count();
+        self.text = text.len();
         if spec.array.is_none() {
             return Some(self.element(spec, None));
         }
-        let expanded = check_count(&spec, self.made).and_then(|()| spec.expand());
-        match expanded {
-            Ok(all) => {
-                (self.elements, self.index) = (all.into_iter(), 0);
-                Some(Read::Blank)
-            }
-            Err(error) => Some(self.bad(line, tenant, error, &text)),
-        }
+        self.elements = Some(spec.elements());
+        Some(Read::Blank)
+    }
+
+    /// One rejection for the message as a whole; what was taken in of it before goes on.
+    fn give_up(&self, delivered: i64) -> Read {
+        let reason = format!(
+            "its message was delivered {delivered} times, and no policy service took in all of it: \
+             each ended meanwhile or failed, and its log says why. Lines of the message that were \
+             taken in go on; send the others again, in smaller messages"
+        );
+        let tenant = self
+            .tenant
+            .as_ref()
+            .map_or_else(String::clone, |t| t.to_string());
+        self.bad(1, tenant, FieldError::new("", reason), &self.body)
     }
 
     fn bad(&self, line: u32, tenant: String, error: FieldError, text: &[u8]) -> Read {
@@ -411,7 +508,8 @@ impl Cursor {
             return Read::Blank;
         };
         let place = (self.seq, self.number, index);
-        let (execution, batch) = name(tenant, self.stamp, place, self.batch, &spec);
+        let named = (spec.id.as_ref(), spec.batch.as_ref());
+        let (execution, batch) = name(tenant, self.stamp, place, self.batch, named);
         let fresh = spec.id.is_none() && !self.again && !self.atomic;
         Read::Next(Box::new(Next::Line(Box::new(Line {
             message: self.seq,
@@ -420,8 +518,11 @@ impl Cursor {
             execution,
             batch,
             stamp: self.stamp,
+            _share: self.held.take(weight_of(&spec, self.text)),
             spec: Arc::new(spec),
             fresh,
+            again: self.again,
+            asked: self.asked,
             told: None,
             stored: false,
             registered: false,

@@ -15,6 +15,7 @@
 
 mod acks;
 mod api;
+mod bounds;
 mod core;
 mod dependencies;
 mod effects;
@@ -25,6 +26,8 @@ mod metrics;
 mod options;
 mod outbox;
 mod programs;
+mod pulling;
+mod reading;
 mod reservation;
 mod service;
 mod sources;

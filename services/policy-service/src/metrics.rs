@@ -1,12 +1,16 @@
 //! What `/metrics` shows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fiec_policy::Duties;
+use fiec_schemas::duty::Actor;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+type ByActor = Family<[(&'static str, &'static str); 1], Gauge>;
 type ByCause = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// All figures; cheap to clone.
@@ -40,12 +44,20 @@ pub struct Metrics {
     pub live: Gauge,
     /// Executions that wait for a node.
     pub waiting: Gauge,
+    /// Live executions by who must act next.
+    pub duties: ByActor,
+    /// Those of them on which that is overdue.
+    pub duties_overdue: ByActor,
     /// Appends under way.
     pub in_flight: Gauge,
     /// Submission messages not yet acknowledged.
     pub open_submissions: Gauge,
     /// Policy services present.
     pub replicas: Gauge,
+    /// Names of nodes that are kept.
+    pub nodes: Gauge,
+    /// Names that sent vectors and have not joined, as far as they are kept.
+    pub strangers: Gauge,
 }
 
 impl Metrics {
@@ -103,6 +115,16 @@ impl Metrics {
             self.waiting.clone(),
         );
         r.register(
+            "duties",
+            "Live executions by who must act next",
+            self.duties.clone(),
+        );
+        r.register(
+            "duties_overdue",
+            "Live executions on which whoever must act next is late",
+            self.duties_overdue.clone(),
+        );
+        r.register(
             "appends_in_flight",
             "Appends under way",
             self.in_flight.clone(),
@@ -113,11 +135,53 @@ impl Metrics {
             self.open_submissions.clone(),
         );
         r.register("replicas", "Policy services present", self.replicas.clone());
+        r.register("nodes", "Names of nodes that are kept", self.nodes.clone());
+        r.register(
+            "strangers",
+            "Names that sent vectors and have not joined, as far as they are kept",
+            self.strangers.clone(),
+        );
         Arc::new(r)
+    }
+
+    /// Shows who must act next on how many executions.
+    pub fn show_duties(&self, all: &BTreeMap<Actor, Duties>) {
+        let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        for (actor, duties) in all {
+            let who = [("who", actor.as_str())];
+            let (all, overdue) = (number(duties.all), number(duties.overdue));
+            self.duties.get_or_create(&who).set(all);
+            self.duties_overdue.get_or_create(&who).set(overdue);
+        }
     }
 
     /// Counts a binding.
     pub fn bound(&self, cause: &'static str) {
         self.bindings.get_or_create(&[("cause", cause)]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duties_are_shown_for_each_actor() {
+        let metrics = Metrics::default();
+        let (all, overdue) = (3, 1);
+        let none = Duties::default();
+        let duties = Actor::ALL.map(|actor| (actor, none));
+        let mut duties = BTreeMap::from(duties);
+        duties.insert(Actor::Worker, Duties { all, overdue });
+        metrics.show_duties(&duties);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &metrics.registry()).unwrap();
+        for line in [
+            r#"fiec_policy_duties{who="worker"} 3"#,
+            r#"fiec_policy_duties_overdue{who="worker"} 1"#,
+            r#"fiec_policy_duties{who="person"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
     }
 }

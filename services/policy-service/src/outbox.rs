@@ -44,6 +44,10 @@ impl Outbox {
 
     /// Sends everything.
     pub async fn flush(&mut self, broker: &Broker, policy: &Policy, metrics: &Metrics) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let server = broker.server();
         while let Some((node, mut bindings)) = self.waiting.pop_first() {
             while !bindings.is_empty() {
                 let rest = bindings.split_off(bindings.len().min(self.limit));
@@ -52,6 +56,7 @@ impl Outbox {
                 let message = CapsuleMessage {
                     v: 1,
                     bindings: some,
+                    server: Some(server.clone()),
                 };
                 let Ok(payload) = serde_json::to_vec(&message) else {
                     continue;

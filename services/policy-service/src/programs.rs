@@ -188,7 +188,7 @@ mod tests {
         push(&broker, "late@1.2").await;
         until("what comes is known", || programs.has("late@1.2")).await;
         assert!(!programs.in_container("late@1.2") && !programs.in_container("cg@1"));
-        let boxed = br#"{"entry":["x"],"protocol":"json_lines","image":"some/image:1"}"#;
+        let boxed = br#"{"entry":["x"],"protocol":"json_lines","image":"image.tar"}"#;
         push_as(&broker, "boxed@1", boxed).await;
         until("a container is known", || programs.in_container("boxed@1")).await;
         let said = news.recv().await;

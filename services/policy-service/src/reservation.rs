@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::DirectGetErrorKind;
-use fiec_broker::{Broker, BrokerError, Entry};
+use fiec_broker::{Broker, BrokerError, Entry, Reader};
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -139,29 +139,15 @@ impl Effects {
 /// # Errors
 /// When the broker refuses the consumer or the stream ends.
 pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerError> {
-    let consumer = broker
-        .js
-        .create_consumer_on_stream(
-            pull::Config {
-                ack_policy: AckPolicy::None,
-                deliver_policy: DeliverPolicy::LastPerSubject,
-                filter_subject: "fiec.quota.*".to_owned(),
-                inactive_threshold: Duration::from_secs(60),
-                ..Default::default()
-            },
-            subjects::QUOTA_STREAM,
-        )
-        .await
-        .map_err(BrokerError::operation("follow reservations"))?;
-    let mut messages = consumer
-        .stream()
-        .expires(Duration::from_secs(30))
-        .heartbeat(Duration::from_secs(10))
-        .messages()
-        .await
-        .map_err(BrokerError::operation("follow reservations"))?;
+    let config = pull::Config {
+        deliver_policy: DeliverPolicy::LastPerSubject,
+        filter_subject: "fiec.quota.*".to_owned(),
+        ..Default::default()
+    };
+    let what = "follow reservations";
+    let mut messages = Reader::open(broker, subjects::QUOTA_STREAM, config, 200, what).await?;
     while let Some(message) = messages.next().await {
-        let message = message.map_err(BrokerError::operation("follow reservations"))?;
+        let message = message?;
         let Some(tenant) = subjects::parse_quota(&message.subject) else {
             continue;
         };

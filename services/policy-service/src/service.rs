@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, sight};
+use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, Upkeep, sight};
+use fiec_schemas::InstanceId;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use tokio::sync::{Semaphore, mpsc};
@@ -14,14 +15,14 @@ use crate::core::Core;
 use crate::effects::Effects;
 use crate::metrics::Metrics;
 use crate::programs::Programs;
-use crate::{Options, ServiceError, acks, api, reservation, sources};
+use crate::reading::Reader;
+use crate::sources::FeedHealth;
+use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
 
 /// News that may wait for the core.
 const NEWS: usize = 4_096;
 /// Outcomes of what the core has started, and questions to it, that may wait for it.
 const OUTCOMES: usize = 4_096;
-/// Submission messages that may wait for the core.
-const SUBMISSIONS: usize = 1_000;
 
 /// Looks through submissions that wait to be taken in, at the same time.
 const LOOKING: usize = 4;
@@ -41,16 +42,77 @@ impl PolicyService {
     /// Runs until `stop` is cancelled. A current-thread run time serves it best.
     ///
     /// # Errors
-    /// When the start fails, the ledger stream went back in time, or a task ended by itself.
+    /// When the start fails, or a task ended by itself.
     pub fn run(self, stop: CancellationToken) -> LocalBoxFuture<'static, Result<(), ServiceError>> {
         // Boxed, so that the service is compiled here and not again in each program that runs it.
         self.serve_until(stop).boxed_local()
     }
 
     async fn serve_until(self, stop: CancellationToken) -> Result<(), ServiceError> {
-        let Self { options, broker } = self;
+        let Self {
+            mut options,
+            broker,
+        } = self;
         let metrics = Metrics::default();
         let loaded = Arc::new(AtomicBool::new(false));
+        let end = stop.child_token();
+        let _end = end.clone().drop_guard();
+        let (upkeep, feed) = (Upkeep::default(), FeedHealth::default());
+        if let Some(addr) = options.http {
+            let health = health(&broker, &loaded, &upkeep, &feed);
+            let bound = sight::serve(addr, metrics.registry(), health, end)
+                .await
+                .map_err(|source| ServiceError::Http { addr, source })?;
+            tracing::info!(addr = %bound, "serving /metrics and /healthz");
+        }
+        let mut after_loss = false;
+        loop {
+            let life = Life {
+                options: options.clone(),
+                broker: broker.clone(),
+                metrics: metrics.clone(),
+                loaded: Arc::clone(&loaded),
+                upkeep: upkeep.clone(),
+                feed: feed.clone(),
+                after_loss,
+            };
+            match life.live(&stop).await {
+                Err(ServiceError::Lost(lost)) => {
+                    tracing::error!(%lost, "taking over what is left of the ledgers");
+                    loaded.store(false, Ordering::Relaxed);
+                    options.id = InstanceId::random();
+                    after_loss = true;
+                }
+                ended => return ended,
+            }
+        }
+    }
+}
+
+/// One life of the service, under one id: what it knows of the ledgers holds until the broker loses
+/// messages.
+struct Life {
+    options: Options,
+    broker: Broker,
+    metrics: Metrics,
+    loaded: Arc<AtomicBool>,
+    upkeep: Upkeep,
+    feed: FeedHealth,
+    /// It follows one that has ended because messages were lost.
+    after_loss: bool,
+}
+
+impl Life {
+    async fn live(self, stop: &CancellationToken) -> Result<(), ServiceError> {
+        let Self {
+            options,
+            broker,
+            metrics,
+            loaded,
+            upkeep,
+            feed,
+            after_loss,
+        } = self;
         let (news_tx, news) = mpsc::channel(NEWS);
         // Who brings an outcome waits while the core has many, so the core must never wait for
         // one of those, or both would wait for ever. It fills two channels: `firsts` has a place
@@ -63,7 +125,7 @@ impl PolicyService {
             ..options
         };
         let (outcomes_tx, outcomes) = mpsc::channel(OUTCOMES);
-        let (submissions_tx, submissions) = mpsc::channel(SUBMISSIONS);
+        let (submissions_tx, submissions) = mpsc::channel(pulling::MESSAGES as usize);
         let (firsts, firsts_rx) = mpsc::channel(in_flight);
         let (published, published_rx) = mpsc::channel(UNACKNOWLEDGED);
         let ledger = Ledger::new(&broker);
@@ -73,23 +135,29 @@ impl PolicyService {
             outcomes: outcomes_tx.clone(),
             author: format!("policy/{}", options.id),
             programs: Programs::new(&broker),
+            upkeep: upkeep.clone(),
             looking: Arc::new(Semaphore::new(LOOKING)),
+            reader: Reader::default(),
         };
         // One token ends every part, whatever the reason.
         let end = stop.child_token();
         let guard = end.clone().drop_guard();
-        if let Some(addr) = options.http {
-            serve(addr, &metrics, &broker, &loaded, end.clone()).await?;
-        }
         let mut core = Core::new(
             options.clone(),
             effects.clone(),
             metrics.clone(),
             firsts,
             published,
-            Arc::clone(&loaded),
+            (Arc::clone(&loaded), after_loss),
         );
         let mut tasks: JoinSet<(&'static str, Result<(), ServiceError>)> = JoinSet::new();
+        let b = broker.clone();
+        tasks.spawn(async move {
+            ("upkeep", {
+                upkeep.keep(b, "policy").await;
+                Ok(())
+            })
+        });
         // The live telemetry first, so that nothing falls between the last vectors and it.
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("telemetry", sources::telemetry(b, n).await) });
@@ -110,9 +178,9 @@ impl PolicyService {
         let (p, n) = (effects.programs.clone(), news_tx.clone());
         tasks.spawn(async move { ("programs", sources::programs(p, n).await) });
         let (b, n) = (broker.clone(), news_tx);
-        tasks.spawn(async move { ("ledgers", sources::ledgers(b, n).await) });
+        tasks.spawn(async move { ("ledgers", sources::ledgers(b, n, feed).await) });
         let b = broker.clone();
-        tasks.spawn(async move { ("submissions", sources::submissions(b, submissions_tx).await) });
+        tasks.spawn(async move { ("submissions", pulling::submissions(b, submissions_tx).await) });
         tasks.spawn(async move {
             ("appends", {
                 acks::appends(ledger, firsts_rx, outcomes_tx).await;
@@ -178,26 +246,24 @@ async fn vectors(broker: &Broker) -> Vec<fiec_schemas::HardwareVector> {
     }
 }
 
-async fn serve(
-    addr: std::net::SocketAddr,
-    metrics: &Metrics,
+/// What `/healthz` says.
+fn health(
     broker: &Broker,
     loaded: &Arc<AtomicBool>,
-    stop: CancellationToken,
-) -> Result<(), ServiceError> {
+    upkeep: &Upkeep,
+    feed: &FeedHealth,
+) -> impl Fn() -> Result<(), String> + Send + Sync + Clone + 'static {
     let (client, loaded) = (broker.client.clone(), Arc::clone(loaded));
-    let health = move || {
+    let (upkeep, feed) = (upkeep.clone(), feed.clone());
+    move || {
         if client.connection_state() != async_nats::connection::State::Connected {
-            Err("not connected to NATS".to_owned())
-        } else if !loaded.load(Ordering::Relaxed) {
-            Err("still taking over the ledgers".to_owned())
-        } else {
-            Ok(())
+            return Err("not connected to NATS: see that nats-server runs".to_owned());
         }
-    };
-    let bound = sight::serve(addr, metrics.registry(), health, stop)
-        .await
-        .map_err(|source| ServiceError::Http { addr, source })?;
-    tracing::info!(addr = %bound, "serving /metrics and /healthz");
-    Ok(())
+        upkeep.check()?;
+        feed.check()?;
+        if !loaded.load(Ordering::Relaxed) {
+            return Err("still taking over the ledgers".to_owned());
+        }
+        Ok(())
+    }
 }

@@ -1,13 +1,16 @@
 //! What the service listens to. Each source opens its stream anew when it ends, with back-off,
-//! and keeps what it knows; only a ledger stream that went back in time ends the service.
+//! and keeps what it knows; only a ledger stream that has lost messages ends the others: the service
+//! takes all ledgers over anew.
 
 use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::kv;
-use fiec_broker::feed::{self, Start};
-use fiec_broker::{Broker, BrokerError, registry, topology};
+use fiec_broker::feed::{self, FeedItem, Start};
+use fiec_broker::identity::Identity;
+use fiec_broker::{Broker, BrokerError, registry};
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::trust::Quarantine;
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
@@ -16,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
 
 use crate::ServiceError;
-use crate::events::{News, SubmitMessage};
+use crate::events::News;
 use crate::programs::Programs;
 use crate::reservation;
 
@@ -26,7 +29,8 @@ const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
 /// does not say whether it is the last, so much silence says that.
 const QUIET: Duration = Duration::from_secs(1);
 
-async fn again<F: Future<Output = Result<(), BrokerError>>>(
+/// Opens a source anew whenever it ends, with back-off.
+pub async fn again<F: Future<Output = Result<(), BrokerError>>>(
     what: &'static str,
     mut open: impl FnMut() -> F,
 ) -> Result<(), ServiceError> {
@@ -46,16 +50,44 @@ async fn again<F: Future<Output = Result<(), BrokerError>>>(
     }
 }
 
+/// Why the feed of the ledgers is not open, while it is not. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct FeedHealth {
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+impl FeedHealth {
+    /// Fails with the reason.
+    ///
+    /// # Errors
+    /// While the feed is not open.
+    pub fn check(&self) -> Result<(), String> {
+        self.trouble().clone().map_or(Ok(()), Err)
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
+        // The text is whole even where a holder panicked.
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// All ledgers: first the last message of each, then whatever comes.
-pub async fn ledgers(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+pub async fn ledgers(
+    broker: Broker,
+    news: Sender<News>,
+    health: FeedHealth,
+) -> Result<(), ServiceError> {
     let (mut seen, mut before) = (None, None);
+    let mut identity = Identity::default();
     let mut wait = BACK_OFF;
     loop {
-        match follow(&broker, &news, (&mut seen, &mut before), &mut wait).await {
+        let place = (&mut seen, &mut before, &mut identity);
+        match follow(&broker, &news, &health, place, &mut wait).await {
             Ok(()) if news.is_closed() => return Ok(()),
             Ok(()) => tracing::warn!(seen, "the ledger feed ended; opening it anew"),
             Err(ServiceError::Broker(error)) => {
                 tracing::warn!(seen, %error, "opening the ledger feed anew");
+                *health.trouble() = Some(format!("the ledgers are not read: {error}"));
             }
             Err(error) => return Err(error),
         }
@@ -64,12 +96,22 @@ pub async fn ledgers(broker: Broker, news: Sender<News>) -> Result<(), ServiceEr
     }
 }
 
+/// What a follower of the ledgers waits for.
+enum Heard {
+    /// The next message; none where the feed has ended.
+    Item(Option<Result<FeedItem, BrokerError>>),
+    /// The connection was made anew: the broker may have lost messages.
+    Connected,
+}
+
 /// `seen`: the last message that was told of, once all ledgers are loaded; `before`: the last one
-/// that was there when loading began.
+/// that was there when loading began; `identity`: what was read, by which a stream that has lost
+/// messages is known.
 async fn follow(
     broker: &Broker,
     news: &Sender<News>,
-    (seen, before): (&mut Option<u64>, &mut Option<u64>),
+    health: &FeedHealth,
+    (seen, before, identity): (&mut Option<u64>, &mut Option<u64>, &mut Identity),
     wait: &mut Duration,
 ) -> Result<(), ServiceError> {
     let stream = broker
@@ -78,33 +120,42 @@ async fn follow(
         .await
         .map_err(BrokerError::operation("look at the ledger stream"))?;
     let state = &stream.cached_info().state;
+    let mut connections = broker.connections();
+    if let Some(lost) = identity.check(broker).await? {
+        return Err(lost.into());
+    }
     let start = match *seen {
-        Some(seen) if state.last_sequence < seen => {
-            return Err(ServiceError::RolledBack {
-                last: state.last_sequence,
-                seen,
-            });
-        }
         Some(seen) => Start::At(seen + 1),
         None => Start::LastOfEach,
     };
     let (mut loading, mut unread) = (seen.is_none(), false);
     let before = *before.get_or_insert(state.last_sequence);
     let mut items = feed::ledger(broker, start).await?;
+    *health.trouble() = None;
     if loading && state.messages == 0 {
         *seen = Some(state.last_sequence);
         loading = false;
         let _ = news.send(News::Loaded).await;
     }
     loop {
-        let next = items.next();
+        let next = async {
+            tokio::select! {
+                biased;
+                Ok(()) = connections.changed() => Heard::Connected,
+                item = items.next() => Heard::Item(item),
+            }
+        };
         let next = match loading && unread {
             true => tokio::time::timeout(QUIET, next).await,
             false => Ok(next.await),
         };
         let item = match next {
-            Ok(Some(item)) => item,
-            Ok(None) => break,
+            Ok(Heard::Item(Some(item))) => item,
+            Ok(Heard::Item(None)) => break,
+            Ok(Heard::Connected) => match identity.check(broker).await? {
+                Some(lost) => return Err(lost.into()),
+                None => continue,
+            },
             Err(_) => {
                 *seen = Some(state.last_sequence);
                 loading = false;
@@ -114,18 +165,16 @@ async fn follow(
         };
         let item = match item {
             Ok(item) => item,
-            Err(error @ BrokerError::Malformed { .. }) => {
+            Err(error @ BrokerError::Foreign { .. }) => {
                 tracing::warn!(%error, "a message of the ledger stream was passed over");
                 unread = true;
                 continue;
             }
-            Err(error) if !loading => return Err(error.into()),
-            Err(error) => {
-                tracing::warn!(%error, "while loading the ledgers");
-                continue;
-            }
+            // While the ledgers are being loaded, loading begins again.
+            Err(error) => return Err(error.into()),
         };
         *wait = BACK_OFF;
+        identity.note(item.seq, item.digest());
         let (seq, last) = (item.seq, loading && item.pending == 0);
         // What ends while the ledgers are loaded may have been told of before, while it lived.
         let unknown = loading && seq <= before;
@@ -151,29 +200,6 @@ fn is_over(header: &str) -> bool {
     let phase = header.rfind(PHASE).map(|at| &header[at + PHASE.len()..]);
     let over = ["completed\"", "failed\"", "cancelled\"", "returned\""];
     phase.is_some_and(|phase| over.into_iter().any(|is| phase.starts_with(is)))
-}
-
-/// Submissions, one message at a time and many ahead.
-pub async fn submissions(broker: Broker, to: Sender<SubmitMessage>) -> Result<(), ServiceError> {
-    again("submissions", || async {
-        let consumer = topology::submit_consumer(&broker).await?;
-        let mut messages = consumer
-            .stream()
-            .max_messages_per_batch(1_000)
-            .expires(Duration::from_secs(30))
-            .heartbeat(Duration::from_secs(10))
-            .messages()
-            .await
-            .map_err(BrokerError::operation("pull submissions"))?;
-        while let Some(message) = messages.next().await {
-            let message = message.map_err(BrokerError::operation("pull submissions"))?;
-            if to.send(message).await.is_err() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    })
-    .await
 }
 
 fn read<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Option<T> {
@@ -382,7 +408,56 @@ fn node_news(key: &str, value: Option<&[u8]>) -> Option<News> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may end so")]
+
     use super::*;
+    use async_nats::HeaderMap;
+    use fiec_broker::{ConnectOptions, topology};
+    use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
+
+    #[tokio::test]
+    async fn loading_goes_on_after_the_server_has_deleted_the_consumer() {
+        const LEDGERS: u64 = 3_000;
+        let dir = tempfile::tempdir().unwrap();
+        let binary = locate_nats(&NoProgress).await.unwrap();
+        let options = NatsOptions::new(binary, dir.path().join("nats"));
+        let server = NatsServer::start(options).await.unwrap();
+        let connect = ConnectOptions::new(server.client_url(), "test");
+        let broker = Broker::connect(connect).await.unwrap();
+        let profile = topology::Profile::default();
+        topology::apply(&broker, &profile).await.unwrap();
+        let mut acks = Vec::new();
+        for _ in 0..LEDGERS {
+            let id = fiec_schemas::ExecutionId(uuid::Uuid::now_v7());
+            let subject = subjects::ledger(&"lab".parse().unwrap(), id);
+            let mut headers = HeaderMap::new();
+            headers.insert(subjects::EVENT_HEADER, "{}");
+            let sent = broker.js.publish_with_headers(subject, headers, "".into());
+            acks.push(sent.await.unwrap());
+        }
+        for ack in acks {
+            ack.await.unwrap();
+        }
+        // A core that is busy: it takes nothing, so that the reader asks for nothing.
+        let (to, mut news) = tokio::sync::mpsc::channel(1);
+        let loading = tokio::spawn(ledgers(broker.clone(), to, FeedHealth::default()));
+        let stream = broker.js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+        let consumer = loop {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let Some(info) = stream.consumers().next().await else {
+                continue;
+            };
+            let info = info.unwrap();
+            if info.num_waiting == 0 && info.delivered.consumer_sequence > 0 {
+                break info.name;
+            }
+        };
+        stream.delete_consumer(&consumer).await.unwrap();
+        let loaded = async { while !matches!(news.recv().await.unwrap(), News::Loaded) {} };
+        let patience = Duration::from_secs(30);
+        tokio::time::timeout(patience, loaded).await.unwrap();
+        loading.abort();
+    }
 
     #[test]
     fn only_the_phase_itself_tells_that_an_execution_is_over() {

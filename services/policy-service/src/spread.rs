@@ -86,6 +86,7 @@ impl Effects {
             seq: 0,
             digest: None,
             state: unborn,
+            seen_in: 0,
         };
         let draft = Draft::new(&tip, vec![Event::Submitted], &self.author, now)?;
         match self.ledger.append(draft, Bytes::new()).await {

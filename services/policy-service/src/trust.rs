@@ -14,7 +14,7 @@ use fiec_schemas::{
     StatePlace, Tenant, Timestamp, TransitionError, subjects,
 };
 
-use crate::effects::{Effects, NoReply};
+use crate::effects::Effects;
 use crate::events::{Later, Outcome};
 
 /// Attempts to change a key that others change too.
@@ -176,7 +176,7 @@ impl Effects {
         let (question, execution) = (*question, *execution);
         let reason = match self.control(&node, &request, timeout).await {
             Ok(_) => return,
-            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => reason,
+            Err(no_reply) => no_reply.reason(),
         };
         let verdict = Verdict {
             v: 1,

@@ -1,15 +1,14 @@
 //! Messages whose lines must be looked at together before one of them is placed: those whose lines
 //! wait for each other or for others, and those that are taken as a whole or not at all.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use fiec_broker::Entry;
-use fiec_schemas::submission::{LINES_LIMIT, lines};
 use fiec_schemas::{
-    ExecutionId, FieldError, Sequence, Submission, Tenant, Timestamp, package, subjects,
+    Digest, ExecutionId, FieldError, Sequence, Tenant, Timestamp, package, subjects,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -17,60 +16,16 @@ use crate::core::taken;
 use crate::dependencies::{Lines, Node};
 use crate::effects::Effects;
 use crate::intake::{name, stamp};
+use crate::reading::{Lines as Read, Verdict, Vetted};
 
 /// Ledgers looked up at once.
 const LOOK_UPS: usize = 64;
 /// What is being submitted at this moment may be stored so much later.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A message of the stream finds room to be read within this, or is delivered again.
+const ROOM_WITHIN: Duration = Duration::from_secs(30);
 /// Looking through what was submitted and not yet taken in takes no longer.
 const LOOKING: Duration = Duration::from_secs(2);
-
-/// The lines that are refused, each with its reason.
-pub type Verdict = BTreeMap<u32, FieldError>;
-
-/// A line of a message.
-pub struct Vetted {
-    /// Its number.
-    pub line: u32,
-    /// What it stands for.
-    pub specs: Vec<Submission>,
-    /// It stands for the elements of an array.
-    pub array: bool,
-}
-
-/// Reads the lines of a message; what cannot be read is refused.
-pub fn read(body: &[u8]) -> (Vec<Vetted>, Verdict) {
-    let (mut good, mut bad) = (Vec::new(), Verdict::new());
-    let mut made = 0;
-    for (line, text) in lines(body) {
-        let mut array = false;
-        let read = Submission::parse(text).and_then(|spec| {
-            array = spec.array.is_some();
-            made += spec.count();
-            check_count(&spec, made)?;
-            spec.expand()
-        });
-        match read {
-            Ok(specs) => good.push(Vetted { line, specs, array }),
-            Err(error) => drop(bad.insert(line, error)),
-        }
-    }
-    (good, bad)
-}
-
-/// Whether a line's array may be taken in, after which a message would have become so many.
-///
-/// # Errors
-/// The rule that it breaks.
-pub fn check_count(spec: &Submission, made: usize) -> Result<(), FieldError> {
-    if spec.array.is_some() && made > LINES_LIMIT {
-        let rule = format!(
-            "a message becomes at most {LINES_LIMIT} executions; send this line in another one"
-        );
-        return Err(FieldError::new("array.count", rule));
-    }
-    Ok(())
-}
 
 /// Refuses the others with the refused ones.
 pub fn all_or_nothing(all: impl IntoIterator<Item = u32>, bad: &mut Verdict) {
@@ -94,16 +49,16 @@ impl Effects {
         atomic: bool,
         again: bool,
     ) -> Result<Verdict, String> {
-        let (good, mut bad) = read(&body);
+        let Read { good, bad, .. } = &mut self.reader.read(body, ROOM_WITHIN).await?;
         // What it is a part of was taken before: the rest follows.
-        if again && atomic && self.is_begun(tenant, (stamp, seq), &good).await? {
+        if again && atomic && self.is_begun(tenant, (stamp, seq), good).await? {
             return Ok(Verdict::new());
         }
-        self.vet_lines(tenant, &good, &mut bad, atomic).await?;
+        self.vet_lines(tenant, good, bad, atomic).await?;
         if atomic {
-            all_or_nothing(good.iter().map(|vetted| vetted.line), &mut bad);
+            all_or_nothing(good.iter().map(|vetted| vetted.line), bad);
         }
-        Ok(bad)
+        Ok(std::mem::take(bad))
     }
 
     /// Adds the lines that cannot be taken: their programs are not registered, they wait for each
@@ -122,7 +77,7 @@ impl Effects {
         }
         let nodes: Vec<Node> = good
             .iter()
-            .flat_map(|v| v.specs.iter().map(|spec| Node::of(v.line, tenant, spec)))
+            .flat_map(|v| v.elements.iter().map(|e| Node::of(v.line, tenant, e)))
             .collect();
         if nodes.iter().all(|node| node.after.is_empty()) {
             return Ok(());
@@ -140,7 +95,7 @@ impl Effects {
     }
 
     async fn vet_programs(&self, good: &[Vetted], bad: &mut Verdict) -> Result<(), String> {
-        let programs = good.iter().flat_map(|v| &v.specs).map(|spec| &spec.program);
+        let programs = good.iter().map(|vetted| &vetted.program);
         let doubtful: BTreeSet<_> = programs.filter(|p| !self.programs.has(p)).collect();
         let mut missing = BTreeSet::new();
         for program in doubtful {
@@ -149,12 +104,9 @@ impl Effects {
                 missing.insert(program);
             }
         }
-        for vetted in good {
-            let missing = vetted.specs.iter().find(|s| missing.contains(&s.program));
-            if let Some(spec) = missing {
-                let error = package::unregistered(&spec.program);
-                bad.entry(vetted.line).or_insert(error);
-            }
+        for vetted in good.iter().filter(|v| missing.contains(&v.program)) {
+            let error = package::unregistered(&vetted.program);
+            bad.entry(vetted.line).or_insert(error);
         }
         Ok(())
     }
@@ -167,10 +119,10 @@ impl Effects {
     ) -> Result<(), String> {
         let named: Vec<_> = good
             .iter()
-            .flat_map(|v| v.specs.iter().map(move |spec| (v.line, spec)))
-            .filter_map(|(line, spec)| {
-                let id = ExecutionId::from_client(tenant, spec.id.as_ref()?);
-                Some((line, id, spec.digest()))
+            .flat_map(|v| v.elements.iter().map(move |e| (v.line, e)))
+            .filter_map(|(line, element)| {
+                let id = ExecutionId::from_client(tenant, element.id.as_ref()?);
+                Some((line, id, element.digest))
             })
             .collect();
         let there = self
@@ -197,9 +149,7 @@ impl Effects {
         (stamp, seq): (Timestamp, Sequence),
         good: &[Vetted],
     ) -> Result<bool, String> {
-        let named: HashMap<_, _> = named(tenant, (stamp, seq), good)
-            .map(|(id, spec)| (id, spec.digest()))
-            .collect();
+        let named: HashMap<_, _> = named(tenant, (stamp, seq), good).collect();
         let there = self.last_of(tenant, named.keys().copied()).await?;
         Ok(there.into_iter().any(|(id, entry)| {
             let state = entry.message.state;
@@ -315,7 +265,7 @@ impl Effects {
             };
             let seq = message.sequence;
             let stamp = stamp(Some(&message.headers), message.time.unix_timestamp_nanos());
-            let (good, _) = read(&message.payload);
+            let (good, _) = self.reader.read_alone(message.payload).await?;
             for (id, _) in named(tenant, (stamp, seq), &good) {
                 ids.remove(&id);
             }
@@ -330,12 +280,13 @@ fn named<'a>(
     tenant: &'a Tenant,
     (stamp, seq): (Timestamp, Sequence),
     good: &'a [Vetted],
-) -> impl Iterator<Item = (ExecutionId, &'a Submission)> {
+) -> impl Iterator<Item = (ExecutionId, Digest)> + 'a {
     good.iter().flat_map(move |vetted| {
-        (0..).zip(&vetted.specs).map(move |(index, spec)| {
+        (0..).zip(&vetted.elements).map(move |(index, element)| {
             let place = (seq, vetted.line, vetted.array.then_some(index));
-            let (id, _) = name(tenant, stamp, place, None, spec);
-            (id, spec)
+            let client = (element.id.as_ref(), vetted.batch.as_ref());
+            let (id, _) = name(tenant, stamp, place, None, client);
+            (id, element.digest)
         })
     })
 }

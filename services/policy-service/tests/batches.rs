@@ -239,6 +239,7 @@ async fn a_whole_that_was_begun_by_a_service_that_died_is_completed_when_it_come
         seq: 0,
         digest: None,
         state,
+        seen_in: 0,
     };
     let first = Draft::new(&tip, vec![Event::Submitted], "policy/dead", stamp).unwrap();
     let ledger = Ledger::new(&stage.broker);

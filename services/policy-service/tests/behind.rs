@@ -97,6 +97,7 @@ async fn computing(stage: &Stage, node: &str, instance: InstanceId, count: u32) 
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         let events = vec![
             Event::Submitted,

@@ -76,6 +76,7 @@ async fn append_whole(stage: &Stage, text: &str) {
         },
         Event::Completed {
             result: Value::Null,
+            object: None,
             computed_until: at,
             capsules: 1,
             outputs: vec![],

@@ -4,6 +4,7 @@ mod stage;
 
 use std::time::Duration;
 
+use fiec_schemas::duty::{Actor, START_MS, Task};
 use fiec_schemas::messages::{ApiReply, SubmitReply};
 use fiec_schemas::{ClientId, Event, ExecutionId, Phase};
 use serde_json::json;
@@ -109,7 +110,13 @@ async fn a_restarted_service_takes_over_what_is_live() {
     service.stop().await;
     let _next = stage.service().await;
     let reply: ApiReply = stage.ask("fiec.api.why.lab", &json!({"id":"a"})).await;
-    assert!(reply.why.unwrap().summary.contains("bound to n1"));
+    let why = reply.why.unwrap();
+    assert!(why.summary.contains("bound to n1"));
+    let next = why.next.unwrap();
+    assert_eq!((next.who, next.what), (Actor::Worker, Task::Start));
+    let bound_at = stage.last("a").await.message.state.moved_at.unwrap();
+    assert_eq!(next.by, Some(bound_at.plus_ms(START_MS)));
+    assert!(next.in_words().starts_with("worker n1 must start it, by "));
 }
 
 #[tokio::test]

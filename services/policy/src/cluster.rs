@@ -90,6 +90,10 @@ pub struct Node {
     pub speed: Speed,
     /// When its executions were last looked at for ones of an earlier life.
     pub reviewed: Millis,
+    /// When it was last asked what it holds.
+    pub holdings_asked: Millis,
+    /// When it is asked again.
+    pub holdings_due: Millis,
     /// What was last recorded of its viability.
     pub said: &'static str,
 }
@@ -243,6 +247,8 @@ impl Cluster {
             expected: 0,
             speed: Speed::default(),
             reviewed: Millis(0),
+            holdings_asked: Millis(0),
+            holdings_due: Millis(0),
             said: "",
         });
         ix
@@ -306,6 +312,11 @@ impl Cluster {
     /// An execution, to change it (not its stage: [`Cluster::set_stage`]).
     pub fn execution_mut(&mut self, id: ExecutionId) -> Option<&mut Execution> {
         self.executions.get_mut(&id).map(Box::as_mut)
+    }
+
+    /// All live executions, in no order.
+    pub fn executions(&self) -> impl Iterator<Item = (&ExecutionId, &Execution)> {
+        self.executions.iter().map(|(id, e)| (id, &**e))
     }
 
     /// The live executions of which that is true, in order of their ids; all are looked at, so it

@@ -21,6 +21,13 @@ pub struct Config {
     pub take_busy_ms: u64,
     /// How long an execution may wait behind long work while another node has a free slot.
     pub balance_ms: u64,
+    /// How often a node is asked which executions it holds, while any are started there.
+    pub holdings_ms: u64,
+    /// What two answers, asked so far apart, both lack is bound anew.
+    pub holdings_confirm_ms: u64,
+    /// How long nothing is bound after the broker has lost messages: who holds a binding appends them
+    /// again meanwhile.
+    pub heal_ms: u64,
     /// How long the replicas that are not preferred wait for the one that is.
     pub grace_ms: u64,
     /// The same for orders to a node, which other replicas cannot see.
@@ -128,6 +135,9 @@ impl Default for Config {
             take_ms: 5_000,
             take_busy_ms: 60_000,
             balance_ms: 1_000,
+            holdings_ms: 5_000,
+            holdings_confirm_ms: 1_000,
+            heal_ms: 3_000,
             grace_ms: 500,
             order_grace_ms: 3_000,
             order_retry_ms: 1_000,

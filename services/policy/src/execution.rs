@@ -1,6 +1,7 @@
 //! A live execution as the policy keeps it: small, since there may be a hundred thousand. What only
 //! few have lies apart.
 
+use fiec_schemas::duty::Request;
 use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
 use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
 
@@ -116,12 +117,25 @@ pub struct Extra {
     pub parked: Option<Parked>,
     /// Why it is parked, where that was seen.
     pub why_parked: Option<Cause>,
+    /// What was requested of its worker and not done yet.
+    pub request: Option<Request>,
     /// Its program has asked for more than its place has.
     pub asks: bool,
     /// Until when it is not told to park, since it could not.
     pub cannot_park: Option<Millis>,
     /// Since when this replica leaves it to the preferred one.
     pub deferred: Option<Millis>,
+    /// It is started on a node that does not hold it.
+    pub missing: Option<Missing>,
+}
+
+/// How far it is known that a node does not hold what is started there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// It was not in the answer to a question that was asked then.
+    Since(Millis),
+    /// Nor in a later one: it must be bound anew.
+    Orphaned,
 }
 
 impl Extra {
@@ -197,6 +211,16 @@ pub struct Execution {
 }
 
 impl Execution {
+    /// How far it is known that its node does not hold it.
+    pub fn missing(&self) -> Option<Missing> {
+        self.extra.as_ref().and_then(|x| x.missing)
+    }
+
+    /// True where it is started on a node that does not hold it.
+    pub fn is_orphan(&self) -> bool {
+        self.missing() == Some(Missing::Orphaned)
+    }
+
     /// Rare things, made where missing.
     pub fn extra(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()

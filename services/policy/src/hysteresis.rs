@@ -84,21 +84,25 @@ impl State {
 pub struct Automaton {
     state: State,
     value: Option<f64>,
-    watched_since: Millis,
     below_low_since: Option<Millis>,
     last_pressed: Option<Millis>,
     last_calm: Option<Millis>,
 }
 
+impl Default for Automaton {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Automaton {
     /// A fresh one: unknown.
-    pub fn new(now: Millis) -> Self {
+    pub fn new() -> Self {
         Self {
             state: State::Unknown {
                 was_unviable: false,
             },
             value: None,
-            watched_since: now,
             below_low_since: None,
             last_pressed: None,
             last_calm: None,
@@ -139,15 +143,21 @@ impl Automaton {
         )
     }
 
-    /// True when what left at `left` because of pressure may come back: either the signal has
-    /// since been below `low` for the dwell, or it was watched all the time and never pressed.
+    /// True when an execution that left at `left` because of pressure may come back. The signal has
+    /// been below `low` for the dwell since, or had not pressed for twice the dwell before, or is
+    /// viable and has never pressed since it is watched.
     pub fn admits_return(&self, left: Millis, dwell_ms: u64) -> bool {
         let recovered = self.last_calm.is_some_and(|calm| calm > left);
-        let innocent = self.watched_since.plus(2 * dwell_ms) <= left
-            && self
-                .last_pressed
-                .is_none_or(|pressed| pressed.plus(2 * dwell_ms) < left);
+        let innocent = match self.last_pressed {
+            Some(pressed) => pressed.plus(2 * dwell_ms) < left,
+            None => matches!(self.state, State::Viable),
+        };
         recovered || innocent
+    }
+
+    /// When the signal has recovered, if its readings stay below `low`; none above `low`.
+    pub fn recovers_at(&self, dwell_ms: u64) -> Option<Millis> {
+        Some(self.below_low_since?.plus(dwell_ms))
     }
 
     /// The same readings under another threshold: judged at once, and what nobody can have seen
@@ -271,7 +281,7 @@ mod tests {
     };
 
     fn run(readings: &[(u64, Option<f64>)]) -> Automaton {
-        let mut automaton = Automaton::new(Millis(0));
+        let mut automaton = Automaton::new();
         for (at, value) in readings {
             automaton.observe(Millis(*at), *value, &T);
         }
@@ -383,6 +393,20 @@ mod tests {
     }
 
     #[test]
+    fn a_signal_that_never_pressed_is_no_reason_to_stay_away_from_a_young_node() {
+        // Between low and high, and watched for less than a dwell.
+        let a = run(&[(0, Some(0.8)), (500, Some(0.8))]);
+        assert!(a.admits_return(Millis(400), 1_000));
+        // Suspect: it presses.
+        let a = run(&[(0, Some(0.8)), (500, Some(0.95))]);
+        assert!(!a.admits_return(Millis(400), 1_000));
+        // It has pressed once; only recovery counts from then on.
+        let a = run(&[(0, Some(0.95)), (500, Some(0.8))]);
+        assert_eq!(a.state(), State::Viable);
+        assert!(!a.admits_return(Millis(400), 1_000));
+    }
+
+    #[test]
     fn a_return_needs_calm_after_the_departure() {
         let mut a = run(&[(0, Some(0.5)), (3000, Some(0.95)), (4000, Some(0.95))]);
         assert!(!a.admits_return(Millis(4_000), 1_000));
@@ -397,7 +421,7 @@ mod tests {
         fn unviable_is_entered_only_after_a_dwell_at_high_and_left_only_after_one_below_low(
             readings in prop::collection::vec((1u64..400, prop::option::weighted(0.9, 0.0f64..1.2)), 1..200)
         ) {
-            let mut automaton = Automaton::new(Millis(0));
+            let mut automaton = Automaton::new();
             let (mut now, mut high_since, mut low_since) = (0, None, None);
             for (gap, value) in readings {
                 now += gap;
@@ -425,7 +449,7 @@ mod tests {
         ) {
             // One execution among two places; it leaves when the dwell has passed since the later
             // of the pressure's start and its own arrival.
-            let mut places = [Automaton::new(Millis(0)), Automaton::new(Millis(0))];
+            let mut places = [Automaton::new(), Automaton::new()];
             let (mut now, mut here, mut arrived, mut moves) = (0, 0usize, 0, 0u64);
             for (i, (gap, value)) in readings.iter().enumerate() {
                 now += gap;

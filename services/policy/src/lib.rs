@@ -30,6 +30,7 @@ pub mod realloc;
 pub mod replicas;
 pub mod share;
 pub mod spread;
+mod strangers;
 pub mod time;
 pub mod trust;
 pub mod verify;
@@ -37,6 +38,6 @@ pub mod view;
 pub mod watch;
 
 pub use config::Config;
-pub use engine::{Action, ControlOutcome, Good, Input, Policy, ProbeOutcome, Ticket};
+pub use engine::{Action, ControlOutcome, Duties, Good, Input, Policy, ProbeOutcome, Ticket};
 pub use time::{Millis, Now};
 pub use view::LedgerView;

@@ -23,7 +23,7 @@ mod score;
 #[cfg(test)]
 mod tests;
 
-use fiec_schemas::event::CANDIDATES_LIMIT;
+use fiec_schemas::limits::CANDIDATES_LIMIT;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
 
@@ -32,7 +32,7 @@ pub(crate) use self::filters::{free_bytes, offered_memory};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{EXCLUDED, NOT_NAMED, other_requirements};
-use crate::cluster::{Cluster, NodeIx};
+use crate::cluster::{Cluster, NodeIx, Presence};
 use crate::config::Config;
 use crate::execution::Avoided;
 use crate::holds::room::KeptPlaces;
@@ -69,6 +69,8 @@ pub struct Ask<'a> {
     /// The node that counts it already, for a life of its agent that is over or for a place that
     /// it leaves, and what it has there that counts no more.
     pub counted: Option<(NodeIx, Claim)>,
+    /// A place that presses, but not yet for the dwell, will do.
+    pub takes_suspects: bool,
 }
 
 impl<'a> Ask<'a> {
@@ -83,6 +85,7 @@ impl<'a> Ask<'a> {
             kept: None,
             free_slot: false,
             counted: None,
+            takes_suspects: false,
         }
     }
 
@@ -90,7 +93,8 @@ impl<'a> Ask<'a> {
     fn is_plain(&self) -> bool {
         let nowhere = self.left.is_empty() && self.avoid.is_empty() && self.leaving.is_none();
         let anywhere = self.only.is_none() && self.kept.is_none();
-        nowhere && anywhere && self.counted.is_none() && !self.free_slot
+        let usual = self.counted.is_none() && !self.free_slot && !self.takes_suspects;
+        nowhere && anywhere && usual
     }
 
     /// The same, leaving a place: where that is one of several on its node, the slot that it has
@@ -252,6 +256,29 @@ pub fn choose(
     })
 }
 
+/// Chooses a place for an execution that an operator moves. If no viable place is acceptable, the
+/// first one that presses, but not yet for the dwell: the operator knows more than a reading of a
+/// moment, and pressure that lasts moves the execution on.
+pub fn choose_for_operator(
+    rankings: &mut Rankings,
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    ask: &Ask<'_>,
+) -> Option<Choice> {
+    let viable = choose(rankings, cluster, config, now, ask);
+    viable.or_else(|| {
+        let ask = Ask {
+            takes_suspects: true,
+            ..*ask
+        };
+        let does = |ix: &NodeIx| would_do(cluster, config, now, &ask, *ix);
+        let mut nodes = cluster.nodes().map(|(ix, _)| ix);
+        let only = Some(ask.only.or_else(|| nodes.find(does))?);
+        choose(rankings, cluster, config, now, &Ask { only, ..ask })
+    })
+}
+
 /// Of these nodes, in turn, whether something of this profile could be there if others made room for
 /// it; what an execution has left, avoids or must leave to a gang is not looked at.
 pub fn could_be(
@@ -362,13 +389,34 @@ pub fn preference(
     Some(score::met(&search.view(node, device)))
 }
 
-/// Everybody's verdict and what would help.
+/// A node that has left, or is lost, for this many milliseconds is no candidate that is worth a word.
+const GONE_MS: u64 = 10 * 60_000;
+
+/// True for a node that has been away for [`GONE_MS`] and that nothing in the question names.
+fn is_long_gone(view: &View<'_, '_>) -> bool {
+    let (node, ask) = (view.node, view.ask);
+    let away_since = match (node.presence, &node.descriptor) {
+        (Presence::Lost { since }, _) => since,
+        (_, None) => node.heard,
+        (_, Some(_)) => return false,
+    };
+    let left = match ask.leaving {
+        Some(Leaving::Node(ix) | Leaving::Place(ix, _)) => Some(ix),
+        None => None,
+    };
+    let named =
+        [left, ask.only].contains(&Some(view.ix)) || view.profile.requires.nodes.contains(&node.id);
+    !named && view.now.mono.since(away_since) > GONE_MS
+}
+
+/// Everybody's verdict and what would help. A node that left ten minutes ago is passed over, unless
+/// the execution is there or asks for it by name.
 pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
     let Some(search) = Search::new(cluster, config, now, ask) else {
         return Review::default();
     };
     let mut review = Review::default();
-    for view in search.views() {
+    for view in search.views().filter(|view| !is_long_gone(view)) {
         let mut found = search.candidate(&view);
         if reasons(&view).next().is_some() {
             // Where several things are in the way, all of them must change.

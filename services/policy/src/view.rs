@@ -3,11 +3,13 @@
 
 use std::borrow::Cow;
 
+use fiec_schemas::duty::{Request, Requested};
 use fiec_schemas::event::MessageError;
 use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Digest, ExecutionId, InstanceId, Output, Sequence, StatePlace, Tenant, Timestamp,
+    Cause, Digest, ExecutionId, InstanceId, Output, ResultObject, Sequence, StatePlace, Tenant,
+    Timestamp,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -54,6 +56,8 @@ pub struct EventView<'a> {
     outputs: Option<&'a RawValue>,
     #[serde(borrow)]
     result: Option<&'a RawValue>,
+    /// Of `completed` and `computed`: where a large result lies.
+    pub object: Option<ResultObject>,
     /// Of `completed` and `computed`.
     pub capsules: Option<u64>,
 }
@@ -93,9 +97,9 @@ pub struct StateView<'a> {
     pub parked: Option<Parked>,
     /// How it shares its range, where it may or is a part.
     pub spread: Option<Box<Spreading>>,
-    /// Something was asked of its holder and is not done yet.
-    #[serde(default)]
-    pub requested: Option<serde::de::IgnoredAny>,
+    /// What was requested of its worker and not done yet.
+    #[serde(default, borrow)]
+    pub requested: Option<RequestedView<'a>>,
     /// Nodes left for pressure.
     #[serde(default, borrow)]
     pub left: Vec<LeftView<'a>>,
@@ -113,6 +117,14 @@ pub struct PhaseView<'a> {
     /// Of a binding.
     #[serde(borrow)]
     pub substrate: Option<Cow<'a, str>>,
+}
+
+/// What was requested of a worker.
+#[derive(Debug, Deserialize)]
+pub struct RequestedView<'a> {
+    #[serde(borrow)]
+    what: Cow<'a, str>,
+    at: Option<&'a str>,
 }
 
 /// The last boundary.
@@ -233,7 +245,7 @@ impl EventView<'_> {
             .unwrap_or_default()
     }
 
-    /// Of `completed` and `computed`.
+    /// Of `completed` and `computed`; null where `object` has it.
     pub fn result(&self) -> serde_json::Value {
         let raw = self.result.map(RawValue::get);
         raw.and_then(|raw| serde_json::from_str(raw).ok())
@@ -290,6 +302,19 @@ impl<'a> StateView<'a> {
     /// When the message was written.
     pub fn at(&self) -> Timestamp {
         stamp(self.at)
+    }
+
+    /// What was requested of its worker and not done yet, with its time limit.
+    pub fn request(&self) -> Option<Request> {
+        let requested = self.requested.as_ref()?;
+        Some(Request::of(Requested {
+            what: &requested.what,
+            at: requested.at.map_or_else(|| self.at(), stamp),
+            bound_at: self.moved_at().unwrap_or_default(),
+            parked_at: self.parked.map(|parked| parked.at),
+            commits: self.commits(),
+            compute_us: self.compute_us(),
+        }))
     }
 
     /// When it was last bound.

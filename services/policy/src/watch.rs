@@ -49,7 +49,7 @@ impl Watch {
                 signal: *signal,
                 device: None,
                 threshold: *threshold,
-                automaton: Automaton::new(now),
+                automaton: Automaton::new(),
             })
             .collect();
         Self {
@@ -130,7 +130,7 @@ impl Watch {
                         signal: reading.signal,
                         device: reading.device.as_deref().map(Into::into),
                         threshold: *threshold,
-                        automaton: Automaton::new(now),
+                        automaton: Automaton::new(),
                     });
                 }
             }
@@ -204,15 +204,22 @@ impl Watch {
             .min_by_key(|w| w.automaton.pressing_since())
     }
 
-    /// True when what left at `left` because of pressure may come back.
-    pub fn admits_return(&self, place: Judged<'_>, left: Millis) -> bool {
+    /// The automaton that keeps an execution away which left at `left` because of pressure, if one
+    /// does; of several the last to recover.
+    pub fn unrecovered<'a>(&'a self, place: Judged<'a>, left: Millis) -> Option<&'a Watched> {
         self.of_place(place)
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits())
-            .all(|w| {
-                let mut present = w.clone();
+            .filter(|w| {
+                let mut present = (*w).clone();
                 present.hold(self.observed);
                 let dwell_ms = u64::from(w.threshold.dwell_ms);
-                present.automaton.admits_return(left, dwell_ms)
+                !present.automaton.admits_return(left, dwell_ms)
+            })
+            .max_by_key(|w| {
+                let dwell_ms = u64::from(w.threshold.dwell_ms);
+                w.automaton
+                    .recovers_at(dwell_ms)
+                    .unwrap_or(Millis(u64::MAX))
             })
     }
 
@@ -294,6 +301,30 @@ impl Watched {
         }
     }
 
+    /// Why an execution that left because of pressure may not come back, and until when.
+    pub fn unrecovered_in_words(&self, now: Millis) -> String {
+        let place = self.device.as_deref().map(|d| format!(" of {d}"));
+        let place = place.unwrap_or_default();
+        let value = self.automaton.value().map_or_else(
+            || "not measured".to_owned(),
+            |v| format!("{:.1} %", v * 100.0),
+        );
+        let Threshold { low, dwell_ms, .. } = self.threshold;
+        let low = format!("low {:.1} %", low * 100.0);
+        let until = match self.automaton.recovers_at(u64::from(dwell_ms)) {
+            Some(at) => format!(
+                "it may return in {} ms if that stays below low",
+                at.since(now)
+            ),
+            None => format!("it may return {dwell_ms} ms after that falls below low"),
+        };
+        format!(
+            "it was left because of pressure, and {}{place} has not recovered for the dwell since: \
+             {value} ({low}, dwell {dwell_ms} ms); {until}",
+            self.signal
+        )
+    }
+
     /// One sentence for people.
     pub fn in_words(&self, now: Millis) -> String {
         let place = self
@@ -359,6 +390,29 @@ mod tests {
         ])
     }
 
+    #[test]
+    fn the_signal_that_keeps_an_execution_away_is_named_with_the_time_of_its_return() {
+        let mut watch = Watch::new(thresholds(), Millis(0));
+        let observe = |watch: &mut Watch, at: u64, memory: f64| {
+            watch.observe(Millis(at), Some(&vector(memory, 0.1)));
+            let unrecovered = watch.unrecovered(Judged::HOST, Millis(400));
+            unrecovered.map(|w| w.unrecovered_in_words(Millis(at)))
+        };
+        // Young, between low and high: nothing has pressed.
+        assert_eq!(observe(&mut watch, 100, 0.8), None);
+        assert!(observe(&mut watch, 300, 0.95).is_some());
+        let words = observe(&mut watch, 500, 0.8).unwrap();
+        assert!(words.contains("memory has not recovered"), "{words}");
+        assert!(
+            words.contains("80.0 % (low 70.0 %, dwell 1000 ms); it may return 1000 ms after"),
+            "{words}"
+        );
+        observe(&mut watch, 600, 0.6);
+        let words = observe(&mut watch, 900, 0.6).unwrap();
+        assert!(words.contains("it may return in 700 ms"), "{words}");
+        assert_eq!(observe(&mut watch, 1_600, 0.6), None);
+    }
+
     proptest! {
         /// Who looks away while readings hold sees what one sees who looks all the time.
         #[test]
@@ -385,7 +439,7 @@ mod tests {
                 let of = |w: &Watch| {
                     let states: Vec<_> = w.watched.iter().map(|w| w.automaton.state()).collect();
                     let back = [0, 500, 1_500, 3_000].map(|ago| {
-                        w.admits_return(Judged::HOST, Millis(now.0 - ago))
+                        w.unrecovered(Judged::HOST, Millis(now.0 - ago)).is_none()
                     });
                     (states, w.worst(), w.presses(), w.pressure(Judged::HOST), back)
                 };

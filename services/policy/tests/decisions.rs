@@ -360,6 +360,53 @@ fn a_manual_yield_leaves_the_present_node_unless_a_wish_names_a_bad_one() {
 }
 
 #[test]
+fn an_operator_may_move_an_execution_to_a_suspect_node_but_not_to_an_unviable_one() {
+    let yields = |w: &mut World, to: Option<usize>| {
+        let to = to.map(|to| w.node(to));
+        w.step(Input::Yield {
+            ticket: 7,
+            execution: World::id(1),
+            to: to.as_ref(),
+            who: "ann",
+        })
+    };
+    let refusal = |out: &[Action]| match out {
+        [Action::Reply(7, Err(error))] => Some(error.clone()),
+        _ => None,
+    };
+    for named in [false, true] {
+        let mut w = World::new(2);
+        w.submit_and_store(1);
+        w.start(1);
+        let other = 1 - w.node_of(1);
+        let to = named.then_some(other);
+        w.pressure(other, 0.95, 5_000);
+        assert_eq!(
+            refusal(&yields(&mut w, to)),
+            None,
+            "suspect, named: {named}"
+        );
+        let orders = w.take_controls();
+        let name = w.node(other);
+        assert!(
+            orders.iter().any(|(_, o)| matches!(
+                o,
+                ControlRequest::Yield { to: Some(to), .. } if to.node == name
+            )),
+            "{orders:?}"
+        );
+        let mut w = World::new(2);
+        w.submit_and_store(1);
+        w.start(1);
+        let other = 1 - w.node_of(1);
+        w.pressure(other, 0.95, 11_000);
+        let refused = refusal(&yields(&mut w, named.then_some(other)));
+        let words = refused.expect("unviable");
+        assert!(words.contains("memory is unviable: 95.0 %"), "{words}");
+    }
+}
+
+#[test]
 fn the_second_replica_waits_for_the_preferred_one() {
     let mut w = World::new(2);
     w.rival();

@@ -549,3 +549,23 @@ fn why_something_waits_is_told_once_and_again_when_the_reasons_change() {
     w.cordon(0, false);
     assert!(told(&mut w, 10_000).is_empty(), "it waits no more");
 }
+
+#[test]
+fn a_node_that_left_is_named_by_why_for_ten_minutes_and_then_no_more() {
+    let mut w = World::new(3);
+    w.pass(1_000);
+    w.submit_and_store(1);
+    let here = w.node_of(1);
+    let gone = (here + 1) % 3;
+    let name = w.node(gone);
+    w.silence(gone);
+    w.step(Input::Gone(&name));
+    let named = |w: &World| w.why(1).candidates.iter().any(|c| c.node == name);
+    assert!(named(&w), "{:?}", w.why(1));
+    w.pass(9 * 60_000);
+    assert!(named(&w), "it left nine minutes ago");
+    w.pass(2 * 60_000);
+    let why = w.why(1);
+    assert!(!named(&w), "{why:?}");
+    assert!(why.candidates.iter().any(|c| c.node == w.node(here)));
+}

@@ -63,7 +63,7 @@ struct Checker {
 impl Checker {
     fn new() -> Self {
         let w = World::new(3);
-        let shadow = (0..3).map(|_| Automaton::new(Millis(w.now))).collect();
+        let shadow = (0..3).map(|_| Automaton::new()).collect();
         let told = [0, 1, 2].map(|i| (w.now, w.reading(i)));
         Self {
             w,

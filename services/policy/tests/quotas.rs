@@ -379,6 +379,7 @@ impl Race {
             }],
             (Phase::Started(_), 1..3) => vec![Event::Completed {
                 result: serde_json::Value::Null,
+                object: None,
                 computed_until: at,
                 capsules: 1,
                 outputs: vec![],

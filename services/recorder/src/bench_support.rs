@@ -169,6 +169,7 @@ pub fn short_ledgers(
                 },
                 Event::Completed {
                     result: serde_json::Value::Null,
+                    object: None,
                     computed_until: now,
                     capsules: 1,
                     outputs: Vec::new(),
@@ -257,7 +258,7 @@ pub async fn clear(pool: &PgPool) -> Result<()> {
     for statement in [
         "TRUNCATE batches, executions, placements, rebindings, boundaries, decisions, \
          execution_events, execution_changes, boundary_state, hardware_vectors, nodes, \
-         node_events, rejections, ledger_gaps",
+         node_events, rejections, ledger_gaps, record_gaps",
         "UPDATE recorder_checkpoint SET seq = 0",
         // So that one measurement does not pay for the one before.
         "CHECKPOINT",

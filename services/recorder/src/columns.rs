@@ -66,6 +66,7 @@ pub(crate) const EXECUTIONS: &Columns = &[
     ("host_intervals", "bigint", Take),
     ("device_uj", "bigint", Take),
     ("device_intervals", "bigint", Take),
+    ("digest", "bytea", Take),
 ];
 
 /// A column of `placements` as the sum of both, null where both are.

@@ -43,7 +43,7 @@ impl CopyBuffer {
     }
 
     fn field(&mut self, bytes: &[u8]) -> &mut Self {
-        // A value of 2 GiB cannot arrive: headers have at most 8 KiB.
+        // A value of 2 GiB cannot arrive: headers have at most 48 KiB, and results 256 KiB.
         let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
         self.bytes.extend_from_slice(&length.to_be_bytes());
         self.bytes.extend_from_slice(bytes);

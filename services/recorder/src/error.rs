@@ -21,21 +21,6 @@ pub enum RecorderError {
     /// The broker refused something.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The stream is behind what was recorded of it.
-    #[error(
-        "stream {stream} ends at sequence {last}, but {checkpoint} is recorded: the stream was \
-         lost, rolled back or made anew. Nothing was changed. Restore the stream; or make it anew \
-         with a first sequence beyond {checkpoint} and seed it from PostgreSQL; or, if its history \
-         is not needed, start with an empty database"
-    )]
-    RolledBack {
-        /// Which stream.
-        stream: &'static str,
-        /// Its last sequence.
-        last: Sequence,
-        /// The last sequence recorded.
-        checkpoint: Sequence,
-    },
     /// The tables are not there.
     #[error(
         "the database has no checkpoint for {stream}: its schema is missing or damaged; run the \

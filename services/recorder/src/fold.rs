@@ -4,19 +4,22 @@
 //! Messages are keyed by (execution, ordinal): one at or below the last ordinal known changes
 //! nothing, one beyond the next shows a gap, which is stated and bridged by the cumulative state.
 
+mod rewind;
+
 use std::collections::HashMap;
 
 use fiec_schemas::energy::Energy;
-use fiec_schemas::event::Output;
 use fiec_schemas::spread::Part;
 use fiec_schemas::{
     Cause, Decision, Epoch, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId,
     Ordinal, Phase, Sequence, Timestamp,
 };
 
+use self::rewind::is_healed;
 use crate::changes;
 pub use crate::known::{Known, Message, Tracked};
 use crate::parts::{MergeRow, SplitRow};
+use crate::results;
 use crate::rows::{
     BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
     RebindingRow, Rows, StepBackRow, blank, day_of, json, no_placement,
@@ -76,6 +79,7 @@ impl Folder {
         let Message {
             seq,
             stored_at,
+            digest,
             message: LedgerMessage { events, state, .. },
         } = m;
         let place = Place {
@@ -88,7 +92,11 @@ impl Folder {
         let in_table = known.tracked.contains_key(&place.id);
         let tracked = known.tracked.entry(place.id).or_default();
         if state.ordinal <= tracked.ordinal {
-            return;
+            // Read once more, unless the broker has lost what was recorded here and this came after.
+            if stored_at <= tracked.stored_at || tracked.digest == Some(digest) {
+                return;
+            }
+            self.rewind(tracked, &events, &state, place);
         }
         if state.ordinal > tracked.ordinal + 1 {
             self.rows.missing.push(MissingRow {
@@ -96,73 +104,41 @@ impl Folder {
                 first: tracked.ordinal + 1,
                 last: state.ordinal - 1,
                 seq,
-                reason: "dropped by the stream's limit before it was recorded, or unreadable",
+                reason: match is_healed(&events) {
+                    true => "lost by the broker before it was recorded",
+                    false => "dropped by the stream's limit before it was recorded, or unreadable",
+                },
                 at: stored_at,
             });
             self.bridge(tracked, &events, &state, place);
+        } else if tracked.digest.is_some() && state.prev != tracked.digest && !is_healed(&events) {
+            self.rows.missing.push(MissingRow {
+                execution: place.id,
+                first: state.ordinal,
+                last: state.ordinal,
+                seq,
+                reason: "does not follow the message recorded before it",
+                at: stored_at,
+            });
         }
         tracked.ordinal = state.ordinal;
         tracked.seq = seq;
+        tracked.digest = Some(digest);
+        tracked.stored_at = stored_at;
         let index = *self.executions.entry(place.id).or_insert_with(|| {
             self.rows.executions.push(blank(&state, in_table));
             self.rows.executions.len() - 1
         });
         let changed = changes::of(place.id, place.ordinal, stored_at, &events);
         self.rows.changes.extend(changed);
+        self.rows.results.extend(results::of(place.id, &events));
         let yields = |e: &Event| matches!(e, Event::Yielded { .. });
         let mut behind = events.iter().skip_while(|e| !yields(e));
         let handover = behind.any(|e| matches!(e, Event::Bound { .. }));
         for event in events {
             self.event(event, index, tracked, &state, place, handover);
         }
-        settle(
-            &mut self.rows.executions[index],
-            tracked,
-            state,
-            seq,
-            stored_at,
-        );
-    }
-
-    /// After a gap: brings the placement up to what the message takes for granted.
-    fn bridge(
-        &mut self,
-        tracked: &mut Tracked,
-        events: &[Event],
-        state: &ExecutionState,
-        place: Place,
-    ) {
-        let known = state.parts().iter().map(|part| SplitRow {
-            holder: place.id,
-            part: *part,
-            nth: None,
-            at: None,
-        });
-        self.rows.splits.extend(known);
-        let bindings = events
-            .iter()
-            .filter(|e| matches!(e, Event::Bound { .. }))
-            .count();
-        let epoch = state.epoch.saturating_sub(bindings as u64);
-        if epoch == tracked.epoch {
-            return;
-        }
-        self.close(tracked, place, "unseen", place.at);
-        tracked.epoch = epoch;
-        // Only its worker writes while an execution is started.
-        let author = worker_of(&state.author);
-        let binding = state.phase.binding().filter(|_| bindings == 0);
-        let node = binding
-            .map(|b| b.node.clone())
-            .or(author.map(|(node, _)| node));
-        tracked.open = node.is_some();
-        tracked.node = node.clone();
-        let instance = binding.map(|b| b.instance);
-        let row = self.placement(place.id, epoch);
-        row.node = node;
-        row.instance = instance;
-        row.substrate = binding.map(|b| b.substrate.clone());
-        row.bound_at = binding.map(|b| b.at);
+        settle(&mut self.rows.executions[index], tracked, state);
     }
 
     fn event(
@@ -264,6 +240,17 @@ impl Folder {
                 }
                 self.close(tracked, place, cause.as_str(), place.at);
             }
+            Event::Healed { kept, lost, .. } => {
+                let detail = format!(
+                    "the broker had lost the {lost} messages behind message {kept}; their holder \
+                     appended what they came to"
+                );
+                self.happened(place, tracked, "healed", None, detail);
+                if state.phase.binding().is_none() {
+                    // Begun anew from here (`fiec repair`): nobody holds it.
+                    self.close(tracked, place, "lost", place.at);
+                }
+            }
             Event::Refused { reason, offer } => {
                 let detail = format!("{reason} (the node offers {offer} slots)");
                 self.happened(place, tracked, "refused", None, detail);
@@ -350,6 +337,7 @@ impl Folder {
                 capsules,
                 outputs,
                 energy,
+                ..
             } => {
                 tracked.computed_until = Some(computed_until);
                 self.used(tracked, place, energy);
@@ -357,9 +345,7 @@ impl Folder {
                 let row = &mut self.rows.executions[index];
                 row.capsules = Some(capsules);
                 row.result = (!result.is_null()).then(|| json(&result));
-                row.outputs = Some(outputs)
-                    .filter(|o: &Vec<Output>| !o.is_empty())
-                    .map(|o| json(&o));
+                row.outputs = (!outputs.is_empty()).then(|| json(&outputs));
             }
             Event::Computed {
                 computed_until,
@@ -572,13 +558,7 @@ fn worker_of(author: &str) -> Option<(NodeId, InstanceId)> {
 }
 
 /// Puts the cumulative state into the row; what only events say was put there before.
-fn settle(
-    row: &mut ExecutionRow,
-    tracked: &Tracked,
-    state: ExecutionState,
-    seq: Sequence,
-    stored_at: Timestamp,
-) {
+fn settle(row: &mut ExecutionRow, tracked: &Tracked, state: ExecutionState) {
     row.phase = state.phase.as_str();
     row.node.clone_from(&tracked.node);
     row.epoch = state.epoch;
@@ -594,7 +574,8 @@ fn settle(
     };
     row.boundary = state.boundary;
     row.ordinal = state.ordinal;
-    row.seq = seq;
+    row.seq = tracked.seq;
+    row.digest = tracked.digest;
     row.author = state.author;
-    row.recorded_at = stored_at;
+    row.recorded_at = tracked.stored_at;
 }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use fiec_schemas::{Epoch, ExecutionId, LedgerMessage, NodeId, Ordinal, Sequence, Timestamp};
+use fiec_schemas::{
+    Digest, Epoch, ExecutionId, LedgerMessage, NodeId, Ordinal, Sequence, Timestamp,
+};
 
 /// A ledger message with its place in the stream.
 #[derive(Debug, Clone)]
@@ -11,6 +13,8 @@ pub struct Message {
     pub seq: Sequence,
     /// When the broker stored it.
     pub stored_at: Timestamp,
+    /// Digest of its header.
+    pub digest: Digest,
     /// What it says.
     pub message: LedgerMessage,
 }
@@ -22,6 +26,10 @@ pub struct Tracked {
     pub ordinal: Ordinal,
     /// Sequence of its last message.
     pub seq: Sequence,
+    /// Digest of its header; none where an earlier version recorded it.
+    pub digest: Option<Digest>,
+    /// When the broker stored it.
+    pub stored_at: Timestamp,
     /// Epoch of its last binding.
     pub epoch: Epoch,
     /// Node of its last binding.

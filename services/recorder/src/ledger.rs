@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, BrokerError, feed};
 use fiec_schemas::event::MessageError;
-use fiec_schemas::{ExecutionId, LedgerMessage, Sequence, subjects};
+use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, subjects};
 use futures_util::{Stream, StreamExt};
 use sqlx::{PgPool, Row};
 use tokio::sync::mpsc;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{Known, Message, Tracked, fold};
+use crate::lost::{self, Mark};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
 use crate::time::PgTime;
@@ -60,40 +61,59 @@ pub(crate) enum Ended {
 /// Follows the ledger until `stop`.
 ///
 /// # Errors
-/// When the stream was rolled back, or is written by a newer program.
+/// When the stream is written by a newer program.
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let mut careful_until = 0;
+    let mut backoff = Backoff::default();
     while !shared.stop.is_cancelled() {
-        let Some(at) = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM).await? else {
+        let Some(mark) = marked(&shared).await? else {
             return Ok(());
         };
-        shared.health.recorded(at);
+        let mut connections = broker.connections();
+        connections.mark_unchanged();
         let opened = async {
-            let (_, last) = feed::bounds(&broker).await?;
-            if last < at {
-                return Ok(Err(last));
-            }
-            feed::ledger(&broker, feed::Start::At(at + 1)).await.map(Ok)
+            let resume = lost::resume(&broker, &mark).await?;
+            let feed = feed::ledger(&broker, feed::Start::At(resume.from + 1)).await?;
+            Ok::<_, BrokerError>((resume, feed))
         };
-        let feed = match opened.await {
-            Ok(Ok(feed)) => feed,
-            Ok(Err(last)) => {
-                let stream = subjects::LEDGER_STREAM;
-                return Err(RecorderError::RolledBack {
-                    stream,
-                    last,
-                    checkpoint: at,
-                });
-            }
+        let (resume, feed) = match opened.await {
+            Ok(opened) => opened,
             Err(error) => {
                 trouble(&shared, Part::Ledger, &error);
-                pause(&shared.stop, Duration::from_secs(1)).await;
+                backoff.wait(&shared.stop).await;
                 continue;
             }
         };
+        let at = resume.from;
+        if resume.lost {
+            tracing::error!(
+                checkpoint = mark.seq,
+                from = at,
+                "the ledger stream has lost messages that are recorded; reading what is left"
+            );
+            shared.metrics.losses.inc();
+        }
+        if resume.lost || mark.created.is_none() {
+            let moved = again(&shared, Part::Ledger, || {
+                lost::go_back(&shared.pool, &mark, &resume)
+            });
+            match moved.await {
+                None => return Ok(()),
+                Some(true) => {}
+                Some(false) => continue,
+            }
+        }
+        shared.health.recorded(at);
+        shared.health.read(Part::Ledger, at);
         tracing::info!(checkpoint = at, "recording the ledger");
+        // A broker that was started again may have lost messages: it is looked at anew.
+        let reconnected = async move { connections.changed().await.is_ok() };
+        let feed = feed.take_until(Box::pin(reconnected));
+        let opened = Instant::now();
         match pump(feed, at, careful_until, &shared).await? {
-            Ended::Feed => {}
+            Ended::Feed => {
+                backoff.wait_after(opened, &shared.stop).await;
+            }
             Ended::Behind => tracing::info!("another recorder is ahead; going on from there"),
             Ended::Conflict(seq) => {
                 tracing::warn!(
@@ -172,13 +192,17 @@ where
                             full.as_mut().reset(tokio::time::Instant::now() + BATCH_WAIT);
                         }
                         bytes += item.header.len();
+                        shared.health.read(Part::Ledger, item.seq);
                         batch.push(item);
                     }
                     // What is passed over shows as a gap in the ordinals.
-                    Some(Err(error)) => {
-                        tracing::warn!(%error, "ledger feed");
+                    Some(Err(error @ BrokerError::Foreign { seq, .. })) => {
+                        tracing::warn!(%error, "a message was passed over");
+                        shared.health.read(Part::Ledger, seq);
                         shared.metrics.unreadable.inc();
                     }
+                    // The feed ends with it.
+                    Some(Err(error)) => tracing::warn!(%error, "opening the ledger feed anew"),
                     None => { last = true; break; }
                 },
                 () = &mut full, if !batch.is_empty() => {
@@ -207,6 +231,7 @@ async fn read(
     let mut known = Known::default();
     while let Some(items) = from.recv().await {
         let last_seq = items.last().map_or(0, |item| item.seq);
+        let last = items.last().map(|item| (item.digest(), item.stored_at));
         let (messages, unreadable) = tokio::task::spawn_blocking(move || decode(&items)).await??;
         shared.metrics.unreadable.inc_by(unreadable);
         if known.len() > KNOWN_LIMIT {
@@ -226,6 +251,7 @@ async fn read(
             let mut rows = fold(messages, &mut known);
             // Also past what could not be read at the batch's end.
             rows.last_seq = last_seq;
+            rows.last = last;
             (Prepared::new(rows), known)
         });
         let prepared;
@@ -254,6 +280,7 @@ pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
                 messages.push(Message {
                     seq: item.seq,
                     stored_at: item.stored_at,
+                    digest: item.digest(),
                     message,
                 });
             }
@@ -331,7 +358,7 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
 
 async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
     let rows = sqlx::query(
-        "SELECT id, ordinal, seq, epoch, node, phase IN ('bound', 'started') AS open, yielded_at, \
+        "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, phase IN ('bound', 'started') AS open, yielded_at, \
          computed_until FROM executions WHERE id = ANY($1)",
     )
     .bind(ids.iter().map(|id| id.0).collect::<Vec<_>>())
@@ -343,6 +370,8 @@ async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(Execut
             let tracked = Tracked {
                 ordinal: number(row.try_get("ordinal")?),
                 seq: number(row.try_get("seq")?),
+                digest: digest_of(row.try_get("digest")?),
+                stored_at: row.try_get::<PgTime, _>("recorded_at")?.0,
                 epoch: number(row.try_get("epoch")?),
                 node: row
                     .try_get::<Option<String>, _>("node")?
@@ -356,6 +385,26 @@ async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(Execut
             Ok((ExecutionId(row.try_get("id")?), tracked))
         })
         .collect()
+}
+
+fn digest_of(bytes: Option<Vec<u8>>) -> Option<Digest> {
+    bytes
+        .and_then(|bytes| <[u8; 32]>::try_from(bytes).ok())
+        .map(Digest)
+}
+
+/// The ledger's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
+///
+/// # Errors
+/// When there is no such row.
+async fn marked(shared: &Shared) -> Result<Option<Mark>> {
+    match again(shared, Part::Ledger, || lost::mark(&shared.pool)).await {
+        None => Ok(None),
+        Some(None) => Err(RecorderError::NoCheckpoint {
+            stream: subjects::LEDGER_STREAM,
+        }),
+        Some(mark) => Ok(mark),
+    }
 }
 
 /// A stream's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
@@ -441,5 +490,13 @@ impl Backoff {
         self.attempts += 1;
         pause(stop, time).await;
         !stop.is_cancelled()
+    }
+
+    /// Waits before a feed is opened anew; briefly if it was open for longer than the longest wait.
+    pub async fn wait_after(&mut self, opened: Instant, stop: &CancellationToken) -> bool {
+        if opened.elapsed() > Duration::from_secs(5) {
+            self.attempts = 0;
+        }
+        self.wait(stop).await
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fiec_broker::Upkeep;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -17,6 +18,8 @@ pub(crate) struct Metrics {
     pub batch_seconds: Histogram,
     pub gaps: Counter,
     pub unreadable: Counter,
+    /// Times that the ledger stream was found to have lost messages that are recorded.
+    pub losses: Counter,
     pub database_errors: Counter,
     pub checkpoint: Gauge,
     pub lag: Gauge,
@@ -27,6 +30,10 @@ pub(crate) struct Metrics {
     pub vectors_dropped: Counter,
     pub vectors_restamped: Counter,
     pub records: Counter,
+    pub sweeps: Counter,
+    pub collected: Counter,
+    pub collected_bytes: Counter,
+    pub collectable: Gauge,
 }
 
 impl Metrics {
@@ -38,6 +45,7 @@ impl Metrics {
             batch_seconds: Histogram::new(exponential_buckets(0.000_5, 2.0, 14)),
             gaps: Counter::default(),
             unreadable: Counter::default(),
+            losses: Counter::default(),
             database_errors: Counter::default(),
             checkpoint: Gauge::default(),
             lag: Gauge::default(),
@@ -48,6 +56,10 @@ impl Metrics {
             vectors_dropped: Counter::default(),
             vectors_restamped: Counter::default(),
             records: Counter::default(),
+            sweeps: Counter::default(),
+            collected: Counter::default(),
+            collected_bytes: Counter::default(),
+            collectable: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("fiec_recorder");
         registry.register(
@@ -71,6 +83,11 @@ impl Metrics {
             "unreadable",
             "Messages that could not be read",
             metrics.unreadable.clone(),
+        );
+        registry.register(
+            "losses",
+            "Times that the ledger stream had lost messages that are recorded",
+            metrics.losses.clone(),
         );
         registry.register(
             "database_errors",
@@ -118,6 +135,26 @@ impl Metrics {
             "Rejections and node events recorded",
             metrics.records.clone(),
         );
+        registry.register(
+            "sweeps",
+            "Sweeps for objects, kept states and chunks that nothing refers to",
+            metrics.sweeps.clone(),
+        );
+        registry.register(
+            "collected",
+            "Objects, kept states and executions' chunks removed",
+            metrics.collected.clone(),
+        );
+        registry.register(
+            "collected_bytes",
+            "Bytes of the objects and kept states removed",
+            metrics.collected_bytes.clone(),
+        );
+        registry.register(
+            "collectable",
+            "What the last sweep of a dry run would have removed",
+            metrics.collectable.clone(),
+        );
         metrics
     }
 }
@@ -129,14 +166,17 @@ pub(crate) enum Part {
     Records,
     Telemetry,
     Housekeeping,
+    /// Whether messages that wait in the streams are read.
+    Reading,
 }
 
 impl Part {
-    const ALL: [Part; 4] = [
+    const ALL: [Part; 5] = [
         Part::Ledger,
         Part::Records,
         Part::Telemetry,
         Part::Housekeeping,
+        Part::Reading,
     ];
 
     fn name(self) -> &'static str {
@@ -145,6 +185,7 @@ impl Part {
             Part::Records => "records",
             Part::Telemetry => "telemetry",
             Part::Housekeeping => "housekeeping",
+            Part::Reading => "reading",
         }
     }
 }
@@ -159,6 +200,9 @@ pub struct Health {
 struct HealthShared {
     troubles: Mutex<[Option<String>; Part::ALL.len()]>,
     checkpoint: AtomicU64,
+    /// Last sequences that were read, by part.
+    read: [AtomicU64; Part::ALL.len()],
+    broker: Upkeep,
 }
 
 impl Health {
@@ -172,6 +216,7 @@ impl Health {
             .iter()
             .zip(troubles.iter())
             .filter_map(|(part, trouble)| Some(format!("{}: {}", part.name(), trouble.as_ref()?)))
+            .chain(self.broker().check().err())
             .collect();
         if words.is_empty() {
             Ok(())
@@ -183,6 +228,20 @@ impl Health {
     /// Last ledger sequence in PostgreSQL, as this process knows.
     pub fn checkpoint(&self) -> u64 {
         self.shared.checkpoint.load(Ordering::Relaxed)
+    }
+
+    /// What is known of the broker.
+    pub(crate) fn broker(&self) -> &Upkeep {
+        &self.shared.broker
+    }
+
+    /// The last sequence that this part has read of its stream.
+    pub(crate) fn read_up_to(&self, part: Part) -> u64 {
+        self.shared.read[part as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn read(&self, part: Part, seq: u64) {
+        self.shared.read[part as usize].store(seq, Ordering::Relaxed);
     }
 
     pub(crate) fn recorded(&self, seq: u64) {

@@ -1,15 +1,15 @@
 //! The recorder as a process part: its options, its tasks, its end.
 //!
-//! Tasks: the ledger, the records, telemetry, the mirror of states, housekeeping (checkpoint
+//! Tasks: the ledger, the records, telemetry, the mirror of states, large results, housekeeping (checkpoint
 //! message, partitions). Whichever fails for good ends all the others and the recorder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, feed, sight};
 use fiec_schemas::messages::RecorderCheckpoint;
-use fiec_schemas::{Timestamp, subjects};
+use fiec_schemas::{Sequence, Timestamp, subjects};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
@@ -17,12 +17,14 @@ use sqlx::PgPool;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::collect::{self, Collection};
 use crate::error::{RecorderError, Result};
 use crate::ledger::{self, Shared, pause, trouble};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
-use crate::{records, telemetry};
+use crate::standstill::Standstill;
+use crate::{records, restore, telemetry};
 
 /// How a recorder works.
 #[derive(Debug, Clone)]
@@ -39,6 +41,8 @@ pub struct RecorderOptions {
     pub vector_step: f64,
     /// Days for which boundaries, decisions, events and hardware vectors are kept.
     pub retention_days: u32,
+    /// What is removed from the broker because nothing refers to it.
+    pub collection: Collection,
 }
 
 impl Default for RecorderOptions {
@@ -50,6 +54,7 @@ impl Default for RecorderOptions {
             vector_every: Duration::from_secs(5),
             vector_step: 0.05,
             retention_days: 90,
+            collection: Collection::default(),
         }
     }
 }
@@ -135,6 +140,31 @@ impl Recorder {
             .await;
             Ok(())
         });
+        let (broker, results) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            crate::results::run(broker, results).await;
+            Ok(())
+        });
+        let (upkeep, probed) = (shared.health.broker().clone(), self.broker.clone());
+        let ended = stop.clone();
+        tasks.spawn(async move {
+            ended
+                .run_until_cancelled(upkeep.keep(probed, "recorder"))
+                .await;
+            Ok(())
+        });
+        let (broker, restoring) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            restore::run(broker, restoring).await;
+            Ok(())
+        });
+        let (broker, collecting) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            collect::run(broker, collecting.clone(), options.collection).await;
+            // Not collecting is no end of the recorder.
+            collecting.stop.cancelled().await;
+            Ok(())
+        });
         tasks.spawn(announce(self.broker, shared.clone()));
         tasks.spawn(housekeeping(shared, options.retention_days));
         let mut outcome = Ok(());
@@ -148,44 +178,73 @@ impl Recorder {
     }
 }
 
-/// Publishes the checkpoint once a second, and watches that the stream is not behind it.
+/// The streams are looked at, and the checkpoint is announced, at least this often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A checkpoint that has moved is announced after this: workers hold commits back by it.
+const ANNOUNCE_EVERY: Duration = Duration::from_millis(200);
+
+/// Publishes the checkpoint, and watches that the streams are read and not behind it.
 async fn announce(broker: Broker, shared: Shared) -> Result<()> {
     let stream = subjects::LEDGER_STREAM;
+    let parts = [Part::Ledger, Part::Records];
+    let streams = [stream, subjects::RECORD_STREAM];
+    let mut readers = streams.map(|stream| Standstill::new(stream, Instant::now()));
+    let (mut looked, mut last, mut announced) = (None::<Instant>, 0, None);
     while !shared.stop.is_cancelled() {
-        pause(&shared.stop, Duration::from_secs(1)).await;
+        pause(&shared.stop, ANNOUNCE_EVERY).await;
         let seq = shared.health.checkpoint();
-        let Ok((_, last)) = feed::bounds(&broker).await else {
+        if looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            if announced != Some(seq) {
+                announced = Some(seq);
+                announce_one(&broker, &shared, seq, last).await;
+            }
+            continue;
+        }
+        looked = Some(Instant::now());
+        let (Ok(ledger), Ok(records)) = (
+            feed::bounds(&broker).await,
+            feed::bounds_of(&broker, subjects::RECORD_STREAM).await,
+        ) else {
             continue;
         };
-        if last < seq {
-            return Err(RecorderError::RolledBack {
-                stream,
-                last,
-                checkpoint: seq,
-            });
+        let bounds = [ledger, records];
+        let mut readers = readers.iter_mut().zip(parts).zip(bounds);
+        let trouble = readers.find_map(|((reader, part), bounds)| {
+            reader.check(shared.health.read_up_to(part), bounds, Instant::now())
+        });
+        match trouble {
+            Some(trouble) => shared.health.unwell(Part::Reading, trouble),
+            None => shared.health.well(Part::Reading),
         }
-        let lag = last - seq;
-        shared
-            .metrics
-            .lag
-            .set(i64::try_from(lag).unwrap_or(i64::MAX));
-        let word = RecorderCheckpoint {
-            seq,
-            lag,
-            at: Timestamp::now(),
-        };
-        let Ok(payload) = serde_json::to_vec(&word) else {
-            continue;
-        };
-        let sent = broker
-            .client
-            .publish(subjects::RECORDER_CHECKPOINT, payload.into())
-            .await;
-        if let Err(error) = sent {
-            tracing::debug!(%error, "checkpoint was not announced");
-        }
+        last = ledger.1;
+        announced = Some(seq);
+        announce_one(&broker, &shared, seq, last).await;
     }
     Ok(())
+}
+
+/// Tells workers what is recorded. `last`: the last sequence of the stream, as far as is known.
+async fn announce_one(broker: &Broker, shared: &Shared, seq: Sequence, last: Sequence) {
+    let lag = last.saturating_sub(seq);
+    shared
+        .metrics
+        .lag
+        .set(i64::try_from(lag).unwrap_or(i64::MAX));
+    let word = RecorderCheckpoint {
+        seq,
+        lag,
+        at: Timestamp::now(),
+    };
+    let Ok(payload) = serde_json::to_vec(&word) else {
+        return;
+    };
+    let sent = broker
+        .client
+        .publish(subjects::RECORDER_CHECKPOINT, payload.into())
+        .await;
+    if let Err(error) = sent {
+        tracing::debug!(%error, "checkpoint was not announced");
+    }
 }
 
 /// Makes partitions ahead of time and drops those beyond the retention, every hour.

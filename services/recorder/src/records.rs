@@ -1,19 +1,20 @@
 //! Facts that belong to no ledger, from `FIEC_RECORD`: rejections, and what happens to nodes.
 
-use std::time::Duration;
+use std::time::Instant;
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
-use fiec_broker::{Broker, BrokerError};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use fiec_broker::{Broker, BrokerError, Reader};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::Record;
 use fiec_schemas::quota::Quota;
 use fiec_schemas::{NodeDescriptor, Sequence, Tenant, Timestamp, subjects};
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
 use sqlx::{Connection, PgConnection};
 
 use crate::copy::{json_without_nul, saturate, without_nul};
-use crate::error::{RecorderError, Result};
-use crate::ledger::{Shared, again, checkpoint, pause, trouble};
+use crate::error::Result;
+use crate::ledger::{Backoff, Shared, again, checkpoint, trouble};
+use crate::lost;
 use crate::metrics::Part;
 use crate::rows::{json, line};
 use crate::time::PgTime;
@@ -23,38 +24,56 @@ use crate::write::advance;
 /// Records of one transaction.
 const BATCH: usize = 500;
 
-/// Follows the stream until the recorder stops.
+/// Records that the stream had dropped before they were read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gap {
+    /// First sequence that is missing.
+    pub first: Sequence,
+    /// Last sequence that is missing.
+    pub last: Sequence,
+    /// When the broker stored the first record after them.
+    pub before: Timestamp,
+}
+
+/// Follows the stream until the recorder stops. Where it has lost records at its end it is read from
+/// there: what is recorded stays.
 ///
 /// # Errors
-/// When the stream was rolled back.
+/// When there is no checkpoint.
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let stream = subjects::RECORD_STREAM;
+    let mut backoff = Backoff::default();
     while !shared.stop.is_cancelled() {
         let Some(at) = checkpoint(&shared, Part::Records, stream).await? else {
             return Ok(());
         };
+        shared.health.read(Part::Records, at);
+        let opened = Instant::now();
         match open(&broker, at).await {
             Ok((last, _)) if last < at => {
-                return Err(RecorderError::RolledBack {
+                tracing::error!(
                     stream,
                     last,
-                    checkpoint: at,
-                });
+                    checkpoint = at,
+                    "the stream has lost records; what is recorded stays"
+                );
+                let lower = || lost::lower_records(&shared.pool, at, last);
+                if again(&shared, Part::Records, lower).await.is_none() {
+                    return Ok(());
+                }
             }
             Ok((_, messages)) => record(messages, at, &shared).await,
             Err(error) => trouble(&shared, Part::Records, &error),
         }
-        pause(&shared.stop, Duration::from_secs(1)).await;
+        backoff.wait_after(opened, &shared.stop).await;
     }
     Ok(())
 }
 
-type Message = std::result::Result<async_nats::jetstream::Message, BrokerError>;
-
 async fn open(
     broker: &Broker,
     at: Sequence,
-) -> std::result::Result<(Sequence, impl Stream<Item = Message> + Unpin + use<>), BrokerError> {
+) -> std::result::Result<(Sequence, Reader), BrokerError> {
     const WHAT: &str = "follow the record stream";
     let stream = broker
         .js
@@ -62,32 +81,18 @@ async fn open(
         .await
         .map_err(BrokerError::operation(WHAT))?;
     let last = stream.cached_info().state.last_sequence;
-    let consumer = stream
-        .create_consumer(pull::Config {
-            ack_policy: AckPolicy::None,
-            deliver_policy: DeliverPolicy::ByStartSequence {
-                start_sequence: at + 1,
-            },
-            inactive_threshold: Duration::from_secs(60),
-            ..Default::default()
-        })
-        .await
-        .map_err(BrokerError::operation(WHAT))?;
-    let messages = consumer
-        .stream()
-        .max_messages_per_batch(BATCH)
-        .expires(Duration::from_secs(30))
-        .heartbeat(Duration::from_secs(10))
-        .messages()
-        .await
-        .map_err(BrokerError::operation(WHAT))?;
-    Ok((
-        last,
-        messages.map(|m| m.map_err(BrokerError::operation(WHAT))),
-    ))
+    let config = pull::Config {
+        deliver_policy: DeliverPolicy::ByStartSequence {
+            start_sequence: at + 1,
+        },
+        ..Default::default()
+    };
+    let reader = Reader::open(broker, subjects::RECORD_STREAM, config, BATCH, WHAT).await?;
+    Ok((last, reader))
 }
 
-async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, shared: &Shared) {
+/// Records what the reader gives until it ends.
+async fn record(messages: Reader, at: Sequence, shared: &Shared) {
     let mut chunks = messages.ready_chunks(BATCH);
     let mut expected = at;
     loop {
@@ -96,18 +101,28 @@ async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, sha
             chunk = chunks.next() => chunk,
         };
         let Some(chunk) = chunk else { return };
-        let mut records = Vec::new();
+        let (mut records, mut gaps) = (Vec::new(), Vec::new());
         let mut last = expected;
         for message in chunk {
             let message = match message {
                 Ok(message) => message,
                 Err(error) => {
-                    tracing::warn!(%error, "record feed");
-                    continue;
+                    tracing::warn!(%error, "opening the record feed anew");
+                    break;
                 }
             };
             let Ok(info) = message.info() else { continue };
-            last = info.stream_sequence;
+            let seq = info.stream_sequence;
+            if seq > last + 1 {
+                let before = info.published.unix_timestamp_nanos() / 1_000;
+                gaps.push(Gap {
+                    first: last + 1,
+                    last: seq - 1,
+                    before: Timestamp::from_micros(i64::try_from(before).unwrap_or(0)),
+                });
+            }
+            last = seq;
+            shared.health.read(Part::Records, seq);
             match serde_json::from_slice::<Record>(&message.payload) {
                 Ok(record) => records.push((last, record)),
                 Err(error) => {
@@ -119,13 +134,19 @@ async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, sha
         if last == expected {
             continue;
         }
-        let records = &records;
+        let (records, gaps) = (&records, &gaps);
         let written = again(shared, Part::Records, || async move {
             let mut connection = shared.pool.acquire().await?;
-            write(&mut connection, records, expected, last).await
+            write(&mut connection, records, gaps, expected, last).await
         });
         match written.await {
-            Some(true) => shared.metrics.records.inc_by(records.len() as u64),
+            Some(true) => {
+                shared.metrics.records.inc_by(records.len() as u64);
+                shared.metrics.gaps.inc_by(gaps.len() as u64);
+                for Gap { first, last, .. } in gaps {
+                    tracing::error!(first, last, "records were lost before they were recorded");
+                }
+            }
             // Another recorder is ahead, or it is time to stop.
             Some(false) | None => return,
         };
@@ -137,11 +158,25 @@ async fn record(messages: impl Stream<Item = Message> + Unpin, at: Sequence, sha
 pub(crate) async fn write(
     connection: &mut PgConnection,
     records: &[(Sequence, Record)],
+    gaps: &[Gap],
     expected: Sequence,
     last: Sequence,
 ) -> sqlx::Result<bool> {
     let mut tx = connection.begin().await?;
-    if !advance(&mut tx, subjects::RECORD_STREAM, expected, last).await? {
+    for gap in gaps {
+        sqlx::query(
+            "INSERT INTO record_gaps (first_missing, last_missing, after, before) \
+             SELECT $2, $3, updated_at, $4 FROM recorder_checkpoint WHERE stream = $1 \
+             ON CONFLICT DO NOTHING",
+        )
+        .bind(subjects::RECORD_STREAM)
+        .bind(saturate(gap.first))
+        .bind(saturate(gap.last))
+        .bind(PgTime(gap.before))
+        .execute(&mut *tx)
+        .await?;
+    }
+    if !advance(&mut tx, subjects::RECORD_STREAM, expected, last, None).await? {
         tx.rollback().await?;
         return Ok(false);
     }

@@ -16,6 +16,7 @@ use crate::changes::ChangeRow;
 use crate::columns::{BOUNDARIES, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS};
 use crate::copy::CopyBuffer;
 use crate::parts::{MergeRow, SplitRow};
+use crate::results::ResultRow;
 
 /// Microseconds of a day.
 pub(crate) const DAY_MICROS: i64 = 86_400_000_000;
@@ -27,6 +28,8 @@ pub struct Rows {
     pub messages: usize,
     /// Their last sequence: the new checkpoint.
     pub last_seq: Sequence,
+    /// Digest of that message's header, and when the broker stored it.
+    pub last: Option<(Digest, Timestamp)>,
     /// One row an execution, however many of its messages are in the batch.
     pub executions: Vec<ExecutionRow>,
     /// One row a placement that began or changed.
@@ -43,6 +46,8 @@ pub struct Rows {
     pub gaps_closed: Vec<(ExecutionId, Epoch, i64)>,
     /// Batches that executions belong to.
     pub batches: Vec<BatchRow>,
+    /// Rows of messages that the ledger has lost, in whose place others stand.
+    pub rewinds: Vec<Rewind>,
     /// Messages that were never seen.
     pub missing: Vec<MissingRow>,
     /// Executions that went back to an earlier boundary.
@@ -53,6 +58,8 @@ pub struct Rows {
     pub merges: Vec<MergeRow>,
     /// What was changed about live executions.
     pub changes: Vec<ChangeRow>,
+    /// Results that are still to be copied.
+    pub results: Vec<ResultRow>,
     /// Live executions whose last boundary changed.
     pub states: Vec<(ExecutionId, StatePlace)>,
     /// Executions with committed state that are finished.
@@ -131,10 +138,26 @@ pub struct ExecutionRow {
     pub ordinal: Ordinal,
     /// Its sequence.
     pub seq: Sequence,
+    /// Digest of its header.
+    pub digest: Option<Digest>,
     /// Its author.
     pub author: String,
     /// When the broker stored it.
     pub recorded_at: Timestamp,
+}
+
+/// What was recorded of an execution from a message on does not count: the ledger has lost it, and
+/// another message has its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewind {
+    /// Which.
+    pub execution: ExecutionId,
+    /// Ordinal of the first message that does not count.
+    pub from: Ordinal,
+    /// The last epoch that counts.
+    pub epoch: Epoch,
+    /// When the broker stored the message that took its place.
+    pub at: Timestamp,
 }
 
 /// A row of `placements`.
@@ -362,6 +385,7 @@ pub(crate) fn blank(state: &ExecutionState, in_table: bool) -> ExecutionRow {
         paused_by: None,
         ordinal: 0,
         seq: 0,
+        digest: None,
         author: String::new(),
         recorded_at: state.at,
     }
@@ -443,7 +467,8 @@ impl ExecutionRow {
             .opt(host.map(|m| m.uj), CopyBuffer::count)
             .opt(host.map(|m| m.intervals), CopyBuffer::count)
             .opt(device.map(|m| m.uj), CopyBuffer::count)
-            .opt(device.map(|m| m.intervals), CopyBuffer::count);
+            .opt(device.map(|m| m.intervals), CopyBuffer::count)
+            .opt(self.digest, CopyBuffer::digest);
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use fiec_schemas::{NodeId, Sequence, subjects};
+use fiec_schemas::{Digest, NodeId, Sequence, Timestamp, subjects};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
 use crate::columns::{
@@ -179,19 +179,24 @@ pub(crate) async fn ensure_day(connection: &mut PgConnection, day: i32) -> sqlx:
     Ok(())
 }
 
-/// Moves a stream's checkpoint; false where it is not where it was expected.
+/// Moves a stream's checkpoint; `last`: digest of the header of the message there, and when the
+/// broker stored it. False where it is not where it was expected.
 pub(crate) async fn advance(
     connection: &mut PgConnection,
     stream: &str,
     expected: Sequence,
     to: Sequence,
+    last: Option<(Digest, Timestamp)>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(
-        "UPDATE recorder_checkpoint SET seq = $3, updated_at = now() WHERE stream = $1 AND seq = $2",
+        "UPDATE recorder_checkpoint SET seq = $3, digest = $4, stored_at = $5, updated_at = now() \
+         WHERE stream = $1 AND seq = $2",
     )
     .bind(stream)
     .bind(saturate(expected))
     .bind(saturate(to))
+    .bind(last.map(|(digest, _)| digest.0.to_vec()))
+    .bind(last.map(|(_, at)| PgTime(at)))
     .execute(connection)
     .await?;
     Ok(done.rows_affected() == 1)
@@ -204,9 +209,13 @@ async fn transaction(
 ) -> sqlx::Result<Written> {
     let rows = &batch.rows;
     let mut tx = connection.begin().await?;
-    if !advance(&mut tx, subjects::LEDGER_STREAM, expected, rows.last_seq).await? {
+    let (stream, to) = (subjects::LEDGER_STREAM, rows.last_seq);
+    if !advance(&mut tx, stream, expected, to, rows.last).await? {
         tx.rollback().await?;
         return Ok(Written::Behind);
+    }
+    for rewind in &rows.rewinds {
+        crate::lost::rewind(&mut tx, rewind).await?;
     }
     batch.copy_to(&mut tx).await?;
     executions(&mut tx, &rows.executions).await?;
@@ -312,6 +321,7 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
         .bind(column!(rows, |r| count(host(r).map(|m| m.intervals))))
         .bind(column!(rows, |r| count(device(r).map(|m| m.uj))))
         .bind(column!(rows, |r| count(device(r).map(|m| m.intervals))))
+        .bind(column!(rows, |r| r.digest.map(|d| d.0.to_vec())))
         .execute(tx)
         .await?;
     Ok(())
@@ -416,6 +426,7 @@ async fn small(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
     steps_back(&mut *tx, &rows.steps_back).await?;
     crate::parts::write(&mut *tx, &rows.splits, &rows.merges).await?;
     crate::changes::write(&mut *tx, &rows.changes).await?;
+    crate::results::write(&mut *tx, &rows.results).await?;
     if !rows.gaps_closed.is_empty() {
         sqlx::query(
             "UPDATE rebindings r SET gap_us = u.gap_us \

@@ -335,7 +335,12 @@ async fn the_reader_reads_and_cannot_write() {
     let db = database().await;
     let (_, items) = handover(1);
     project(&db.pool, items).await.unwrap();
-    let url = db.url.replacen("//fiec@", "//fiec_reader@", 1);
+    sqlx::raw_sql("ALTER ROLE fiec_reader PASSWORD 'reads'")
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    let (_, server) = db.url.split_once('@').unwrap();
+    let url = format!("postgres://fiec_reader:reads@{server}");
     let reader = fiec_recorder::connect(&url).await.unwrap();
     assert_eq!(number(&reader, "SELECT count(*) FROM boundaries").await, 2);
     assert_eq!(

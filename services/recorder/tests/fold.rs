@@ -19,6 +19,7 @@ fn message(item: &fiec_broker::feed::FeedItem) -> Message {
     Message {
         seq: item.seq,
         stored_at: item.stored_at,
+        digest: item.digest(),
         message,
     }
 }
@@ -129,6 +130,7 @@ fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
             },
             Event::Completed {
                 result: serde_json::Value::Null,
+                object: None,
                 computed_until: at(25),
                 capsules: 1,
                 outputs: vec![],
@@ -163,6 +165,7 @@ fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
     let mut row = whole.executions.into_iter().next().unwrap();
     assert_eq!(row.ordinal, 1);
     row.ordinal = 2;
+    row.digest = apart.executions[0].digest;
     assert_eq!(format!("{row:?}"), format!("{:?}", apart.executions[0]));
     assert_eq!(
         format!("{placement:?}"),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::feed::FeedItem;
 use fiec_broker::topology::{Profile, apply};
@@ -16,6 +17,7 @@ use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, LineError, Submission, Tenant,
     Timestamp, subjects,
 };
+use futures_util::StreamExt as _;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -237,24 +239,6 @@ async fn rejections_and_node_events_are_recorded() {
 }
 
 #[tokio::test]
-async fn a_stream_behind_the_checkpoint_stops_the_recorder_with_advice() {
-    let (_servers, broker, pool) = servers().await;
-    sqlx::query("UPDATE recorder_checkpoint SET seq = 7")
-        .execute(&pool)
-        .await
-        .unwrap();
-    let (_stop, recorder) = start(&broker, &pool);
-    let ended = tokio::time::timeout(Duration::from_secs(20), recorder)
-        .await
-        .unwrap();
-    let error = ended.unwrap().unwrap_err().to_string();
-    assert!(
-        error.contains("ends at sequence 0, but 7 is recorded"),
-        "{error}"
-    );
-}
-
-#[tokio::test]
 async fn postgres_away_is_unhealthy_and_then_caught_up() {
     let (mut servers, broker, pool) = servers().await;
     let stop = CancellationToken::new();
@@ -297,4 +281,130 @@ async fn postgres_away_is_unhealthy_and_then_caught_up() {
     assert_eq!(health.check(), Ok(()));
     stop.cancel();
     running.await.unwrap().unwrap();
+}
+
+/// Publishes without waiting for each message's acknowledgement.
+async fn publish_all(broker: &Broker, messages: Vec<(String, PublishMessage)>) {
+    let mut acks = Vec::new();
+    for (subject, message) in messages {
+        acks.push(broker.js.send_publish(subject, message).await.unwrap());
+    }
+    for ack in acks {
+        ack.await.unwrap();
+    }
+}
+
+/// The consumer of a stream's only reader, if that asks for nothing more although messages wait.
+async fn stalled(broker: &Broker, stream: &str) -> Option<String> {
+    let stream = broker.js.get_stream(stream).await.unwrap();
+    let mut delivered = None;
+    for _ in 0..4 {
+        let consumer = stream.consumers().next().await?.unwrap();
+        if consumer.num_waiting > 0 || consumer.num_pending == 0 {
+            return None;
+        }
+        if *delivered.get_or_insert(consumer.delivered.stream_sequence)
+            != consumer.delivered.stream_sequence
+        {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        delivered = Some(consumer.delivered.stream_sequence);
+    }
+    Some(stream.consumers().next().await?.unwrap().name)
+}
+
+/// Deletes the consumer of a stalled reader, as the server does after a minute.
+async fn delete_stalled(broker: &Broker, stream: &str) {
+    for _ in 0..400 {
+        if let Some(consumer) = stalled(broker, stream).await {
+            let stream = broker.js.get_stream(stream).await.unwrap();
+            stream.delete_consumer(&consumer).await.unwrap();
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the reader of {stream} does not stall");
+}
+
+#[tokio::test]
+async fn readers_go_on_after_the_server_has_deleted_their_consumers_while_postgres_was_away() {
+    let (mut servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    let mut items = short_ledgers(6_000, 1).unwrap().into_iter().map(|item| {
+        let message = PublishMessage::build().header(subjects::EVENT_HEADER, item.header.as_str());
+        (subjects::ledger(&item.tenant, item.execution), message)
+    });
+    let mut ledgers = 1;
+    publish_all(&broker, items.by_ref().take(1).collect()).await;
+    let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = ";
+    until(&pool, &format!("{checkpoint}'FIEC_LEDGER'"), ledgers).await;
+
+    let postgres = servers.postgres.as_mut().unwrap();
+    postgres.stop(Duration::from_secs(10)).await;
+    let record = Record::Rejection {
+        tenant: "lab".into(),
+        seq: None,
+        error: LineError {
+            line: 1,
+            field: "program".into(),
+            reason: "does not exist".into(),
+        },
+        excerpt: String::new(),
+        at: Timestamp::now(),
+    };
+    let payload = Bytes::from(serde_json::to_vec(&record).unwrap());
+    let rejection = || {
+        let message = PublishMessage::build().payload(payload.clone());
+        (subjects::rejection("lab"), message)
+    };
+    let records = 3_000;
+    publish_all(&broker, (0..records).map(|_| rejection()).collect()).await;
+    delete_stalled(&broker, subjects::RECORD_STREAM).await;
+    while stalled(&broker, subjects::LEDGER_STREAM).await.is_none() {
+        let burst: Vec<_> = items.by_ref().take(500).collect();
+        assert!(!burst.is_empty(), "the reader of the ledger does not stall");
+        ledgers += burst.len() as i64;
+        publish_all(&broker, burst).await;
+    }
+    delete_stalled(&broker, subjects::LEDGER_STREAM).await;
+
+    servers.postgres.as_mut().unwrap().restart().await.unwrap();
+    until(&pool, &format!("{checkpoint}'FIEC_RECORD'"), records).await;
+    until(&pool, "SELECT count(*) FROM rejections", records).await;
+    until(&pool, &format!("{checkpoint}'FIEC_LEDGER'"), ledgers).await;
+    until(&pool, "SELECT count(*) FROM ledger_gaps", 0).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn records_that_the_stream_dropped_before_they_were_read_are_stated() {
+    let (_servers, broker, pool) = servers().await;
+    let payload = Bytes::from_static(b"{}");
+    let publish = async |count: usize| {
+        let message = || {
+            let message = PublishMessage::build().payload(payload.clone());
+            (subjects::rejection("lab"), message)
+        };
+        publish_all(&broker, (0..count).map(|_| message()).collect()).await;
+    };
+    let (stop, recorder) = start(&broker, &pool);
+    publish(2).await;
+    let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_RECORD'";
+    until(&pool, checkpoint, 2).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+
+    publish(8).await;
+    let stream = broker.js.get_stream(subjects::RECORD_STREAM).await.unwrap();
+    stream.purge().sequence(9).await.unwrap();
+    let (stop, recorder) = start(&broker, &pool);
+    until(&pool, checkpoint, 10).await;
+    let stated = "SELECT count(*) FROM record_gaps WHERE first_missing = 3 AND last_missing = 8 \
+                  AND after < before";
+    until(&pool, stated, 1).await;
+    until(&pool, "SELECT count(*) FROM record_gaps", 1).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
 }

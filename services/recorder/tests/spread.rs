@@ -61,6 +61,7 @@ fn boundary(index: u64, tiles: &[u64]) -> Event {
 fn completed(capsules: u64) -> Event {
     Event::Completed {
         result: serde_json::Value::Null,
+        object: None,
         computed_until: Timestamp::now(),
         capsules,
         outputs: vec![],

@@ -112,6 +112,7 @@ impl Bench {
                 seq: 0,
                 digest: None,
                 state,
+                seen_in: 0,
             },
             vec![Event::Submitted, bound],
             "policy/bench",
@@ -139,6 +140,7 @@ impl Bench {
         let message = CapsuleMessage {
             v: 1,
             bindings: tips.iter().map(binding).collect(),
+            server: Some(self.broker.server()),
         };
         let body = serde_json::to_vec(&message).unwrap();
         self.broker

@@ -9,8 +9,9 @@ use fiec_schemas::{Event, Timestamp};
 use futures_util::future::join_all;
 
 use crate::entrusted::{Drafted, Second};
+use crate::healing::Ground;
 use crate::large;
-use crate::message::{Message, ahead_of};
+use crate::message::{After, Message, ahead_of};
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 use crate::{emitted, handover};
@@ -72,6 +73,10 @@ impl Runner {
         if self.flight.is_some() {
             return;
         }
+        if self.birth.is_none() && std::mem::take(&mut self.recheck) {
+            self.flight = Some(self.restored());
+            return;
+        }
         let Some(mut message) = self.staged.pop_front() else {
             return;
         };
@@ -79,6 +84,7 @@ impl Runner {
         let draft = match message.draft.take() {
             Some(mut draft) => {
                 draft.expected = self.tip.seq;
+                draft.seen_in = self.tip.seen_in;
                 draft
             }
             None => {
@@ -107,7 +113,10 @@ impl Runner {
                         }
                         draft
                     }
-                    Err(error) => return self.impossible(&error),
+                    Err(error) => {
+                        Box::pin(self.impossible(&error, message.after)).await;
+                        return Box::pin(self.flush()).await;
+                    }
                 }
             }
         };
@@ -117,6 +126,10 @@ impl Runner {
             message.state = self.last.clone().unwrap_or_default();
         }
         let shared = self.shared.clone();
+        let behind = Behind {
+            second,
+            ground: self.ground(),
+        };
         if !message.is_large() && message.outputs.is_empty() && message.emits.is_empty() {
             if let Some(turn) = message.turn.take() {
                 // The broker would store this before it passes on what it has read already; and
@@ -124,7 +137,7 @@ impl Runner {
                 self.flight = Some(Box::pin(async move {
                     let _until_settled = message.priority;
                     let _ = tokio::time::timeout(TURN, turn).await;
-                    append_or_follow(&shared, draft, second, message.state).await
+                    append_or_follow(&shared, draft, behind, message.state).await
                 }));
                 return;
             }
@@ -140,10 +153,10 @@ impl Runner {
                         Err(AppendError::Broker(error)) => {
                             tracing::warn!(%error, "append failed; trying again");
                             let state = message.state;
-                            Box::pin(append_or_follow(&shared, draft, second, state)).await
+                            Box::pin(append_or_follow(&shared, draft, behind, state)).await
                         }
-                        Err(AppendError::Conflict) if let Some(second) = second => {
-                            Box::pin(second.append(&shared, &draft, message.state)).await
+                        Err(AppendError::Conflict) => {
+                            Box::pin(behind.append(&shared, &draft, message.state)).await
                         }
                         settled => settled,
                     }
@@ -181,12 +194,12 @@ impl Runner {
                 .await;
             }
             let Some(commit) = commit else {
-                let tip = append_or_follow(&shared, draft, second, message.state).await?;
+                let tip = append_or_follow(&shared, draft, behind, message.state).await?;
                 emitted::publish(&shared, &tip, &message.emits).await;
                 return Ok(tip);
             };
             let ready = commit.store(&shared, &known).await?;
-            let tip = append_or_follow(&shared, draft, second, ready.body()).await?;
+            let tip = append_or_follow(&shared, draft, behind, ready.body()).await?;
             ready.committed(&shared, &known);
             emitted::publish(&shared, &tip, &message.emits).await;
             if commit.urgent {
@@ -199,36 +212,74 @@ impl Runner {
         }));
     }
 
-    /// A message that the rules forbid, or that is too large, cannot be appended by trying again.
-    pub(crate) fn impossible(&mut self, error: &AppendError) {
+    /// A message that the rules forbid, or that is too large, cannot be appended by trying again:
+    /// the execution fails with the reason, in a message that always fits. `after` is what was to
+    /// follow the impossible message.
+    async fn impossible(&mut self, error: &AppendError, after: Vec<After>) {
         tracing::error!(%error, "a ledger message could not be made");
+        let reason = format!("the worker could not record it: {error}");
         self.child = None;
-        self.staged.clear();
-        let failed = self.ended;
+        self.wait = None;
         self.ended = true;
         self.slot = None;
-        if !failed {
-            let reason = format!("the worker could not record it: {error}");
+        self.drop_staged(after, &reason).await;
+        // Should that be impossible too, nobody can help any more.
+        if !std::mem::replace(&mut self.gave_up, true) {
             self.staged.push_back(Message::of(vec![Event::Failed {
                 reason,
                 stderr: String::new(),
             }]));
         }
     }
+
+    /// Drops everything that waits to be appended, and answers whoever waits for it.
+    pub(crate) async fn drop_staged(&mut self, after: Vec<After>, reason: &str) {
+        let waiting = std::mem::take(&mut self.staged);
+        for after in after
+            .into_iter()
+            .chain(waiting.into_iter().flat_map(|m| m.after))
+        {
+            match after {
+                After::Answer(to) => {
+                    self.shared.answer_moving(Some(to), reason).await;
+                }
+                After::Confirm(to) => {
+                    let execution = self.tip.state.execution;
+                    handover::abandon(&self.shared, &to, execution, self.epoch + 1).await;
+                }
+                After::Commit { .. } => {}
+            }
+        }
+    }
 }
 
-/// Appends; where the binding that a first message holds is there already, behind that.
+/// How a message goes on whose append met another one.
+struct Behind {
+    /// It holds a first binding, which may have been appended elsewhere.
+    second: Option<Second>,
+    /// Where it was to be appended.
+    ground: Ground,
+}
+
+impl Behind {
+    async fn append(self, shared: &Shared, draft: &Draft, body: Bytes) -> Result<Tip, AppendError> {
+        match self.second {
+            Some(second) => second.append(shared, draft, body).await,
+            None => self.ground.append_again(shared, draft, body).await,
+        }
+    }
+}
+
+/// Appends; where another message is there already, behind that if it is the binding that this one
+/// holds, or if the broker has lost what this one follows and that could be appended again.
 async fn append_or_follow(
     shared: &Shared,
     draft: Draft,
-    second: Option<Second>,
+    behind: Behind,
     body: Bytes,
 ) -> Result<Tip, AppendError> {
-    let Some(second) = second else {
-        return append(shared, draft, body).await;
-    };
     match append(shared, draft.clone(), body.clone()).await {
-        Err(AppendError::Conflict) => second.append(shared, &draft, body).await,
+        Err(AppendError::Conflict) => behind.append(shared, &draft, body).await,
         settled => settled,
     }
 }

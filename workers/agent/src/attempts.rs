@@ -1,12 +1,12 @@
 //! The children of one execution: given the program, lost, tried again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{self, FrameError, Order, Run};
 use fiec_schemas::event::ExecutionState;
+use fiec_schemas::limits::{self, REASON_LIMIT};
 use fiec_schemas::package::Grant;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{Event, Submission, Timestamp};
@@ -92,7 +92,7 @@ pub(crate) fn order_to_run(
         commit: spec.commit,
         boundary: state.boundary.as_ref().map(|p| p.index),
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
-        interval_ms: *shared.stretch.borrow(),
+        interval_ms: shared.stretch.borrow().interval_ms,
         package,
         grant: first_grant(shared, state, spec),
         spread: state.spread.as_deref().map(spread::shares),
@@ -122,6 +122,10 @@ impl Runner {
                 Box::pin(state).await
             }
         };
+        let fetched = match (fetched, &place) {
+            (Err(error), Some(place)) => Box::pin(self.or_kept(place, error)).await,
+            (fetched, _) => fetched,
+        };
         // What an attempt before has said and nobody has stored is forgotten.
         self.spread = Sharing::of(&self.tip.state);
         let returning = match self.spread.as_ref().and_then(|s| s.waits_for()) {
@@ -137,12 +141,9 @@ impl Runner {
             Ok((_, Some(Returning::Never(reason)))) => return self.give_up(reason).await,
             Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
             Ok((state, None)) => (state, None),
-            Err(error) => {
-                tracing::warn!(%error, "cannot fetch the state; trying again");
-                self.wait = Some((Wait::Retry, Instant::now() + Duration::from_secs(1)));
-                return;
-            }
+            Err(error) => return Box::pin(self.cannot_fetch(error)).await,
         };
+        self.missed = 0;
         let key = (self.spec.program.clone(), self.tip.state.tenant.clone());
         let execution = self.tip.state.execution;
         let package = self.program.package().cloned();
@@ -158,8 +159,8 @@ impl Runner {
             }
         };
         let told = package.as_ref().map(|p| p.told.clone());
-        self.stretch.mark_unchanged();
         let mut run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
+        run.interval_ms = self.paced();
         if let Some(grant) = &self.grant {
             run.grant = grant.clone();
         }
@@ -184,7 +185,7 @@ impl Runner {
         );
         self.unheard = true;
         self.forget_fetches();
-        self.expect_boundary();
+        self.expect_first_boundary();
         if child.order(&run, &body).await.is_err() {
             if !spare {
                 return self.died(child).await;
@@ -226,11 +227,9 @@ impl Runner {
         self.shared.grants.note(state.execution, &grant);
         self.given = Some(grant);
         self.unheard = true;
-        if *self.stretch.borrow() == 0 {
-            // What its run said already; any other wish may be newer than the run.
-            self.stretch.mark_unchanged();
-        }
         self.begun(child).await;
+        // Unless it is none, as its run has said already.
+        self.pace().await;
     }
 
     async fn begun(&mut self, mut child: Child) {
@@ -363,10 +362,6 @@ impl Runner {
 
 /// Keeps a reason within what an event may hold.
 pub(crate) fn cut(mut text: String) -> String {
-    let mut end = text.len().min(1_000);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
+    limits::cut(&mut text, REASON_LIMIT);
     text
 }

@@ -154,6 +154,7 @@ async fn renew(
     descriptor: &mut NodeDescriptor,
     in_force: &mut Option<Digest>,
 ) -> Result<bool, BrokerError> {
+    claim.restore(descriptor).await?;
     let environment = environment(descriptor, child_of(shared));
     if let Some(identity) = &mut descriptor.identity
         && identity.environment != environment

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_nats::Subject;
+use async_nats::jetstream::consumer::pull::MessagesErrorKind;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, topology};
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
 use fiec_schemas::{Event, Phase, Timestamp};
@@ -11,7 +12,7 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{CapsuleAck, Job, Live, Start};
+use crate::job::{CapsuleAck, Job, Live, Start, Stored};
 use crate::shared::{Shared, enqueue};
 
 /// The consumer's limit of messages without an acknowledgement.
@@ -23,8 +24,10 @@ const IN_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
     let (acks, inbox) = mpsc::channel(UNACKNOWLEDGED);
     tokio::spawn(acknowledge(shared.clone(), inbox));
+    // Of every opening: what was not acknowledged must not come again.
+    let mut held = Vec::new();
     while !stop.is_cancelled() {
-        if let Err(error) = pull_once(&shared, &acks, &stop).await {
+        if let Err(error) = pull_once(&shared, &acks, &mut held, &stop).await {
             tracing::warn!(%error, node = %shared.node(), "cannot pull capsules; trying again");
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -48,6 +51,7 @@ async fn acknowledge(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Subject>) {
 async fn pull_once(
     shared: &Arc<Shared>,
     acks: &mpsc::Sender<Subject>,
+    held: &mut Vec<Weak<CapsuleAck>>,
     stop: &CancellationToken,
 ) -> Result<(), BrokerError> {
     let consumer =
@@ -60,12 +64,15 @@ async fn pull_once(
         .messages()
         .await
         .map_err(BrokerError::operation("pull capsules"))?;
-    let mut held: Vec<Weak<CapsuleAck>> = Vec::new();
     let mut tick = tokio::time::interval(IN_PROGRESS_EVERY);
+    let mut connections = shared.broker.connections();
+    connections.mark_unchanged();
     loop {
         let message = tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
+            // A broker that was started again may have lost the consumer: it is made anew at once.
+            Ok(()) = connections.changed() => return Ok(()),
             message = messages.next() => message,
             _ = tick.tick() => {
                 held.retain(|ack| ack.strong_count() > 0);
@@ -80,11 +87,13 @@ async fn pull_once(
         };
         let message = match message {
             Some(Ok(message)) => message,
-            Some(Err(error)) => {
-                // Missing heartbeats: the stream goes on by itself.
+            Some(Err(error)) if error.kind() == MessagesErrorKind::MissingHeartbeat => {
+                // A pause or a lost connection: the stream asks again by itself. If its consumer is
+                // gone, that request fails.
                 tracing::debug!(%error, "capsule stream");
                 continue;
             }
+            Some(Err(error)) => return Err(BrokerError::operation("pull capsules")(error)),
             None => return Ok(()),
         };
         let Some(reply) = message.reply.clone() else {
@@ -96,8 +105,9 @@ async fn pull_once(
         });
         match serde_json::from_slice::<CapsuleMessage>(&message.payload) {
             Ok(capsule) if capsule.v == 1 => {
+                let seen_in = shared.seen_in(capsule.server.as_deref());
                 for binding in capsule.bindings {
-                    take(shared, binding, &ack);
+                    take(shared, binding, seen_in, &ack);
                 }
             }
             Ok(capsule) => tracing::error!(
@@ -113,7 +123,7 @@ async fn pull_once(
 }
 
 /// Takes a binding up, or drops it where it is not ours or no news.
-fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
+fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<CapsuleAck>) {
     let CapsuleBinding {
         seq,
         digest,
@@ -132,7 +142,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
             // Its handover came first; this is its confirmation too.
             known.seq = seq;
             if let Some(confirm) = known.confirm.take() {
-                let _ = confirm.send(seq);
+                let _ = confirm.send(Stored { seq, seen_in });
             }
             return;
         }
@@ -164,6 +174,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, ack: &Arc<CapsuleAck>) {
         seq,
         digest: Some(digest),
         state,
+        seen_in,
     };
     let job = Job {
         start: Start::Bound(Box::new(tip)),
@@ -182,9 +193,8 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
     let tip = match job.start {
         Start::Bound(tip) => tip,
         Start::Entrusted(mut tip, mut birth) => match birth.confirmed() {
-            Some(seq) => {
-                tip.seq = seq;
-                tip.state.resolve(seq);
+            Some(stored) => {
+                stored.complete(&mut tip);
                 tip
             }
             None => {

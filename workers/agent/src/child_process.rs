@@ -2,6 +2,7 @@
 //! signal is tied to the starting thread), each in a process group of its own, connected by a
 //! socket pair and two pipes. Dropping a [`Child`] ends its whole group.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fiec_kit::frames::{DATA_DIR_ENV, Order, SOCKET_ENV};
+use fiec_kit::frames::{DATA_DIR_ENV, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV};
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
@@ -97,8 +98,42 @@ pub struct Child {
     spawner: Spawner,
 }
 
+/// Folders that children are told of.
+struct Folders {
+    /// Of inputs, as children read them.
+    inputs: OsString,
+    /// The first of them.
+    first_input: Option<PathBuf>,
+    /// Where built-in programs leave marks.
+    marks: PathBuf,
+}
+
+impl Folders {
+    fn new(inputs: &[PathBuf], run_dir: &Path) -> io::Result<Self> {
+        let named = |folder: &PathBuf, error: &dyn std::fmt::Display| {
+            io::Error::other(format!("input folder {}: {error}", folder.display()))
+        };
+        let mut all = Vec::new();
+        for folder in inputs {
+            // Children of packages run in folders of their own.
+            let real = folder
+                .canonicalize()
+                .map_err(|error| named(folder, &error))?;
+            std::env::join_paths([&real]).map_err(|error| named(folder, &error))?;
+            all.push(real);
+        }
+        let marks = std::path::absolute(run_dir.join("marks"))?;
+        std::fs::create_dir_all(&marks)?;
+        Ok(Self {
+            inputs: std::env::join_paths(&all).map_err(io::Error::other)?,
+            first_input: all.into_iter().next(),
+            marks,
+        })
+    }
+}
+
 #[allow(unsafe_code)]
-fn start(launch: &Launch, data_dir: &Path, device_file: Option<&Path>) -> io::Result<Raw> {
+fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::Result<Raw> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     for socket in [&ours, &theirs] {
         // As much as the system grants; the default is small for a σ of megabytes.
@@ -114,11 +149,16 @@ fn start(launch: &Launch, data_dir: &Path, device_file: Option<&Path>) -> io::Re
     command
         .args(arguments)
         .env(SOCKET_ENV, fd.to_string())
-        .env(DATA_DIR_ENV, data_dir)
+        .env(INPUT_DIRS_ENV, &folders.inputs)
+        .env(RUN_FOLDER_ENV, &folders.marks)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    match &folders.first_input {
+        Some(folder) => command.env(DATA_DIR_ENV, folder),
+        None => command.env_remove(DATA_DIR_ENV),
+    };
     if let Some(file) = device_file {
         command.env(SIMULATED_DEVICES_ENV, file);
     }
@@ -157,12 +197,11 @@ impl Spawner {
     /// When no thread can be had.
     pub fn new(
         command: Vec<String>,
-        data_dir: PathBuf,
+        input_dirs: &[PathBuf],
         run_dir: PathBuf,
         device_file: Option<PathBuf>,
     ) -> io::Result<Self> {
-        // Children of packages run in folders of their own.
-        let data_dir = std::path::absolute(data_dir)?;
+        let folders = Folders::new(input_dirs, &run_dir)?;
         let device_file = device_file.map(std::path::absolute).transpose()?;
         let (tasks, inbox) = mpsc::sync_channel(TASKS);
         std::thread::Builder::new()
@@ -171,7 +210,7 @@ impl Spawner {
                 for task in inbox {
                     match task {
                         Task::Spawn(launch, reply) => {
-                            drop(reply.send(start(&launch, &data_dir, device_file.as_deref())));
+                            drop(reply.send(start(&launch, &folders, device_file.as_deref())));
                         }
                         Task::Reap(mut process) => drop(process.wait()),
                     }

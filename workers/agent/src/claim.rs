@@ -205,6 +205,28 @@ impl Claim {
         Ok(())
     }
 
+    /// States what the node says of itself if the broker has lost it.
+    ///
+    /// # Errors
+    /// When the broker does not do it.
+    pub async fn restore(&self, descriptor: &NodeDescriptor) -> Result<(), BrokerError> {
+        const WHAT: &str = "look for the node's claim";
+        let entry = self.store.entry(&self.key).await;
+        let entry = entry.map_err(BrokerError::operation(WHAT))?;
+        if let Some(entry) = entry.as_ref().filter(|e| e.operation == Operation::Put) {
+            let found: Option<NodeDescriptor> = serde_json::from_slice(&entry.value).ok();
+            if found.is_some_and(|d| d.instance == self.instance) {
+                self.revision.store(entry.revision, Ordering::Release);
+            }
+            // Another instance's is seen by `taken_over`.
+            return Ok(());
+        }
+        self.revision
+            .store(entry.map_or(0, |e| e.revision), Ordering::Release);
+        tracing::warn!(node = %self.node, "the broker had lost the node's claim; it is stated again");
+        self.renew(descriptor).await
+    }
+
     /// Gives the name back.
     pub async fn release(&self, broker: &Broker, why: &str) {
         record(broker, self, "left", why.to_owned(), None).await;

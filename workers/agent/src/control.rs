@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use async_nats::{Message, Subject, Subscriber};
-use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::messages::{ControlRequest, Refusal};
 use fiec_schemas::{Epoch, ExecutionId};
 use futures_util::StreamExt;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::Control;
+use crate::job::{Control, LEAVING};
 use crate::prepare::{self, Coming};
 use crate::shared::Shared;
 use crate::verify;
@@ -39,9 +40,12 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
         ControlRequest::Ping => {
             let mut answer = shared.reply(None);
             answer.running = shared.progress();
-            if let (Some(to), Ok(body)) = (reply, serde_json::to_vec(&answer)) {
-                let _ = shared.broker.client.publish(to, body.into()).await;
-            }
+            shared.send_reply(reply, &answer).await;
+        }
+        ControlRequest::Holdings { after } => {
+            let mut answer = shared.reply(None);
+            answer.holdings = Some(shared.holdings(after));
+            shared.send_reply(reply, &answer).await;
         }
         ControlRequest::Prepare {
             execution,
@@ -75,8 +79,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 cause,
                 to: to.map(|to| (to, decision)),
             };
-            let error = pass(shared, execution, Some(epoch), control).err();
-            shared.answer(reply, error).await;
+            let taken = pass(shared, execution, Some(epoch), control);
+            answer(shared, reply, taken).await;
         }
         ControlRequest::GiveUp {
             execution,
@@ -84,8 +88,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
             cause,
         } => {
             let control = Control::GiveUp { cause };
-            let error = pass(shared, execution, Some(epoch), control).err();
-            shared.answer(reply, error).await;
+            let taken = pass(shared, execution, Some(epoch), control);
+            answer(shared, reply, taken).await;
         }
         ControlRequest::Reconfigure {
             execution,
@@ -98,8 +102,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 who,
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, Some(epoch), control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, Some(epoch), control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         // Answered once it is in the ledger.
@@ -113,8 +117,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 change: Box::new(change),
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, None, control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, None, control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         ControlRequest::Park {
@@ -128,8 +132,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 keep,
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, Some(epoch), control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, Some(epoch), control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         ControlRequest::Unpark {
@@ -141,16 +145,16 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 reason,
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, Some(epoch), control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, Some(epoch), control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         ControlRequest::Split { execution, epoch } => {
             let control = Control::Split {
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, Some(epoch), control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, Some(epoch), control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         ControlRequest::Prove => {
@@ -178,8 +182,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 who,
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, None, control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, None, control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
         ControlRequest::Cancel { execution, who } => {
@@ -187,11 +191,52 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Option<Sub
                 who,
                 reply: reply.clone(),
             };
-            if let Err(error) = pass(shared, execution, None, control) {
-                shared.answer(reply, Some(error)).await;
+            if let Err(refused) = pass(shared, execution, None, control) {
+                answer(shared, reply, Err(refused)).await;
             }
         }
     }
+}
+
+/// Why an order cannot be passed on to its execution.
+enum NotTaken {
+    /// The execution is not here.
+    NotHeld,
+    /// It is here under this epoch, not that of the order.
+    Epoch { here: Epoch, ordered: Epoch },
+    /// It waits for a slot.
+    NotStarted,
+    /// Its last message is under way.
+    Leaving,
+    /// It has too many orders waiting.
+    Busy,
+}
+
+impl NotTaken {
+    fn in_words(&self) -> String {
+        match self {
+            Self::NotHeld => "the execution is not here".to_owned(),
+            Self::Epoch { here, ordered } => {
+                format!("the execution is here under epoch {here}, not {ordered}")
+            }
+            Self::NotStarted => "the execution is not started".to_owned(),
+            Self::Leaving => LEAVING.to_owned(),
+            Self::Busy => "the execution has too many orders waiting".to_owned(),
+        }
+    }
+}
+
+async fn answer(shared: &Shared, to: Option<Subject>, taken: Result<(), NotTaken>) {
+    let refused = taken.err();
+    let mut reply = shared.reply(refused.as_ref().map(NotTaken::in_words));
+    reply.refusal = match refused {
+        Some(NotTaken::NotHeld) => Some(Refusal::NotHeld),
+        Some(NotTaken::Epoch { .. } | NotTaken::NotStarted | NotTaken::Leaving) => {
+            Some(Refusal::Moving)
+        }
+        Some(NotTaken::Busy) | None => None,
+    };
+    shared.send_reply(to, &reply).await;
 }
 
 fn pass(
@@ -199,20 +244,19 @@ fn pass(
     execution: ExecutionId,
     epoch: Option<Epoch>,
     control: Control,
-) -> Result<(), String> {
+) -> Result<(), NotTaken> {
     let live = shared.live();
-    let known = live.get(&execution).ok_or("the execution is not here")?;
-    if let Some(epoch) = epoch.filter(|epoch| *epoch != known.epoch) {
-        return Err(format!(
-            "the execution is here under epoch {}, not {epoch}",
-            known.epoch
-        ));
+    let known = live.get(&execution).ok_or(NotTaken::NotHeld)?;
+    if let Some(ordered) = epoch.filter(|epoch| *epoch != known.epoch) {
+        let here = known.epoch;
+        return Err(NotTaken::Epoch { here, ordered });
     }
     if !known.begun {
-        return Err("the execution is not started".to_owned());
+        return Err(NotTaken::NotStarted);
     }
-    known
-        .control
-        .try_send(Box::new(control))
-        .map_err(|_| "the execution is leaving, or has too many orders waiting".to_owned())
+    let sent = known.control.try_send(Box::new(control));
+    sent.map_err(|error| match error {
+        TrySendError::Full(_) => NotTaken::Busy,
+        TrySendError::Closed(_) => NotTaken::Leaving,
+    })
 }

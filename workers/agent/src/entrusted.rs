@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Entry, Tip};
-use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Phase, Sequence, Timestamp};
+use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Phase, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::appends;
-use crate::job::{Job, Live, Start};
+use crate::job::{Job, Live, Start, Stored};
 use crate::runner::{Flight, Runner};
 use crate::shared::{Shared, enqueue};
 
@@ -42,12 +42,12 @@ pub struct Birth {
     /// The policy service is appending it.
     appended: bool,
     /// Its sequence, should the policy service have appended it.
-    confirmed: oneshot::Receiver<Sequence>,
+    confirmed: oneshot::Receiver<Stored>,
 }
 
 impl Birth {
     /// Its sequence, where the policy service is known to have appended it.
-    pub fn confirmed(&mut self) -> Option<Sequence> {
+    pub fn confirmed(&mut self) -> Option<Stored> {
         self.confirmed.try_recv().ok()
     }
 
@@ -91,11 +91,10 @@ impl Birth {
 }
 
 /// Waits until a binding that is appended elsewhere is confirmed; `tip` is what it makes.
-pub fn wait(shared: Arc<Shared>, mut tip: Tip, confirmed: oneshot::Receiver<Sequence>) -> Flight {
+pub fn wait(shared: Arc<Shared>, mut tip: Tip, confirmed: oneshot::Receiver<Stored>) -> Flight {
     Box::pin(async move {
-        if let Ok(Ok(seq)) = tokio::time::timeout(CONFIRMED_WITHIN, confirmed).await {
-            tip.seq = seq;
-            tip.state.resolve(seq);
+        if let Ok(Ok(stored)) = tokio::time::timeout(CONFIRMED_WITHIN, confirmed).await {
+            stored.complete(&mut tip);
             return Ok(tip);
         }
         // Taken back, or no word: whether it was appended after all the ledger knows.
@@ -241,6 +240,7 @@ fn take_one(shared: &Arc<Shared>, text: &str, appended: bool) {
         seq: 0,
         digest: Some(digest),
         state,
+        seen_in: 0,
     };
     let job = Job {
         start: Start::Entrusted(Box::new(tip), Box::new(birth)),
@@ -269,9 +269,8 @@ impl Runner {
                 None,
             ));
         };
-        if let Some(seq) = birth.confirmed() {
-            self.tip.seq = seq;
-            self.tip.state.resolve(seq);
+        if let Some(stored) = birth.confirmed() {
+            stored.complete(&mut self.tip);
             return Ok(Drafted::Ready(
                 Draft::new(&self.tip, events, author, now)?,
                 None,
@@ -289,11 +288,6 @@ impl Runner {
         all.extend(events);
         match Draft::first(&self.tip.state, all, second.skip, author, now) {
             Ok(draft) => Ok(Drafted::Ready(draft, Some(second))),
-            // With less in front of them they may fit.
-            Err((AppendError::Message(_), mut all)) => {
-                let events = all.split_off(second.skip);
-                Ok(Drafted::Wait(birth.wait(shared, self.tip.clone()), events))
-            }
             Err((error, mut all)) => {
                 // What is said of that goes with the binding.
                 all.truncate(second.skip);

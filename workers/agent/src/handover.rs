@@ -7,17 +7,15 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
-use fiec_broker::{Draft, store};
+use fiec_broker::{Draft, Tip, store};
 use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
-use fiec_schemas::{
-    Digest, Epoch, ExecutionId, LedgerMessage, Phase, Sequence, StatePlace, subjects,
-};
+use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, Phase, StatePlace, subjects};
 use futures_util::StreamExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::entrusted;
-use crate::job::{Job, Live, Sigma, Start};
+use crate::job::{Job, Live, Sigma, Start, Stored};
 use crate::large::{self, Cut, Known};
 use crate::shared::{Shared, enqueue, start_now};
 
@@ -95,20 +93,16 @@ pub(crate) async fn send(
 }
 
 /// The append that binds it there is acknowledged.
-pub async fn confirm(
-    shared: &Shared,
-    to: &Destination,
-    execution: ExecutionId,
-    epoch: Epoch,
-    seq: Sequence,
-) {
+pub async fn confirm(shared: &Shared, to: &Destination, epoch: Epoch, tip: &Tip) {
     publish(
         shared,
         to,
         &Handover::Confirmed {
-            execution,
+            execution: tip.state.execution,
             epoch,
-            seq,
+            seq: tip.seq,
+            bound: tip.digest,
+            server: Some(shared.broker.server()),
         },
         Bytes::new(),
     )
@@ -236,14 +230,20 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
             execution,
             epoch,
             seq,
+            bound,
+            server,
         } => {
+            let seen_in = shared.seen_in(server.as_deref());
             let mut live = shared.live();
             if let Some(known) = live.get_mut(&execution)
                 && known.epoch == epoch
                 && let Some(confirm) = known.confirm.take()
+                // Another message was appended than the one that came with σ: the end of the
+                // channel has the runner read the ledger.
+                && bound.is_none_or(|bound| bound == known.bound)
             {
                 known.seq = seq;
-                let _ = confirm.send(seq);
+                let _ = confirm.send(Stored { seq, seen_in });
             }
         }
         Handover::Abandoned {

@@ -17,10 +17,32 @@ use crate::entrusted::Birth;
 
 /// Orders that one execution may have waiting.
 const ORDERS: usize = 16;
+/// The answer to an order that comes too late.
+pub const LEAVING: &str = "the execution is leaving";
+
+/// A message that somebody else has appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// Its sequence.
+    pub seq: Sequence,
+    /// The connection in which that holds; 0 where that is not known.
+    pub seen_in: u64,
+}
+
+impl Stored {
+    /// Puts it into the tip that the message makes.
+    pub fn complete(self, tip: &mut Tip) {
+        tip.seq = self.seq;
+        tip.seen_in = self.seen_in;
+        tip.state.resolve(self.seq);
+    }
+}
 
 /// An order for one execution.
 #[derive(Debug)]
 pub enum Control {
+    /// The broker has begun a new life: look whether it still has everything.
+    Recheck,
     /// Give it up at the next boundary.
     Yield {
         /// Why.
@@ -88,6 +110,22 @@ pub enum Control {
     },
 }
 
+impl Control {
+    /// Where to answer, if somebody waits for that.
+    pub fn reply(self) -> Option<Subject> {
+        match self {
+            Self::Recheck | Self::Yield { .. } | Self::GiveUp { .. } => None,
+            Self::Pause { reply, .. }
+            | Self::Park { reply, .. }
+            | Self::Unpark { reply, .. }
+            | Self::Split { reply }
+            | Self::Reconfigure { reply, .. }
+            | Self::Adjust { reply, .. }
+            | Self::Cancel { reply, .. } => reply,
+        }
+    }
+}
+
 /// Acknowledges a capsule message when the last of its bindings is done with.
 #[derive(Debug)]
 pub struct CapsuleAck {
@@ -126,7 +164,7 @@ pub enum Start {
         /// σ.
         sigma: Sigma,
         /// The binding's sequence, or nothing when it was not made.
-        confirmed: oneshot::Receiver<Sequence>,
+        confirmed: oneshot::Receiver<Stored>,
         /// Digest of the binding's message.
         digest: Digest,
     },
@@ -163,7 +201,7 @@ pub struct Live {
     /// True once a child computes it.
     pub begun: bool,
     /// Confirms a speculation.
-    pub confirm: Option<oneshot::Sender<Sequence>>,
+    pub confirm: Option<oneshot::Sender<Stored>>,
     /// Its own threshold of M, where it has brought one.
     pub memory: Option<Threshold>,
 }
@@ -173,7 +211,7 @@ impl Live {
     pub fn new(
         state: &ExecutionState,
         (seq, bound): (Sequence, Digest),
-        confirm: Option<oneshot::Sender<Sequence>>,
+        confirm: Option<oneshot::Sender<Stored>>,
     ) -> (Self, mpsc::Receiver<Box<Control>>) {
         let (control, orders) = mpsc::channel(ORDERS);
         let progress = RunningProgress {

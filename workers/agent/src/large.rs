@@ -79,6 +79,11 @@ impl Known {
         }
     }
 
+    /// The σ that was cut last, if it is kept.
+    pub(crate) fn whole(&self) -> Option<Bytes> {
+        self.cut().as_ref().map(|(state, _)| state.clone())
+    }
+
     fn has(&self, place: &StatePlace) -> bool {
         let known = self.lock();
         matches!(&*known, Some((index, digest, _)) if (*index, *digest) == (place.index, place.digest))
@@ -107,7 +112,12 @@ impl Known {
         }
     }
 
-    fn learn(&self, index: BoundaryIndex, digest: Digest, manifest: Manifest) -> Arc<Manifest> {
+    pub(crate) fn learn(
+        &self,
+        index: BoundaryIndex,
+        digest: Digest,
+        manifest: Manifest,
+    ) -> Arc<Manifest> {
         let manifest = Arc::new(manifest);
         *self.lock() = Some((index, digest, Arc::clone(&manifest)));
         manifest

@@ -18,6 +18,16 @@ fn start_time(pid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Processor time that a process has used, in clock ticks; none where there is none.
+pub(crate) fn ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Fields 14 and 15, in user mode and in the kernel.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
 /// Whether the agent of a noted child lives; none where the child itself is gone.
 fn agent_lives(pid: u32, note: &str) -> Option<bool> {
     let mut words = note.split_whitespace();

@@ -33,6 +33,7 @@ pub mod envelopes;
 mod fetched;
 pub mod handover;
 pub mod hardware_metrics;
+mod healing;
 pub mod job;
 mod large;
 pub mod leftovers;
@@ -40,10 +41,12 @@ pub mod link;
 pub mod logs;
 pub mod message;
 pub mod metrics;
+mod missing;
 pub mod options;
 mod orders;
 mod outside;
 pub mod packages;
+mod panics;
 mod park;
 pub mod pool;
 mod prepare;
@@ -59,6 +62,7 @@ mod surroundings;
 mod take_up;
 mod telemetry;
 pub mod unpack;
+pub mod unrecorded;
 mod uploads;
 pub mod verify;
 
@@ -92,6 +96,7 @@ use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::round_trips::RoundTrips;
 use crate::shared::{Node, Shared};
+use crate::unrecorded::Recorded;
 
 /// How often idle children and old states are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
@@ -201,7 +206,7 @@ impl Agent {
         let key = Arc::new(key);
         let spawner = Spawner::new(
             options.child_command.clone(),
-            options.data_dir.clone(),
+            &options.input_dirs,
             options.run_dir.clone(),
             options.device_file.clone(),
         )
@@ -243,7 +248,7 @@ impl Agent {
         let energy = EnergyMeter::start(&sysfs, !devices.latest().is_empty(), devices);
         metrics.hardware.set_devices(sampler.devices());
         let round_trips = RoundTrips::new(broker.client.new_inbox(), sampler.latency());
-        let (stretch, watched) = watch::channel(0);
+        let (stretch, watched) = watch::channel(Recorded::default());
         let cache_dir = options.cache_dir.clone();
         let cache_dir = cache_dir.unwrap_or_else(|| options.run_dir.join("cache"));
         let cache = Cache::open(&cache_dir, options.cache_limit, done.child_token())
@@ -280,6 +285,7 @@ impl Agent {
             done.clone(),
         ));
         tokio::spawn(sweep(shared.clone(), done.clone()));
+        tokio::spawn(healing::follow(shared.clone(), done.clone()));
         tokio::spawn(revocation::follow(shared.clone(), done.clone()));
         tokio::spawn(envelopes::follow(shared.clone(), envelopes, done.clone()));
         tokio::spawn(measure_round_trips(
@@ -389,7 +395,7 @@ async fn measure_round_trips(
 async fn follow_recorder(
     shared: Arc<Shared>,
     mut checkpoints: async_nats::Subscriber,
-    stretch: watch::Sender<u32>,
+    stretch: watch::Sender<Recorded>,
     stop: CancellationToken,
 ) {
     let mut heard: Option<RecorderCheckpoint> = None;
@@ -408,12 +414,17 @@ async fn follow_recorder(
         }
         let Some(word) = &heard else { continue };
         let behind = telemetry::behind(word, shared.newest());
-        let wanted = telemetry::stretch_for(behind);
-        let changed = stretch.send_if_modified(|now| std::mem::replace(now, wanted) != wanted);
-        if changed {
+        let interval_ms = telemetry::stretch_for(behind);
+        let is_other = stretch.borrow().interval_ms != interval_ms;
+        let said = Recorded {
+            interval_ms,
+            seq: Some(word.seq),
+        };
+        stretch.send_if_modified(|now| std::mem::replace(now, said) != said);
+        if is_other {
             tracing::info!(
                 behind,
-                interval_ms = wanted,
+                interval_ms,
                 "the recorder's lag sets how far routine commits are apart"
             );
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fiec_broker::Broker;
-use fiec_schemas::event::STDERR_TAIL_LIMIT;
+use fiec_schemas::limits::STDERR_TAIL_LIMIT;
 use fiec_schemas::messages::LogLine;
 use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, NodeId, Tenant, Timestamp, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt};

@@ -7,12 +7,15 @@ use bytes::Bytes;
 use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
 use fiec_kit::frames::{BoundaryReport, Made};
+use fiec_schemas::limits::{self, INLINE_RESULT_LIMIT, OUTPUTS_LIMIT, RESULT_LIMIT};
 use fiec_schemas::messages::Destination;
 use fiec_schemas::scheduling::Keep;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
-    BoundaryEvent, BoundaryIndex, Cause, Decision, Digest, Event, Output, Phase, Timestamp,
+    BoundaryEvent, BoundaryIndex, Cause, Decision, Digest, Event, Output, Phase, ResultObject,
+    Timestamp,
 };
+use serde_json::Value;
 
 use tokio::sync::oneshot;
 
@@ -139,6 +142,7 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
             seq: 0,
             digest: Some(draft.digest),
             state: draft.state.clone(),
+            seen_in: 0,
         }),
         _ => None,
     }
@@ -169,6 +173,61 @@ pub fn split_outputs(outputs: &[Made], body: &Bytes) -> Option<Split> {
         at = end;
     }
     (at == body.len()).then_some((made, pieces))
+}
+
+/// Checks that a commit's message can name these outputs.
+///
+/// # Errors
+/// The limit, and what to do.
+pub fn check_outputs(outputs: &[Output]) -> Result<(), String> {
+    let bytes = limits::outputs_len(outputs);
+    if bytes <= OUTPUTS_LIMIT {
+        return Ok(());
+    }
+    Err(format!(
+        "the names of {} outputs of one commit take {bytes} bytes in its ledger message; at most \
+         {OUTPUTS_LIMIT} are allowed: make fewer outputs in one capsule, or give them shorter names",
+        outputs.len()
+    ))
+}
+
+/// A result as its event says it: itself where it is small, or where it will be stored.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// The result, where it is small.
+    pub result: Value,
+    /// Where it will be stored, where it is large.
+    pub object: Option<ResultObject>,
+    /// What to store.
+    pub piece: Option<(Digest, Bytes)>,
+}
+
+impl Said {
+    /// Of a program's result.
+    ///
+    /// # Errors
+    /// The limit, where it is larger than a result may be.
+    pub fn of(result: Value) -> Result<Self, String> {
+        let text = result.to_string();
+        if text.len() <= INLINE_RESULT_LIMIT {
+            return Ok(Self {
+                result,
+                ..Self::default()
+            });
+        }
+        let size = text.len();
+        let Some(bytes) = u32::try_from(size).ok().filter(|_| size <= RESULT_LIMIT) else {
+            return Err(format!(
+                "the result has {size} bytes; at most {RESULT_LIMIT} are allowed: make it an output"
+            ));
+        };
+        let digest = Digest::of(text.as_bytes());
+        Ok(Self {
+            result: Value::Null,
+            object: Some(ResultObject { digest, bytes }),
+            piece: Some((digest, text.into())),
+        })
+    }
 }
 
 /// Why the program is to stop at its next boundary.
@@ -279,6 +338,7 @@ pub fn backoff(first: Duration, attempt: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fiec_schemas::trust::digest_of_result;
 
     #[test]
     fn backoff_doubles_up_to_half_a_minute() {
@@ -286,6 +346,27 @@ mod tests {
         assert_eq!(backoff(first, 1), first);
         assert_eq!(backoff(first, 3), first * 4);
         assert_eq!(backoff(first, 60), LONGEST_BACKOFF);
+    }
+
+    #[test]
+    fn a_result_is_said_itself_or_by_its_digest_or_refused_with_the_limit() {
+        let text = |bytes| Value::String("x".repeat(bytes - 2));
+        let small = Said::of(text(INLINE_RESULT_LIMIT)).unwrap();
+        assert_eq!(
+            (small.result, small.object),
+            (text(INLINE_RESULT_LIMIT), None)
+        );
+        for size in [INLINE_RESULT_LIMIT + 1, RESULT_LIMIT] {
+            let large = Said::of(text(size)).unwrap();
+            let (digest, piece) = large.piece.unwrap();
+            assert_eq!(piece, text(size).to_string());
+            assert_eq!(large.object.unwrap().digest, digest);
+            assert_eq!(large.object.unwrap().bytes as usize, size);
+            assert_eq!(digest, digest_of_result(&text(size)));
+            assert_eq!(large.result, Value::Null);
+        }
+        let reason = Said::of(text(RESULT_LIMIT + 1)).unwrap_err();
+        assert!(reason.contains("at most 262144 are allowed"), "{reason}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct Metrics {
     pub failed: Counter,
     /// Crashes of programs.
     pub crashes: Counter,
+    /// Runners that panicked.
+    pub panics: Counter,
     /// Boundaries committed.
     pub commits: Counter,
     /// Bytes of σ committed.
@@ -35,6 +37,8 @@ pub struct Metrics {
     pub handovers_in: Counter,
     /// Executions given up because somebody else holds them.
     pub fenced: Counter,
+    /// Ledgers whose lost messages were appended again.
+    pub healed: Counter,
     /// First bindings left to this node that the policy service has appended after all.
     pub overtaken: Counter,
     /// Bindings refused.
@@ -117,11 +121,21 @@ impl Metrics {
             self.fenced.clone(),
         );
         r.register(
+            "healed",
+            "Ledgers of which the broker had lost messages, and that were appended again",
+            self.healed.clone(),
+        );
+        r.register(
             "overtaken",
             "Bindings left to this node and appended by the policy service after all",
             self.overtaken.clone(),
         );
         r.register("refused", "Bindings refused", self.refused.clone());
+        r.register(
+            "panics",
+            "Panics of the worker itself, each of which gave one execution up",
+            self.panics.clone(),
+        );
         r.register(
             "given_ahead",
             "Runs given to children before the one before had ended",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fiec_schemas::hardware::default_thresholds;
-use fiec_schemas::{NodeId, Thresholds};
+use fiec_schemas::{BoundaryIndex, NodeId, Thresholds};
 use tokio_util::sync::CancellationToken;
 
 use crate::revocation::RevocationOptions;
@@ -43,8 +43,8 @@ pub struct Options {
     pub thresholds: Thresholds,
     /// Which capsule stream it pulls from.
     pub shard: u16,
-    /// Folder of inputs with relative paths; the current folder by default.
-    pub data_dir: PathBuf,
+    /// Folders of inputs: parameters may name files in them and no others; none by default.
+    pub input_dirs: Vec<PathBuf>,
     /// Folder where the agent notes its children, so that a later one can end what is left; it
     /// must belong to this user alone. See [`crate::run_dir`] for the default.
     pub run_dir: PathBuf,
@@ -92,6 +92,8 @@ pub struct Options {
     pub started_alone_after: Duration,
     /// How it learns that its machine will be gone.
     pub revocation: RevocationOptions,
+    /// For tests: a runner panics when its program reaches this boundary.
+    pub panics_at: Option<BoundaryIndex>,
     /// Leave at once: the second signal.
     pub leave_now: CancellationToken,
 }
@@ -115,7 +117,7 @@ impl Options {
             labels: BTreeMap::new(),
             thresholds: default_thresholds(),
             shard: 0,
-            data_dir: PathBuf::from("."),
+            input_dirs: Vec::new(),
             run_dir,
             http: None,
             heartbeat: Duration::from_secs(1),
@@ -136,6 +138,7 @@ impl Options {
             proof_lifetime: Duration::from_secs(86_400),
             started_alone_after: Duration::from_millis(3),
             revocation: RevocationOptions::default(),
+            panics_at: None,
             leave_now: CancellationToken::new(),
         }
     }

@@ -8,7 +8,7 @@ use fiec_schemas::{Cause, Event, Signal, Timestamp};
 use tokio::time::Instant;
 
 use crate::ahead;
-use crate::job::Control;
+use crate::job::{Control, LEAVING};
 use crate::message::{After, Intent, Message};
 use crate::runner::{LONG_AFTER, Runner, Wait};
 
@@ -30,6 +30,7 @@ impl Runner {
             }
             Control::Park { cause, keep, reply } => self.park(cause, keep, reply).await,
             Control::Unpark { reason, reply } => self.unpark(reason, reply).await,
+            Control::Recheck => self.recheck = true,
             Control::Split { reply } => self.split(reply).await,
             Control::Reconfigure { grant, who, reply } => {
                 self.reconfigure(&grant, who, reply).await;
@@ -101,6 +102,12 @@ impl Runner {
         who: String,
         reply: Option<async_nats::Subject>,
     ) {
+        let intent = &self.intent;
+        let leaves = matches!(intent, Some(Intent::Yield { .. } | Intent::Pause { .. }));
+        if leaves || self.ended || self.cancelling.is_some() {
+            // A grant ends with the binding: this one would never be used.
+            return self.shared.answer_moving(reply, LEAVING).await;
+        }
         let now = self.granted();
         let grant = now.changed_by(change);
         let refusal = match self.shared.refuses(&grant) {

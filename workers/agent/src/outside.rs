@@ -19,12 +19,15 @@ use crate::attempts::{cut, device_budget};
 use crate::cache::NotCached;
 use crate::data::NoData;
 use crate::devices::GIVEN_UP_WITHIN;
-use crate::packages::Program;
+use crate::leftovers;
+use crate::packages::{Package, Program};
 use crate::runner::Runner;
 use crate::shared::{Shared, Slot};
 
 /// A program that took so long to be fetched may have been bound elsewhere meanwhile.
 const MOVED_ON_AFTER: Duration = Duration::from_secs(2);
+/// An adaptor that has used no processor time for so long after its limit is frozen.
+const FROZEN_AFTER: Duration = Duration::from_secs(8);
 /// Fetches of one program at once; a kit asks for one at a time.
 const FETCHES: usize = 16;
 
@@ -135,14 +138,28 @@ impl Runner {
 
     fn patience(&self) -> Option<Duration> {
         let limits = &self.program.package()?.manifest().limits;
-        // The adaptors look at the clock by themselves, each capsule by itself.
-        self.program.package()?.command()?;
         limits.boundary_ms.map(Duration::from_millis)
+    }
+
+    /// Whether the program has an adaptor in a child of ours, which looks at the clock by itself,
+    /// each capsule by itself.
+    fn has_adaptor(&self) -> bool {
+        let package = self.program.package();
+        package.is_some_and(|package| package.command().is_none())
     }
 
     /// From now on the program is to reach its next boundary in time.
     pub(crate) fn expect_boundary(&mut self) {
+        self.ticks = None;
         self.silence = self.patience().map(|patience| Instant::now() + patience);
+    }
+
+    /// A run begins. What an adaptor prepares before the first capsule has no limit.
+    pub(crate) fn expect_first_boundary(&mut self) {
+        self.silence = None;
+        if !self.has_adaptor() {
+            self.expect_boundary();
+        }
     }
 
     /// Looks at a report of a program that is not built in. True where it goes beyond the
@@ -190,6 +207,9 @@ impl Runner {
         // What waits for the broker, or for data, is not the program's fault.
         let waits = self.flight.is_some() || !self.staged.is_empty() || self.fetches.any();
         let limits = &package.manifest().limits;
+        if self.has_adaptor() {
+            return self.watch_adaptor(&package, waits).await;
+        }
         if !waits && limits.on_silence == OnSilence::Fail {
             let reason = format!(
                 "limit boundary_ms: {} reached no boundary within {} ms",
@@ -202,6 +222,27 @@ impl Runner {
             tracing::warn!(?patience, "no boundary was reached for long; waiting on");
         }
         self.expect_boundary();
+    }
+
+    /// An adaptor ends its program at the limit by itself, and may have much to do then, such as to
+    /// pack σ. One that uses no processor time for [`FROZEN_AFTER`] is frozen, and ended.
+    async fn watch_adaptor(&mut self, package: &Package, waits: bool) {
+        let ticks = self.child.as_ref().and_then(|c| leftovers::ticks(c.pid()));
+        let before = std::mem::replace(&mut self.ticks, ticks);
+        let limits = &package.manifest().limits;
+        let works = before.is_none() || before != ticks;
+        if waits || works || limits.on_silence == OnSilence::Wait {
+            self.silence = Some(Instant::now() + FROZEN_AFTER);
+            return;
+        }
+        let reason = format!(
+            "limit boundary_ms: {} reached no boundary within {} ms, and its child was frozen for \
+             {} s after that",
+            package.told.program,
+            limits.boundary_ms.unwrap_or_default(),
+            FROZEN_AFTER.as_secs()
+        );
+        self.give_up(reason).await;
     }
 
     /// The program asks for data.

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use fiec_broker::{AppendError, Tip, store};
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
 use fiec_probes::energy::Share;
+use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
@@ -29,15 +30,17 @@ use crate::child_process::Child;
 use crate::data::NoData;
 use crate::entrusted::Birth;
 use crate::handover;
-use crate::job::{CapsuleAck, Control};
+use crate::healing::Older;
+use crate::job::{CapsuleAck, Control, LEAVING};
 use crate::large::Known;
-use crate::message::{After, Intent, Message, split_outputs};
+use crate::message::{After, Intent, Message, Said, check_outputs, split_outputs};
 use crate::outside::Fetches;
 use crate::packages::Program;
 use crate::park::Parked;
 use crate::shared::{self, Shared, Slot};
 use crate::spread::Sharing;
 use crate::take_up;
+use crate::unrecorded::{Recorded, Unrecorded};
 
 /// What a child was given ahead waits so much longer for a run that does not end.
 pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
@@ -89,11 +92,22 @@ pub(crate) struct Runner {
     /// The capsule message's acknowledgement: dropped, and thereby sent, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
     pub(crate) control: mpsc::Receiver<Box<Control>>,
-    /// Its own, so that each change is seen once.
-    pub(crate) stretch: watch::Receiver<u32>,
+    /// The recorder's word; its own receiver, so that each change is seen once.
+    pub(crate) stretch: watch::Receiver<Recorded>,
+    /// Its messages that are not in the history yet.
+    pub(crate) unrecorded: Unrecorded,
+    /// Least interval of commits by time that the child was told last, in ms.
+    pub(crate) interval_ms: u32,
     pub(crate) progress: Arc<Mutex<RunningProgress>>,
     /// The last message of the ledger that is known to be stored.
     pub(crate) tip: Tip,
+    /// The messages behind that, as far as they are known here.
+    pub(crate) chain: Held,
+    /// Those behind its binding.
+    pub(crate) older: Older,
+    /// The broker has begun a new life: before anything else it is looked whether it still has the
+    /// tip.
+    pub(crate) recheck: bool,
     /// Its first binding, while that is not known to be stored and may be appended here; the tip
     /// is what it makes then.
     pub(crate) birth: Option<Birth>,
@@ -129,6 +143,8 @@ pub(crate) struct Runner {
     pub(crate) wait: Option<(Wait, Instant)>,
     /// Nothing more will be staged; the loop ends when all is settled.
     pub(crate) ended: bool,
+    /// Its failure was staged because another message was impossible.
+    pub(crate) gave_up: bool,
     pub(crate) program: Program,
     pub(crate) fetches: Fetches,
     /// What it may use here, where somebody has changed that.
@@ -149,12 +165,24 @@ pub(crate) struct Runner {
     pub(crate) known: Arc<Known>,
     /// When the program's patience with itself ends: its manifest's `boundary_ms`.
     pub(crate) silence: Option<Instant>,
+    /// Processor time of its child when `silence` was looked at last.
+    pub(crate) ticks: Option<u64>,
     /// Its part of the node's energy, where that is measured.
     pub(crate) energy: Option<Share>,
+    /// Fetches in a row that found the state of its last commit missing.
+    pub(crate) missed: u32,
 }
 
 impl Runner {
     pub(crate) async fn drive(&mut self) {
+        self.run_to_its_end().await;
+        self.control.close();
+        while let Ok(control) = self.control.try_recv() {
+            self.shared.answer_moving(control.reply(), LEAVING).await;
+        }
+    }
+
+    async fn run_to_its_end(&mut self) {
         loop {
             let is_parked = self.is_parked();
             if let Some(share) = &mut self.energy {
@@ -173,10 +201,7 @@ impl Runner {
                 Input::Control(Some(control)) => Box::pin(self.control(*control)).await,
                 Input::Control(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
-                Input::Stretch => {
-                    let interval_ms = *self.stretch.borrow_and_update();
-                    self.order(Order::Stretch { interval_ms }).await;
-                }
+                Input::Stretch => self.pace().await,
                 Input::Halt => {
                     self.child = None;
                     return;
@@ -232,6 +257,22 @@ impl Runner {
         }
     }
 
+    /// The least interval of commits by time now, in ms.
+    pub(crate) fn paced(&mut self) -> u32 {
+        let recorded = *self.stretch.borrow_and_update();
+        self.interval_ms = self.unrecorded.interval_ms(recorded);
+        self.interval_ms
+    }
+
+    /// Tells the child how far commits by time are to be apart, if that has changed.
+    pub(crate) async fn pace(&mut self) {
+        let before = self.interval_ms;
+        let interval_ms = self.paced();
+        if interval_ms != before {
+            self.order(Order::Stretch { interval_ms }).await;
+        }
+    }
+
     async fn settled(&mut self, result: Result<Tip, AppendError>) {
         self.flight = None;
         self.ahead = None;
@@ -244,6 +285,8 @@ impl Runner {
                 }
                 self.shared.supersede(&self.tip.state, &tip.state);
                 self.shared.reached(tip.seq);
+                self.stored(&tip, &after);
+                self.unrecorded.appended(tip.seq);
                 let before = std::mem::replace(&mut self.tip, tip).state.boundary;
                 if taken_over.is_some() && self.tip.state.outbox.is_some() {
                     Box::pin(self.settle_outbox()).await;
@@ -260,6 +303,7 @@ impl Runner {
                 if matches!(self.tip.state.phase, Phase::Started(_)) || self.ended {
                     self.ack = None;
                 }
+                self.pace().await;
                 for after in after {
                     self.follow(after).await;
                 }
@@ -276,23 +320,8 @@ impl Runner {
         } else {
             tracing::error!(%error, "append failed for good; dropped");
         }
-        let waiting = std::mem::take(&mut self.staged);
-        for after in after
-            .into_iter()
-            .chain(waiting.into_iter().flat_map(|m| m.after))
-        {
-            match after {
-                After::Answer(to) => {
-                    let reason = "somebody else holds this execution now".to_owned();
-                    self.shared.answer(Some(to), Some(reason)).await;
-                }
-                After::Confirm(to) => {
-                    handover::abandon(&self.shared, &to, self.tip.state.execution, self.epoch + 1)
-                        .await;
-                }
-                After::Commit { .. } => {}
-            }
-        }
+        self.drop_staged(after, "somebody else holds this execution now")
+            .await;
         self.child = None;
         self.slot = None;
         self.ended = true;
@@ -317,8 +346,7 @@ impl Runner {
             After::Answer(to) => self.shared.answer(Some(to), None).await,
             After::Confirm(to) => {
                 self.shared.metrics.handovers_out.inc();
-                let execution = self.tip.state.execution;
-                handover::confirm(&self.shared, &to, execution, self.epoch + 1, self.tip.seq).await;
+                handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
             }
         }
     }
@@ -379,14 +407,23 @@ impl Runner {
                 if !self.started {
                     self.since = Some(computing_since);
                 }
-                let Some((outputs, pieces)) = split_outputs(&outputs, &body) else {
+                let Some((outputs, mut pieces)) = split_outputs(&outputs, &body) else {
                     return Box::pin(self.lost(None)).await;
+                };
+                let said = check_outputs(&outputs).and_then(|()| Said::of(result));
+                let (result, object) = match said {
+                    Ok(said) => {
+                        pieces.extend(said.piece);
+                        (said.result, said.object)
+                    }
+                    Err(reason) => return Box::pin(self.give_up(reason)).await,
                 };
                 let energy = self.energy.as_mut().and_then(Share::interval);
                 // What is guarded counts only once others have found the same.
                 let event = if self.tip.state.guarded {
                     Event::Computed {
                         result,
+                        object,
                         computed_until,
                         capsules,
                         outputs,
@@ -395,6 +432,7 @@ impl Runner {
                 } else {
                     Event::Completed {
                         result,
+                        object,
                         computed_until,
                         capsules,
                         outputs,
@@ -514,6 +552,11 @@ impl Runner {
     }
 
     async fn boundary(&mut self, mut report: BoundaryReport, body: &Bytes) {
+        assert_ne!(
+            self.shared.options.panics_at,
+            Some(report.index),
+            "a test wants a panic here"
+        );
         self.reached(report.index, report.of, report.note.clone());
         let (reason, computed_until) = (report.reason, report.computed_at);
         let emits = std::mem::take(&mut report.emits);
@@ -521,6 +564,11 @@ impl Runner {
         let Some(mut message) = Message::boundary(report, body) else {
             return Box::pin(self.lost(None)).await;
         };
+        if let Some(Event::Boundary(event)) = message.events.first()
+            && let Err(reason) = check_outputs(&event.outputs)
+        {
+            return Box::pin(self.give_up(reason)).await;
+        }
         if let Err(reason) = self.share(&mut message, split, merged) {
             return Box::pin(self.give_up(reason)).await;
         }

@@ -13,7 +13,8 @@ use fiec_probes::envelope::Envelopes;
 use fiec_probes::latency::LatencyRecorder;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::{RunningProgress, Substrate};
-use fiec_schemas::messages::ControlReply;
+use fiec_schemas::limits::CPUS_LIMIT;
+use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage, Refusal};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
     Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold, Timestamp,
@@ -35,6 +36,7 @@ use crate::pool::Pool;
 use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
 use crate::surroundings::Outlook;
+use crate::unrecorded::Recorded;
 use crate::uploads::Uploads;
 
 /// Thresholds of M that are watched at once.
@@ -96,6 +98,12 @@ impl Node {
         if let Some(threads) = grant.threads.filter(|n| *n == 0 || *n > cpus) {
             return Some(format!(
                 "threads: {threads} cannot be granted, the node has {cpus} processors"
+            ));
+        }
+        let named = grant.cpus.len();
+        if named > CPUS_LIMIT {
+            return Some(format!(
+                "cpus: {named} processors are named; at most {CPUS_LIMIT} are allowed"
             ));
         }
         if !grant.cpus.is_empty()
@@ -169,7 +177,7 @@ pub struct Shared {
     /// Everything ends at once: another instance has the name, or the second signal came.
     pub halt: CancellationToken,
     /// Routine commits are at least so many milliseconds apart.
-    pub stretch: watch::Receiver<u32>,
+    pub stretch: watch::Receiver<Recorded>,
     /// Something is to be told soon.
     pub news: Notify,
     /// Round trips of real messages.
@@ -242,7 +250,7 @@ impl Shared {
         instance: InstanceId,
         pool: Arc<Pool>,
         metrics: Metrics,
-        stretch: watch::Receiver<u32>,
+        stretch: watch::Receiver<Recorded>,
         resources: Node,
     ) -> Self {
         // Nobody reads these, unless they are replaced.
@@ -385,6 +393,13 @@ impl Shared {
         self.newest.load(Ordering::Relaxed)
     }
 
+    /// The connection in which sequences hold that this life of the broker's server gave; 0 where
+    /// this node is connected to another one.
+    pub fn seen_in(&self, server: Option<&str>) -> u64 {
+        let same = server.is_some_and(|server| server == self.broker.server());
+        if same { self.broker.connection() } else { 0 }
+    }
+
     /// The node's name.
     pub fn node(&self) -> &NodeId {
         &self.options.node
@@ -487,8 +502,27 @@ impl Shared {
             node: self.node().clone(),
             instance: self.instance,
             error,
+            refusal: None,
             running: Vec::new(),
+            holdings: None,
         }
+    }
+
+    /// A page of the executions that this node holds, behind `after`.
+    pub fn holdings(&self, after: Option<ExecutionId>) -> HoldingsPage {
+        let mut held: Vec<Holding> = self
+            .live()
+            .iter()
+            .filter(|(id, _)| after.is_none_or(|after| **id > after))
+            .map(|(id, live)| Holding {
+                execution: *id,
+                epoch: live.epoch,
+            })
+            .collect();
+        held.sort_unstable_by_key(|holding| holding.execution);
+        let more = held.len() > HOLDINGS_PAGE;
+        held.truncate(HOLDINGS_PAGE);
+        HoldingsPage { held, more }
     }
 
     /// The thresholds of M that are in force here: the node's, and those that executions have
@@ -516,8 +550,20 @@ impl Shared {
 
     /// Sends an answer, if somebody waits for one.
     pub async fn answer(&self, to: Option<Subject>, error: Option<String>) {
+        self.send_reply(to, &self.reply(error)).await;
+    }
+
+    /// Answers that the execution moves: whoever asks is to ask again, where it is then.
+    pub async fn answer_moving(&self, to: Option<Subject>, reason: &str) {
+        let mut reply = self.reply(Some(reason.to_owned()));
+        reply.refusal = Some(Refusal::Moving);
+        self.send_reply(to, &reply).await;
+    }
+
+    /// Sends this answer, if somebody waits for one.
+    pub async fn send_reply(&self, to: Option<Subject>, reply: &ControlReply) {
         if let Some(to) = to
-            && let Ok(body) = serde_json::to_vec(&self.reply(error))
+            && let Ok(body) = serde_json::to_vec(reply)
             && let Err(error) = self.broker.client.publish(to, body.into()).await
         {
             tracing::warn!(%error, "cannot answer a control request");

@@ -1,28 +1,41 @@
 //! An execution is taken up: from its binding to a runner with a child.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use fiec_broker::Tip;
 use fiec_schemas::Event;
+use fiec_schemas::chain;
+use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempts;
 use crate::child_process::Child;
 use crate::entrusted;
+use crate::healing::Older;
 use crate::job::{Job, Start};
 use crate::outside::{self, Fetches};
 use crate::packages::Program;
+use crate::panics::Held;
 use crate::reserve;
 use crate::runner::Runner;
 use crate::shared::{Shared, Slot};
 use crate::spread::Sharing;
+use crate::unrecorded::Unrecorded;
 
-/// Takes an execution up, in a task of its own; with a child if that has its run already.
+/// Takes an execution up, in a task of its own; with a child if that has its run already. A panic
+/// there ends the execution's stay here as a crash, and frees its slot.
 pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
     // Boxed where it is made: its 14 KiB would be copied on their way into the task.
-    tokio::spawn(Box::pin(run(shared, job, slot, given)));
+    tokio::spawn(Box::pin(async move {
+        let held = Held::of(&job);
+        let run = AssertUnwindSafe(run(shared.clone(), job, slot, given));
+        if let Err(panic) = run.catch_unwind().await {
+            held.give_up(&shared, panic).await;
+        }
+    }));
 }
 
 async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
@@ -44,6 +57,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
                 seq: 0,
                 digest: Some(digest),
                 state: *state,
+                seen_in: 0,
             };
             let flight = entrusted::wait(shared.clone(), tip.clone(), confirmed);
             (tip, Some(sigma), Some(flight), None)
@@ -74,14 +88,22 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         let place = tip.state.phase.binding().map(|b| &*b.substrate);
         let energy = shared.energy_share(place);
         let spread = Sharing::of(&tip.state);
+        let Some(chain) = tip.link().map(chain::Held::new) else {
+            return;
+        };
         let mut runner = Runner {
             shared: shared.clone(),
             spec,
             ack,
             control,
             stretch: shared.stretch.clone(),
+            unrecorded: Unrecorded::new(&tip),
+            interval_ms: 0,
             progress,
+            older: Older::read(&shared, &tip),
             tip,
+            chain,
+            recheck: false,
             birth,
             epoch,
             slot: Some(slot),
@@ -98,6 +120,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             cancelling: None,
             wait: None,
             ended: false,
+            gave_up: false,
             parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
             program,
             fetches: Fetches::default(),
@@ -109,7 +132,9 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             sure: sigma.is_some().then(CancellationToken::new),
             known: Arc::default(),
             silence: None,
+            ticks: None,
             energy,
+            missed: 0,
         };
         if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
             Box::pin(runner.settle_outbox()).await;

@@ -13,7 +13,6 @@ use common::{Running, World, bound, poll, result};
 use fiec_broker::{Draft, Tip};
 use fiec_kit::run_local;
 use fiec_schemas::messages::{HANDOVER_HEADER, Handover};
-use fiec_schemas::subjects::EVENT_HEADER_LIMIT;
 use fiec_schemas::{
     Candidate, Cause, Decision, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
     Submission, Timestamp, subjects,
@@ -34,6 +33,7 @@ fn draft_of(world: &World, line: &str, to: &Running) -> (Tip, Draft) {
         seq: 0,
         digest: None,
         state,
+        seen_in: 0,
     };
     let events = first_events(to);
     let draft = Draft::new(&tip, events, "policy/test", Timestamp::now()).unwrap();
@@ -348,11 +348,11 @@ async fn what_was_taken_back_while_it_waits_gives_way_to_the_binding_that_was_ap
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_one_message_waits_until_its_binding_is_appended() {
+async fn a_first_binding_with_the_longest_decision_is_appended_with_what_was_done() {
     let world = World::start().await;
     let agent = world.agent("n1").await;
     can_compute(&world, &agent).await;
-    let (tip, small) = draft(&world, &json!({ "capsules": 0 }), &agent);
+    let (tip, _) = draft(&world, &json!({ "capsules": 0 }), &agent);
     let mut events = first_events(&agent);
     let Some(Event::Bound {
         decision: Some(decision),
@@ -361,29 +361,19 @@ async fn what_is_too_large_for_one_message_waits_until_its_binding_is_appended()
     else {
         panic!("{events:?}");
     };
-    decision.candidates = vec![Candidate {
+    let candidate = Candidate {
         node: agent.node.clone(),
-        substrate: None,
+        substrate: Some("\u{1}".repeat(1_000)),
         score: None,
-        // Itself the binding fits.
-        rejected: vec!["x".repeat(EVENT_HEADER_LIMIT - small.header.len() - 100)],
-    }];
+        rejected: vec!["\u{1}".repeat(1_000); 20],
+    };
+    decision.candidates = vec![candidate; 40];
     let draft = Draft::new(&tip, events, "policy/test", Timestamp::now()).unwrap();
     let id = draft.state.execution;
     tell(&world, &agent, &[&draft]).await;
-    can_compute(&world, &agent).await;
-    assert!(
-        world
-            .ledger
-            .last(&world.tenant, id)
-            .await
-            .unwrap()
-            .is_none()
-    );
-    let tip = world.ledger.append(draft, Bytes::new()).await.unwrap();
-    world.dispatch(&[tip], &agent.node).await;
     world.wait_phase(id, "completed").await;
-    assert_eq!(messages(&world, id).await[0], FIRST);
+    let all = ["submitted", "bound", "started", "completed"];
+    assert_eq!(messages(&world, id).await, [all]);
     agent.leave().await;
 }
 

@@ -64,6 +64,7 @@ impl World {
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         (part, self.append(&tip, vec![Event::Submitted]).await)
     }

@@ -131,15 +131,14 @@ fn candidate(bytes: &[u8]) -> Result<Csr, Broken> {
             std::mem::swap(&mut at, &mut other);
         }
         if let Some(e) = at {
-            let mirrored = other.map(|o| (o.value, u64::from(o.line)));
+            let mirrored_line = other.map(|o| u64::from(o.line));
             let (row, col) = (u64::from(e.row) + 1, u64::from(e.col) + 1);
             return Err((
                 Some(e.line.into()),
                 MatrixRule::NotSymmetric {
                     row,
                     col,
-                    value: e.value,
-                    mirrored,
+                    mirrored_line,
                 },
             ));
         }
@@ -150,7 +149,7 @@ fn candidate(bytes: &[u8]) -> Result<Csr, Broken> {
             None => return Err((None, MatrixRule::NoDiagonal { row })),
             Some(value) if value <= 0.0 => {
                 let line = find(i, i).map(|e| e.line.into());
-                return Err((line, MatrixRule::Diagonal { row, value }));
+                return Err((line, MatrixRule::Diagonal { row }));
             }
             Some(_) => {}
         }
@@ -187,17 +186,6 @@ fn tokens(line: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|t| !t.is_empty())
 }
 
-/// A token or line for a message, shortened.
-fn shown(bytes: &[u8]) -> String {
-    const MOST: usize = 60;
-    let text = String::from_utf8_lossy(bytes.trim_ascii());
-    let mut short: String = text.chars().take(MOST).collect();
-    if text.chars().nth(MOST).is_some() {
-        short.push('…');
-    }
-    short
-}
-
 fn check_text(bytes: &[u8]) -> Result<(), Broken> {
     let offset = match std::str::from_utf8(bytes) {
         Err(e) => e.valid_up_to(),
@@ -210,13 +198,7 @@ fn check_text(bytes: &[u8]) -> Result<(), Broken> {
         },
     };
     let line = 1 + bytes[..offset].iter().filter(|&&b| b == b'\n').count() as u64;
-    Err((
-        Some(line),
-        MatrixRule::NotText {
-            offset,
-            byte: bytes[offset],
-        },
-    ))
+    Err((Some(line), MatrixRule::NotText { offset }))
 }
 
 /// Reads the header line: whether values are integers, and whether the file is symmetric.
@@ -226,33 +208,27 @@ fn parse_header(line: &[u8]) -> Result<(bool, bool), MatrixRule> {
         .map(|t| String::from_utf8_lossy(t).to_ascii_lowercase())
         .collect();
     let [banner, object, format, field, symmetry] = words.as_slice() else {
-        return Err(MatrixRule::Header { found: shown(line) });
+        return Err(MatrixRule::Header);
     };
     if banner != "%%matrixmarket" {
-        return Err(MatrixRule::Header { found: shown(line) });
+        return Err(MatrixRule::Header);
     }
-    let unsupported = |what, found: &String, supported| {
-        Err(MatrixRule::Unsupported {
-            what,
-            found: shown(found.as_bytes()),
-            supported,
-        })
-    };
+    let unsupported = |what, supported| Err(MatrixRule::Unsupported { what, supported });
     if object != "matrix" {
-        return unsupported("object", object, "matrix");
+        return unsupported("object", "matrix");
     }
     if format != "coordinate" {
-        return unsupported("format", format, "coordinate");
+        return unsupported("format", "coordinate");
     }
     let integer = match field.as_str() {
         "real" => false,
         "integer" => true,
-        _ => return unsupported("field", field, "real or integer"),
+        _ => return unsupported("field", "real or integer"),
     };
     match symmetry.as_str() {
         "general" => Ok((integer, false)),
         "symmetric" => Ok((integer, true)),
-        _ => unsupported("symmetry", symmetry, "symmetric or general"),
+        _ => unsupported("symmetry", "symmetric or general"),
     }
 }
 
@@ -264,10 +240,10 @@ fn parse_size(line: &[u8]) -> Result<[u64; 3], MatrixRule> {
             .next()
             .filter(|t| t.iter().all(u8::is_ascii_digit))
             .and_then(|t| std::str::from_utf8(t).ok()?.parse().ok())
-            .ok_or_else(|| MatrixRule::SizeLine { found: shown(line) })?;
+            .ok_or(MatrixRule::SizeLine)?;
     }
     if words.next().is_some() {
-        return Err(MatrixRule::SizeLine { found: shown(line) });
+        return Err(MatrixRule::SizeLine);
     }
     Ok(sizes)
 }
@@ -324,9 +300,7 @@ fn parse(bytes: &[u8]) -> Result<File, Broken> {
                     value,
                 });
             }
-            Err(MatrixRule::Entry { .. })
-                if !ended && found < declared && tokens(line).count() < 3 =>
-            {
+            Err(MatrixRule::Entry) if !ended && found < declared && tokens(line).count() < 3 => {
                 return Err((number, MatrixRule::TruncatedEntry { found, declared }));
             }
             Err(rule) => return Err((number, rule)),
@@ -359,7 +333,6 @@ fn check_sizes(
         if value > indices {
             return Err(MatrixRule::TooLarge {
                 what,
-                value,
                 limit: indices,
                 why: "the most supported",
             });
@@ -368,7 +341,6 @@ fn check_sizes(
         if value > bytes {
             return Err(MatrixRule::TooLarge {
                 what,
-                value,
                 limit: bytes,
                 why: "the file's bytes",
             });
@@ -386,7 +358,6 @@ fn check_sizes(
     if declared > places {
         return Err(MatrixRule::TooLarge {
             what: "entry count",
-            value: declared,
             limit: places,
             why: "the places of the matrix",
         });
@@ -399,7 +370,6 @@ fn check_sizes(
     if stored > indices {
         return Err(MatrixRule::TooLarge {
             what: "entry count",
-            value: stored,
             limit: indices,
             why: "the most supported",
         });
@@ -414,7 +384,7 @@ fn parse_entry(
     rows: u64,
     cols: u64,
 ) -> Result<Option<(u32, u32, f64)>, MatrixRule> {
-    let malformed = || MatrixRule::Entry { found: shown(line) };
+    let malformed = || MatrixRule::Entry;
     let mut words = tokens(line);
     let Some(row) = words.next() else {
         return Ok(None);
@@ -443,28 +413,19 @@ fn parse_index(what: &'static str, token: &[u8], limit: u64) -> Option<Result<u3
     if index >= 1 && index <= i128::from(limit) {
         return Some(Ok((index - 1) as u32));
     }
-    Some(Err(MatrixRule::OutOfRange { what, index, limit }))
+    Some(Err(MatrixRule::OutOfRange { what, limit }))
 }
 
 fn parse_value(token: &[u8], integer: bool) -> Result<f64, MatrixRule> {
-    let not_a_number = || MatrixRule::NotANumber {
-        found: shown(token),
-    };
-    let text = std::str::from_utf8(token).map_err(|_| not_a_number())?;
-    let value: f64 = text.parse().map_err(|_| not_a_number())?;
+    let text = std::str::from_utf8(token).map_err(|_| MatrixRule::NotANumber)?;
+    let value: f64 = text.parse().map_err(|_| MatrixRule::NotANumber)?;
     if !value.is_finite() {
-        return Err(MatrixRule::NotFinite {
-            found: shown(token),
-        });
+        return Err(MatrixRule::NotFinite);
     }
     if integer {
-        let exact: i128 = text.parse().map_err(|_| MatrixRule::NotAnInteger {
-            found: shown(token),
-        })?;
+        let exact: i128 = text.parse().map_err(|_| MatrixRule::NotAnInteger)?;
         if exact.unsigned_abs() > 1 << 53 {
-            return Err(MatrixRule::Inexact {
-                found: shown(token),
-            });
+            return Err(MatrixRule::Inexact);
         }
     }
     Ok(value)

@@ -68,7 +68,6 @@ pub fn parse(bytes: &[u8]) -> Result<Mat, NpyRule> {
         Some(at) => Err(NpyRule::NotFinite {
             row: at % rows,
             col: at / rows,
-            value: matrix.data()[at],
         }),
         None => Ok(matrix),
     }
@@ -95,7 +94,7 @@ fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), NpyRule> {
             Some(&[a, b, c, d]) => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
             _ => return Err(truncated(12)),
         },
-        _ => return Err(NpyRule::Version { major, minor }),
+        _ => return Err(NpyRule::Version),
     };
     if bytes.len() - begin < length {
         return Err(truncated(begin + length));
@@ -122,18 +121,19 @@ impl Header {
         while !reader.take(b'}') {
             let key = reader.string("a key in quotes, or '}'")?;
             reader.expect(b':', "':'")?;
-            let known = match key.as_str() {
-                "descr" => descr.replace(reader.string("a type in quotes")?).is_none(),
-                "fortran_order" => fortran.replace(reader.boolean()?).is_none(),
-                "shape" => shape.replace(reader.tuple()?).is_none(),
-                _ => {
-                    return Err(NpyRule::Key {
-                        key,
-                        problem: "is none of descr, fortran_order, shape",
-                    });
+            let (key, is_new) = match key.as_str() {
+                "descr" => {
+                    let is_new = descr.replace(reader.string("a type in quotes")?).is_none();
+                    ("descr", is_new)
                 }
+                "fortran_order" => (
+                    "fortran_order",
+                    fortran.replace(reader.boolean()?).is_none(),
+                ),
+                "shape" => ("shape", shape.replace(reader.tuple()?).is_none()),
+                _ => return Err(NpyRule::UnknownKey),
             };
-            if !known {
+            if !is_new {
                 return Err(NpyRule::Key {
                     key,
                     problem: "is given twice",
@@ -147,15 +147,15 @@ impl Header {
         if reader.peek().is_some() {
             return Err(reader.unexpected("nothing but spaces behind the '}'"));
         }
-        let missing = |key: &str| NpyRule::Key {
-            key: key.to_owned(),
+        let missing = |key| NpyRule::Key {
+            key,
             problem: "is missing",
         };
         let descr = descr.ok_or_else(|| missing("descr"))?;
         let fortran = fortran.ok_or_else(|| missing("fortran_order"))?;
         let shape = shape.ok_or_else(|| missing("shape"))?;
         if descr != "<f8" {
-            return Err(NpyRule::Descr { found: descr });
+            return Err(NpyRule::Descr);
         }
         match <[u64; 2]>::try_from(shape) {
             Ok(shape) => Ok(Self { fortran, shape }),
@@ -180,11 +180,9 @@ impl Reader<'_> {
     }
 
     fn unexpected(&self, expected: &'static str) -> NpyRule {
-        let rest = &self.text[self.at.min(self.text.len())..];
         NpyRule::Header {
             at: self.at,
             expected,
-            found: String::from_utf8_lossy(&rest[..rest.len().min(24)]).into_owned(),
         }
     }
 

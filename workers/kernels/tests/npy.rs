@@ -67,7 +67,10 @@ fn every_malformed_file_is_an_error_that_names_the_rule() {
         (b"PK\x03\x04".to_vec(), "does not begin with"),
         (b"\x93NUMPY".to_vec(), "truncated"),
         (b"\x93NUMPY\x01\x00\x10".to_vec(), "truncated"),
-        (b"\x93NUMPY\x09\x00\x10\x00".to_vec(), "version 9.0"),
+        (
+            b"\x93NUMPY\x09\x00\x10\x00".to_vec(),
+            "another .npy version",
+        ),
         (
             b"\x93NUMPY\x01\x00\xff\x00{".to_vec(),
             "ends after 11 of 265",
@@ -77,8 +80,8 @@ fn every_malformed_file_is_an_error_that_names_the_rule() {
         (with("{'descr' '<f8'}"), "expected ':'"),
         (with("{'descr': '<f8"), "closing quote"),
         (with("{'descr': <f8}"), "a type in quotes"),
-        (with(&good.replace("<f8", ">f8")), "descr is \">f8\""),
-        (with(&good.replace("<f8", "<f4")), "descr is \"<f4\""),
+        (with(&good.replace("<f8", ">f8")), "descr is not '<f8'"),
+        (with(&good.replace("<f8", "<f4")), "descr is not '<f8'"),
         (with(&good.replace("False", "0")), "True or False"),
         (with(&good.replace("(1, 2)", "2")), "expected '('"),
         (with(&good.replace("(1, 2)", "(2,)")), "1 dimension"),
@@ -93,7 +96,10 @@ fn every_malformed_file_is_an_error_that_names_the_rule() {
             with(&good.replace("(1, 2)", "(4294967296, 4294967296)")),
             "more than any file",
         ),
-        (with(&good.replace("'descr'", "'colour'")), "\"colour\""),
+        (
+            with(&good.replace("'descr'", "'colour'")),
+            "a key is none of",
+        ),
         (with("{'descr': '<f8', 'descr': '<f8'}"), "given twice"),
         (
             with("{'descr': '<f8', 'shape': (1, 2)}"),
@@ -104,7 +110,7 @@ fn every_malformed_file_is_an_error_that_names_the_rule() {
         (file(good, &[&data[..], &[0]].concat()), "17 bytes of data"),
         (
             file(good, &doubles(&[1.0, f64::NAN])),
-            "element (0, 1) is NaN",
+            "element (0, 1) is not a finite number",
         ),
     ];
     for (bytes, words) in cases {

@@ -20,11 +20,11 @@ use fiec_schemas::{BoundaryIndex, Timestamp};
 use crate::commit::{Due, Schedule};
 use crate::flips::Flips;
 use crate::frames::{
-    BoundaryReport, DATA_DIR_ENV, FrameError, Merge, Order, Package, Reason, Report, Run,
-    SOCKET_ENV, Shares,
+    BoundaryReport, DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Merge, Order, Package,
+    RUN_FOLDER_ENV, Reason, Report, Run, SOCKET_ENV, Shares,
 };
 use crate::port::{FromAgent, Port};
-use crate::program::{Capsule, Inputs, ProgramError, Step};
+use crate::program::{Capsule, Inputs, ProgramError, Step, check_result};
 use crate::programs::{self, Instance};
 use crate::writer::{Writer, describe};
 use crate::{foreign, frames, simulated};
@@ -62,9 +62,8 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
         return ExitCode::from(2);
     }
     foreign::own_orphans();
-    let folder = std::env::var_os(DATA_DIR_ENV).unwrap_or_default();
-    let devices = simulated::in_place_of(devices);
-    match serve(socket, Inputs::in_folder(folder).with_devices(devices)) {
+    let inputs = inputs_of_environment().with_devices(simulated::in_place_of(devices));
+    match serve(socket, inputs) {
         Ok(()) => ExitCode::SUCCESS,
         // The agent is gone: nobody is left to be told.
         Err(FrameError::Io(_)) => ExitCode::from(3),
@@ -73,6 +72,22 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Inputs as the agent, or `fiec run`, has set them.
+fn inputs_of_environment() -> Inputs {
+    let inputs = match (
+        std::env::var_os(INPUT_DIRS_ENV),
+        std::env::var_os(DATA_DIR_ENV),
+    ) {
+        (Some(folders), _) => {
+            let folders = std::env::split_paths(&folders);
+            Inputs::beneath(folders.filter(|f| !f.as_os_str().is_empty()).collect())
+        }
+        (None, Some(folder)) => Inputs::in_folder(folder),
+        (None, None) => Inputs::default(),
+    };
+    inputs.with_run_folder(std::env::var_os(RUN_FOLDER_ENV).map(Into::into))
 }
 
 /// Serves orders until the other end closes the socket.
@@ -343,6 +358,9 @@ impl Child {
                 }
                 Err(error) => return self.given_up(&mut running, error.into()),
                 Ok(Step::Complete { result }) => {
+                    if let Err(error) = check_result(&result) {
+                        return self.given_up(&mut running, error.into());
+                    }
                     cx.advance();
                     let computed_until = Timestamp::now();
                     if running.ends_at_a_boundary() {

@@ -28,6 +28,10 @@ pub use crate::shares::{Merge, Shares};
 pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
 /// Names the folder of inputs with relative paths in a child's environment.
 pub const DATA_DIR_ENV: &str = "FIEC_DATA_DIR";
+/// Names all folders of inputs, `:` between them: no file elsewhere is read for parameters.
+pub const INPUT_DIRS_ENV: &str = "FIEC_INPUT_DIRS";
+/// Names a folder of the agent's in which a built-in program leaves marks for its next attempt.
+pub const RUN_FOLDER_ENV: &str = "FIEC_MARKS_DIR";
 /// Bytes before the head.
 pub const PREFIX_BYTES: usize = 12;
 /// Longest head in bytes; a submission has at most half of it.

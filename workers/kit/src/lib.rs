@@ -5,6 +5,7 @@
 //! bytes. The run time owns the loop: [`child`] under an agent, [`local`] without any server.
 //! Both give the same results; a program cannot tell them apart.
 
+pub mod beneath;
 pub mod child;
 pub mod commit;
 pub mod flips;

@@ -29,12 +29,13 @@ pub struct LocalOutcome {
     pub emits: Vec<Emit>,
 }
 
-/// Runs a program to its end. Relative paths are looked up in the current folder.
+/// Runs a program to its end, for the user who runs this process: its parameters may name any
+/// file, relative ones from the current folder.
 ///
 /// # Errors
 /// Those of the program.
 pub fn run_local(program: &str, params: &Value) -> Result<LocalOutcome, ProgramError> {
-    run_cut(program, params, &mut Inputs::default(), |_| false)
+    run_cut(program, params, &mut Inputs::anywhere(), |_| false)
 }
 
 /// Runs a program to its end; where `cut` says so at a boundary, the program is thrown away and

@@ -1,18 +1,22 @@
 //! What a program is: one trait, whose loop is owned by a run time.
 
 use std::any::Any;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_kernels::device::{Devices, NoDevices};
+use fiec_schemas::limits::RESULT_LIMIT;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::{BoundaryIndex, Digest, ExecutionId};
 use serde_json::Value;
 
+use crate::beneath::{Folder, Links, is_led_away};
 use crate::frames::{EMIT_BYTES_LIMIT, EMITS_LIMIT, Emit};
 use crate::port::Wishes;
 
@@ -34,6 +38,21 @@ pub enum ProgramError {
     /// Another attempt may succeed: a file system that did not answer, a refused thread.
     #[error("{0}")]
     Transient(String),
+}
+
+/// Checks that a result is not too large for a report.
+pub(crate) fn check_result(result: &Value) -> Result<(), ProgramError> {
+    // Only texts, lists and objects can be large.
+    if !(result.is_string() || result.is_array() || result.is_object()) {
+        return Ok(());
+    }
+    let size = result.to_string().len();
+    if size <= RESULT_LIMIT {
+        return Ok(());
+    }
+    Err(ProgramError::Permanent(format!(
+        "the result has {size} bytes; at most {RESULT_LIMIT} are allowed: make it an output"
+    )))
 }
 
 impl ProgramError {
@@ -379,23 +398,160 @@ struct Cached {
     value: Arc<dyn Any + Send + Sync>,
 }
 
+/// Which files parameters may name.
+enum Files {
+    /// All that this process may read, for runs by hand.
+    Anywhere,
+    /// Those beneath these folders.
+    Beneath(Vec<PathBuf>),
+}
+
 /// Parsed inputs that this process keeps, so that the next execution on the same input need not
-/// parse it. A file counts as the same while its path, size and modification time are.
-#[derive(Default)]
+/// parse it. A file counts as the same while its path, size and modification time are. By default
+/// no files are read: parameters come from submitters, files belong to operators.
 pub struct Inputs {
-    folder: PathBuf,
+    files: Files,
+    run_folder: Option<PathBuf>,
     cached: Vec<Cached>,
     fetch: Option<Box<dyn Fetch + Send>>,
     devices: Option<Arc<dyn Devices>>,
 }
 
+impl Default for Inputs {
+    fn default() -> Self {
+        Self::beneath(Vec::new())
+    }
+}
+
+/// The part of an absolute path below a folder.
+fn below<'a>(folder: &Path, path: &'a Path) -> Option<&'a Path> {
+    let absolute = std::path::absolute(folder).ok();
+    let real = std::fs::canonicalize(folder).ok();
+    [absolute, real]
+        .into_iter()
+        .flatten()
+        .find_map(|folder| path.strip_prefix(folder).ok())
+}
+
 impl Inputs {
-    /// Relative paths are looked up in this folder.
+    /// Only files in this folder are read.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        Self::beneath(vec![match folder.as_os_str().is_empty() {
+            true => PathBuf::from("."),
+            false => folder,
+        }])
+    }
+
+    /// Only files in these folders are read; a relative name is looked up in each.
+    pub fn beneath(folders: Vec<PathBuf>) -> Self {
         Self {
-            folder: folder.into(),
+            files: Files::Beneath(folders),
+            run_folder: None,
+            cached: Vec::new(),
+            fetch: None,
+            devices: None,
+        }
+    }
+
+    /// Every file that this process may read, relative names from the working folder; only for
+    /// parameters of the user who runs it.
+    pub fn anywhere() -> Self {
+        Self {
+            files: Files::Anywhere,
             ..Self::default()
         }
+    }
+
+    /// A folder of the agent's in which a program may leave marks for its next attempt.
+    #[must_use]
+    pub fn with_run_folder(mut self, folder: Option<PathBuf>) -> Self {
+        self.run_folder = folder;
+        self
+    }
+
+    /// See [`Self::with_run_folder`].
+    pub fn run_folder(&self) -> Option<&Path> {
+        self.run_folder.as_deref()
+    }
+
+    /// The folder that a program outside is shown, if there is one: the first.
+    pub fn folder(&self) -> Option<PathBuf> {
+        match &self.files {
+            Files::Anywhere => Some(PathBuf::from(".")),
+            Files::Beneath(folders) => folders.first().cloned(),
+        }
+    }
+
+    /// Opens the file that parameter `field` names, and says where it lies.
+    ///
+    /// # Errors
+    /// Permanent where it is in none of the folders, or cannot be read. No error says what a file
+    /// holds.
+    pub fn file(&self, field: &str, name: &str) -> Result<(PathBuf, File), ProgramError> {
+        let refuse = |why: &str| ProgramError::Permanent(format!("params.{field}: {name:?} {why}"));
+        let cannot = |error: std::io::Error| refuse(&format!("cannot be read: {error}"));
+        let asked = Path::new(name);
+        let folders = match &self.files {
+            Files::Anywhere => {
+                let folder = Folder::open(Path::new("/")).map_err(cannot)?;
+                let path = std::path::absolute(asked).map_err(cannot)?;
+                let path = std::fs::canonicalize(path).map_err(cannot)?;
+                let below = path.strip_prefix("/").unwrap_or(&path);
+                let file = folder.file(below, Links::Inside).map_err(cannot)?;
+                return Ok((path, file));
+            }
+            Files::Beneath(folders) => folders,
+        };
+        if folders.is_empty() {
+            return Err(refuse(
+                "cannot be read: the worker has no --input-dir; start it with `fiec worker \
+                 --input-dir DIR`, or name an object (`fiec data push`)",
+            ));
+        }
+        let mut missing = None;
+        for folder in folders {
+            let name = match asked.is_absolute() {
+                true => below(folder, asked),
+                false => Some(asked),
+            };
+            let Some(name) = name else { continue };
+            let opened = Folder::open(folder).and_then(|it| it.file(name, Links::Inside));
+            match opened {
+                Ok(file) => return Ok((folder.join(name), file)),
+                Err(error) if is_led_away(&error) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    missing = Some(error);
+                }
+                Err(error) => return Err(cannot(error)),
+            }
+        }
+        Err(match missing {
+            Some(error) => cannot(error),
+            None => refuse("is not under the worker's --input-dir (of `fiec run`: --data-dir)"),
+        })
+    }
+
+    /// The bytes of the file that parameter `field` names, as `parse` reads them; `kind` is what
+    /// they are read as. Kept as [`Inputs::get`] keeps them.
+    ///
+    /// # Errors
+    /// See [`Inputs::file`], and those of `parse`.
+    pub fn get_file<T: Any + Send + Sync>(
+        &mut self,
+        kind: &str,
+        (field, name): (&str, &str),
+        parse: impl FnOnce(&[u8]) -> Result<T, ProgramError>,
+    ) -> Result<Arc<T>, ProgramError> {
+        let (path, mut file) = self.file(field, name)?;
+        let key = format!("{kind} file {}", path.display());
+        self.get(&key, Some(path), || {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(|error| {
+                ProgramError::Permanent(format!("params.{field}: {name:?} cannot be read: {error}"))
+            })?;
+            parse(&bytes)
+        })
     }
 
     /// Objects that parameters name by digest are asked of `fetch`.
@@ -450,11 +606,6 @@ impl Inputs {
         self.get(&key, None, || {
             Err(ProgramError::Transient(format!("{key} is kept no more")))
         })
-    }
-
-    /// The path that a name stands for.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
     }
 
     fn stamp(path: &PathBuf) -> Option<Stamp> {

@@ -39,7 +39,7 @@ struct Child {
 impl Child {
     fn start() -> Self {
         let (socket, theirs) = UnixStream::pair().unwrap();
-        let thread = std::thread::spawn(move || child::serve(theirs, Inputs::default()));
+        let thread = std::thread::spawn(move || child::serve(theirs, Inputs::anywhere()));
         let child = Self {
             socket,
             thread: Some(thread),

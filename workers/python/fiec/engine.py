@@ -27,7 +27,7 @@ NOTE_LIMIT = 200
 # Messages that one capsule may emit, and their bytes.
 EMITS_LIMIT = 128
 EMIT_BYTES_LIMIT = 256 * 1024
-# A commit's message names its outputs and has 8 KiB: so many bytes of it make a commit due, and so
+# A commit's message has 8 KiB for the names of outputs: so many bytes make a commit due, and so
 # many are taken by an output beside its name.
 NAMED_BYTES = 2048
 OUTPUT_BYTES = 110

@@ -13,13 +13,11 @@
 use anyhow::Context as _;
 use serde_json::json;
 
-use super::figures::{median, quantile};
+use super::figures::median;
+use super::interval::{CHANCE, interval, middle};
 use super::python::Kit;
 use super::{Lab, cluster, interleave};
 
-/// The interval of a ratio is to hold its median with this chance at least, where so many pairs
-/// allow it.
-const CHANCE: f64 = 0.95;
 /// The share of the bare loop that is aimed at.
 const REACH: f64 = 0.98;
 
@@ -111,42 +109,6 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     python(lab).await
 }
 
-/// The middle of the samples; of an even number, between the two in the middle.
-fn middle(samples: &mut [f64]) -> f64 {
-    let upper = samples.len() as f64 / 2.0 + 1.0;
-    let upper = quantile(samples, upper.floor() / samples.len().max(1) as f64);
-    (quantile(samples, 0.5)
-        + if samples.len().is_multiple_of(2) {
-            upper
-        } else {
-            median(samples)
-        })
-        / 2.0
-}
-
-/// The narrowest interval between two of the ratios, as far from one end as from the other, that
-/// holds the median with [`CHANCE`] (else the widest), and its chance: of `n` samples each lies
-/// below the median with a chance of one half, so that the k-th smallest and the k-th largest miss
-/// it with 2·Σ C(n, i)/2ⁿ over i < k.
-fn interval(ratios: &mut [f64]) -> (f64, f64, f64) {
-    let n = ratios.len();
-    ratios.sort_by(f64::total_cmp);
-    // Of all 2ⁿ, those in which i lie below; and in which fewer than k do.
-    let (mut ways, mut fewer) = (0.5f64.powi(n as i32), 0.0);
-    let (mut k, mut chance) = (0, 0.0);
-    for i in 0..n.div_ceil(2) {
-        fewer += ways;
-        ways *= (n - i) as f64 / (i + 1) as f64;
-        let holds = (1.0 - 2.0 * fewer).max(0.0);
-        if i > 0 && holds < CHANCE {
-            break;
-        }
-        (k, chance) = (i, holds);
-    }
-    let at = |i: usize| ratios.get(i).copied().unwrap_or(0.0);
-    (at(k), at(n.saturating_sub(k + 1)), chance)
-}
-
 /// What an interval that holds the median with this chance says of the reach.
 fn verdict(low: f64, high: f64, chance: f64) -> &'static str {
     if chance < CHANCE {
@@ -189,27 +151,6 @@ async fn python(lab: &mut Lab<'_>) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_middle_of_an_even_number_lies_between_two() {
-        assert_eq!(middle(&mut [4.0, 1.0, 3.0, 2.0]), 2.5);
-        assert_eq!(middle(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(middle(&mut [7.0]), 7.0);
-    }
-
-    #[test]
-    fn the_interval_leaves_out_as_many_pairs_as_its_chance_allows() {
-        let of = |n: u32| {
-            let mut ratios: Vec<f64> = (1..=n).rev().map(f64::from).collect();
-            let (low, high, chance) = interval(&mut ratios);
-            (low, high, (chance * 1e4).round() / 1e4)
-        };
-        // Tables of the sign test.
-        assert_eq!(of(12), (3.0, 10.0, 0.9614));
-        assert_eq!(of(9), (2.0, 8.0, 0.9609));
-        assert_eq!(of(6), (1.0, 6.0, 0.9688));
-        assert_eq!(of(1), (1.0, 1.0, 0.0));
-    }
 
     #[test]
     fn an_interval_around_the_reach_decides_nothing() {

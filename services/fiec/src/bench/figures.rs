@@ -54,6 +54,10 @@ impl Figures {
         value: f64,
         floor: Option<f64>,
     ) {
+        debug_assert!(
+            super::against::direction(metric).is_some(),
+            "{metric} has no direction: add it to the table in bench/against/direction.rs"
+        );
         let ratio = floor.filter(|f| *f > 0.0).map(|f| value / f);
         let figure = Figure {
             bench: bench.to_owned(),
@@ -77,12 +81,6 @@ impl Figures {
         if self.json || self.all.is_empty() {
             return;
         }
-        let number = |n: Option<f64>| match n {
-            Some(n) if n.abs() >= 100.0 => format!("{n:.0}"),
-            Some(n) if n.abs() >= 1.0 => format!("{n:.2}"),
-            Some(n) => format!("{n:.3}"),
-            None => "–".to_owned(),
-        };
         let rows = self.all.iter().map(|f| {
             vec![
                 f.bench.clone(),
@@ -102,6 +100,16 @@ impl Figures {
                 rows
             )
         );
+    }
+}
+
+/// A value with as many digits as people read.
+pub fn number(n: Option<f64>) -> String {
+    match n {
+        Some(n) if n.abs() >= 100.0 => format!("{n:.0}"),
+        Some(n) if n.abs() >= 1.0 => format!("{n:.2}"),
+        Some(n) => format!("{n:.3}"),
+        None => "–".to_owned(),
     }
 }
 

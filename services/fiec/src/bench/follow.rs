@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use fiec_broker::feed::{self, FeedItem, Start};
+use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, Ledger};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp};
 use futures_util::StreamExt as _;
@@ -46,7 +46,7 @@ impl Follow {
     /// When the broker refuses.
     pub async fn open(broker: &Broker) -> anyhow::Result<Self> {
         Ok(Self {
-            feed: feed::ledger(broker, Start::New).await?.boxed(),
+            feed: feed::live(broker).await?,
         })
     }
 

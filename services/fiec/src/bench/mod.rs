@@ -1,6 +1,7 @@
 //! `fiec bench NAME`: measurements as commands of ours, each with its floor from the same run.
 //! Every bench runs the real processes: workers with their program children, services, servers.
 
+pub mod against;
 pub mod boundary;
 pub mod canary;
 pub mod chain;
@@ -12,6 +13,7 @@ pub mod follow;
 pub mod history;
 pub mod idle;
 pub mod interleave;
+pub mod interval;
 pub mod kernels;
 pub mod latency;
 pub mod launch;
@@ -23,6 +25,10 @@ pub mod recover;
 pub mod state;
 pub mod telemetry;
 pub mod throughput;
+pub mod waiting;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use async_nats::HeaderMap;
@@ -56,6 +62,8 @@ pub enum Bench {
     Throughput,
     /// A fresh policy service takes over 100,000 live executions
     Recover,
+    /// 100,000 executions that wait beside as many: restart, `why`, requests about the whole batch
+    Waiting,
     /// Ledger events into PostgreSQL, against plain COPY of the same rows
     History,
     /// What worker, policy service and recorder cost at rest
@@ -77,6 +85,11 @@ pub enum Bench {
     All,
 }
 
+/// Default of `--workers`.
+const WORKERS: u32 = 2;
+/// Default of `--slots`.
+const SLOTS: u32 = 4;
+
 /// Measure; every figure with its floor from the same run
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -87,15 +100,76 @@ pub struct BenchArgs {
     #[arg(long)]
     pub quick: bool,
     /// For `throughput`: worker processes
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
     /// For `throughput`: executions that each worker runs at once
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = SLOTS)]
     pub slots: u32,
     /// For `disciplines`: scaled down with real processes instead, beside the same jobs simulated; ten
     /// minutes
     #[arg(long)]
     pub real: bool,
+    /// Compare with another build: alternating pairs of runs of BINARY (old) and of this program
+    /// (new), the exact 95 % interval of the median ratio by order statistics, and a verdict for
+    /// each figure. Worse means that the interval lies wholly beyond 3 % (10 % for a p99); then the
+    /// exit code is 1
+    #[arg(long, value_name = "BINARY")]
+    pub against: Option<PathBuf>,
+    /// For `--against`: pairs of runs, 10 to 1,000
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(10..=1_000))]
+    pub pairs: u16,
+}
+
+impl BenchArgs {
+    /// The same command line without `--against`, with JSON. Options that have their default are
+    /// left out, so that a build which does not know them can be compared with.
+    fn alone(&self) -> Vec<OsString> {
+        let Self {
+            name,
+            quick,
+            workers,
+            slots,
+            real,
+            against: _,
+            pairs: _,
+        } = self;
+        let name = name.to_possible_value();
+        let name = name.as_ref().map_or("all", |name| name.get_name());
+        let mut args = vec!["bench".to_owned(), name.to_owned(), "--json".to_owned()];
+        for (flag, set) in [("--quick", *quick), ("--real", *real)] {
+            args.extend(set.then(|| flag.to_owned()));
+        }
+        for (option, value, default) in
+            [("--workers", *workers, WORKERS), ("--slots", *slots, SLOTS)]
+        {
+            if value != default {
+                args.extend([option.to_owned(), value.to_string()]);
+            }
+        }
+        args.into_iter().map(OsString::from).collect()
+    }
+}
+
+/// Compares this program with another build of it.
+async fn compare(old: &Path, args: &BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let new = std::env::current_exe().context("cannot find this program's own file")?;
+    let steps = Steps::new(global.json);
+    let plan = against::Plan {
+        old,
+        new: &new,
+        args: args.alone(),
+        pairs: args.pairs,
+    };
+    let step = |text: &str| fiec_dev_servers::Progress::step(&steps, text);
+    let compared = against::compare(&plan, step).await?;
+    steps.finish("measured");
+    against::print(&compared, global.json)?;
+    let is_worse = |c: &against::Compared| c.verdict == against::Verdict::Worse;
+    Ok(if compared.iter().any(is_worse) {
+        Outcome::Failed
+    } else {
+        Outcome::Done
+    })
 }
 
 /// What every bench is handed.
@@ -130,6 +204,9 @@ impl Lab<'_> {
 /// # Errors
 /// When something could not be started or measured.
 pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    if let Some(old) = &args.against {
+        return compare(old, &args, global).await;
+    }
     let mut figures = Figures::new(global.json);
     let steps = Steps::new(global.json);
     let all = [
@@ -141,6 +218,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         Bench::Launch,
         Bench::Throughput,
         Bench::Recover,
+        Bench::Waiting,
         Bench::History,
         Bench::Idle,
         Bench::Telemetry,
@@ -169,6 +247,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Launch => launch::run(&mut lab).await,
             Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,
             Bench::Recover => recover::run(&mut lab).await,
+            Bench::Waiting => waiting::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,
             Bench::Idle => idle::run(&mut lab).await,
             Bench::Telemetry => telemetry::run(&mut lab).await,

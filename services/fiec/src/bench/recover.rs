@@ -107,6 +107,7 @@ async fn fill(broker: &Broker, count: usize) -> anyhow::Result<()> {
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         let draft = Draft::new(&tip, events, "bench", now)?;
         in_flight.push_back(ledger.send(draft, bytes::Bytes::new()).await?);

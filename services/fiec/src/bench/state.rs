@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use fiec_broker::feed::{self, FeedItem, Start};
+use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, ConnectOptions, chunks, store};
 use fiec_schemas::messages::HANDOVER_HEADER;
 use fiec_schemas::{Event, ExecutionId, Phase, StatePlace, Timestamp, subjects};
@@ -127,7 +127,7 @@ impl Run {
         id: &str,
         submission: serde_json::Value,
     ) -> anyhow::Result<Self> {
-        let feed = feed::ledger(broker, Start::New).await?.boxed();
+        let feed = feed::live(broker).await?;
         let execution = submit(broker, id, submission).await?;
         let mut run = Self {
             execution,

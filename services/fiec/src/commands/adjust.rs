@@ -70,7 +70,8 @@ fn parse_deadline(text: &str) -> Result<Deadline, String> {
             ..Deadline::default()
         });
     }
-    let within = parse_span(text)?;
+    let within = parse_span(text)
+        .map_err(|error| format!("{error}, and no time such as 2026-12-31T18:00:00Z"))?;
     let seconds = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
     if seconds == 0 {
         return Err("a deadline is at least a second away".to_owned());
@@ -230,5 +231,7 @@ mod tests {
         let at = "2026-11-22T10:00:00Z";
         assert_eq!(parse_deadline(at).unwrap().at, at.parse().ok());
         assert!(parse_deadline("0s").is_err());
+        let date = parse_deadline("2026-12-01").unwrap_err();
+        assert!(date.contains("2026-12-31T18:00:00Z"), "{date}");
     }
 }

@@ -1,17 +1,22 @@
 //! `fiec batch status|cancel|pause|resume NAME|ID`: requests about a whole batch.
 
 use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use fiec_schemas::messages::BatchReply;
+use fiec_broker::Broker;
+use fiec_schemas::Tenant;
+use fiec_schemas::messages::{BatchReply, BatchRequest};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::client;
-use crate::context::{Global, TenantArg};
+use crate::context::{Global, TenantArg, who};
 use crate::exit::Outcome;
 
 /// One answer takes no longer, so that progress is seen.
 const WITHIN_MS: u64 = 1_000;
+/// How often progress is printed where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(2);
 /// Answers in a row that do nothing, after which it is given up.
 const IN_VAIN: u32 = 20;
 
@@ -55,44 +60,116 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         BatchCommand::Resume(args) => ("resume", args),
     };
     let broker = global.broker("batch").await?;
-    let hidden = global.json || !std::io::stderr().is_terminal();
-    let bar = if hidden {
-        ProgressBar::hidden()
-    } else {
-        ProgressBar::new(0)
-    };
-    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {elapsed}") {
-        bar.set_style(style);
-    }
-    let (mut done, mut in_vain) = (0, 0);
-    let (mut oldest, mut waits_for) = (None, None);
-    let (reply, complete) = loop {
-        let tenant = &args.tenant.tenant;
-        let mut reply =
-            client::batch(&broker, verb, tenant, &args.batch, (WITHIN_MS, waits_for)).await?;
-        // What was done before is as it should be by now.
-        reply.unconcerned = reply.unconcerned.saturating_sub(done);
-        let moved = reply.done > 0 || reply.untaken.map(|u| u.oldest) != oldest;
-        in_vain = if moved { 0 } else { in_vain + 1 };
-        done += reply.done;
-        reply.done = done;
-        bar.set_length(u64::from(done + reply.left + reply.failed));
-        bar.set_position(u64::from(done));
-        let untaken = reply.untaken.filter(|_| verb != "status");
-        oldest = untaken.map(|u| u.oldest);
-        waits_for = untaken.filter(|_| reply.left == 0).map(|u| u.upto);
-        let on = reply.left > 0 || untaken.is_some();
-        if !on || (reply.error.is_some() && untaken.is_none()) || in_vain >= IN_VAIN {
-            break (reply, !on);
-        }
-    };
-    bar.finish_and_clear();
+    let mut progress = Progress::new(verb, global.json);
+    let name = (&args.tenant.tenant, args.batch.as_str());
+    let (reply, complete) = drive(&broker, verb, name, |reply| progress.show(reply)).await?;
+    progress.end();
     print(verb, &reply, global.json)?;
     Ok(if complete && reply.error.is_none() && reply.failed == 0 {
         Outcome::Done
     } else {
         Outcome::Failed
     })
+}
+
+/// Asks for one page after the other, until all is done or nothing moves any more; the last answer,
+/// and whether it is complete.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn drive(
+    broker: &Broker,
+    verb: &str,
+    (tenant, batch): (&Tenant, &str),
+    mut show: impl FnMut(&BatchReply),
+) -> anyhow::Result<(BatchReply, bool)> {
+    let (mut done, mut in_vain) = (0, 0);
+    let (mut oldest, mut untaken, mut cursor) = (None, None, None);
+    loop {
+        let request = BatchRequest {
+            batch: batch.to_owned(),
+            who: who(),
+            within_ms: Some(WITHIN_MS),
+            untaken,
+            cursor,
+        };
+        let mut reply = client::batch(broker, verb, tenant, &request).await?;
+        let waits = reply.untaken.filter(|_| verb != "status");
+        let moved = reply.done > 0 || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
+        in_vain = if moved { 0 } else { in_vain + 1 };
+        done += reply.done;
+        reply.done = done;
+        // What was done before is as it should be by now, also where another service answers.
+        let members: u32 = reply.phases.values().sum();
+        let others = members.saturating_sub(done + reply.left + reply.failed);
+        reply.unconcerned = reply.unconcerned.min(others);
+        show(&reply);
+        cursor = reply.cursor.take();
+        oldest = waits.map(|u| u.oldest);
+        let ended = cursor.is_none();
+        untaken = waits.filter(|_| ended && reply.left == 0).map(|u| u.upto);
+        let on = !ended || reply.left > 0 || waits.is_some();
+        let refused = reply.error.is_some() && waits.is_none();
+        if !on || refused || in_vain >= IN_VAIN {
+            return Ok((reply, !on));
+        }
+    }
+}
+
+/// How far a request has come: a bar on a terminal, otherwise a line now and then.
+struct Progress {
+    verb: &'static str,
+    bar: Option<ProgressBar>,
+    /// When the last line was printed; none where none are.
+    lines: Option<Instant>,
+}
+
+impl Progress {
+    fn new(verb: &'static str, json: bool) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = (terminal && !json).then(|| {
+            let bar = ProgressBar::new(0);
+            if let Ok(style) =
+                ProgressStyle::with_template("{msg} {bar:40.cyan} {pos}/{len} {elapsed}")
+            {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Self {
+            verb,
+            bar,
+            lines: (!terminal && !json).then(Instant::now),
+        }
+    }
+
+    fn show(&mut self, reply: &BatchReply) {
+        let verb = self.verb;
+        let reading = reply.unread > 0;
+        let of = u64::from(reply.done + reply.left + reply.failed);
+        if let Some(bar) = &self.bar {
+            let (message, length, position) = match reading {
+                true => ("reading ledgers", reply.unread, 0),
+                false => (verb, of, u64::from(reply.done)),
+            };
+            bar.set_message(message);
+            bar.set_length(length);
+            bar.set_position(position);
+        }
+        if self.lines.is_some_and(|at| at.elapsed() >= LINE_EVERY) {
+            self.lines = Some(Instant::now());
+            match reading {
+                true => eprintln!("{verb}: {} ledgers to read", reply.unread),
+                false => eprintln!("{verb}: {} of {of}", reply.done),
+            }
+        }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {

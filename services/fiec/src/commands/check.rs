@@ -48,17 +48,8 @@ pub fn run(args: &CheckArgs, global: &Global) -> anyhow::Result<Outcome> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         for invariant in Invariant::ALL {
-            match report.broken.get(&invariant) {
-                None => println!("holds   {}", invariant.words()),
-                Some(findings) => {
-                    println!("BROKEN  {}", invariant.words());
-                    for finding in findings {
-                        match finding.boundary {
-                            Some(index) => println!("        boundary {index}: {}", finding.what),
-                            None => println!("        {}", finding.what),
-                        }
-                    }
-                }
+            for line in report.in_words(invariant) {
+                println!("{line}");
             }
         }
         for note in &report.notes {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fiec_broker::{Broker, ConnectOptions};
+use fiec_broker::{Broker, ConnectOptions, without_secrets};
 use fiec_dev_servers::{Check, Status};
 use fiec_schemas::subjects;
 use serde_json::json;
@@ -101,8 +101,10 @@ async fn broker(url: &str) -> Vec<Check> {
         "NATS",
         Status::Ok,
         format!(
-            "{} at {url}, max payload {}",
-            server.version, server.max_payload
+            "{} at {}, max payload {}",
+            server.version,
+            without_secrets(url),
+            server.max_payload
         ),
         "",
     )];

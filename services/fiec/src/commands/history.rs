@@ -53,18 +53,20 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
     let Some(id) = args.id else {
         // A script gets every column, a person those that fit a page.
         let columns = match global.json {
-            true => "*",
+            true => "e.*, x.capsules",
             false => {
-                "coalesce(client_id, execution::text) AS id, program, phase, node, boundary, \
-                 boundaries_in_all AS of, submitted_at::timestamp(0), \
-                 date_trunc('milliseconds', age) AS age, rebindings AS moves, crashes, \
-                 left(failure, 80) AS failure"
+                "coalesce(e.client_id, execution::text) AS id, e.program, e.phase, e.node, \
+                 coalesce(x.capsules, boundary) AS boundary, \
+                 boundaries_in_all AS of, e.submitted_at::timestamp(0), \
+                 date_trunc('milliseconds', age) AS age, e.rebindings AS moves, e.crashes, \
+                 left(e.failure, 80) AS failure"
             }
         };
         let rows = sql::query(
             &pool,
             format!(
-                "SELECT {columns} FROM execution_summary AS e WHERE tenant = '{}' \
+                "SELECT {columns} FROM execution_summary AS e \
+                 JOIN executions AS x ON x.id = e.execution WHERE e.tenant = '{}' \
                  ORDER BY e.submitted_at DESC LIMIT 20",
                 args.tenant.tenant
             ),
@@ -77,6 +79,19 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
     show(&pool, execution, global.json).await
 }
 
+/// The summary, a line for each value. The last committed boundary of an execution that has computed
+/// to its end says less than the capsules that it took.
+fn facts(summary: &sql::Rows) -> Vec<String> {
+    let ended = summary.get(0, "capsules").is_some();
+    let facts = summary.columns.iter().zip(summary.rows.iter().flatten());
+    facts
+        .filter(|(column, _)| {
+            !(ended && ["boundary", "boundaries_in_all"].contains(&column.as_str()))
+        })
+        .filter_map(|(column, value)| Some(format!("{column:<22} {}", value.as_ref()?)))
+        .collect()
+}
+
 /// Prints everything that the history says of one execution.
 ///
 /// # Errors
@@ -84,7 +99,10 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
 pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::Result<Outcome> {
     let summary = sql::query(
         pool,
-        format!("SELECT * FROM execution_summary WHERE execution = '{execution}'"),
+        format!(
+            "SELECT e.*, x.capsules FROM execution_summary AS e \
+             JOIN executions AS x ON x.id = e.execution WHERE e.execution = '{execution}'"
+        ),
     )
     .await?;
     if summary.rows.is_empty() {
@@ -96,10 +114,8 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
     if json {
         print!("{}", summary.json_lines());
     } else {
-        for (column, value) in summary.columns.iter().zip(summary.rows.iter().flatten()) {
-            if let Some(value) = value {
-                println!("{column:<22} {value}");
-            }
+        for line in facts(&summary) {
+            println!("{line}");
         }
     }
     for (title, view, columns) in [
@@ -177,4 +193,33 @@ pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     println!("{}", args.output.display());
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(capsules: Option<&str>) -> String {
+        let columns = ["phase", "boundary", "boundaries_in_all", "capsules"];
+        let values = [Some("x"), Some("0"), Some("475"), capsules];
+        let summary = sql::Rows {
+            columns: columns.map(str::to_owned).to_vec(),
+            rows: vec![values.map(|value| value.map(str::to_owned)).to_vec()],
+        };
+        facts(&summary).join("\n")
+    }
+
+    #[test]
+    fn a_completed_execution_shows_its_capsules_and_no_earlier_boundary() {
+        let text = summary(Some("475"));
+        assert!(text.contains("capsules               475"), "{text}");
+        assert!(!text.contains("boundary"), "{text}");
+    }
+
+    #[test]
+    fn a_live_execution_shows_its_last_committed_boundary() {
+        let text = summary(None);
+        assert!(text.contains("boundary               0"), "{text}");
+        assert!(!text.contains("capsules"), "{text}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use fiec_schemas::messages::{ApiReply, InForce, Why};
-use fiec_schemas::{Candidate, ExecutionState, NodeId, Phase, Threshold};
+use fiec_schemas::{Candidate, ClientId, ExecutionState, NodeId, Phase, Threshold};
 
 use crate::client;
 use crate::context::{Global, TenantArg};
@@ -14,6 +14,16 @@ use crate::ui;
 pub struct ExecutionArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// Names one execution or several.
+#[derive(Debug, Args)]
+pub struct ExecutionsArgs {
+    /// Execution ids, or the ids that the client gave
+    #[arg(required = true)]
+    pub id: Vec<String>,
     #[command(flatten)]
     pub tenant: TenantArg,
 }
@@ -36,6 +46,23 @@ pub struct MoveArgs {
     /// Node to move to
     #[arg(long, value_parser = crate::cli::parse_node)]
     pub to: NodeId,
+}
+
+/// Sends a request about each and prints the answers; the worst outcome.
+///
+/// # Errors
+/// When nobody answers.
+pub async fn each(verb: &str, args: ExecutionsArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let mut worst = Outcome::Done;
+    for (place, id) in args.id.into_iter().enumerate() {
+        if place > 0 && verb == "status" && !global.json {
+            println!("");
+        }
+        let tenant = args.tenant.clone();
+        let one = ExecutionArgs { id, tenant };
+        worst = worst.worse(run(verb, &one, None, global).await?);
+    }
+    Ok(worst)
 }
 
 /// Sends a request and prints the answer.
@@ -65,6 +92,11 @@ pub async fn run(
     if let Some(error) = &reply.error {
         if !global.json {
             eprintln!("{error}");
+            if verb == "status" {
+                for line in refused(args, global).await {
+                    eprintln!("{line}");
+                }
+            }
         }
         return Ok(Outcome::Failed);
     }
@@ -83,6 +115,20 @@ pub async fn run(
     Ok(Outcome::Done)
 }
 
+/// The refused lines that have this client's id; none where PostgreSQL does not say, since the
+/// answer itself is there.
+async fn refused(args: &ExecutionArgs, global: &Global) -> Vec<String> {
+    let (Ok(_), Ok(client)) = (global.database_url(), ClientId::new(&*args.id)) else {
+        return Vec::new();
+    };
+    let Ok(pool) = global.database().await else {
+        return Vec::new();
+    };
+    super::rejections::of_client(&pool, &args.tenant.tenant, &client)
+        .await
+        .unwrap_or_default()
+}
+
 fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
     if !reply.message.is_empty() {
         println!("{}", reply.message);
@@ -99,6 +145,9 @@ fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
 
 fn print_why(why: &Why) {
     println!("{}", why.summary);
+    if let Some(next) = &why.next {
+        println!("next: {}", next.in_words());
+    }
     // What the first sentence says already is not said twice.
     let more = why.waits_for.iter();
     for waits in more.filter(|waits| !why.summary.contains(waits.as_str())) {

@@ -30,6 +30,44 @@ pub struct OutputArgs {
     pub tenant: TenantArg,
 }
 
+/// Fetches all outputs into a folder.
+///
+/// # Errors
+/// When the servers cannot be reached, or a file cannot be written.
+pub async fn fetch_all(
+    tenant: &Tenant,
+    id: &str,
+    folder: &Path,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let broker = global.broker("output").await?;
+    let Some(known) = known(&broker, tenant, id, global).await? else {
+        return Ok(Outcome::Failed);
+    };
+    let mut outcome = Outcome::Done;
+    for (name, Listed { output, .. }) in &known.outputs {
+        let Some(file) = below(folder, name) else {
+            eprintln!("{name:?} is no file name here; `fiec output {id} NAME -o FILE` fetches it");
+            outcome = Outcome::Failed;
+            continue;
+        };
+        if let Some(parent) = file.parent() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        transfer::download(&broker, output.digest, &file, name, global.json).await?;
+        eprintln!("{}", file.display());
+    }
+    Ok(outcome)
+}
+
+/// A program's name for an output as a file in a folder; none where it would lead out of that.
+fn below(folder: &Path, name: &str) -> Option<PathBuf> {
+    let normal = |part| matches!(part, std::path::Component::Normal(_));
+    let inside = !name.is_empty() && Path::new(name).components().all(normal);
+    inside.then(|| folder.join(name))
+}
+
 /// An output with the commit that made it visible.
 #[derive(Clone)]
 struct Listed {
@@ -99,37 +137,10 @@ impl Known {
 /// # Errors
 /// When the servers cannot be reached, or the file cannot be written.
 pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let tenant = &args.tenant.tenant;
-    let execution = super::history::resolve(tenant, &args.id)?;
     let broker = global.broker("output").await?;
-    let history = History {
-        global,
-        pool: OnceCell::new(),
+    let Some(known) = known(&broker, &args.tenant.tenant, &args.id, global).await? else {
+        return Ok(Outcome::Failed);
     };
-    let mut known = of_one(&broker, &history, tenant, execution).await?;
-    if known.ordinals.is_empty() {
-        eprintln!("tenant {tenant} has no execution {}", args.id);
-        return Ok(Outcome::Failed);
-    }
-    tell_missing(&known, execution);
-    let mut seen = BTreeSet::from([execution]);
-    let mut parts = std::mem::take(&mut known.parts);
-    while let Some(part) = parts.pop_first() {
-        if seen.insert(part) {
-            let mut made = of_one(&broker, &history, tenant, part).await?;
-            tell_missing(&made, part);
-            parts.append(&mut made.parts);
-            known.adopt(made);
-        }
-    }
-    if known.guarded {
-        eprintln!(
-            "its outputs are visible once other nodes have computed them with the same bits \
-             (\"verify\": \"all\"); `fiec status {}` tells how far it is",
-            args.id
-        );
-        return Ok(Outcome::Failed);
-    }
     match &args.name {
         None => {
             list(&known, global.json)?;
@@ -248,6 +259,45 @@ async fn from_history(
     Ok(())
 }
 
+/// What an execution and its parts have made; none, said on stderr, where nothing is visible.
+async fn known(
+    broker: &Broker,
+    tenant: &Tenant,
+    id: &str,
+    global: &Global,
+) -> anyhow::Result<Option<Known>> {
+    let execution = super::history::resolve(tenant, id)?;
+    let history = History {
+        global,
+        pool: OnceCell::new(),
+    };
+    let mut known = of_one(broker, &history, tenant, execution).await?;
+    if known.ordinals.is_empty() {
+        eprintln!("tenant {tenant} has no execution {}", id);
+        return Ok(None);
+    }
+    tell_missing(&known, execution);
+    let mut seen = BTreeSet::from([execution]);
+    let mut parts = std::mem::take(&mut known.parts);
+    while let Some(part) = parts.pop_first() {
+        if seen.insert(part) {
+            let mut made = of_one(broker, &history, tenant, part).await?;
+            tell_missing(&made, part);
+            parts.append(&mut made.parts);
+            known.adopt(made);
+        }
+    }
+    if known.guarded {
+        eprintln!(
+            "its outputs are visible once other nodes have computed them with the same bits \
+             (\"verify\": \"all\"); `fiec status {}` tells how far it is",
+            id
+        );
+        return Ok(None);
+    }
+    Ok(Some(known))
+}
+
 fn list(known: &Known, json: bool) -> anyhow::Result<()> {
     if json {
         for Listed { output, boundary } in known.outputs.values() {
@@ -354,6 +404,16 @@ mod tests {
         assert_eq!(known.outputs["a"].output.digest, Digest::of(b"kept"));
         known.add(4, vec![output("b", "right")]);
         assert_eq!(known.outputs["b"].output.digest, Digest::of(b"right"));
+    }
+
+    #[test]
+    fn an_output_is_written_into_its_folder_and_nowhere_else() {
+        let folder = Path::new("/tmp/results");
+        let inside = below(folder, "plots/a.png");
+        assert_eq!(inside, Some(folder.join("plots/a.png")));
+        for name in ["", "../x", "/etc/passwd", "a/../../x", "."] {
+            assert_eq!(below(folder, name), None, "{name}");
+        }
     }
 
     #[test]

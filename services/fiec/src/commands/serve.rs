@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fiec_broker::topology;
-use fiec_schemas::{NodeId, Signal, Threshold, Thresholds};
+use fiec_schemas::{NodeId, Signal, Threshold, Thresholds, subjects};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -46,21 +46,33 @@ pub struct SetupArgs {
 /// When a server refuses.
 pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("setup").await?;
-    let profile = topology::Profile {
-        replicas: args.replicas,
-        shards: args.shards,
-        ledger_first_sequence: args.ledger_first_sequence,
-    };
-    topology::apply(&broker, &profile).await?;
-    println!("streams and buckets are as they should be");
+    // The tables first: a stream that is made again begins behind everything that was recorded.
+    let mut recorded = BTreeMap::new();
     match global.database_url() {
         Ok(url) => {
             let pool = fiec_recorder::connect(&url).await?;
             fiec_recorder::migrate(&pool).await?;
+            recorded = fiec_recorder::checkpoints(&pool).await?;
             println!("tables, views and roles are as they should be");
         }
         Err(error) => println!("tables were left alone: {error}"),
     }
+    let behind = |stream: &str| {
+        recorded
+            .get(stream)
+            .filter(|seq| **seq > 0)
+            .map(|seq| seq + 1)
+    };
+    let profile = topology::Profile {
+        replicas: args.replicas,
+        shards: args.shards,
+        ledger_first_sequence: args
+            .ledger_first_sequence
+            .or_else(|| behind(subjects::LEDGER_STREAM)),
+        record_first_sequence: behind(subjects::RECORD_STREAM),
+    };
+    topology::apply(&broker, &profile).await?;
+    println!("streams and buckets are as they should be");
     Ok(Outcome::Done)
 }
 
@@ -101,9 +113,15 @@ pub struct WorkerArgs {
     /// this user alone [default: in XDG_RUNTIME_DIR, else in the temporary folder]
     #[arg(long, env = "FIEC_RUN_DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Folder that relative file names of submissions start from [default: the working directory]
-    #[arg(long, env = "FIEC_INPUT_DIR")]
-    pub input_dir: Option<PathBuf>,
+    /// Folder of inputs: parameters may name files in it, and in no other; repeatable, or several
+    /// with `:` between them [default: no files are read]
+    #[arg(
+        long,
+        env = "FIEC_INPUT_DIR",
+        value_name = "DIR",
+        value_delimiter = ':'
+    )]
+    pub input_dir: Vec<PathBuf>,
     /// A program beyond the built-in ones that may run here: NAME@VERSION, or a pattern with `*`;
     /// repeatable
     #[arg(
@@ -209,9 +227,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     if let Some(folder) = args.run_dir {
         options.run_dir = folder.join(node.as_str());
     }
-    if let Some(folder) = args.input_dir {
-        options.data_dir = folder;
-    }
+    options.input_dirs = args.input_dir;
     options.revocation.file = args.revocation_file;
     options.revocation.seconds = args.revocation_seconds;
     revoke_on_signals(Arc::clone(&options.revocation.signal))?;
@@ -300,8 +316,23 @@ pub struct RecorderArgs {
     /// Days of boundaries, decisions and vectors to keep
     #[arg(long, default_value_t = 90)]
     pub keep_days: u32,
+    /// Days after which objects, kept states and chunks that nothing refers to are removed from the
+    /// broker; 30 at least, 0: never
+    #[arg(long, default_value_t = 30, value_parser = parse_collect_days)]
+    pub collect_days: u32,
+    /// Remove nothing; the log and the table `collection` say what would be removed
+    #[arg(long)]
+    pub collect_dry_run: bool,
     #[command(flatten)]
     pub http: HttpArg,
+}
+
+fn parse_collect_days(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        // The ledger may name a result for 30 days.
+        Ok(days) if days == 0 || days >= 30 => Ok(days),
+        _ => Err(format!("{text:?} must be 0 (never) or at least 30 days")),
+    }
 }
 
 /// Runs the recorder until it is told to end.
@@ -315,6 +346,12 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
         http: Some(args.http.http),
         state_limit_bytes: args.state_limit,
         retention_days: args.keep_days,
+        collection: fiec_recorder::Collection {
+            after: (args.collect_days > 0)
+                .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),
+            dry_run: args.collect_dry_run,
+            ..fiec_recorder::Collection::default()
+        },
         ..fiec_recorder::RecorderOptions::default()
     };
     let stop = stop_on_signals(CancellationToken::new())?;

@@ -1,19 +1,17 @@
 //! `fiec submit FILE [--wait]`: hands over a file of JSON lines and speaks of every line.
 
-use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Read as _};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::submission::{LINE_LIMIT, LINES_LIMIT, lines};
-use fiec_schemas::{ClientId, ExecutionId, LineError, Phase, Tenant};
-use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT, lines};
+use fiec_schemas::{ClientId, ExecutionId, LineError};
+use serde_json::{Value, json};
 
+use super::wait::Waiting;
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
@@ -27,7 +25,20 @@ const REQUEST_LINES: usize = 2_000;
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
     /// JSON or JSONL file
-    pub file: PathBuf,
+    #[arg(required_unless_present = "program", conflicts_with = "program")]
+    pub file: Option<PathBuf>,
+    /// Submit one run of this program, NAME@VERSION, without a file
+    #[arg(long)]
+    pub program: Option<String>,
+    /// Its parameters, as JSON
+    #[arg(
+        long,
+        short,
+        value_name = "JSON",
+        requires = "program",
+        conflicts_with = "file"
+    )]
+    pub params: Option<String>,
     #[command(flatten)]
     pub tenant: TenantArg,
     /// Wait until every execution has ended; the exit code is the worst outcome
@@ -36,6 +47,30 @@ pub struct SubmitArgs {
     /// Take all lines or none: one bad line refuses the whole file
     #[arg(long)]
     pub all_or_nothing: bool,
+}
+
+impl SubmitArgs {
+    /// For messages: where the lines are from.
+    fn source(&self) -> String {
+        match &self.file {
+            Some(file) => file.display().to_string(),
+            None => "the command line".to_owned(),
+        }
+    }
+
+    fn text(&self) -> anyhow::Result<Vec<u8>> {
+        match (&self.file, &self.program) {
+            (Some(file), _) => read(file),
+            (None, Some(program)) => {
+                let params = self.params.as_deref().unwrap_or("{}");
+                let params: Value = serde_json::from_str(params).context("--params is not JSON")?;
+                Ok(json!({"program": program, "params": params})
+                    .to_string()
+                    .into_bytes())
+            }
+            (None, None) => anyhow::bail!("give a file, or --program NAME@VERSION"),
+        }
+    }
 }
 
 /// A line that was taken.
@@ -54,6 +89,21 @@ impl Taken {
             None => format!("line {}", self.line),
         }
     }
+
+    /// The UUID first, for scripts that read the first word; then the client's id.
+    fn in_words(&self) -> String {
+        let mut words = self.id.to_string();
+        if let Some(client) = &self.client_id {
+            words.push_str(&format!("  {client}"));
+        }
+        if self.existing {
+            let line = self.line;
+            words.push_str(&format!(
+                "  (line {line}: the same submission was there before)"
+            ));
+        }
+        words
+    }
 }
 
 /// Runs the command.
@@ -61,7 +111,8 @@ impl Taken {
 /// # Errors
 /// When the file cannot be read or nobody answers.
 pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let text = match read(&args.file) {
+    let source = args.source();
+    let text = match args.text() {
         Ok(text) => text,
         Err(error) => {
             eprintln!("{error:#}");
@@ -72,7 +123,7 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
     let (taken, errors) = match submit_all(&broker, &args, &text).await? {
         Ok(answer) => answer,
         Err(reason) => {
-            eprintln!("{}: {reason}", args.file.display());
+            eprintln!("{}: {reason}", source);
             return Ok(Outcome::BadInput);
         }
     };
@@ -83,20 +134,15 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
                 json!({"line": taken.line, "id": taken.id, "client_id": taken.client_id,
                        "existing": taken.existing})
             );
-        } else if taken.existing {
-            println!(
-                "{}  (line {}: the same submission was there before)",
-                taken.id, taken.line
-            );
         } else {
-            println!("{}", taken.id);
+            println!("{}", taken.in_words());
         }
     }
     for error in &errors {
         if global.json {
             println!("{}", json!({"line": error.line, "error": error}));
         }
-        eprintln!("{}: {error}", args.file.display());
+        eprintln!("{}: {error}", source);
     }
     let mut outcome = if errors.is_empty() {
         Outcome::Done
@@ -104,16 +150,20 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         Outcome::BadInput
     };
     if taken.is_empty() && errors.is_empty() {
-        eprintln!("{}: there is no submission in it", args.file.display());
+        eprintln!("{}: there is no submission in it", source);
         return Ok(Outcome::BadInput);
     }
     if args.wait && !taken.is_empty() {
-        outcome = outcome.worse(wait_all(&broker, &args.tenant.tenant, taken, global.json).await?);
+        let mut waiting = Waiting::new(&broker, &args.tenant.tenant, global);
+        for taken in taken {
+            waiting.add(taken.id, taken.name());
+        }
+        outcome = outcome.worse(waiting.until_all_have_ended().await?);
     }
     Ok(outcome)
 }
 
-fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
+fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
     if file.as_os_str() == "-" {
         let mut text = Vec::new();
         std::io::stdin()
@@ -165,7 +215,7 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
             all.len()
         )));
     }
-    let mut made = 0;
+    let (mut made, mut written_out) = (0, 0);
     let mut rest = all.iter().peekable();
     while let Some((number, line)) = rest.next() {
         if line.len() > LINE_LIMIT {
@@ -183,16 +233,22 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
             request.push(b'\n');
             numbers.push(*number);
             made += count_of(line);
+            written_out += written_out_of(line);
         }
         let full = numbers.len() >= most
             || rest.peek().is_none_or(|(_, next)| {
-                request.len() + next.len() > REQUEST_BYTES || made + count_of(next) > LINES_LIMIT
+                request.len() + next.len() > REQUEST_BYTES
+                    || made + count_of(next) > LINES_LIMIT
+                    || written_out + written_out_of(next) > EXPANSION_LIMIT
             });
         if full && !numbers.is_empty() {
             let body = Bytes::from(std::mem::take(&mut request));
             let reply = client::submit(broker, tenant, body, atomic).await?;
             if let Some(error) = reply.error {
                 anyhow::bail!("the submission was refused: {error}");
+            }
+            if let Some(note) = &reply.note {
+                eprintln!("note: {note}");
             }
             let place = |line: u32| {
                 let index = usize::try_from(line).unwrap_or(0).wrapping_sub(1);
@@ -215,7 +271,7 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
                 ..e
             }));
             numbers.clear();
-            made = 0;
+            (made, written_out) = (0, 0);
         }
     }
     errors.sort_by_key(|e| e.line);
@@ -232,79 +288,17 @@ fn count_of(line: &[u8]) -> usize {
     usize::try_from(count.unwrap_or(1)).unwrap_or(1)
 }
 
+/// Bytes that the arrays of a line come to.
+fn written_out_of(line: &[u8]) -> usize {
+    match count_of(line) {
+        1 => 0,
+        count => count.saturating_mul(line.len()),
+    }
+}
+
 /// True for a line that waits for others.
 fn names_order(line: &[u8]) -> bool {
     line.windows(7).any(|part| part == b"\"after\"")
-}
-
-/// How an ended execution counts.
-pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
-    match phase {
-        Phase::Completed => Some(Outcome::Done),
-        Phase::Failed => Some(Outcome::Failed),
-        // What a part leaves is its holder's: nothing is lost, and nothing else is to come.
-        Phase::Returned => Some(Outcome::Done),
-        Phase::Cancelled => Some(Outcome::Cancelled),
-        Phase::Pending
-        | Phase::Bound(_)
-        | Phase::Started(_)
-        | Phase::Verifying { .. }
-        | Phase::Paused { .. } => None,
-    }
-}
-
-async fn wait_all(
-    broker: &Broker,
-    tenant: &Tenant,
-    taken: Vec<Taken>,
-    quiet: bool,
-) -> anyhow::Result<Outcome> {
-    let bar = if quiet || !std::io::stderr().is_terminal() {
-        ProgressBar::hidden()
-    } else {
-        ProgressBar::new(taken.len() as u64)
-    };
-    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    let mut live: BTreeMap<ExecutionId, Taken> = taken.into_iter().map(|t| (t.id, t)).collect();
-    let mut worst = Outcome::Done;
-    let mut pause = Duration::from_millis(20);
-    while !live.is_empty() {
-        // One after the other, a thousand a round: waiting must not load the cluster it waits for.
-        let round: Vec<ExecutionId> = live.keys().copied().take(1_000).collect();
-        let before = live.len();
-        for id in round {
-            let reply = client::execution(broker, "status", tenant, &id.to_string(), None).await?;
-            let Some(state) = reply.state else { continue };
-            if let Some(progress) = &reply.progress {
-                bar.set_message(match (progress.of, &progress.note) {
-                    (_, Some(note)) => note.clone(),
-                    (Some(of), None) => format!("capsule {}/{of}", progress.boundary),
-                    (None, None) => format!("capsule {}", progress.boundary),
-                });
-            }
-            if let Some(outcome) = outcome_of(&state.phase) {
-                let taken = live.remove(&id);
-                bar.inc(1);
-                worst = worst.worse(outcome);
-                if outcome != Outcome::Done && !quiet {
-                    let words = super::watch::ending(broker, &state).await;
-                    let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());
-                    let name = taken.map_or_else(String::new, |taken| taken.name());
-                    bar.suspend(|| eprintln!("{name} {words}; see `fiec history {id}`"));
-                }
-            }
-        }
-        if live.len() == before {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(500));
-        } else {
-            pause = Duration::from_millis(20);
-        }
-    }
-    bar.finish_and_clear();
-    Ok(worst)
 }
 
 #[cfg(test)]
@@ -312,9 +306,51 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_line_that_was_taken_is_told_with_the_id_of_its_client() {
+        let client = ClientId::new("dam-1").unwrap();
+        let mut taken = Taken {
+            line: 3,
+            id: ExecutionId::from_client(&"lab".parse().unwrap(), &client),
+            client_id: Some(client),
+            existing: false,
+        };
+        let uuid = taken.id.to_string();
+        assert_eq!(taken.in_words(), format!("{uuid}  dam-1"));
+        taken.existing = true;
+        assert!(taken.in_words().contains("dam-1  (line 3: the same"));
+        (taken.client_id, taken.existing) = (None, false);
+        assert_eq!(taken.in_words(), uuid);
+    }
+
+    #[test]
     fn one_object_over_several_lines_is_one_submission() {
         let found = as_lines(b"{\n  \"program\": \"synthetic@1\"\n}\n");
         assert_eq!(found, [(1, br#"{"program":"synthetic@1"}"#.to_vec())]);
+    }
+
+    #[test]
+    fn a_program_and_its_parameters_need_no_file() {
+        #[derive(Debug, clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            args: SubmitArgs,
+        }
+        let read = |words: &[&str]| {
+            let words = ["submit"].iter().chain(words);
+            <Command as clap::Parser>::try_parse_from(words).map(|command| command.args)
+        };
+        let args = read(&["--program", "cg@1", "-p", r#"{"n": 3}"#]).unwrap();
+        let line: Value = serde_json::from_slice(&args.text().unwrap()).unwrap();
+        assert_eq!(line, json!({"program": "cg@1", "params": {"n": 3}}));
+        let broken = read(&["--program", "cg@1", "-p", "{n"]).unwrap();
+        assert!(broken.text().is_err());
+        for wrong in [
+            &[][..],
+            &["a.json", "--program", "cg@1"],
+            &["a.json", "-p", "{}"],
+        ] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! `fiec watch [ID]`: executions as they move, until they end.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use clap::Args;
-use fiec_broker::feed::{self, Start};
-use fiec_broker::{Broker, Ledger};
-use fiec_schemas::{Cause, Event, ExecutionState, LedgerMessage, Phase};
+use fiec_broker::feed;
+use fiec_broker::{Broker, Ledger, results};
+use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, LedgerMessage, Phase, subjects};
 use futures_util::StreamExt as _;
+use serde_json::Value;
 
 use crate::client;
 use crate::context::{Global, TenantArg};
@@ -30,8 +30,8 @@ pub struct WatchArgs {
 pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("watch").await?;
     let tenant = args.tenant.tenant;
-    // The feed is opened before the state is asked for, so that nothing falls between the two.
-    let mut feed = feed::ledger(&broker, Start::New).await?;
+    // Taken before the state is asked for, so that nothing falls between the two.
+    let (_, last) = feed::bounds(&broker).await?;
     let mut wanted = None;
     // What it has split off is watched with it.
     let mut parts = BTreeSet::new();
@@ -43,7 +43,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         if let Some(state) = reply.state {
             wanted = Some(state.execution);
-            let outcome = super::submit::outcome_of(&state.phase);
+            let outcome = super::wait::outcome_of(&state.phase);
             if !global.json {
                 let last = match outcome {
                     Some(_) => ending(&broker, &state).await,
@@ -59,6 +59,15 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             parts.extend(out.into_iter().map(|standing| standing.part.id));
         }
     }
+    let filter = |parts: &BTreeSet<ExecutionId>| match wanted {
+        Some(id) => [id]
+            .iter()
+            .chain(parts)
+            .map(|id| subjects::ledger(&tenant, *id))
+            .collect(),
+        None => vec![subjects::ledgers(&tenant)],
+    };
+    let mut feed = feed::live_of(&broker, last + 1, filter(&parts)).await?;
     loop {
         let item = tokio::select! {
             item = feed.next() => item,
@@ -70,19 +79,15 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
                 tracing::warn!(%error, "the feed was interrupted");
                 continue;
             }
-            None => {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                feed = feed::ledger(&broker, Start::New).await?;
-                continue;
-            }
+            None => return Ok(Outcome::Done),
         };
-        let own = wanted.is_none_or(|id| id == item.execution) || parts.contains(&item.execution);
-        if item.tenant != tenant || !own {
-            continue;
-        }
         let message = item.message()?;
         if wanted.is_some() {
+            let known = parts.len();
             parts.extend(message.state.parts().iter().map(|part| part.id));
+            if parts.len() > known {
+                feed = feed::live_of(&broker, item.seq + 1, filter(&parts)).await?;
+            }
         }
         if global.json {
             println!("{}", item.header);
@@ -92,7 +97,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             }
         }
         if wanted == Some(item.execution)
-            && let Some(outcome) = super::submit::outcome_of(&message.state.phase)
+            && let Some(outcome) = super::wait::outcome_of(&message.state.phase)
         {
             return Ok(outcome);
         }
@@ -118,7 +123,10 @@ pub async fn ending(broker: &Broker, state: &ExecutionState) -> Option<String> {
     let last = Ledger::new(broker)
         .last(&state.tenant, state.execution)
         .await;
-    let message = last.ok()??.message;
+    let mut message = last.ok()??.message;
+    if let Err(error) = results::resolve(broker, &mut message).await {
+        tracing::warn!(%error, "the result cannot be read");
+    }
     in_words(&message).pop()
 }
 
@@ -155,6 +163,9 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         }
         Event::Yielded { cause, .. } => format!("yielded: {}", cause.in_words()),
         Event::Refused { reason, .. } => format!("refused by its node: {reason}"),
+        Event::Healed { lost, .. } => {
+            format!("the broker had lost {lost} messages; its node appended them again")
+        }
         Event::Paused { who } => format!("paused by {who}"),
         Event::Resumed { who } => format!("resumed by {who}"),
         Event::Requested { who, what } => format!("{what} requested by {who}"),
@@ -183,6 +194,16 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         } => {
             format!("program crashed ({exit}), attempt {attempt}, again in {backoff_ms} ms")
         }
+        Event::Completed {
+            capsules,
+            result: Value::Null,
+            object: Some(object),
+            ..
+        } => format!(
+            "completed after {capsules} capsules: result of {} (`fiec status {}` shows it)",
+            ui::bytes(object.bytes.into()),
+            state.execution
+        ),
         Event::Completed {
             capsules, result, ..
         } => {

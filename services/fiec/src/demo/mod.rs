@@ -74,6 +74,7 @@ pub async fn run(args: DemoArgs, json: bool) -> anyhow::Result<Outcome> {
     let cluster = Cluster::start(
         ClusterOptions {
             data_dir: args.data_dir.clone(),
+            input_dirs: matrix.parent().map(Path::to_owned).into_iter().collect(),
             worker_args: [
                 "--slots",
                 "1",
@@ -159,12 +160,13 @@ async fn scene(
     timeline.say(&format!("now on {moved}; the pressure on {source} ends"));
     pressure.stop(Duration::from_secs(2)).await;
 
-    let last = timeline
+    let mut last = timeline
         .until(execution, left(began)?, |message| {
             message.state.phase.is_terminal().then(|| message.clone())
         })
         .await
         .context("the execution did not end")?;
+    fiec_broker::results::resolve(&cluster.broker, &mut last).await?;
     steps.step("waiting for the undisturbed run of the same submission");
     let reference = tokio::time::timeout(left(began)?, reference)
         .await

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fiec_broker::Broker;
 use fiec_broker::BrokerError;
-use fiec_broker::feed::{self, FeedItem, Start};
+use fiec_broker::feed::{self, FeedItem};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -29,7 +29,7 @@ impl Timeline {
     /// # Errors
     /// When the broker refuses.
     pub async fn open(broker: &Broker, quiet: bool) -> anyhow::Result<Self> {
-        let feed = feed::ledger(broker, Start::New).await?.boxed();
+        let feed = feed::live(broker).await?;
         Ok(Self {
             feed,
             began: Instant::now(),

@@ -16,6 +16,7 @@ use super::trace::Observer;
 use super::{container, emulated};
 use crate::client;
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::demo;
 use crate::process::Process;
 use crate::ui::Steps;
 
@@ -184,6 +185,12 @@ impl Stand {
         let options = ClusterOptions {
             workers: 0,
             worker_args,
+            // One of the workloads solves a matrix of the sources.
+            input_dirs: demo::matrix()
+                .iter()
+                .filter_map(|m| m.parent())
+                .map(Into::into)
+                .collect(),
             history: false,
             ..ClusterOptions::default()
         };

@@ -86,6 +86,9 @@ pub struct Report {
     pub processes: u64,
     /// Invariants that do not hold, and where.
     pub broken: BTreeMap<Invariant, Vec<Finding>>,
+    /// Invariants, or parts of them, that this run could not test, and why. What is here and is not
+    /// broken is not known to hold.
+    pub not_tested: BTreeMap<Invariant, String>,
     /// What was looked at, and what was not.
     pub covered: Vec<String>,
     /// What a person may want to know, though it breaks nothing.
@@ -93,7 +96,25 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether all hold.
+    /// How it stands with an invariant, for people: a line, and one for each finding.
+    pub fn in_words(&self, invariant: Invariant) -> Vec<String> {
+        let name = invariant.words();
+        let Some(findings) = self.broken.get(&invariant) else {
+            return vec![match self.not_tested.get(&invariant) {
+                Some(why) => format!("not tested  {name}: {why}"),
+                None => format!("holds   {name}"),
+            }];
+        };
+        let findings = findings.iter().map(|finding| match finding.boundary {
+            Some(index) => format!("        boundary {index}: {}", finding.what),
+            None => format!("        {}", finding.what),
+        });
+        std::iter::once(format!("BROKEN  {name}"))
+            .chain(findings)
+            .collect()
+    }
+
+    /// True if no invariant was found broken.
     pub fn holds(&self) -> bool {
         self.broken.is_empty()
     }
@@ -480,6 +501,7 @@ pub fn check(
         look_at_traces(subject, &b, trace.path(), &mut check.report);
     }
     let mut report = check.report;
+    report.not_tested = untested(&report, check.ledger.len(), &traced);
     cover(&mut report, &traced);
     if !equal {
         report.notes.push(
@@ -488,6 +510,31 @@ pub fn check(
         );
     }
     Ok(report)
+}
+
+/// What a run said nothing about; `outputs`: how many it made.
+fn untested(
+    report: &Report,
+    outputs: usize,
+    traced: &Result<(), String>,
+) -> BTreeMap<Invariant, String> {
+    let mut untested = BTreeMap::new();
+    if report.resumed == 0 {
+        let why = match report.boundaries {
+            0 => "this run has no boundary; choose parameters that give more capsules",
+            _ => "two undisturbed runs differ before the first resumption",
+        };
+        untested.insert(Invariant::BoundaryCompleteness, why.to_owned());
+        if outputs == 0 {
+            let why = "no run was killed behind a boundary, and no output was made";
+            untested.insert(Invariant::ForwardIndependence, why.to_owned());
+        }
+    }
+    if let Err(reason) = traced {
+        let why = format!("only its own folders were looked at, not files elsewhere ({reason})");
+        untested.insert(Invariant::Isolation, why);
+    }
+    untested
 }
 
 /// Of many boundaries, those at which a run is resumed: dense at first, then ever thinner, an
@@ -526,6 +573,23 @@ fn cover(report: &mut Report, traced: &Result<(), String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_run_could_not_test_is_not_said_to_hold() {
+        let mut report = Report::default();
+        report.not_tested = untested(&report, 0, &Err("strace is missing".to_owned()));
+        let words = |report: &Report| Invariant::ALL.map(|i| report.in_words(i).join(" "));
+        let [determinism, completeness, isolation, forward] = words(&report);
+        assert_eq!(determinism, "holds   determinism");
+        assert!(completeness.starts_with("not tested  boundary completeness: this run has no"));
+        assert!(isolation.contains("strace is missing"), "{isolation}");
+        assert!(forward.starts_with("not tested"), "{forward}");
+        (report.boundaries, report.resumed) = (3, 3);
+        report.not_tested = untested(&report, 0, &Ok(()));
+        assert!(words(&report).iter().all(|line| line.starts_with("holds")));
+        report.add(Invariant::Isolation, None, "it writes /x".to_owned());
+        assert!(report.in_words(Invariant::Isolation)[0].starts_with("BROKEN"));
+    }
 
     #[test]
     fn boundaries_are_chosen_densely_first_and_never_more_than_asked_for() {

@@ -123,9 +123,10 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("same"), "1").unwrap();
             std::fs::write(folder.path().join("sum"), text).unwrap();
-            let (files, _) = pack::look(folder.path()).unwrap();
+            let folder = &fiec_kit::beneath::Folder::open(folder.path()).unwrap();
+            let (files, _) = pack::look(folder).unwrap();
             let mut out = Vec::new();
-            pack::pack(folder.path(), &files, &mut out).unwrap();
+            pack::pack(folder, &files, &mut out).unwrap();
             out
         };
         let text = states(&packed("12"), &packed("13"));

@@ -311,6 +311,16 @@ pub fn run(
                     if yielded && index <= begin {
                         bail!("it yielded at boundary {index}, from which it had begun");
                     }
+                    match until {
+                        Some(until) if yielded && index < until => bail!(
+                            "it stopped at boundary {index}, and was asked to stop at boundary \
+                             {until}: a yield with \"at\" does not hold before that boundary"
+                        ),
+                        None if yielded => {
+                            bail!("it stopped at boundary {index}, and nobody had asked it to")
+                        }
+                        _ => {}
+                    }
                     if yielded || until.is_some_and(|until| index >= until) {
                         match yielded {
                             true => session.end(),

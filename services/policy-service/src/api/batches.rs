@@ -1,36 +1,56 @@
 //! Requests about whole batches. A batch is found by the last message of each ledger of its tenant,
-//! so any service answers, and nothing about batches is kept in memory; submissions that have no
-//! ledgers yet are waited for, and counted where they take long. What is asked is done for
-//! its executions one by one, a bounded number at the same time and for a bounded time: the answer
-//! says how many are left, and the same request goes on with them.
+//! so any service answers; submissions that have no ledgers yet are waited for, and counted where
+//! they take long. Reading the ledgers and changing the executions is cut into pages: each answer
+//! takes a bounded time, says how far it has come, and names a cursor to go on with
+//! ([`super::pages`]).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::RawMessageErrorKind;
-use fiec_broker::{BrokerError, Entry};
+use fiec_broker::BrokerError;
 use fiec_schemas::messages::{BatchReply, BatchRequest, Untaken};
 use fiec_schemas::{
-    BatchId, BatchName, Digest, ExecutionId, LedgerMessage, Phase, Sequence, Tenant, subjects,
+    BatchId, BatchName, ExecutionId, ExecutionState, LedgerMessage, Phase, Sequence, Tenant,
+    subjects,
 };
 use futures_util::{StreamExt as _, stream};
+use tokio::time::Instant;
 
 use super::executions::{NOT_PAUSED, NOT_YET, is_asked};
+use super::pages::{About, KEPT, Member, Page, Unread};
+use super::sight::Sight;
 use super::{Answered, Api, parse, somebody, tenant};
 
-/// Requests under way at the same time.
+/// Executions that are changed at the same time.
 const AT_ONCE: usize = 32;
+/// Executions that are taken from a page before the time is looked at again.
+const CHUNK: usize = 512;
 /// How long one answer may take, where nothing is said, and at most.
 const WITHIN_MS: u64 = 5_000;
 const WITHIN_LIMIT_MS: u64 = 8_000;
-/// Reading the ledgers of a tenant takes no longer.
-const READING: Duration = Duration::from_secs(7);
+/// The broker sends ledgers without a pause; after so long it is asked anew.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Submissions that have no ledgers yet are waited for so long at most, and looked at so often.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 const LOOK: Duration = Duration::from_millis(20);
 /// Most reasons that an answer names.
 const REASONS: usize = 5;
+
+/// What became of one execution.
+enum Fate {
+    /// Nothing: the time was over.
+    NotReached,
+    /// It is as it is asked to be, by this request.
+    Done(String),
+    /// It cannot be done yet.
+    Later(String),
+    /// It has ended, or was so before.
+    Unconcerned(Option<String>),
+    /// It is not so.
+    Failed(String, String),
+}
 
 impl Api {
     pub(super) async fn batch(&self, subject: &str, payload: &[u8]) -> BatchReply {
@@ -52,111 +72,161 @@ impl Api {
         tenant_text: &str,
         payload: &[u8],
     ) -> Answered<BatchReply> {
-        if !["status", "cancel", "pause", "resume"].contains(&verb) {
+        let verbs = ["status", "cancel", "pause", "resume"];
+        let Some(verb) = verbs.into_iter().find(|known| *known == verb) else {
             return Err(format!(
-                "there is no request {verb} about a batch; there are status, cancel, pause, resume"
+                "there is no request {verb} about a batch; there are {}",
+                verbs.join(", ")
             ));
-        }
+        };
         let tenant = tenant(tenant_text)?;
         let request: BatchRequest = parse(payload)?;
         let who = somebody(&request.who);
         let within = request.within_ms.unwrap_or(WITHIN_MS).min(WITHIN_LIMIT_MS);
+        let within = Duration::from_millis(within);
         let batch = batch_of(&tenant, &request.batch)?;
-        let patience = match verb {
-            "status" => Duration::ZERO,
-            _ => Duration::from_millis(within).min(PATIENCE),
+        let about = About {
+            verb,
+            tenant,
+            batch,
         };
-        // In this order: what has been taken in by then has its ledgers.
-        let untaken = self
-            .untaken(&tenant, request.untaken, patience)
-            .await
-            .map_err(|error| error.to_string())?;
-        let mut reply = BatchReply {
-            batch: Some(batch),
-            untaken,
-            ..BatchReply::default()
+        let own = &self.effects.author;
+        let cursor = request.cursor.as_deref();
+        let kept = cursor.and_then(|cursor| self.pages.take(cursor, own, &about));
+        let mut page = match kept {
+            Some(page) => page,
+            None => match self.begin(about, &request, within).await? {
+                Ok(page) => page,
+                Err(reply) => return Ok(*reply),
+            },
         };
-        let not_known = |messages| {
-            format!(
-                "{messages} submission messages of tenant {tenant} have not been taken in; try again"
-            )
-        };
-        if let (Some(_), Some(untaken)) = (request.untaken, untaken) {
-            reply.error = Some(not_known(untaken.messages));
-            return Ok(reply);
-        }
-        let deadline = tokio::time::Instant::now() + Duration::from_millis(within);
-        let members = tokio::time::timeout(READING, self.members(&tenant, batch))
-            .await
-            .map_err(|_| "the ledgers could not be read in time; try again".to_owned())?
-            .map_err(|error| error.to_string())?;
-        if members.is_empty() {
-            let none = &request.batch;
-            reply.error = Some(match untaken {
-                Some(untaken) => format!(
-                    "no execution of batch {none} is known, and {}",
-                    not_known(untaken.messages)
-                ),
-                None => format!(
-                    "tenant {tenant} has no batch {none}; one whose executions ended long ago is \
-                     in PostgreSQL only (the view batch_summary)"
-                ),
-            });
-            return Ok(reply);
-        }
-        let mut targets = Vec::new();
-        for entry in members {
-            let state = &entry.message.state;
-            if verb != "status" && concerns(verb, &entry) {
-                targets.push(entry);
-            } else {
-                count(&mut reply, state.phase.as_str());
-                reply.unconcerned += u32::from(verb != "status");
+        let deadline = Instant::now() + within;
+        let read = self.read_members(&mut page, deadline).await;
+        read.map_err(|error| format!("the ledgers could not be read: {error}; try again"))?;
+        let mut done = 0;
+        if page.unread.is_none() {
+            if page.phases.is_empty() && page.members.is_empty() {
+                return Ok(none_known(&page, &request.batch));
             }
+            done = self.change_members(&mut page, &who, deadline).await;
+        }
+        let mut reply = page.reply(done);
+        if page.goes_on() {
+            reply.cursor = Some(self.pages.keep(page, own));
+        }
+        Ok(reply)
+    }
+
+    /// Looks at what has not been taken in, and then begins to read: what has been taken in by then
+    /// has its ledgers. An answer instead, where submissions that were to be waited for have not
+    /// been taken in.
+    async fn begin(
+        &self,
+        about: About,
+        request: &BatchRequest,
+        within: Duration,
+    ) -> Answered<Result<Page, Box<BatchReply>>> {
+        let patience = match about.verb {
+            "status" => Duration::ZERO,
+            _ => within.min(PATIENCE),
+        };
+        let untaken = self.untaken(&about.tenant, request.untaken, patience).await;
+        let untaken = untaken.map_err(|error| error.to_string())?;
+        if let (Some(_), Some(untaken)) = (request.untaken, untaken) {
+            return Ok(Err(Box::new(BatchReply {
+                batch: Some(about.batch),
+                error: Some(not_taken_in(&about.tenant, untaken)),
+                untaken: Some(untaken),
+                ..BatchReply::default()
+            })));
+        }
+        let unread = self.unread(&about.tenant).await;
+        let unread = unread.map_err(|error| error.to_string())?;
+        Ok(Ok(Page::new(about, unread, untaken)))
+    }
+
+    /// Changes what is to be changed, until the deadline; how many were.
+    async fn change_members(&self, page: &mut Page, who: &str, deadline: Instant) -> u32 {
+        let mut done = 0;
+        if page.levels.is_empty() {
+            return done;
         }
         let sight = &self.sight().await;
-        for level in in_order(&tenant, targets) {
-            let mut done = stream::iter(level)
-                .map(|entry| {
-                    let (tenant, who) = (&tenant, &who);
+        while Instant::now() < deadline
+            && let Some(level) = page.levels.front_mut()
+        {
+            let some: Vec<_> = level.drain(..level.len().min(CHUNK)).collect();
+            let about = page.about.clone();
+            let mut fates = stream::iter(some)
+                .map(|id| {
+                    let about = &about;
                     async move {
-                        let phase = entry.message.state.phase.clone();
-                        if tokio::time::Instant::now() >= deadline {
-                            return (phase, None);
+                        if Instant::now() >= deadline {
+                            return (id, Fate::NotReached);
                         }
-                        let done = self.change((verb, None), tenant, entry, who, sight).await;
-                        (phase, Some(done))
+                        (id, self.change_member(about, id, who, sight).await)
                     }
                 })
                 .buffer_unordered(AT_ONCE);
-            while let Some((phase, done)) = done.next().await {
-                let after = match &done {
-                    Some(Ok(answer)) => answer.state.as_ref().map(|s| s.phase.as_str()),
-                    _ => None,
-                };
-                count(&mut reply, after.unwrap_or(phase.as_str()));
-                match done {
-                    None => reply.left += 1,
-                    // Some of its parts, or itself.
-                    Some(Ok(answer)) if answer.message.ends_with(NOT_YET) => reply.left += 1,
-                    Some(Ok(_)) => reply.done += 1,
-                    Some(Err(reason)) if reason.ends_with(NOT_YET) => reply.left += 1,
-                    // It ended in the meantime, or is as it is asked to be.
-                    Some(Err(reason))
-                        if reason.ends_with("already") || reason.contains(NOT_PAUSED) =>
-                    {
-                        reply.unconcerned += 1;
-                    }
-                    Some(Err(reason)) => {
-                        reply.failed += 1;
-                        if reply.reasons.len() < REASONS {
-                            reply.reasons.push(reason);
-                        }
-                    }
+            let mut not_reached = VecDeque::new();
+            while let Some((id, fate)) = fates.next().await {
+                if matches!(fate, Fate::NotReached) {
+                    not_reached.push_back(id);
+                } else {
+                    page.members.remove(&id);
                 }
+                done += u32::from(matches!(fate, Fate::Done(_)));
+                note(page, fate);
+            }
+            drop(fates);
+            match page.levels.front_mut() {
+                Some(level) if level.is_empty() && not_reached.is_empty() => {
+                    page.levels.pop_front();
+                }
+                Some(level) => not_reached
+                    .into_iter()
+                    .rev()
+                    .for_each(|id| level.push_front(id)),
+                None => {}
             }
         }
-        Ok(reply)
+        done
+    }
+
+    async fn change_member(
+        &self,
+        about: &About,
+        id: ExecutionId,
+        who: &str,
+        sight: &Sight,
+    ) -> Fate {
+        let About { verb, tenant, .. } = about;
+        let entry = match self.effects.ledger.last(tenant, id).await {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return Fate::Unconcerned(None),
+            Err(error) => return Fate::Failed("unknown".to_owned(), error.to_string()),
+        };
+        let phase = entry.message.state.phase.as_str().to_owned();
+        if !concerns(verb, &entry.message.state) {
+            return Fate::Unconcerned(Some(phase));
+        }
+        match self.change((verb, None), tenant, entry, who, sight).await {
+            Ok(answer) => {
+                let after = answer.state.as_ref().map(|s| s.phase.as_str().to_owned());
+                let phase = after.unwrap_or(phase);
+                // Some of its parts, or itself.
+                match answer.message.ends_with(NOT_YET) {
+                    true => Fate::Later(phase),
+                    false => Fate::Done(phase),
+                }
+            }
+            Err(reason) if reason.ends_with(NOT_YET) => Fate::Later(phase),
+            // It ended in the meantime, or is as it is asked to be.
+            Err(reason) if reason.ends_with("already") || reason.contains(NOT_PAUSED) => {
+                Fate::Unconcerned(Some(phase))
+            }
+            Err(reason) => Fate::Failed(phase, reason),
+        }
     }
 
     /// Waits so long at most until each submission message of the tenant up to this one (of those
@@ -216,9 +286,8 @@ impl Api {
         }))
     }
 
-    /// The last message of each execution of a batch.
-    async fn members(&self, tenant: &Tenant, batch: BatchId) -> Result<Vec<Entry>, BrokerError> {
-        const WHAT: &str = "read the ledgers of a tenant";
+    /// The last message of each ledger of a tenant; none where there are none.
+    async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
         let mut consumer = self
             .effects
             .broker
@@ -229,58 +298,142 @@ impl Api {
                     headers_only: true,
                     deliver_policy: DeliverPolicy::LastPerSubject,
                     filter_subject: format!("fiec.ledger.{tenant}.*"),
-                    inactive_threshold: Duration::from_secs(10),
+                    inactive_threshold: KEPT,
                     ..Default::default()
                 },
                 subjects::LEDGER_STREAM,
             )
             .await
-            .map_err(BrokerError::operation(WHAT))?;
+            .map_err(BrokerError::operation(READ))?;
         let info = consumer
             .info()
             .await
-            .map_err(BrokerError::operation(WHAT))?;
-        let mut found = Vec::new();
-        if info.num_pending == 0 {
-            return Ok(found);
+            .map_err(BrokerError::operation(READ))?;
+        let count = info.num_pending;
+        if count == 0 {
+            return Ok(None);
         }
-        let mut messages = consumer
+        let messages = consumer
             .stream()
             .max_messages_per_batch(1_000)
             .messages()
             .await
-            .map_err(BrokerError::operation(WHAT))?;
-        let mark = format!(r#""batch":{{"id":"{batch}""#);
-        while let Some(message) = messages.next().await {
-            let message = message.map_err(BrokerError::operation(WHAT))?;
+            .map_err(BrokerError::operation(READ))?;
+        Ok(Some(Unread { messages, count }))
+    }
+
+    /// Reads the members of a batch, until the deadline.
+    async fn read_members(&self, page: &mut Page, deadline: Instant) -> Result<(), BrokerError> {
+        let mark = format!(r#""batch":{{"id":"{}""#, page.about.batch);
+        let mut heard = Instant::now();
+        while let Some(unread) = &mut page.unread {
+            let next = tokio::time::timeout_at(deadline, unread.messages.next());
+            let message = match next.await {
+                Ok(Some(message)) => message.map_err(BrokerError::operation(READ))?,
+                // What was appended meanwhile comes behind what was there.
+                Ok(None) => break,
+                Err(_) if heard.elapsed() < SILENCE => return Ok(()),
+                Err(_) => {
+                    return Err(BrokerError::Missing {
+                        what: format!("the rest of the ledgers of {}", page.about.tenant),
+                        hint: format!(": nothing came for {SILENCE:?}"),
+                    });
+                }
+            };
+            heard = Instant::now();
             let Ok(info) = message.info() else { continue };
+            let (seq, pending) = (info.stream_sequence, info.pending);
+            unread.count = pending;
             let header = message.headers.as_ref();
             let header = header.and_then(|h| h.get(subjects::EVENT_HEADER));
             if let Some(text) = header.map(|h| h.as_str()).filter(|h| h.contains(&mark)) {
-                let seq = info.stream_sequence;
                 match LedgerMessage::decode(text, seq) {
-                    Ok(message) => found.push(Entry {
-                        seq,
-                        digest: Digest::of(text.as_bytes()),
-                        message,
-                        body: bytes::Bytes::new(),
-                    }),
+                    Ok(message) => take_member(page, message.state, seq),
                     Err(error) => tracing::warn!(seq, %error, "a ledger message was passed over"),
                 }
             }
-            if info.pending == 0 {
+            if pending == 0 {
                 break;
             }
+            if Instant::now() >= deadline {
+                return Ok(());
+            }
         }
-        // A submission may hold words that look like the mark.
-        found.retain(|e| e.message.state.batch.is_some_and(|b| b.id == batch));
-        // What was appended while this was read has come as well, after the message before it.
-        let last: HashMap<ExecutionId, Sequence> = found
+        if page.unread.take().is_some() {
+            page.arrange();
+        }
+        Ok(())
+    }
+}
+
+const READ: &str = "read the ledgers of a tenant";
+
+/// Takes in what a message says of an execution; one that is read twice, since it was changed
+/// meanwhile, counts as it was last.
+fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
+    // A submission may hold words that look like the mark.
+    if state.batch.is_none_or(|batch| batch.id != page.about.batch) {
+        return;
+    }
+    let spec = state.spec.as_ref();
+    let after = spec.map_or(&[][..], |spec| &spec.after);
+    let member = Member {
+        seq,
+        phase: state.phase.as_str(),
+        concerned: page.about.verb != "status" && concerns(page.about.verb, &state),
+        after: after
             .iter()
-            .map(|e| (e.message.state.execution, e.seq))
-            .collect();
-        found.retain(|e| last.get(&e.message.state.execution) == Some(&e.seq));
-        Ok(found)
+            .filter_map(|other| other.execution(&page.about.tenant))
+            .collect(),
+    };
+    page.members.insert(state.execution, member);
+}
+
+fn note(page: &mut Page, fate: Fate) {
+    match fate {
+        Fate::NotReached => {}
+        Fate::Done(phase) => page.count(&phase),
+        Fate::Later(phase) => {
+            page.count(&phase);
+            page.later += 1;
+        }
+        Fate::Unconcerned(phase) => {
+            phase.iter().for_each(|phase| page.count(phase));
+            page.unconcerned += 1;
+        }
+        Fate::Failed(phase, reason) => {
+            page.count(&phase);
+            page.failed.0 += 1;
+            if page.failed.1.len() < REASONS {
+                page.failed.1.push(reason);
+            }
+        }
+    }
+}
+
+fn not_taken_in(tenant: &Tenant, untaken: Untaken) -> String {
+    let messages = untaken.messages;
+    format!("{messages} submission messages of tenant {tenant} have not been taken in; try again")
+}
+
+/// The answer where no execution of the batch was found.
+fn none_known(page: &Page, name: &str) -> BatchReply {
+    let tenant = &page.about.tenant;
+    let error = match page.untaken {
+        Some(untaken) => format!(
+            "no execution of batch {name} is known, and {}",
+            not_taken_in(tenant, untaken)
+        ),
+        None => format!(
+            "tenant {tenant} has no batch {name}; one whose executions ended long ago is in \
+             PostgreSQL only (the view batch_summary)"
+        ),
+    };
+    BatchReply {
+        error: Some(error),
+        batch: Some(page.about.batch),
+        untaken: page.untaken,
+        ..BatchReply::default()
     }
 }
 
@@ -294,14 +447,9 @@ fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
     Ok(BatchId::from_client(tenant, &name))
 }
 
-fn count(reply: &mut BatchReply, phase: &str) {
-    *reply.phases.entry(phase.to_owned()).or_default() += 1;
-}
-
 /// True where something remains to be done.
-fn concerns(verb: &str, entry: &Entry) -> bool {
-    let state = &entry.message.state;
-    let asked = |what: &str| is_asked(entry, what);
+fn concerns(verb: &str, state: &ExecutionState) -> bool {
+    let asked = |what: &str| is_asked(state, what);
     match verb {
         // Its parts may have paused of their own, or not have been reached before.
         "resume" => {
@@ -314,41 +462,4 @@ fn concerns(verb: &str, entry: &Entry) -> bool {
         }
         _ => !state.phase.is_terminal() && !asked("cancel"),
     }
-}
-
-/// In levels, what waits for others before those: so that nothing fails, or starts, because of what
-/// is done to the ones that it waits for.
-fn in_order(tenant: &Tenant, entries: Vec<Entry>) -> Vec<Vec<Entry>> {
-    let at: HashMap<ExecutionId, usize> = entries
-        .iter()
-        .enumerate()
-        .map(|(n, entry)| (entry.message.state.execution, n))
-        .collect();
-    let after: Vec<Vec<usize>> = entries
-        .iter()
-        .map(|entry| {
-            let spec = entry.message.state.spec.as_ref();
-            let after = spec.map_or(&[][..], |spec| &spec.after);
-            let ids = after.iter().filter_map(|d| d.execution(tenant));
-            ids.filter_map(|id| at.get(&id).copied()).collect()
-        })
-        .collect();
-    let mut waiters = vec![0_usize; entries.len()];
-    after.iter().flatten().for_each(|n| waiters[*n] += 1);
-    let mut level = vec![0_usize; entries.len()];
-    let mut free: Vec<usize> = (0..entries.len()).filter(|n| waiters[*n] == 0).collect();
-    while let Some(n) = free.pop() {
-        for other in &after[n] {
-            level[*other] = level[*other].max(level[n] + 1);
-            waiters[*other] -= 1;
-            if waiters[*other] == 0 {
-                free.push(*other);
-            }
-        }
-    }
-    let mut levels: BTreeMap<usize, Vec<Entry>> = BTreeMap::new();
-    for (n, entry) in entries.into_iter().enumerate() {
-        levels.entry(level[n]).or_default().push(entry);
-    }
-    levels.into_values().collect()
 }

@@ -9,8 +9,9 @@ use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, Why};
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    Binding, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp,
+    Binding, Cause, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp, duty,
 };
+use tokio::time::Instant;
 
 use super::sight::Sight;
 use super::{Answered, Api, parse, somebody, tenant};
@@ -22,6 +23,9 @@ use crate::events::{Ask, Outcome};
 const NEWBORN: Duration = Duration::from_millis(300);
 /// Nobody who asks waits for a node longer than this.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest wait for an execution that moves to run again, before it is changed.
+const MOVE: Duration = Duration::from_secs(5);
 
 /// How often a bound execution is looked at again before it is changed, and how long between.
 const BOUND_ROUNDS: u32 = 6;
@@ -40,8 +44,8 @@ fn called(state: &ExecutionState) -> String {
 }
 
 /// Whether somebody has asked this of it, and it was not done yet.
-pub(super) fn is_asked(entry: &Entry, what: &str) -> bool {
-    let asked = entry.message.state.requested.as_ref();
+pub(super) fn is_asked(state: &ExecutionState, what: &str) -> bool {
+    let asked = state.requested.as_ref();
     asked.is_some_and(|asked| asked.what == what)
 }
 
@@ -62,6 +66,36 @@ fn check_grant(grant: &Grant) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Why a request was not passed on to the node of its execution.
+enum NotPassed {
+    /// The node does not hold it: nobody else would append.
+    NotHeld,
+    /// It is about to start there, or to leave; in words.
+    Moving(String),
+    /// In words.
+    Because(String),
+}
+
+/// The events by which an execution is changed that no node holds.
+fn orphan_events(verb: &str, who: &str, change: Option<&Adjustment>) -> Vec<Event> {
+    let who = who.to_owned();
+    match verb {
+        "cancel" => vec![Event::Cancelled { who }],
+        "adjust" => vec![Event::Adjusted {
+            who,
+            change: change.cloned().unwrap_or_default(),
+        }],
+        _ => {
+            let reason = "it was paused while its node did not hold it".to_owned();
+            let yielded = Event::Yielded {
+                cause: Cause::Orphaned { reason },
+                computed_until: Timestamp::now(),
+            };
+            vec![yielded, Event::Paused { who }]
+        }
+    }
 }
 
 impl Api {
@@ -96,7 +130,7 @@ impl Api {
             }
             "reconfigure" => {
                 let grant = request.grant.unwrap_or_default();
-                self.reconfigure(entry, grant, who).await
+                self.reconfigure(&tenant, entry, grant, who).await
             }
             "adjust" => self.adjust(&tenant, entry, request.change, who).await,
             _ => {
@@ -119,7 +153,7 @@ impl Api {
         if uuid.is_none() && client.is_none() {
             return Err(format!("{id:?} is neither a UUID nor a client's id"));
         }
-        let deadline = tokio::time::Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
+        let deadline = Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
         loop {
             for execution in [uuid, client].into_iter().flatten() {
                 let found = self.effects.ledger.last(tenant, execution).await;
@@ -127,7 +161,7 @@ impl Api {
                     return Ok(entry);
                 }
             }
-            if tokio::time::Instant::now() > deadline {
+            if Instant::now() > deadline {
                 return Err(format!(
                     "tenant {tenant} has no execution {id}; one that ended long ago is in PostgreSQL only (`fiec history`)"
                 ));
@@ -163,6 +197,7 @@ impl Api {
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
         let mut why = why.ok_or_else(|| format!("{name} is not known yet; try again"))?;
+        why.next = Some(duty::of(&state, Timestamp::now()));
         if let Some(binding) = state.phase.binding() {
             self.tell_binding(binding, &mut why).await;
         }
@@ -242,17 +277,20 @@ impl Api {
     ) -> Answered<ApiReply> {
         let id = entry.message.state.execution;
         let name = called(&entry.message.state);
-        for round in 0..16 {
+        let deadline = Instant::now() + MOVE;
+        let mut round = 0;
+        while round < 16 {
+            round += 1;
             let phase = entry.message.state.phase.clone();
-            let event = match (verb, &phase) {
+            let events = match (verb, &phase) {
                 (_, p) if p.is_terminal() => {
                     return Err(format!("{name} is {} already", p.as_str()));
                 }
-                ("resume", Phase::Paused { .. }) => Event::Resumed {
+                ("resume", Phase::Paused { .. }) => vec![Event::Resumed {
                     who: who.to_owned(),
-                },
+                }],
                 // It pauses in a moment.
-                ("resume", Phase::Started(_)) if is_asked(&entry, "pause") => {
+                ("resume", Phase::Started(_)) if is_asked(&entry.message.state, "pause") => {
                     if round >= PAUSE_ROUNDS {
                         return Err(format!(
                             "{name} has not come to the boundary at which it pauses; {NOT_YET}"
@@ -274,33 +312,37 @@ impl Api {
                     if verb == "pause" || !sight.is_lost(&binding.node) =>
                 {
                     let asked = (verb, adjustment.as_ref());
-                    match self.pass_on(asked, &entry, binding, who, sight).await {
+                    let passed = self.pass_on(asked, &entry, binding, who, sight).await;
+                    let failed = match passed {
                         Ok(reply) => return Ok(reply),
-                        // It may have moved on while it was asked.
-                        Err(error) => match self.moved_on(tenant, id, &entry).await? {
-                            Some(newer) => {
-                                entry = newer;
-                                continue;
-                            }
-                            None => return Err(error),
-                        },
+                        Err(failed) => failed,
+                    };
+                    // It may have moved on while it was asked.
+                    if let Some(newer) = self.moved_on(tenant, id, &entry).await? {
+                        entry = newer;
+                        continue;
+                    }
+                    match failed {
+                        NotPassed::Moving(_) if Instant::now() < deadline => {
+                            entry = self.a_moment_later(tenant, id).await?;
+                            round -= 1;
+                            continue;
+                        }
+                        NotPassed::NotHeld => orphan_events(verb, who, adjustment.as_ref()),
+                        NotPassed::Moving(error) | NotPassed::Because(error) => {
+                            return Err(error);
+                        }
                     }
                 }
-                ("cancel", _) => Event::Cancelled {
+                ("cancel" | "adjust", _) => orphan_events(verb, who, adjustment.as_ref()),
+                ("pause", _) => vec![Event::Paused {
                     who: who.to_owned(),
-                },
-                ("pause", _) => Event::Paused {
-                    who: who.to_owned(),
-                },
-                ("adjust", _) => Event::Adjusted {
-                    who: who.to_owned(),
-                    change: adjustment.clone().unwrap_or_default(),
-                },
+                }],
                 _ => return Err(format!("there is no request {verb}")),
             };
             let draft = Draft::new(
                 &entry.into(),
-                vec![event.clone()],
+                events.clone(),
                 &self.effects.author,
                 Timestamp::now(),
             )
@@ -309,7 +351,7 @@ impl Api {
             match self.effects.ledger.append(draft, Bytes::new()).await {
                 Ok(tip) => {
                     let state = tip.state.clone();
-                    room.send(Outcome::Changed(Box::new(tip), vec![event]));
+                    room.send(Outcome::Changed(Box::new(tip), events));
                     self.settle_outbox(&state).await;
                     self.forget_state(&state).await;
                     let message = match verb {
@@ -344,34 +386,66 @@ impl Api {
             .ok_or_else(|| format!("the ledger of {id} is gone"))
     }
 
-    /// Asks the worker: a program is given another grant while it runs.
-    async fn reconfigure(&self, entry: Entry, grant: Grant, who: String) -> Answered<ApiReply> {
+    /// Asks the worker: a program is given another grant while it runs. One that moves is waited
+    /// for, and its next worker is asked.
+    async fn reconfigure(
+        &self,
+        tenant: &Tenant,
+        mut entry: Entry,
+        grant: Grant,
+        who: String,
+    ) -> Answered<ApiReply> {
         check_grant(&grant)?;
-        let state = entry.message.state;
-        let (execution, name) = (state.execution, called(&state));
-        let Phase::Started(binding) = &state.phase else {
-            return Err(format!(
-                "{name} is {}; only one that runs can be given more or less",
-                state.phase.as_str()
-            ));
-        };
-        let node = &binding.node;
-        let request = ControlRequest::Reconfigure {
-            execution,
-            epoch: state.epoch,
-            grant,
-            who,
-        };
-        let timeout = self.options.control_timeout;
-        match self.effects.control(node, &request, timeout).await {
-            Ok(_) => Ok(ApiReply {
-                message: format!("{node} will give it to {name} at its next boundary"),
-                ..ApiReply::default()
-            }),
-            Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
-            Err(NoReply::Silent(reason)) => Err(format!(
-                "{name} runs on {node}, which does not answer ({reason}); try again"
-            )),
+        let deadline = Instant::now() + MOVE;
+        loop {
+            let state = &entry.message.state;
+            let (execution, name) = (state.execution, called(state));
+            let moving = match &state.phase {
+                Phase::Started(binding) => {
+                    let node = &binding.node;
+                    let request = ControlRequest::Reconfigure {
+                        execution,
+                        epoch: state.epoch,
+                        grant: grant.clone(),
+                        who: who.clone(),
+                    };
+                    let timeout = self.options.control_timeout;
+                    match self.effects.control(node, &request, timeout).await {
+                        Ok(_) => {
+                            return Ok(ApiReply {
+                                message: format!(
+                                    "{node} will give it to {name} at its next boundary"
+                                ),
+                                ..ApiReply::default()
+                            });
+                        }
+                        Err(NoReply::Refused(reason)) => {
+                            return Err(format!("{node} did not take it: {reason}"));
+                        }
+                        Err(NoReply::NotHeld(reason) | NoReply::Moving(reason)) => {
+                            format!("{name} is moving ({node}: {reason}); try again once it runs")
+                        }
+                        Err(NoReply::Silent(reason)) => format!(
+                            "{name} runs on {node}, which does not answer ({reason}); try again"
+                        ),
+                    }
+                }
+                Phase::Bound(_) => format!("{name} is bound; try again once it runs"),
+                // It has run, and goes on in a moment.
+                Phase::Pending if state.epoch > 0 => {
+                    format!("{name} is pending; try again once it runs")
+                }
+                phase => {
+                    return Err(format!(
+                        "{name} is {}; only one that runs can be given more or less",
+                        phase.as_str()
+                    ));
+                }
+            };
+            if Instant::now() >= deadline {
+                return Err(moving);
+            }
+            entry = self.a_moment_later(tenant, execution).await?;
         }
     }
 
@@ -438,7 +512,7 @@ impl Api {
         binding: &Binding,
         who: &str,
         sight: &Sight,
-    ) -> Answered<ApiReply> {
+    ) -> Result<ApiReply, NotPassed> {
         let (execution, who) = (entry.message.state.execution, who.to_owned());
         let name = called(&entry.message.state);
         let request = match adjustment {
@@ -458,7 +532,7 @@ impl Api {
             )
         };
         if let Some(reason) = sight.silence_of(node) {
-            return Err(silent(reason));
+            return Err(NotPassed::Because(silent(reason)));
         }
         match self
             .effects
@@ -476,10 +550,16 @@ impl Api {
                     ..ApiReply::default()
                 })
             }
-            Err(NoReply::Refused(reason)) => Err(format!("{node} did not take it: {reason}")),
+            Err(NoReply::NotHeld(_)) => Err(NotPassed::NotHeld),
+            Err(NoReply::Moving(reason)) => Err(NotPassed::Moving(format!(
+                "{name} is moving ({node}: {reason}); try again once it runs"
+            ))),
+            Err(NoReply::Refused(reason)) => Err(NotPassed::Because(format!(
+                "{node} did not take it: {reason}"
+            ))),
             Err(NoReply::Silent(reason)) => {
                 sight.was_silent(node, &reason);
-                Err(silent(reason))
+                Err(NotPassed::Because(silent(reason)))
             }
         }
     }

@@ -1,37 +1,45 @@
 //! The NATS micro service `fiec`: what operators and clients ask.
 
+mod answer;
 mod batches;
 mod envelopes;
 mod executions;
+mod newcomers;
 mod nodes;
+mod pages;
 mod parts;
 mod question;
 mod quotas;
 mod sight;
 mod submit;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::service::{Request, ServiceExt, error::Error};
-use fiec_schemas::messages::{ApiReply, Record};
+use async_nats::service::{Request, ServiceExt};
+use fiec_schemas::messages::{ApiReply, Record, SubmitReply};
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{Tenant, subjects};
 use futures_util::StreamExt;
 use futures_util::stream::select_all;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Permit;
 use tokio::sync::{Semaphore, oneshot};
 
+use self::answer::Answer;
 use crate::effects::Effects;
 use crate::events::{Ask, Outcome};
 use crate::{Options, ServiceError};
 
 /// Requests answered at once.
 const AT_ONCE: usize = 256;
+/// Kibibytes that requests take, those that wait for their turn included; beyond that they are
+/// refused, so that whoever asks knows. Each counts for some more than its text.
+const ROOM_KIB: usize = 32 * 1024;
+const REQUEST_KIB: usize = 8;
 /// The core answers within this, beside the time that a node may take where one is asked.
 const CORE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -60,12 +68,37 @@ const ENDPOINTS: [(&str, &str); 21] = [
     ("envelope", "fiec.api.node.envelope"),
 ];
 
+/// The payloads of an endpoint, for `nats micro info`: files of `schemas/json`.
+fn payloads(name: &str) -> HashMap<String, String> {
+    let request = match name {
+        "submit" => "lines of submission.json",
+        "batch" => "batch-request.json",
+        "quota" => "quota-request.json",
+        "nodes" | "offers" | "quotas" => "none",
+        "envelope" => "envelope-request.json",
+        "cordon" | "uncordon" | "drain" | "undrain" | "revoke" | "release" => "node-request.json",
+        _ => "execution-request.json",
+    };
+    let reply = match name {
+        "submit" => "submit-reply.json",
+        "batch" => "batch-reply.json",
+        "quota" | "quotas" => "quota-reply.json",
+        "offers" => "offers-reply.json",
+        _ => "api-reply.json",
+    };
+    let pairs = [("request", request), ("reply", reply)];
+    let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    pairs.into_iter().collect()
+}
+
 /// What handlers need; cheap to clone.
 #[derive(Clone)]
 pub struct Api {
     effects: Effects,
     options: Arc<Options>,
     loaded: Arc<AtomicBool>,
+    known: Arc<newcomers::Known>,
+    pages: pages::Pages,
 }
 
 /// Answers requests until it is dropped.
@@ -91,6 +124,7 @@ pub async fn serve(
         let endpoint = service
             .endpoint_builder()
             .name(name)
+            .metadata(payloads(name))
             .add(subject)
             .await
             .map_err(|error| failed(format!("cannot add the endpoint {name}: {error}")))?;
@@ -100,17 +134,25 @@ pub async fn serve(
         effects,
         options: Arc::new(options),
         loaded,
+        known: Arc::default(),
+        pages: pages::Pages::default(),
     };
-    let room = Arc::new(Semaphore::new(AT_ONCE));
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let room = Arc::new(Semaphore::new(ROOM_KIB));
     let mut requests = select_all(endpoints);
     while let Some((name, request)) = requests.next().await {
-        let (api, room) = (api.clone(), Arc::clone(&room));
-        let Ok(permit) = room.acquire_owned().await else {
-            break;
+        let kib = REQUEST_KIB + request.message.payload.len() / 1024;
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        let Ok(room) = Arc::clone(&room).try_acquire_many_owned(kib) else {
+            respond(&api.effects.broker.client, name, request, busy(name)).await;
+            continue;
         };
+        let (api, turns) = (api.clone(), Arc::clone(&turns));
         tokio::spawn(async move {
-            api.answer(name, request).await;
-            drop(permit);
+            if let Ok(_turn) = turns.acquire_owned().await {
+                api.answer(name, request).await;
+            }
+            drop(room);
         });
     }
     Err(failed("its subscriptions ended".to_owned()))
@@ -132,15 +174,15 @@ impl Api {
             let headers = request.message.headers.as_ref();
             let atomic = headers.and_then(|h| h.get(ATOMIC_HEADER));
             let atomic = atomic.is_some_and(|value| value.as_str() == "true");
-            json(&self.submit(tenant, payload, atomic).await)
+            Answer::of(&self.submit(tenant, payload, atomic).await)
         } else if name == "batch" {
-            json(&self.batch(&request.message.subject, payload).await)
+            Answer::of(&self.batch(&request.message.subject, payload).await)
         } else if name == "quota" {
-            json(&self.quota(tenant, payload).await)
+            Answer::of(&self.quota(tenant, payload).await)
         } else if name == "quotas" {
-            json(&self.quotas().await)
+            Answer::of(&self.quotas().await)
         } else if name == "offers" {
-            json(&self.offers().await)
+            Answer::of(&self.offers().await)
         } else {
             let reply = match name {
                 "nodes" => self.nodes().await,
@@ -151,14 +193,12 @@ impl Api {
                 "envelope" => self.envelope(payload).await,
                 _ => self.execution(name, tenant, payload).await,
             };
-            json(&reply.unwrap_or_else(|error| ApiReply {
+            Answer::of(&reply.unwrap_or_else(|error| ApiReply {
                 error: Some(error),
                 ..ApiReply::default()
             }))
         };
-        if let Err(error) = request.respond(answer).await {
-            tracing::warn!(%error, name, "cannot answer a request");
-        }
+        respond(&self.effects.broker.client, name, request, answer).await;
     }
 
     /// Tells the history of what somebody changed; `id` keeps it from being told twice.
@@ -203,13 +243,28 @@ impl Api {
     }
 }
 
-fn json<T: Serialize>(reply: &T) -> Result<bytes::Bytes, Error> {
-    serde_json::to_vec(reply)
-        .map(Into::into)
-        .map_err(|error| Error {
-            status: error.to_string(),
-            code: 500,
-        })
+async fn respond(client: &async_nats::Client, name: &str, request: Request, answer: Answer) {
+    if let Err(error) = answer.send(client, request).await {
+        tracing::warn!(%error, name, "cannot answer a request");
+    }
+}
+
+/// Said where requests take all the room there is.
+fn busy(name: &str) -> Answer {
+    let error = Some(
+        "the policy service has no room for this request now, and nothing was done; try again"
+            .to_owned(),
+    );
+    match name {
+        "submit" => Answer::of(&SubmitReply {
+            error,
+            ..SubmitReply::default()
+        }),
+        _ => Answer::of(&ApiReply {
+            error,
+            ..ApiReply::default()
+        }),
+    }
 }
 
 fn parse<T: DeserializeOwned>(payload: &[u8]) -> Answered<T> {

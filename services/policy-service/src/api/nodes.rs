@@ -6,7 +6,6 @@ use fiec_schemas::surroundings::OffersReply;
 use fiec_schemas::{InstanceId, NodeFlags, Timestamp};
 
 use super::{Answered, Api, parse, somebody};
-use crate::effects::NoReply;
 use crate::events::Ask;
 
 impl Api {
@@ -50,7 +49,8 @@ impl Api {
         let timeout = self.options.control_timeout;
         let proves = match self.effects.control(&node, &request, timeout).await {
             Ok(_) => "its canaries run anew, and it takes work again once they pass".to_owned(),
-            Err(NoReply::Refused(reason) | NoReply::Silent(reason)) => {
+            Err(no_reply) => {
+                let reason = no_reply.reason();
                 format!("it could not be asked to run its canaries anew ({reason}): restart it")
             }
         };

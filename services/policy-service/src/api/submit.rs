@@ -15,11 +15,12 @@ use super::{Answered, Api};
 use crate::core::taken;
 use crate::events::{Ask, Outcome, Rejected};
 use crate::intake::{STAMP_HEADER, excerpt, name};
-use crate::vetting::{self, Verdict, Vetted};
+use crate::reading::{Verdict, Vetted};
+use crate::vetting;
 
 impl Api {
     /// `atomic`: all lines are taken, or none.
-    pub(super) async fn submit(&self, tenant: &str, body: &[u8], atomic: bool) -> SubmitReply {
+    pub(super) async fn submit(&self, tenant: &str, body: &Bytes, atomic: bool) -> SubmitReply {
         match self.submit_lines(tenant, body, atomic).await {
             Ok(reply) => reply,
             Err(error) => SubmitReply {
@@ -32,7 +33,7 @@ impl Api {
     async fn submit_lines(
         &self,
         tenant_text: &str,
-        body: &[u8],
+        body: &Bytes,
         atomic: bool,
     ) -> Answered<SubmitReply> {
         let tenant = super::tenant(tenant_text)?;
@@ -41,17 +42,20 @@ impl Api {
                 "more than {LINES_LIMIT} lines; send them in several requests"
             ));
         }
-        let (good, mut bad) = vetting::read(body);
-        let existing = self.look_up(&tenant, &good, &mut bad).await?;
-        self.effects
-            .vet_lines(&tenant, &good, &mut bad, false)
-            .await?;
+        if lines(body).next().is_none() {
+            return Err("the request is empty: send one submission a line, as JSON".to_owned());
+        }
+        let reading = self.effects.reader.read(body.clone(), self.core_within());
+        let mut read = reading.await?;
+        let (good, bad) = (&read.good, &mut read.bad);
+        let existing = self.look_up(&tenant, good, bad).await?;
+        self.effects.vet_lines(&tenant, good, bad, false).await?;
         if atomic {
-            vetting::all_or_nothing(good.iter().map(|vetted| vetted.line), &mut bad);
+            vetting::all_or_nothing(good.iter().map(|vetted| vetted.line), bad);
         }
         let mut reply = SubmitReply::default();
         let mut new = Vec::new();
-        for vetted in &good {
+        for vetted in good {
             if bad.contains_key(&vetted.line) {
                 continue;
             }
@@ -60,8 +64,12 @@ impl Api {
                 None => new.push(vetted),
             }
         }
+        let bad = std::mem::take(bad);
         self.refuse(tenant_text, body, bad, &mut reply).await;
         if !new.is_empty() {
+            // A broker whose disk is full may acknowledge what it cannot keep.
+            self.effects.upkeep.stores()?;
+            reply.note = self.newcomer(&tenant).await;
             self.publish(&tenant, body, &new, atomic, &mut reply)
                 .await?;
         }
@@ -104,18 +112,18 @@ impl Api {
         good: &[Vetted],
         bad: &mut Verdict,
     ) -> Answered<HashMap<ExecutionId, (Digest, u32)>> {
-        let specs = good.iter().flat_map(|v| &v.specs);
-        let ids = specs.filter_map(|s| Some(ExecutionId::from_client(tenant, s.id.as_ref()?)));
+        let all = good.iter().flat_map(|v| &v.elements);
+        let ids = all.filter_map(|e| Some(ExecutionId::from_client(tenant, e.id.as_ref()?)));
         let there = self.effects.last_of(tenant, ids).await?;
         let mut known: HashMap<_, _> = there
             .into_iter()
             .map(|(id, entry)| (id, (entry.message.state.submission, 0)))
             .collect();
         for vetted in good {
-            for spec in &vetted.specs {
-                let Some(client) = &spec.id else { continue };
+            for element in &vetted.elements {
+                let Some(client) = &element.id else { continue };
                 let id = ExecutionId::from_client(tenant, client);
-                let digest = spec.digest();
+                let digest = element.digest;
                 let (there, _) = *known.entry(id).or_insert((digest, vetted.line));
                 if there != digest {
                     let error = FieldError::new("id", taken(id, &there.short()));
@@ -173,10 +181,11 @@ impl Api {
         let batch = several.then(|| BatchId::from_submission(tenant, stamp, ack.sequence));
         let mut batches = Vec::new();
         for vetted in new {
-            let mut ids = Vec::with_capacity(vetted.specs.len());
-            for (index, spec) in (0..).zip(&vetted.specs) {
+            let mut ids = Vec::with_capacity(vetted.elements.len());
+            for (index, element) in (0..).zip(&vetted.elements) {
                 let place = (ack.sequence, vetted.line, vetted.array.then_some(index));
-                let (id, place) = name(tenant, stamp, place, batch, spec);
+                let client = (element.id.as_ref(), vetted.batch.as_ref());
+                let (id, place) = name(tenant, stamp, place, batch, client);
                 batches.extend(place.map(|p| p.id));
                 ids.push(id);
             }
@@ -199,9 +208,9 @@ fn there_already(
     vetted: &Vetted,
     known: &HashMap<ExecutionId, (Digest, u32)>,
 ) -> Option<Accepted> {
-    let mut ids = Vec::with_capacity(vetted.specs.len());
-    for spec in &vetted.specs {
-        let id = ExecutionId::from_client(tenant, spec.id.as_ref()?);
+    let mut ids = Vec::with_capacity(vetted.elements.len());
+    for element in &vetted.elements {
+        let id = ExecutionId::from_client(tenant, element.id.as_ref()?);
         // First named by this very line: it is not there yet.
         let (_, line) = known.get(&id)?;
         if *line == vetted.line {
@@ -213,11 +222,11 @@ fn there_already(
 }
 
 fn accepted(vetted: &Vetted, ids: Vec<ExecutionId>, existing: bool) -> Option<Accepted> {
-    let only = vetted.specs.first().filter(|_| !vetted.array);
+    let only = vetted.elements.first().filter(|_| !vetted.array);
     Some(Accepted {
         line: vetted.line,
         id: *ids.first()?,
-        client_id: only.and_then(|spec| spec.id.clone()),
+        client_id: only.and_then(|element| element.id.clone()),
         existing,
         elements: if vetted.array { ids } else { Vec::new() },
     })

@@ -24,8 +24,10 @@ use fiec_schemas::{ExecutionId, NodeId, Phase, subjects};
 use super::Core;
 use crate::intake::Line;
 
-/// Bindings in one message at most: of 8 KiB each at most, far less than the broker takes.
+/// Most bindings in one message.
 const BINDINGS: usize = 50;
+/// Most bytes of bindings in one message, unless it has a single one; the broker takes twice this.
+const BINDING_BYTES: usize = 512 * 1024;
 
 /// What nodes were told and have not appended yet, as far as is known here.
 #[derive(Default)]
@@ -59,11 +61,25 @@ impl Entrusted {
     /// Tells the nodes.
     pub async fn flush(&mut self, broker: &Broker) {
         while let Some((node, texts)) = self.waiting.pop_first() {
-            for some in texts.chunks(BINDINGS) {
+            let mut texts = &texts[..];
+            while !texts.is_empty() {
+                let (some, rest) = texts.split_at(fitting(texts));
                 send(broker, &node, some, false).await;
+                texts = rest;
             }
         }
     }
+}
+
+/// How many of these texts go in one message; at least one.
+fn fitting(texts: &[String]) -> usize {
+    let mut bytes = 0;
+    let fits = |text: &&String| {
+        bytes += text.len() + 1;
+        bytes <= BINDING_BYTES
+    };
+    let count = texts.iter().take(BINDINGS).take_while(fits).count();
+    count.clamp(1, texts.len().max(1))
 }
 
 /// Tells a node. What is lost on the way is appended here when its time has come, or was already.
@@ -180,5 +196,18 @@ impl Core {
             self.in_flight -= 1;
             self.append_here(line, draft).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_holds_bindings_up_to_its_bounds_and_always_one() {
+        let texts = |bytes: usize, count| vec!["x".repeat(bytes); count];
+        assert_eq!(fitting(&texts(100, 60)), BINDINGS);
+        assert_eq!(fitting(&texts(48 * 1024, 60)), 10);
+        assert_eq!(fitting(&texts(2 * BINDING_BYTES, 2)), 1);
     }
 }

@@ -121,17 +121,28 @@ impl Core {
         self.reject(Some(line.message), line.tenant.to_string(), error, excerpt);
     }
 
-    async fn append_first(&mut self, line: Box<Line>, unborn: ExecutionState, events: Vec<Event>) {
+    async fn append_first(
+        &mut self,
+        mut line: Box<Line>,
+        unborn: ExecutionState,
+        events: Vec<Event>,
+    ) {
+        // It lay here for so long that another service may have taken it in since.
+        if !line.asked.is_recent() {
+            (line.fresh, line.again) = (false, true);
+        }
         let tip = Tip {
             seq: 0,
             digest: None,
             state: unborn,
+            seen_in: 0,
         };
         match Draft::new(&tip, events, &self.effects.author, Timestamp::now()) {
             Ok(draft) => match self.may_begin(&draft) {
                 Some(node) if line.fresh => self.entrust(node, line, draft),
-                Some(node) => self.append_and_tell(node, line, draft).await,
-                None => {
+                Some(node) if !line.again => self.append_and_tell(node, line, draft).await,
+                // Nobody begins what may have ended already.
+                _ => {
                     self.append_here(line, draft).await;
                 }
             },

@@ -4,6 +4,7 @@ mod entrusted;
 mod lines;
 mod news;
 mod perform;
+mod specs;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,19 +19,24 @@ use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
 use fiec_schemas::trust::SignedProof;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Timestamp, subjects};
 pub use lines::taken;
+use specs::Specs;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
+use crate::bounds::weight_of;
 use crate::effects::Effects;
-use crate::events::{Later, News, Outcome, SubmitMessage};
+use crate::events::{Later, News, Outcome};
 use crate::intake::{Intake, Line};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
+use crate::pulling::Pulled;
 
 /// Lines taken in before other news is looked at.
 const LINES_AT_ONCE: usize = 64;
+/// Lines are taken in for so long before other news is looked at: some take long to read.
+const LINES_WITHIN: Duration = Duration::from_millis(10);
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
 /// So many times as long a line is held back after one for which room came meanwhile: one that finds
@@ -40,6 +46,19 @@ const HOLD_THAT_PAYS: u32 = 4;
 const TIPS: usize = 4_000;
 /// The monotonic clock's origin: a day, so that moments before the start can be expressed.
 const ORIGIN_MS: u64 = 86_400_000;
+
+/// Interval of the counts of duties, which look at every live execution.
+const COUNT_EVERY: Duration = Duration::from_secs(5);
+
+/// Most bytes of a tip that is kept.
+const TIP_BYTES: usize = 16 * 1024;
+
+/// True for a tip that takes little memory: its submission is short, but its parameters may be
+/// many.
+fn is_light(tip: &Tip) -> bool {
+    let spec = tip.state.spec.as_ref();
+    spec.is_none_or(|spec| weight_of(spec, 0) <= TIP_BYTES)
+}
 
 type Answer = oneshot::Sender<Result<String, String>>;
 
@@ -81,14 +100,20 @@ pub struct Core {
     connected: bool,
     /// When the other replicas were last told of this one.
     spoke: Option<Instant>,
+    /// When duties were last counted.
+    counted: Option<Instant>,
     /// How our own messages' headers name their author, to be passed over in the feed.
     own_author: String,
     /// All ledgers have been taken over.
     loaded: Arc<AtomicBool>,
+    /// The broker has lost messages since the life of the service before this one.
+    after_loss: bool,
     /// What nodes have proved, as they signed it.
     proofs: BTreeMap<NodeId, SignedProof>,
     /// Lines that can go on when no other is held back.
     taken: VecDeque<Outcome>,
+    /// Large submissions that are to be fetched.
+    specs: Specs,
 }
 
 impl Core {
@@ -98,7 +123,7 @@ impl Core {
         metrics: Metrics,
         firsts: Sender<(Box<Line>, InFlight)>,
         acks: Sender<Unacknowledged>,
-        loaded: Arc<AtomicBool>,
+        (loaded, after_loss): (Arc<AtomicBool>, bool),
     ) -> Self {
         Self {
             policy: Policy::new(options.policy.clone(), options.id),
@@ -123,9 +148,12 @@ impl Core {
             tickets: 0,
             connected: true,
             spoke: None,
+            counted: None,
             loaded,
+            after_loss,
             proofs: BTreeMap::new(),
             taken: VecDeque::new(),
+            specs: Specs::default(),
         }
     }
 
@@ -142,7 +170,7 @@ impl Core {
         mut self,
         mut news: Receiver<News>,
         mut outcomes: Receiver<Outcome>,
-        mut submissions: Receiver<SubmitMessage>,
+        mut submissions: Receiver<Pulled>,
         stop: CancellationToken,
     ) {
         let mut tick = tokio::time::interval(self.options.tick);
@@ -150,7 +178,7 @@ impl Core {
         let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
         loop {
             let ready = self.may_take_in();
-            let may_pull = self.is_loaded() && self.intake.is_empty() && !self.intake.is_crowded();
+            let may_pull = self.is_loaded() && !self.intake.is_crowded();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -168,12 +196,12 @@ impl Core {
                     }
                 }
                 _ = tick.tick() => self.tick().await,
-                Some(message) = submissions.recv(), if may_pull => {
-                    self.intake.push(message);
-                    // What else is there is taken along, as far as it is small.
-                    for _ in 1..LINES_AT_ONCE {
-                        let Ok(message) = submissions.try_recv() else { break };
-                        self.intake.push(message);
+                Some(pulled) = submissions.recv(), if may_pull => {
+                    self.intake.push(pulled);
+                    // What else is there is taken along: it is bounded, and as long as it is open
+                    // the broker is told so.
+                    while let Ok(pulled) = submissions.try_recv() {
+                        self.intake.push(pulled);
                     }
                 }
                 () = tokio::task::yield_now(), if ready => {}
@@ -216,15 +244,22 @@ impl Core {
     fn may_take_in(&self) -> bool {
         self.is_loaded()
             && !self.intake.is_empty()
-            && self.in_flight < self.options.in_flight
+            && self.has_room()
             && (self.hold_until.is_none() || self.held_in_vain != Some(self.policy.completions()))
             && self.hold_until.is_none()
     }
 
+    /// True while a line may be placed. One that was read already is counted, and goes on.
+    fn has_room(&self) -> bool {
+        let counted = self.intake.head.is_some();
+        self.in_flight < self.options.in_flight && (counted || !self.intake.is_full())
+    }
+
     /// After news: lines, then what the policy wants to bind, then its actions.
     async fn round(&mut self) {
+        let began = Instant::now();
         for _ in 0..LINES_AT_ONCE {
-            if self.in_flight >= self.options.in_flight || !self.is_loaded() {
+            if !self.has_room() || !self.is_loaded() || began.elapsed() > LINES_WITHIN {
                 break;
             }
             if !self.take_in().await {
@@ -282,7 +317,7 @@ impl Core {
                 // Its holder reads its σ.
                 tokio::spawn(self.effects.clone().settle_outbox(tip.state));
             }
-            Phase::Pending if self.tips.len() < TIPS => {
+            Phase::Pending if self.tips.len() < TIPS && is_light(&tip) => {
                 self.tips.insert(execution, tip);
             }
             _ => {}
@@ -327,15 +362,16 @@ impl Core {
             }
             Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
             Outcome::Capsule(binding) => self.send(*binding).await,
-            Outcome::Spec(execution, spec) => self.step(Input::Spec {
-                execution,
-                spec: &spec,
-            }),
+            Outcome::Spec(execution, found) => self.fetched(execution, found),
             Outcome::Ordered(execution, epoch, outcome, ticket) => {
                 if let Some((answer, promise)) = ticket.and_then(|t| self.answers.remove(&t)) {
                     let _ = answer.send(match &outcome {
                         ControlOutcome::Taken => Ok(promise),
                         ControlOutcome::Refused(reason) => Err(reason.clone()),
+                        ControlOutcome::NotHeld => {
+                            Ok("its node does not hold it; it is bound anew within seconds"
+                                .to_owned())
+                        }
                         ControlOutcome::NoAnswer => Err(
                             "its node did not answer; the order is given again while it lives"
                                 .to_owned(),
@@ -369,6 +405,11 @@ impl Core {
             Outcome::Ended(execution, seen) => self.step(Input::Ended { execution, seen }),
             Outcome::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
             Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
+            Outcome::Held(node, instance, held) => self.step(Input::Holdings {
+                node: &node,
+                instance,
+                held: &held,
+            }),
             Outcome::Recorded(message, well) => self.intake.done(message, well).await,
             Outcome::Changed(tip, events) => self.changed(*tip, events),
             Outcome::Ask(ask) => self.ask(ask),
@@ -446,6 +487,7 @@ impl Core {
         self.step(Input::Tick);
         // What has arrived of the feed has been looked at before this.
         self.append_overdue().await;
+        self.fetch_specs();
         // Whoever asked has given up.
         self.answers.retain(|_, (answer, _)| !answer.is_closed());
         for _ in 0..self.taken.len() {
@@ -459,7 +501,11 @@ impl Core {
         {
             self.spoke = Some(Instant::now());
             self.say_presence(false).await;
+            if connected {
+                self.intake.keep_alive().await;
+            }
             self.show();
+            self.count_duties();
         }
     }
 
@@ -474,6 +520,17 @@ impl Core {
             .open_submissions
             .set(number(self.intake.open()));
         self.metrics.replicas.set(number(self.policy.replicas()));
+        self.metrics.nodes.set(self.policy.known_nodes().into());
+        self.metrics.strangers.set(number(self.policy.strangers()));
+    }
+
+    /// Counts who must act next: a look at every live execution.
+    fn count_duties(&mut self) {
+        if self.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
+            return;
+        }
+        self.counted = Some(Instant::now());
+        self.metrics.show_duties(&self.policy.duties(self.now()));
     }
 
     async fn say_presence(&self, leaving: bool) {

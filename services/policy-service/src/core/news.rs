@@ -37,6 +37,9 @@ impl Core {
                 }
             }
             News::Loaded => {
+                if self.after_loss {
+                    self.step(Input::Lost);
+                }
                 self.step(Input::Loaded);
                 self.loaded.store(true, Ordering::Relaxed);
                 tracing::info!(

@@ -71,11 +71,13 @@ impl Core {
                     self.metrics.probes.inc();
                     tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
                 }
+                Action::AskHoldings(node) => {
+                    let timeout = self.options.control_timeout;
+                    tokio::spawn(self.effects.clone().ask_for_holdings(node, timeout));
+                }
                 Action::FetchSpec {
                     execution, tenant, ..
-                } => {
-                    tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
-                }
+                } => self.specs.want(execution, tenant),
                 Action::Quarantine {
                     node,
                     contract,

@@ -392,6 +392,7 @@ impl Stage {
             },
             Event::Completed {
                 result: serde_json::Value::Null,
+                object: None,
                 computed_until: at,
                 capsules: 1,
                 outputs: vec![],

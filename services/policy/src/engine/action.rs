@@ -59,6 +59,9 @@ pub enum Action {
     },
     /// Ping a node and answer with [`Input::Probe`].
     Probe(NodeId),
+    /// Ask a node for all executions that it holds; answer with [`Input::Holdings`], or not at all
+    /// where it does not answer.
+    AskHoldings(NodeId),
     /// Read a large submission and answer with [`Input::Spec`].
     FetchSpec {
         /// Which execution.

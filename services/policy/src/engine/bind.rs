@@ -216,6 +216,10 @@ impl Policy {
             return None;
         };
         let node = self.cluster.node(ix);
+        if e.is_orphan() {
+            let reason = format!("{} does not hold it", node.id);
+            return Some(Cause::Orphaned { reason });
+        }
         let silent_ms = now.mono.since(node.heard);
         if matches!(node.presence, Presence::Lost { .. }) {
             return Some(Cause::Lost { silent_ms });
@@ -253,7 +257,7 @@ impl Policy {
         };
         // A lost node that returns under a new life is as good as any other, and what it still
         // holds from the old one takes no room from itself.
-        let lost = matches!(cause, Cause::Lost { .. });
+        let lost = matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. });
         let kept = self.kept_from(id);
         let mut ask = Ask {
             avoid: e.avoided(),
@@ -325,6 +329,9 @@ impl Policy {
         if let Some(e) = self.cluster.execution_mut(id) {
             e.busy = true;
             e.arrived = now.mono;
+            if let Some(extra) = &mut e.extra {
+                extra.missing = None;
+            }
         }
         out.push(Action::Append {
             execution: id,
@@ -357,6 +364,7 @@ impl Policy {
             }
             Stage::Paused | Stage::Verifying => {}
             Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
+            Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(now, id, ix, out),
             Stage::Started(..) => {
                 if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {
                     self.cluster.mark_long(id);

@@ -243,6 +243,7 @@ impl Policy {
         let refused = match outcome {
             ControlOutcome::Taken => return,
             ControlOutcome::Refused(reason) => reason,
+            ControlOutcome::NotHeld => "its node does not hold it".to_owned(),
             ControlOutcome::NoAnswer => "its node did not answer".to_owned(),
         };
         let root = self.spread.root_of(id);

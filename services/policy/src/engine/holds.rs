@@ -54,7 +54,7 @@ impl Policy {
         }
         if let Some(batch) = held.batch {
             let batch = self.holds.batches.entry(batch).or_default();
-            batch.members.insert(id, held.at_once);
+            batch.insert(id, held.at_once);
         }
         self.holds.due = true;
         self.holds.held.insert(id, Box::new(held));
@@ -158,8 +158,8 @@ impl Policy {
             if let Some(batch) = held.batch
                 && let Some(limited) = self.holds.batches.get_mut(&batch)
             {
-                limited.members.remove(&id);
-                if limited.members.is_empty() {
+                limited.remove(id);
+                if limited.is_empty() {
                     self.holds.batches.remove(&batch);
                 }
             }

@@ -1,5 +1,6 @@
 //! What happens: the inputs of a step.
 
+use fiec_schemas::messages::Holding;
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, Quarantine, SignedProof, Verdict, VerifiedUpTo};
 use fiec_schemas::{
@@ -30,6 +31,8 @@ pub enum ControlOutcome {
     Taken,
     /// The node will not, and says why.
     Refused(String),
+    /// The node does not hold the execution.
+    NotHeld,
     /// No answer came.
     NoAnswer,
 }
@@ -113,6 +116,15 @@ pub enum Input<'a> {
     Vector(HardwareVector, u64),
     /// What became of a probe.
     Probe(&'a NodeId, ProbeOutcome),
+    /// The answer to [`Action::AskHoldings`].
+    Holdings {
+        /// Whose.
+        node: &'a NodeId,
+        /// Which life of its agent answered.
+        instance: InstanceId,
+        /// All executions that it holds, in order of their ids.
+        held: &'a [Holding],
+    },
     /// What became of a yield order.
     Ordered {
         /// Which execution.
@@ -177,6 +189,9 @@ pub enum Input<'a> {
     },
     /// The connection to the broker is there (again), or not.
     Connected(bool),
+    /// The broker has lost messages since this service knew its ledgers. Who holds a binding appends
+    /// them again; until then nothing is bound.
+    Lost,
     /// Everything that was there at the start has been told.
     Loaded,
     /// Time passes.

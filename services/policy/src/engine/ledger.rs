@@ -300,6 +300,10 @@ impl Policy {
         if !left.is_empty() || e.extra.is_some() {
             e.extra().left = left;
         }
+        let request = view.state.request();
+        if request.is_some() || e.extra.is_some() {
+            e.extra().request = request;
+        }
         let adjusted = view.state.adjusted();
         if adjusted.is_some() || e.extra.is_some() {
             e.extra().adjusted = adjusted;
@@ -325,6 +329,7 @@ impl Policy {
             extra.note = None;
             extra.resent = 0;
             extra.deferred = None;
+            extra.missing = None;
             let was_started = matches!(before, Some(Stage::Started(..)));
             if matches!(stage, Stage::Started(..)) && !was_started {
                 extra.avoid.clear();

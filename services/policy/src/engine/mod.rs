@@ -12,14 +12,17 @@
 //!   keeps room for a gang, [`room`] finds it, [`over`] has what runs beyond a quota give way.
 //! * [`spread`] follows ranges that several compute, [`grow`] has more compute them.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
+//! * [`reconcile`] compares what ledgers say with what nodes hold.
 //! * [`trust`] follows what nodes prove and lose.
 //! * [`verify`] has parts of executions computed once more, [`judge`] judges.
-//! * [`why`] tells people, [`tell`] the history, [`offers`] programs.
+//! * [`why`] tells people, [`tell`] the history, [`offers`] programs, [`duties`] counts who must
+//!   act next.
 
 mod action;
 mod adopt;
 mod aside;
 mod bind;
+mod duties;
 mod fill;
 mod first;
 mod gang;
@@ -36,6 +39,7 @@ mod orders;
 mod over;
 mod preempt;
 mod realloc;
+mod reconcile;
 mod reserve;
 mod resize;
 mod room;
@@ -57,10 +61,12 @@ use crate::holds::Holds;
 use crate::placement::Rankings;
 use crate::replicas::Replicas;
 use crate::share::{self, queue::Waiting};
+use crate::strangers::Strangers;
 use crate::time::{Millis, Now};
 use crate::verify::Check;
 
 pub use action::{Action, Good};
+pub use duties::Duties;
 pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
 
 /// The policy's whole memory.
@@ -84,6 +90,8 @@ pub struct Policy {
     dirty: bool,
     connected: bool,
     loaded: bool,
+    /// Nothing is bound before: holders of bindings append what the broker has lost.
+    heal_until: Millis,
     last_tick: Option<Millis>,
     completions: u64,
     /// Executions of which something is compared.
@@ -99,6 +107,8 @@ pub struct Policy {
     questions: u64,
     /// What holds executions back although there may be room.
     pub(crate) holds: Holds,
+    /// Vectors of names that have not joined.
+    strangers: Strangers,
     /// Draws the boundaries that are compared.
     seed: InstanceId,
 }
@@ -120,6 +130,7 @@ impl Policy {
             dirty: false,
             connected: true,
             loaded: false,
+            heal_until: Millis(0),
             last_tick: None,
             completions: 0,
             checks: BTreeMap::new(),
@@ -128,6 +139,7 @@ impl Policy {
             told: tell::Told::default(),
             questions: 0,
             holds: Holds::default(),
+            strangers: Strangers::default(),
             seed: own,
         }
     }
@@ -183,6 +195,11 @@ impl Policy {
             } => self.recalled(now, execution, (up_to, &named)),
             Input::Vector(vector, age_ms) => self.vector(now, vector, age_ms, out),
             Input::Probe(node, outcome) => self.probed(now, node, outcome, out),
+            Input::Holdings {
+                node,
+                instance,
+                held,
+            } => self.reconcile(now, node, instance, held, out),
             Input::Ordered {
                 execution,
                 epoch,
@@ -223,6 +240,7 @@ impl Policy {
                 self.connected = connected;
                 self.start_clocks_anew(now.mono);
             }
+            Input::Lost => self.heal_until = now.mono.plus(self.config.heal_ms),
             Input::Loaded => self.begin(now),
             Input::Tick => self.tick(now, out),
         }
@@ -231,7 +249,7 @@ impl Policy {
     /// Binds what waits, as far as there is room; the shell calls it after each round of inputs.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         self.pass(now);
-        if !self.loaded || !self.connected {
+        if !self.loaded || !self.connected || now.mono < self.heal_until {
             return;
         }
         self.act_on_holds(now, out);
@@ -250,6 +268,8 @@ impl Policy {
     fn tick(&mut self, now: Now, out: &mut Vec<Action>) {
         self.last_tick = Some(now.mono);
         self.replicas.expire(now.mono, self.config.replica_ms);
+        let silent = now.mono.0.saturating_sub(self.config.liveness_ms);
+        self.strangers.forget_before(Millis(silent));
         if !self.loaded {
             return;
         }
@@ -257,7 +277,7 @@ impl Policy {
             self.look_at_node(now, NodeIx(ix), out);
             self.look_at_trust(now, NodeIx(ix), out);
         }
-        if !self.connected {
+        if !self.connected || now.mono < self.heal_until {
             return;
         }
         // What is looked at may want to be looked at again at once; one round a tick is enough.
@@ -315,6 +335,16 @@ impl Policy {
     /// Whose a live execution is.
     pub fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
         self.cluster.execution(id).map(|e| e.tenant.clone())
+    }
+
+    /// Names that have sent vectors and not joined, as far as they are remembered.
+    pub fn strangers(&self) -> usize {
+        self.strangers.count()
+    }
+
+    /// Names of nodes that are known.
+    pub fn known_nodes(&self) -> u32 {
+        self.cluster.node_count()
     }
 
     /// How many executions live.

@@ -9,7 +9,7 @@ use super::{Action, Policy, ProbeOutcome};
 use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
 use crate::profile::ProfileIx;
-use crate::time::Now;
+use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 use crate::watch::Watch;
 
@@ -65,7 +65,17 @@ impl Policy {
         self.dirty = true;
         if new_life {
             let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
-            self.record(now, ix, "joined", detail, Some(descriptor), out);
+            self.record(
+                now,
+                ix,
+                "joined",
+                detail,
+                Some(Arc::clone(&descriptor)),
+                out,
+            );
+        }
+        if let Some((heard, vector)) = self.strangers.take(&descriptor.node) {
+            self.vector(now, vector, now.mono.since(heard), out);
         }
     }
 
@@ -127,7 +137,10 @@ impl Policy {
         if age_ms > self.config.liveness_ms {
             return;
         }
-        let ix = self.cluster.intern(now.mono, &vector.node);
+        let Some(ix) = self.cluster.find(&vector.node) else {
+            let heard = Millis(now.mono.0.saturating_sub(age_ms));
+            return self.strangers.hold(heard, vector);
+        };
         let was_fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
         let node = self.cluster.node_quietly(ix);
         // A vector of an earlier life must not speak for the present one.
@@ -139,9 +152,7 @@ impl Policy {
         if other_life || older {
             return;
         }
-        node.heard = node
-            .heard
-            .max(crate::time::Millis(now.mono.0.saturating_sub(age_ms)));
+        node.heard = node.heard.max(Millis(now.mono.0.saturating_sub(age_ms)));
         node.vector_at = node.heard;
         let instance = vector.instance;
         if node.confirmed.is_none_or(|(c, _)| c != instance) {
@@ -268,6 +279,8 @@ impl Policy {
         if node.holds.is_empty() || !self.connected {
             return;
         }
+        self.ask_for_holdings(now, ix, out);
+        let node = self.cluster.node(ix);
         let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
             && node.confirmed.is_some_and(|(confirmed, since)| {
                 now.mono.since(since) < 10 * limit && node.life == Some(confirmed)

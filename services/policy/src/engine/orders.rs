@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use fiec_schemas::limits::EVIDENCE_LIMIT;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
@@ -16,9 +17,6 @@ use crate::placement::{self, Ask, Choice, Leaving};
 use crate::places::Claim;
 use crate::time::{Millis, Now};
 use crate::watch::Watched;
-
-/// Most readings in an event's evidence.
-const EVIDENCE_LIMIT: usize = 16;
 
 impl Policy {
     /// Looks at everything that a node holds: must it leave?
@@ -310,6 +308,10 @@ impl Policy {
                 }
                 self.retry_order(now, id, ix, &reason);
             }
+            ControlOutcome::NotHeld => {
+                self.suspect(now, ix);
+                self.retry_order(now, id, ix, "it does not hold the execution");
+            }
             ControlOutcome::NoAnswer => self.retry_order(now, id, ix, "it did not answer"),
         }
     }
@@ -358,11 +360,14 @@ impl Policy {
             ..Ask::new(e.profile, e.left())
         }
         .leaves(Some(leaves(e, from, &order.cause)));
-        let mut choice =
-            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        let choose = match order.cause {
+            Cause::Operator { .. } => placement::choose_for_operator,
+            _ => placement::choose,
+        };
+        let mut choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         if choice.is_none() {
             ask.only = None;
-            choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+            choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         }
         if let Some(choice) = choice {
             self.give_order(now, id, choice, order.cause, None, out);
@@ -439,7 +444,8 @@ impl Policy {
             only,
             ..Ask::new(e.profile, e.left())
         };
-        placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
+        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
+        placement::choose_for_operator(rankings, cluster, &self.config, now, &ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {
                 let mut review = placement::review(&self.cluster, &self.config, now, &ask);

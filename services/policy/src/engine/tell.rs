@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::event::CANDIDATES_LIMIT;
+use fiec_schemas::limits::CANDIDATES_LIMIT;
 use fiec_schemas::messages::{Record, Why};
 use fiec_schemas::{Digest, ExecutionId};
 

@@ -110,12 +110,15 @@ impl Policy {
             let capsules = end.capsules.unwrap_or(0);
             let mut found = Finding {
                 index: capsules,
-                digest: digest_of_result(&result),
+                digest: end
+                    .object
+                    .map_or_else(|| digest_of_result(&result), |object| object.digest),
                 outputs: BTreeMap::new(),
             };
             found.made(&outputs);
             let completed = Event::Completed {
                 result,
+                object: end.object,
                 computed_until: end.computed_until().unwrap_or(now.wall),
                 capsules,
                 outputs,

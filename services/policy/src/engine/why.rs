@@ -141,6 +141,7 @@ impl Policy {
             thresholds,
             would_move,
             waits_for: self.waits_for(id),
+            next: None,
         })
     }
 

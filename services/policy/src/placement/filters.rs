@@ -15,6 +15,7 @@ use crate::places::{Claim, Device, DeviceIx, Judged};
 use crate::profile::Profile;
 use crate::time::Now;
 use crate::trust::Standing;
+use crate::watch::Watched;
 
 /// One place of one node under one question.
 pub(super) struct View<'a, 'b> {
@@ -333,7 +334,10 @@ fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let watch = v.node.watch(v.ask.profile)?;
     let judged = v.judged();
-    if let Some(watched) = watch.obstacle(judged) {
+    // The worst automaton: where that is suspect, none is worse.
+    let tolerated =
+        |w: &Watched| v.ask.takes_suspects && matches!(w.automaton.state(), State::Suspect { .. });
+    if let Some(watched) = watch.obstacle(judged).filter(|w| !tolerated(w)) {
         return Some(Reason::Pressing(watched));
     }
     if !v.profile.viability.is_empty() {
@@ -351,8 +355,9 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         }
     }
     let left = v.ask.left.iter().find(|(ix, _)| *ix == v.ix)?;
-    let back = watch.admits_return(judged, v.now.moment_of(left.1));
-    (!back).then_some(Reason::Left)
+    watch
+        .unrecovered(judged, v.now.moment_of(left.1))
+        .map(Reason::Left)
 }
 
 fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {

@@ -106,7 +106,7 @@ pub(super) enum Reason<'a> {
     },
     Unmeasured(&'a Watched),
     Pressing(&'a Watched),
-    Left,
+    Left(&'a Watched),
     Refused,
     Leaving,
     NotWanted,
@@ -214,10 +214,7 @@ impl Reason<'_> {
                 )
             }
             Reason::Pressing(w) => w.in_words(now),
-            Reason::Left => {
-                "it was left because of pressure and has not recovered for the dwell since"
-                    .to_owned()
-            }
+            Reason::Left(w) => w.unrecovered_in_words(now),
             Reason::Refused => "it has just refused this execution".to_owned(),
             Reason::Leaving => "it is the node to leave".to_owned(),
             Reason::NotWanted => "another node was asked for".to_owned(),
@@ -256,7 +253,7 @@ impl Reason<'_> {
             Reason::Cordoned | Reason::Draining if !node.flags.who.is_empty() => {
                 format!("`fiec uncordon {id}`")
             }
-            Reason::Pressing(w) => {
+            Reason::Pressing(w) | Reason::Left(w) => {
                 let of = w.device.as_deref().map(|d| format!(" of {d}"));
                 format!(
                     "{}{} on {id} below {:.1} % for {} ms",

@@ -376,6 +376,7 @@ impl World {
                 }
                 events.push(Event::Completed {
                     result: serde_json::Value::Null,
+                    object: None,
                     computed_until: at,
                     capsules: tiled.of[&id].capsules,
                     outputs: vec![],

@@ -24,6 +24,7 @@ impl World {
         let (author, at) = (self.author(n), self.wall());
         let computed = Event::Computed {
             result: result.into(),
+            object: None,
             computed_until: at,
             capsules,
             outputs: vec![],

@@ -27,6 +27,7 @@ impl World {
         let (author, at) = (self.author(n), self.wall());
         let done = Event::Completed {
             result: serde_json::Value::Null,
+            object: None,
             computed_until: at,
             capsules: 1,
             outputs: vec![],

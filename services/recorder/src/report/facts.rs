@@ -7,12 +7,13 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
 
+use super::changes::{Change, changes, limits, limits_over_time};
 use crate::error::{RecorderError, Result};
 use crate::time::PgTime;
 
 /// Most points of a figure's line, and rows of a table.
 const POINTS: i64 = 1_500;
-const TABLE_ROWS: i64 = 500;
+pub(super) const TABLE_ROWS: i64 = 500;
 
 pub(super) struct Facts {
     /// Names and values, for the head of the page.
@@ -25,6 +26,7 @@ pub(super) struct Facts {
     pub boundaries: Vec<(Timestamp, i64)>,
     pub rebindings: Vec<Rebinding>,
     pub decisions: Vec<Decision>,
+    pub changes: Vec<Change>,
     pub signals: Vec<Signal>,
 }
 
@@ -65,17 +67,17 @@ pub(super) struct Decision {
 /// One signal at the nodes concerned.
 pub(super) struct Signal {
     pub name: String,
-    /// High and low where the execution ran, if they are known.
-    pub limits: Option<(f64, f64)>,
+    /// High and low where the execution ran, each from when on; empty if they are not known.
+    pub limits: Vec<(Timestamp, (f64, f64))>,
     /// Points of each node.
     pub lines: Vec<(String, Vec<(Timestamp, f64)>)>,
 }
 
-fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
+pub(super) fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
     Ok(row.try_get::<Option<PgTime>, _>(column)?.map(|t| t.0))
 }
 
-fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
+pub(super) fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
     Ok(row
         .try_get::<Option<String>, _>(column)?
         .unwrap_or_default())
@@ -91,9 +93,9 @@ pub(super) async fn load(pool: &PgPool, id: ExecutionId) -> Result<Facts> {
 
 async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
     let Some(row) = sqlx::query(
-        "SELECT *, host_joules::text AS host_joules_text, device_joules::text AS \
+        "SELECT s.*, x.capsules, host_joules::text AS host_joules_text, device_joules::text AS \
          device_joules_text, energy_coverage::text AS energy_coverage_text \
-         FROM execution_summary WHERE execution = $1",
+         FROM execution_summary s JOIN executions x ON x.id = s.execution WHERE execution = $1",
     )
     .bind(id.0)
     .fetch_optional(pool)
@@ -112,7 +114,9 @@ async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
     };
     let placements = placements(pool, id).await?;
     let rebindings = rebindings(pool, id).await?;
-    let signals = signals(pool, id, &placements, &rebindings, submitted_at, until).await?;
+    let changes = changes(pool, id).await?;
+    let moves = (&placements[..], &rebindings[..]);
+    let signals = signals(pool, id, moves, &changes, (submitted_at, until)).await?;
     Ok(Some(Facts {
         summary: summary(id, &row, submitted_at, finished_at)?,
         title,
@@ -122,6 +126,7 @@ async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
         decisions: decisions(pool, id, submitted_at).await?,
         placements,
         rebindings,
+        changes,
         signals,
     }))
 }
@@ -150,10 +155,13 @@ fn summary(
     }
     let of: Option<i64> = row.try_get("boundaries_in_all")?;
     let of = of.map(|of| format!(" of {of}")).unwrap_or_default();
-    facts.push((
-        "last committed boundary",
-        format!("{}{of}", number("boundary")?),
-    ));
+    facts.push(match row.try_get::<Option<i64>, _>("capsules")? {
+        Some(capsules) => ("computed to its end", format!("{capsules} capsules")),
+        None => (
+            "last committed boundary",
+            format!("{}{of}", number("boundary")?),
+        ),
+    });
     facts.push(("commits", number("commits")?.to_string()));
     facts.push(("rebindings", number("rebindings")?.to_string()));
     facts.push((
@@ -330,10 +338,9 @@ async fn decisions(
 async fn signals(
     pool: &PgPool,
     id: ExecutionId,
-    placements: &[Placement],
-    rebindings: &[Rebinding],
-    since: Timestamp,
-    until: Timestamp,
+    (placements, rebindings): (&[Placement], &[Rebinding]),
+    changes: &[Change],
+    (since, until): (Timestamp, Timestamp),
 ) -> sqlx::Result<Vec<Signal>> {
     let mut names: BTreeSet<&str> = rebindings
         .iter()
@@ -355,12 +362,7 @@ async fn signals(
         .fetch_optional(pool)
         .await?
         .and_then(|row| row.try_get::<Option<Value>, _>("threshold").ok().flatten())
-        .and_then(|t| Some((t.get("high")?.as_f64()?, t.get("low")?.as_f64()?)));
-        let limits = rebindings
-            .iter()
-            .rfind(|r| r.signal.as_deref() == Some(name))
-            .and_then(|r| r.high.zip(r.low))
-            .or(declared);
+        .and_then(|threshold| limits(&threshold));
         let mut lines = Vec::new();
         for node in nodes.iter().take(12) {
             let rows = sqlx::query(
@@ -387,7 +389,7 @@ async fn signals(
         }
         signals.push(Signal {
             name: name.to_owned(),
-            limits,
+            limits: limits_over_time(name, (since, declared), rebindings, changes),
             lines,
         });
     }

@@ -20,6 +20,9 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(110, 110, 110),
 ];
 const LIMIT: RGBColor = RGBColor(190, 30, 45);
+/// Opacity of the line of a high threshold, and of a low one.
+const HIGH: f64 = 1.0;
+const LOW: f64 = 0.5;
 
 /// Nodes in the order of their first use, each with its colour.
 pub(super) struct Nodes(BTreeMap<String, usize>);
@@ -94,6 +97,7 @@ pub(super) fn location(facts: &Facts, nodes: &Nodes) -> Result<String> {
             .disable_y_mesh()
             .light_line_style(TRANSPARENT)
             .x_desc("seconds since submission")
+            .x_label_formatter(&number)
             .y_labels(rows)
             .y_label_formatter(&|y| {
                 if (y - y.round()).abs() < 1e-6 {
@@ -146,7 +150,9 @@ pub(super) fn capsules(facts: &Facts) -> Result<String> {
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .x_desc("seconds since submission")
+            .x_label_formatter(&number)
             .y_desc("committed boundary")
+            .y_label_formatter(&number)
             .draw()
             .map_err(failed)?;
         let points = facts
@@ -159,6 +165,26 @@ pub(super) fn capsules(facts: &Facts) -> Result<String> {
         root.present().map_err(failed)?;
     }
     Ok(svg)
+}
+
+/// The lines of the figure of a signal: names and CSS colours.
+pub(super) fn legend(nodes: &Nodes, signal: &Signal) -> Vec<(String, String)> {
+    let css = |c: RGBColor, share: f64| format!("rgb({} {} {} / {share})", c.0, c.1, c.2);
+    let lines = signal.lines.iter();
+    let mut legend: Vec<_> = lines
+        .map(|(node, _)| (node.clone(), css(nodes.colour(node), 1.0)))
+        .collect();
+    if !signal.limits.is_empty() {
+        legend.push(("high".to_owned(), css(LIMIT, HIGH)));
+        legend.push(("low".to_owned(), css(LIMIT, LOW)));
+    }
+    legend
+}
+
+/// A number on an axis: no decimals where it has none.
+fn number(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// How a signal pressed.
@@ -177,7 +203,9 @@ pub(super) fn pressure(facts: &Facts, nodes: &Nodes, signal: &Signal) -> Result<
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .x_desc("seconds since submission")
+            .x_label_formatter(&number)
             .y_desc(signal.name.as_str())
+            .y_label_formatter(&number)
             .draw()
             .map_err(failed)?;
         for (node, points) in &signal.lines {
@@ -194,30 +222,18 @@ pub(super) fn pressure(facts: &Facts, nodes: &Nodes, signal: &Signal) -> Result<
             }
             chart
                 .draw_series(LineSeries::new(steps, colour.stroke_width(2)))
-                .map_err(failed)?
-                .label(node.as_str())
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2))
-                });
+                .map_err(failed)?;
         }
-        if let Some((high, low)) = signal.limits {
-            for (value, name) in [(high, "high"), (low, "low")] {
-                let style = LIMIT.mix(if name == "high" { 1.0 } else { 0.5 });
-                chart
-                    .draw_series([PathElement::new([(0.0, value), (axis.to, value)], style)])
-                    .map_err(failed)?
-                    .label(name)
-                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+        let ends = signal.limits.iter().skip(1).map(|(at, _)| axis.at(*at));
+        let spans = signal.limits.iter().zip(ends.chain([axis.to]));
+        for ((from, (high, low)), to) in spans {
+            let from = axis.at(*from);
+            for (value, share) in [(*high, HIGH), (*low, LOW)] {
+                let span = PathElement::new([(from, value), (to, value)], LIMIT.mix(share));
+                chart.draw_series([span]).map_err(failed)?;
             }
         }
         marks(&mut chart, facts, &axis, 1.05)?;
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .border_style(RGBColor(200, 200, 200))
-            .position(SeriesLabelPosition::UpperLeft)
-            .draw()
-            .map_err(failed)?;
         root.present().map_err(failed)?;
     }
     Ok(svg)
@@ -237,4 +253,75 @@ fn marks(chart: &mut Chart<'_, '_>, facts: &Facts, axis: &Axis, top: f64) -> Res
     });
     chart.draw_series(lines).map_err(failed)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::facts::Placement;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_micros(seconds * 1_000_000)
+    }
+
+    fn facts() -> Facts {
+        let placement = Placement {
+            epoch: 1,
+            node: "n1".to_owned(),
+            cause: "initial".to_owned(),
+            bound_at: Some(at(0)),
+            started_at: Some(at(0)),
+            ended_at: None,
+            end_reason: String::new(),
+            gap_us: None,
+            joules: [None, None],
+        };
+        Facts {
+            summary: Vec::new(),
+            title: "x".to_owned(),
+            submitted_at: at(0),
+            until: at(8_000),
+            placements: vec![placement],
+            boundaries: vec![(at(10), 1), (at(7_000), 4_000)],
+            rebindings: Vec::new(),
+            decisions: Vec::new(),
+            changes: Vec::new(),
+            signals: vec![Signal {
+                name: "memory".to_owned(),
+                limits: vec![(at(0), (0.9, 0.7)), (at(4_000), (0.5, 0.4))],
+                lines: vec![("n1".to_owned(), vec![(at(0), 0.2), (at(8_000), 0.3)])],
+            }],
+        }
+    }
+
+    #[test]
+    fn axes_have_no_needless_decimals_and_the_legend_is_beside_the_curves() {
+        let facts = facts();
+        let nodes = Nodes::of(&facts);
+        let drawn = [
+            location(&facts, &nodes).unwrap(),
+            capsules(&facts).unwrap(),
+            pressure(&facts, &nodes, &facts.signals[0]).unwrap(),
+        ];
+        for svg in &drawn {
+            assert!(svg.contains("\n4000\n"), "{svg}");
+            assert!(!svg.contains("4000.0"), "{svg}");
+        }
+        assert!(!drawn[2].contains("\nhigh\n"), "{}", drawn[2]);
+        let legend = legend(&nodes, &facts.signals[0]);
+        let names: Vec<_> = legend.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["n1", "high", "low"]);
+    }
+
+    #[test]
+    fn each_threshold_is_a_line_for_the_time_that_it_was_in_force() {
+        let facts = facts();
+        let nodes = Nodes::of(&facts);
+        let count = |svg: String| {
+            svg.matches(&format!("#{:02X}{:02X}{:02X}", 190, 30, 45))
+                .count()
+        };
+        let svg = pressure(&facts, &nodes, &facts.signals[0]).unwrap();
+        assert_eq!(count(svg), 4);
+    }
 }

@@ -1,5 +1,6 @@
 //! One execution's history as a self-contained HTML page, from PostgreSQL alone.
 
+mod changes;
 mod facts;
 mod figures;
 mod page;

@@ -59,6 +59,18 @@ fn table(html: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String
     html.push_str("</table>");
 }
 
+/// The lines of a figure, by name and CSS colour: beside the figure, not on its curves.
+fn legend(lines: &[(String, String)]) -> String {
+    let mut html = String::from("<p class=\"s\">");
+    for (name, colour) in lines {
+        let name = escape(name);
+        // Writing to a string cannot fail.
+        let _ = write!(html, "<b style=\"color:{colour}\">━</b> {name} &emsp;");
+    }
+    html.push_str("</p>");
+    html
+}
+
 pub(super) fn render(facts: &Facts) -> Result<String> {
     let nodes = Nodes::of(facts);
     let since = |at: Option<fiec_schemas::Timestamp>| {
@@ -90,6 +102,7 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
         if signal.lines.is_empty() {
             html.push_str("<p class=\"s\">No measurement of it was recorded in this time.</p>");
         }
+        html.push_str(&legend(&figures::legend(&nodes, signal)));
         html.push_str(&figures::pressure(facts, &nodes, signal)?);
     }
     html.push_str("<h2>Rebindings</h2>");
@@ -111,6 +124,12 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
                 ]
             }),
         );
+    }
+    if !facts.changes.is_empty() {
+        html.push_str("<h2>Changes</h2>");
+        let rows = facts.changes.iter();
+        let rows = rows.map(|c| vec![since(Some(c.at)), c.who.clone(), c.in_words()]);
+        table(&mut html, &["at", "who", "what"], rows);
     }
     html.push_str("<h2>Placements</h2>");
     table(

@@ -182,6 +182,7 @@ impl<D: Decide> World<'_, D> {
                 let last = part.then(|| boundary(capsules, 0, since(capsules)));
                 let completed = Event::Completed {
                     result: serde_json::Value::Null,
+                    object: None,
                     computed_until: now,
                     capsules,
                     outputs: Vec::new(),

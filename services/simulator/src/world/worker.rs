@@ -261,6 +261,7 @@ impl<D: Decide> World<'_, D> {
             }],
             Write::Finish => vec![Event::Completed {
                 result: serde_json::Value::Null,
+                object: None,
                 computed_until: now,
                 capsules,
                 outputs: Vec::new(),

@@ -174,6 +174,7 @@ impl World {
             seq: 0,
             digest: None,
             state,
+            seen_in: 0,
         };
         self.append(&tip, vec![Event::Submitted, bound(1, to, Cause::Initial)])
             .await
@@ -194,7 +195,12 @@ impl World {
                 state: t.state.clone(),
             })
             .collect();
-        let body = serde_json::to_vec(&CapsuleMessage { v: 1, bindings }).unwrap();
+        let body = serde_json::to_vec(&CapsuleMessage {
+            v: 1,
+            bindings,
+            server: Some(self.broker.server()),
+        })
+        .unwrap();
         let subject = subjects::capsule(0, node);
         self.broker
             .js

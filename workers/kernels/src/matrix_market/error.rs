@@ -14,7 +14,8 @@ pub struct MatrixError {
     pub rule: MatrixRule,
 }
 
-/// The rule that a file breaks. Rows and columns count from 1 here, as in the file.
+/// The rule that a file breaks. Rows and columns count from 1 here, as in the file. It never quotes
+/// the file: whoever reads the message may not be allowed to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum MatrixRule {
     #[error("cannot be read: {0}")]
@@ -23,26 +24,24 @@ pub enum MatrixRule {
     NotAFile,
     #[error("is empty; expected a Matrix Market header")]
     Empty,
-    #[error("is not text: byte 0x{byte:02x} at offset {offset} is not valid here")]
-    NotText { offset: usize, byte: u8 },
+    #[error("is not text: the byte at offset {offset} is not valid here")]
+    NotText { offset: usize },
     #[error(
-        "expected the header \"%%MatrixMarket matrix coordinate real|integer symmetric|general\", found {found:?}"
+        "expected the header \"%%MatrixMarket matrix coordinate real|integer symmetric|general\""
     )]
-    Header { found: String },
-    #[error("{what} {found:?} is not supported; use {supported}")]
+    Header,
+    #[error("this {what} is not supported; use {supported}")]
     Unsupported {
         what: &'static str,
-        found: String,
         supported: &'static str,
     },
-    #[error("expected the size line \"rows columns entries\", found {found:?}")]
-    SizeLine { found: String },
+    #[error("expected the size line \"rows columns entries\"")]
+    SizeLine,
     #[error("truncated: the file ends before its size line")]
     NoSizeLine,
-    #[error("{what} {value} is more than {limit}, {why}")]
+    #[error("the {what} is more than {limit}, {why}")]
     TooLarge {
         what: &'static str,
-        value: u64,
         limit: u64,
         why: &'static str,
     },
@@ -56,50 +55,43 @@ pub enum MatrixRule {
     TruncatedEntry { found: u64, declared: u64 },
     #[error("more entries than the {declared} declared")]
     TooMany { declared: u64 },
-    #[error("expected \"row column value\", found {found:?}")]
-    Entry { found: String },
-    #[error("{what} index {index} is outside 1 to {limit}")]
-    OutOfRange {
-        what: &'static str,
-        index: i128,
-        limit: u64,
-    },
-    #[error("value {found:?} is not a number")]
-    NotANumber { found: String },
-    #[error("value {found:?} is not finite")]
-    NotFinite { found: String },
-    #[error("value {found:?} is not an integer, as the header declares")]
-    NotAnInteger { found: String },
-    #[error("integer {found} has no exact double")]
-    Inexact { found: String },
+    #[error("expected \"row column value\"")]
+    Entry,
+    #[error("the {what} index is outside 1 to {limit}")]
+    OutOfRange { what: &'static str, limit: u64 },
+    #[error("the value is not a number")]
+    NotANumber,
+    #[error("the value is not finite")]
+    NotFinite,
+    #[error("the value is not an integer, as the header declares")]
+    NotAnInteger,
+    #[error("the integer has no exact double")]
+    Inexact,
     #[error(
         "entry ({row}, {col}) is above the diagonal; a symmetric file holds the lower triangle"
     )]
     UpperTriangle { row: u64, col: u64 },
     #[error("entry ({row}, {col}) was given before, in line {first_line}")]
     Duplicate { row: u64, col: u64, first_line: u64 },
-    #[error("not symmetric: ({row}, {col}) is {value}, but ({col}, {row}) is {}", other_value(.mirrored))]
+    #[error("not symmetric: ({row}, {col}) is not what ({col}, {row}) is{}", in_line(.mirrored_line))]
     NotSymmetric {
         row: u64,
         col: u64,
-        value: f64,
-        mirrored: Option<(f64, u64)>,
+        mirrored_line: Option<u64>,
     },
     #[error(
         "row {row} has no diagonal entry; a positive definite matrix has a positive one in every row"
     )]
     NoDiagonal { row: u64 },
-    #[error(
-        "the diagonal of row {row} is {value}; it must be positive for a positive definite matrix"
-    )]
-    Diagonal { row: u64, value: f64 },
+    #[error("the diagonal of row {row} is not positive, as a positive definite matrix's must be")]
+    Diagonal { row: u64 },
     #[error("{0}")]
     Matrix(CsrError),
 }
 
-fn other_value(mirrored: &Option<(f64, u64)>) -> String {
-    match mirrored {
-        Some((value, line)) => format!("{value} (line {line})"),
-        None => "absent".to_owned(),
+fn in_line(line: &Option<u64>) -> String {
+    match line {
+        Some(line) => format!(" (line {line})"),
+        None => " (absent)".to_owned(),
     }
 }

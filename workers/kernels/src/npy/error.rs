@@ -1,6 +1,7 @@
 //! What can be wrong with a `.npy` file, in words that name the rule.
 
-/// The rule that a file breaks. Rows and columns count from 0, as in NumPy.
+/// The rule that a file breaks. Rows and columns count from 0, as in NumPy. It never quotes the
+/// file: whoever reads the message may not be allowed to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum NpyRule {
     /// The file could not be read.
@@ -13,13 +14,8 @@ pub enum NpyRule {
     #[error("is no .npy file: it does not begin with \\x93NUMPY")]
     Magic,
     /// A version that does not exist.
-    #[error("has .npy version {major}.{minor}; versions 1.0, 2.0 and 3.0 are read")]
-    Version {
-        /// First number.
-        major: u8,
-        /// Second number.
-        minor: u8,
-    },
+    #[error("has another .npy version; 1.0, 2.0 and 3.0 are read")]
+    Version,
     /// The file ends inside its header.
     #[error("is truncated: the header ends after {found} of {expected} bytes")]
     TruncatedHeader {
@@ -29,32 +25,30 @@ pub enum NpyRule {
         expected: usize,
     },
     /// The header is no dictionary of the form that the format prescribes.
-    #[error("header, at byte {at}: expected {expected}, found {found:?}")]
+    #[error("header, at byte {at}: expected {expected}")]
     Header {
         /// Bytes into the header's text.
         at: usize,
         /// What the format wants there.
         expected: &'static str,
-        /// What is there.
-        found: String,
     },
-    /// A key that the format does not have, or one given twice.
+    /// A key that the format does not have.
+    #[error("header: a key is none of descr, fortran_order, shape")]
+    UnknownKey,
+    /// A key that is missing, or given twice.
     #[error("header: key {key:?} {problem}")]
     Key {
         /// The key.
-        key: String,
+        key: &'static str,
         /// What is wrong with it.
         problem: &'static str,
     },
     /// Another element type.
     #[error(
-        "descr is {found:?}; little-endian doubles ('<f8') are read: write it again with \
+        "descr is not '<f8'; little-endian doubles are read: write it again with \
          numpy.save(file, numpy.asarray(a, dtype='<f8'))"
     )]
-    Descr {
-        /// What the header says.
-        found: String,
-    },
+    Descr,
     /// Not two dimensions.
     #[error("shape has {found} dimension(s); a matrix has 2")]
     Dimensions {
@@ -84,13 +78,11 @@ pub enum NpyRule {
         cols: u64,
     },
     /// NaN or infinity.
-    #[error("element ({row}, {col}) is {value}, not a finite number")]
+    #[error("element ({row}, {col}) is not a finite number")]
     NotFinite {
         /// Row.
         row: usize,
         /// Column.
         col: usize,
-        /// The element.
-        value: f64,
     },
 }

@@ -1,8 +1,8 @@
 //! A program in a container, by podman or docker: the command line, built as data, and what has
 //! to be known of the engine.
 //!
-//! The package's folder and the inputs are mounted to be read, the folders of the run to be
-//! written. The container has no network unless the manifest asks for it, no more rights than the
+//! The package's folder, the inputs and the run's folder are mounted to be read; its folders of
+//! state, outputs, messages and result, each by itself, to be written. The container has no network unless the manifest asks for it, no more rights than the
 //! user that runs it, and memory and processors of the grant.
 
 use std::io::{self, Read as _, Seek as _};
@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use fiec_schemas::package::Grant;
+use fiec_schemas::package::{Grant, Image};
 
-use super::trial;
+use super::{image, trial};
 use crate::program::ProgramError;
 
 /// The folders of the run, inside.
@@ -60,8 +60,10 @@ pub struct Call<'a> {
     pub entry: &'a [String],
     /// The package's folder.
     pub package: &'a Path,
-    /// The folders of the run.
+    /// The folder of the run, mounted to be read.
     pub run: &'a Path,
+    /// The folders in it that are mounted to be written: none of them can be replaced from inside.
+    pub writable: &'a [&'a str],
     /// The folder of inputs.
     pub inputs: &'a Path,
     /// Whether it may use the network.
@@ -117,7 +119,7 @@ impl Engine {
                 program: PathBuf::from(name),
                 flags: Vec::new(),
             };
-            let answered = engine.ask(&["info".to_owned()], ANSWER_WITHIN);
+            let answered = engine.ask(&["info".to_owned()], Stdio::null(), ANSWER_WITHIN);
             let flags = answered.and_then(|_| match kind {
                 Kind::Podman => trial::flags(&engine, user),
                 Kind::Docker => Ok(Vec::new()),
@@ -134,7 +136,12 @@ impl Engine {
     }
 
     /// Runs a short command of the engine; what it says, or why it failed.
-    pub(super) fn ask(&self, arguments: &[String], within: Duration) -> Result<String, String> {
+    pub(super) fn ask(
+        &self,
+        arguments: &[String],
+        stdin: Stdio,
+        within: Duration,
+    ) -> Result<String, String> {
         let files = (tempfile::tempfile(), tempfile::tempfile());
         let (Ok(mut out), Ok(mut err)) = files else {
             return Err("no temporary files can be made".to_owned());
@@ -142,7 +149,7 @@ impl Engine {
         let run = || -> io::Result<Option<std::process::ExitStatus>> {
             let mut child = Command::new(&self.program)
                 .args(arguments)
-                .stdin(Stdio::null())
+                .stdin(stdin)
                 .stdout(out.try_clone()?)
                 .stderr(err.try_clone()?)
                 .spawn()?;
@@ -185,22 +192,24 @@ impl Engine {
         Err(last.unwrap_or("it failed without a word").trim().to_owned())
     }
 
-    /// The image of a manifest: a reference as it is, or an archive of the package after it was
-    /// loaded.
+    /// The image of a manifest: a reference as it is, or the id of an archive of the package after
+    /// it was loaded without its names.
     ///
     /// # Errors
-    /// When the archive cannot be loaded.
+    /// When it is no image, or the archive cannot be loaded.
     pub fn image(&self, package: &Path, image: &str) -> Result<String, ProgramError> {
-        if !image.ends_with(".tar") {
-            return Ok(image.to_owned());
-        }
-        let archive = package.join(image);
-        let call = ["load", "--input", &archive.to_string_lossy()].map(str::to_owned);
-        let said = self.ask(&call, LOAD_WITHIN).map_err(|error| {
-            ProgramError::Transient(format!("cannot load image {}: {error}", archive.display()))
-        })?;
+        let path = match Image::parse(image).map_err(ProgramError::permanent)? {
+            Image::Reference(reference) => return Ok(reference.to_owned()),
+            Image::Archive(path) => package.join(path),
+        };
+        let archive = image::without_names(&path)?;
+        let said = self
+            .ask(&["load".to_owned()], archive.into(), LOAD_WITHIN)
+            .map_err(|error| {
+                ProgramError::Transient(format!("cannot load image {}: {error}", path.display()))
+            })?;
         loaded(&said).ok_or_else(|| {
-            ProgramError::Permanent(format!("{} holds no image: {said}", archive.display()))
+            ProgramError::Permanent(format!("{} holds no image: {said}", path.display()))
         })
     }
 
@@ -240,9 +249,13 @@ impl Engine {
         for (from, to, read_only) in [
             (call.package, PACKAGE, true),
             (call.inputs, INPUTS, true),
-            (call.run, RUN, false),
+            (call.run, RUN, true),
         ] {
             add(&["--mount", &mount(from, to, read_only)?]);
+        }
+        for name in call.writable {
+            let to = format!("{RUN}/{name}");
+            add(&["--mount", &mount(&call.run.join(name), &to, false)?]);
         }
         for (name, value) in call.environment {
             add(&["--env", &format!("{name}={value}")]);
@@ -251,7 +264,9 @@ impl Engine {
             true => format!("{PACKAGE}/{}", first.trim_start_matches("./")),
             false => first.clone(),
         };
-        add(&["--workdir", PACKAGE, "--entrypoint", &entry, call.image]);
+        // Whatever a manifest says stands behind a `=` or behind `--`: an engine reads no flag there.
+        let entry = format!("--entrypoint={entry}");
+        add(&["--workdir", PACKAGE, &entry, "--", call.image]);
         all.extend(rest.iter().cloned());
         Ok(all)
     }
@@ -306,6 +321,7 @@ mod tests {
             entry,
             package: Path::new("/cache/sum"),
             run: Path::new("/tmp/fiec-a1/run"),
+            writable: &["state", "outputs"],
             inputs: Path::new("/data"),
             network: false,
             grant,
@@ -341,9 +357,11 @@ mod tests {
              --memory 1073741824 --cpuset-cpus 2,3 --device nvidia.com/gpu=GPU-1 \
              --mount type=bind,src=/cache/sum,dst=/fiec/package,readonly \
              --mount type=bind,src=/data,dst=/fiec/inputs,readonly \
-             --mount type=bind,src=/tmp/fiec-a1/run,dst=/fiec/run \
+             --mount type=bind,src=/tmp/fiec-a1/run,dst=/fiec/run,readonly \
+             --mount type=bind,src=/tmp/fiec-a1/run/state,dst=/fiec/run/state \
+             --mount type=bind,src=/tmp/fiec-a1/run/outputs,dst=/fiec/run/outputs \
              --env FIEC_BOUNDARY=3 --workdir /fiec/package \
-             --entrypoint /fiec/package/run.sh registry.example/sum:1 --fast";
+             --entrypoint=/fiec/package/run.sh -- registry.example/sum:1 --fast";
         assert_eq!(podman.join(" "), expected);
         let bounded = Engine {
             flags: vec!["--ulimit".to_owned(), "nofile=1024:1024".to_owned()],
@@ -380,6 +398,34 @@ mod tests {
             engine(Kind::Podman, "podman").end("fiec-a1"),
             ["podman", "rm", "--force", "fiec-a1"]
         );
+    }
+
+    #[test]
+    fn nothing_that_a_manifest_says_is_a_flag_of_the_engine() {
+        let engine = Engine {
+            kind: Kind::Docker,
+            program: PathBuf::from("docker"),
+            flags: Vec::new(),
+        };
+        let grant = Grant::default();
+        let entry = ["--volume=/:/host".to_owned(), "--privileged".to_owned()];
+        let evil = Call {
+            image: "--user=0:0",
+            ..call(&grant, &[], &entry)
+        };
+        let words = engine.run(&evil).unwrap();
+        let dashes = words.iter().position(|word| word == "--").unwrap();
+        let (flags, rest) = words.split_at(dashes);
+        assert_eq!(rest[1..], ["--user=0:0", "--privileged"]);
+        assert_eq!(
+            flags.last().unwrap(),
+            "--entrypoint=/fiec/package/--volume=/:/host"
+        );
+        for image in ["--user=0:0", "/abs.tar", "../up.tar", "python:3"] {
+            let refused = engine.image(Path::new("/"), image).unwrap_err();
+            assert!(refused.is_permanent(), "{refused}");
+            assert!(refused.to_string().contains("is no image"), "{refused}");
+        }
     }
 
     #[test]

@@ -285,10 +285,10 @@ impl JsonLines {
                 if let Some(state) = state {
                     self.take_state(&state)?;
                 }
-                self.work.outputs.take_named(&self.package, &outputs)?;
+                self.work.take_named_outputs(&self.package, &outputs)?;
                 if complete {
                     // Named now, so that a commit is due before there are too many.
-                    self.work.outputs.declare(cx)?;
+                    self.work.declare_outputs(cx)?;
                 }
                 lines::emit(&self.package.program, &emit, cx)?;
                 Ok(Step::Boundary)
@@ -304,8 +304,8 @@ impl JsonLines {
                 }
                 let text = result.to_string();
                 check_result(&self.package, text.len() as u64)?;
-                self.work.outputs.take_named(&self.package, &outputs)?;
-                self.work.outputs.declare(cx)?;
+                self.work.take_named_outputs(&self.package, &outputs)?;
+                self.work.declare_outputs(cx)?;
                 lines::emit(&self.package.program, &emit, cx)?;
                 self.let_go(GRACE);
                 Ok(Step::Complete { result })
@@ -432,7 +432,7 @@ impl Instance for JsonLines {
             match self.hear(cx, &mut patience, true)? {
                 Said::State { state, outputs } => {
                     self.take_state(&state)?;
-                    self.work.outputs.take_named(&self.package, &outputs)?;
+                    self.work.take_named_outputs(&self.package, &outputs)?;
                 }
                 Said::Failed { reason, permanent } => {
                     return Err(match permanent {
@@ -450,7 +450,7 @@ impl Instance for JsonLines {
             Some(state) => out.extend_from_slice(state),
             None => return Err(self.wrong("gave no σ")),
         }
-        self.work.outputs.declare(cx)
+        self.work.declare_outputs(cx)
     }
 
     fn progress(&self) -> Progress {

@@ -8,6 +8,7 @@
 
 pub mod container;
 mod guard;
+mod image;
 mod json_lines;
 mod lines;
 mod outputs;
@@ -29,7 +30,7 @@ pub use guard::own_orphans;
 /// Largest σ in bytes of a package that declares no `limits.state_bytes`.
 pub const STATE_LIMIT: u64 = 4 << 30;
 /// Largest result in bytes, as JSON; larger ones are outputs.
-pub const RESULT_LIMIT: u64 = 256 * 1024;
+pub const RESULT_LIMIT: u64 = fiec_schemas::limits::RESULT_LIMIT as u64;
 
 /// Names the folder that is σ.
 pub const STATE_DIR_ENV: &str = "FIEC_STATE_DIR";

@@ -2,21 +2,32 @@
 //! later capsule can change them, and read when a commit carries them.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Read as _;
+use std::path::Path;
 
 use super::{Package, pack};
+use crate::beneath::{Folder, Links};
 use crate::program::{Capsule, ProgramError};
 
 /// Longest name in bytes.
 const NAME_LIMIT: usize = 255;
 
-/// Where outputs are made, and where they wait for the next commit.
+/// The name in a run of the folder where outputs are made.
+pub const FOLDER: &str = "outputs";
+
+/// Outputs that were taken away and wait for the next commit, each in a file of its number.
+#[derive(Default)]
 pub struct Outputs {
-    folder: PathBuf,
-    taken: PathBuf,
-    waiting: BTreeMap<String, PathBuf>,
+    waiting: BTreeMap<String, String>,
     count: u64,
+}
+
+/// The folders of a run and of what was taken from it.
+pub struct Places<'a> {
+    /// The run's.
+    pub run: &'a Folder,
+    /// Where no program writes.
+    pub taken: &'a Folder,
 }
 
 fn cannot(what: &str, path: &Path, error: std::io::Error) -> ProgramError {
@@ -24,22 +35,17 @@ fn cannot(what: &str, path: &Path, error: std::io::Error) -> ProgramError {
 }
 
 impl Outputs {
-    /// Made in `folder`; those that were taken lie in `taken`.
-    pub fn new(folder: PathBuf, taken: PathBuf) -> Self {
-        Self {
-            folder,
-            taken,
-            waiting: BTreeMap::new(),
-            count: 0,
-        }
-    }
-
     /// Forgets those that wait.
     pub fn clear(&mut self) {
         self.waiting.clear();
     }
 
-    fn take(&mut self, package: &Package, name: &str) -> Result<(), ProgramError> {
+    fn take(
+        &mut self,
+        package: &Package,
+        (made, taken): (&Folder, &Folder),
+        name: &str,
+    ) -> Result<(), ProgramError> {
         if !package.manifest.declares(name) {
             let declared = match &package.manifest.outputs[..] {
                 [] => "none".to_owned(),
@@ -57,10 +63,10 @@ impl Outputs {
                 name.len()
             )));
         }
-        let from = self.folder.join(name);
-        let to = self.taken.join(self.count.to_string());
+        let to = self.count.to_string();
         self.count += 1;
-        fs::rename(&from, &to).map_err(|error| cannot("take output", &from, error))?;
+        made.rename(Path::new(name), taken, Path::new(&to))
+            .map_err(|error| cannot("take output", &made.path().join(name), error))?;
         self.waiting.insert(name.to_owned(), to);
         Ok(())
     }
@@ -69,8 +75,9 @@ impl Outputs {
     ///
     /// # Errors
     /// Where one is not declared, or is no regular file.
-    pub fn take_all(&mut self, package: &Package) -> Result<(), ProgramError> {
-        for file in pack::scan(&self.folder, "output")? {
+    pub fn take_all(&mut self, package: &Package, places: &Places<'_>) -> Result<(), ProgramError> {
+        let made = pack::root(places.run, FOLDER)?;
+        for file in pack::scan(&made, "output")? {
             let Some(name) = file.name.to_str() else {
                 return Err(ProgramError::Permanent(format!(
                     "{} made output {:?}, whose name is not UTF-8",
@@ -78,7 +85,7 @@ impl Outputs {
                     file.name.display()
                 )));
             };
-            self.take(package, name)?;
+            self.take(package, (&made, places.taken), name)?;
         }
         Ok(())
     }
@@ -87,11 +94,17 @@ impl Outputs {
     ///
     /// # Errors
     /// Where one is not declared, is not there, or is no regular file.
-    pub fn take_named(&mut self, package: &Package, names: &[String]) -> Result<(), ProgramError> {
+    pub fn take_named(
+        &mut self,
+        package: &Package,
+        places: &Places<'_>,
+        names: &[String],
+    ) -> Result<(), ProgramError> {
         if names.is_empty() {
             return Ok(());
         }
-        let found = pack::scan(&self.folder, "output")?;
+        let made = pack::root(places.run, FOLDER)?;
+        let found = pack::scan(&made, "output")?;
         for name in names {
             if !found.iter().any(|file| file.name == Path::new(name)) {
                 return Err(ProgramError::Permanent(format!(
@@ -100,7 +113,7 @@ impl Outputs {
                     package.program
                 )));
             }
-            self.take(package, name)?;
+            self.take(package, (&made, places.taken), name)?;
         }
         Ok(())
     }
@@ -109,12 +122,19 @@ impl Outputs {
     ///
     /// # Errors
     /// When one cannot be read.
-    pub fn declare(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
-        for (name, path) in std::mem::take(&mut self.waiting) {
-            let bytes = fs::read(&path).map_err(|error| cannot("read output", &path, error))?;
+    pub fn declare(&mut self, places: &Places<'_>, cx: &mut Capsule) -> Result<(), ProgramError> {
+        for (name, number) in std::mem::take(&mut self.waiting) {
+            let number = Path::new(&number);
+            let mut bytes = Vec::new();
+            // Between the look at it and its move another process may have put a link there.
+            places
+                .taken
+                .file(number, Links::Refused)
+                .and_then(|mut file| file.read_to_end(&mut bytes))
+                .map_err(|error| cannot("read output", Path::new(&name), error))?;
             cx.output(name, bytes);
             // Should it stay, it goes with its folder.
-            let _ = fs::remove_file(path);
+            let _ = places.taken.remove(number);
         }
         Ok(())
     }

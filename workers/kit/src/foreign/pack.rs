@@ -7,9 +7,11 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FileType;
+
+use crate::beneath::{self, Folder, Links};
 use crate::program::ProgramError;
 
 const MAGIC: &[u8; 8] = b"FIECDIR1";
@@ -37,12 +39,34 @@ impl Found {
 }
 
 fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ProgramError {
-    let path = path.display().to_string();
-    move |error| ProgramError::Transient(format!("cannot {what} {path}: {error}"))
+    let path = path.to_owned();
+    move |error| io_error(what, &path, error)
+}
+
+fn io_error(what: &str, path: &Path, error: io::Error) -> ProgramError {
+    ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// The folder `name` of a run, in which a program works.
+///
+/// # Errors
+/// Permanent, with its name, where the program has put something else in its place.
+pub fn root(run: &Folder, name: &str) -> Result<Folder, ProgramError> {
+    run.folder(Path::new(name)).map_err(|error| {
+        let path = run.path().join(name);
+        match beneath::is_led_away(&error) || error.kind() == io::ErrorKind::NotADirectory {
+            true => ProgramError::Permanent(format!(
+                "the folder {name} of the run is a symbolic link or no folder any more ({}): a \
+                 program works in the folders that it was given",
+                path.display()
+            )),
+            false => io_error("open", &path, error),
+        }
+    })
 }
 
 fn walk(
-    root: &Path,
+    folder: &Folder,
     under: &Path,
     depth: usize,
     what: &str,
@@ -54,40 +78,34 @@ fn walk(
             name.display()
         )))
     };
-    let folder = root.join(under);
-    for entry in fs::read_dir(&folder).map_err(io("list", &folder))? {
-        let entry = entry.map_err(io("list", &folder))?;
-        let name = under.join(entry.file_name());
-        let meta = entry.metadata().map_err(io("look at", &entry.path()))?;
-        let kind = meta.file_type();
-        if kind.is_dir() {
-            if depth >= DEPTH_LIMIT {
-                return refuse(&name, "lies too deep");
+    for own in folder.names().map_err(io("list", folder.path()))? {
+        let name = under.join(&own);
+        let path = folder.path().join(&own);
+        let meta = folder.look(&own).map_err(io("look at", &path))?;
+        let kind = match FileType::from_raw_mode(meta.st_mode) {
+            FileType::Directory => {
+                if depth >= DEPTH_LIMIT {
+                    return refuse(&name, "lies too deep");
+                }
+                let inner = folder.folder(Path::new(&own)).map_err(io("open", &path))?;
+                walk(&inner, &name, depth + 1, what, found)?;
+                continue;
             }
-            walk(root, &name, depth + 1, what, found)?;
-        } else if kind.is_symlink() {
-            return refuse(&name, "is a symbolic link");
-        } else if kind.is_file() {
-            if meta.nlink() > 1 {
-                return refuse(&name, "is a hard link: it has another name");
+            FileType::RegularFile if meta.st_nlink > 1 => "is a hard link: it has another name",
+            FileType::RegularFile if found.len() >= FILES_LIMIT => {
+                "is one file too many (limit 1048576)"
             }
-            if found.len() >= FILES_LIMIT {
-                return refuse(&name, "is one file too many (limit 1048576)");
+            FileType::RegularFile => {
+                let bytes = u64::try_from(meta.st_size).unwrap_or_default();
+                found.push(Found { name, bytes });
+                continue;
             }
-            found.push(Found {
-                name,
-                bytes: meta.len(),
-            });
-        } else {
-            let kind = if kind.is_fifo() {
-                "is a named pipe"
-            } else if kind.is_socket() {
-                "is a socket"
-            } else {
-                "is a device"
-            };
-            return refuse(&name, kind);
-        }
+            FileType::Symlink => "is a symbolic link",
+            FileType::Fifo => "is a named pipe",
+            FileType::Socket => "is a socket",
+            _ => "is a device",
+        };
+        return refuse(&name, kind);
     }
     Ok(())
 }
@@ -97,7 +115,7 @@ fn walk(
 ///
 /// # Errors
 /// Permanent, with its name, where something is neither a file nor a folder.
-pub fn scan(folder: &Path, what: &str) -> Result<Vec<Found>, ProgramError> {
+pub fn scan(folder: &Folder, what: &str) -> Result<Vec<Found>, ProgramError> {
     let mut found = Vec::new();
     walk(folder, Path::new(""), 0, what, &mut found)?;
     found.sort_by(|a, b| {
@@ -113,7 +131,7 @@ pub fn scan(folder: &Path, what: &str) -> Result<Vec<Found>, ProgramError> {
 ///
 /// # Errors
 /// See [`scan`].
-pub fn look(folder: &Path) -> Result<(Vec<Found>, u64), ProgramError> {
+pub fn look(folder: &Folder) -> Result<(Vec<Found>, u64), ProgramError> {
     let mut found = scan(folder, "state file")?;
     found.retain(|file| file.name != Path::new(YIELD_FILE));
     let bytes = found
@@ -127,16 +145,17 @@ pub fn look(folder: &Path) -> Result<(Vec<Found>, u64), ProgramError> {
 ///
 /// # Errors
 /// When a file cannot be read or has changed its size.
-pub fn pack(folder: &Path, files: &[Found], out: &mut Vec<u8>) -> Result<(), ProgramError> {
+pub fn pack(folder: &Folder, files: &[Found], out: &mut Vec<u8>) -> Result<(), ProgramError> {
     out.extend_from_slice(MAGIC);
     for file in files {
         let name = file.name.as_os_str().as_bytes();
         out.extend_from_slice(&(name.len() as u32).to_le_bytes());
         out.extend_from_slice(name);
         out.extend_from_slice(&file.bytes.to_le_bytes());
-        let path = folder.join(&file.name);
+        let path = folder.path().join(&file.name);
         let begin = out.len();
-        File::open(&path)
+        folder
+            .file(&file.name, Links::Refused)
             .and_then(|from| from.take(file.bytes + 1).read_to_end(out))
             .map_err(io("read", &path))?;
         if (out.len() - begin) as u64 != file.bytes {
@@ -212,6 +231,7 @@ mod tests {
     use super::*;
 
     fn packed(folder: &Path) -> Vec<u8> {
+        let folder = &Folder::open(folder).unwrap();
         let (files, bytes) = look(folder).unwrap();
         let mut out = Vec::new();
         pack(folder, &files, &mut out).unwrap();
@@ -296,7 +316,7 @@ mod tests {
         for (name, rule, make) in cases {
             let folder = tempfile::tempdir().unwrap();
             make(folder.path());
-            let error = look(folder.path()).unwrap_err();
+            let error = look(&Folder::open(folder.path()).unwrap()).unwrap_err();
             let text = error.to_string();
             assert!(error.is_permanent(), "{text}");
             assert!(text.contains(name) && text.contains(rule), "{text}");

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::process::ChildStderr;
 
 use fiec_schemas::package::Grant;
@@ -12,6 +13,7 @@ use super::patience::{Ending, Patience};
 use super::process::in_words;
 use super::work::Work;
 use super::{Package, check_state, pack};
+use crate::beneath::Links;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
 use crate::programs::Instance;
 
@@ -50,12 +52,7 @@ impl StateDir {
     /// One process from its start to its end.
     fn process(&mut self, cx: &Capsule) -> Result<(Option<i32>, String), ProgramError> {
         // Left from a stop after which it goes on here.
-        match std::fs::remove_file(self.work.yield_file()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(ProgramError::transient(error));
-            }
-            _ => {}
-        }
+        self.work.forget_stop()?;
         let mut process = self.work.spawn(&self.package, cx, true)?;
         let mut words = Words::new(process.take_stderr())?;
         let mut patience = Patience::new(&self.package, cx);
@@ -63,11 +60,7 @@ impl StateDir {
         loop {
             patience.tick(&process, wishes.as_deref())?;
             if let Some(cause) = patience.news_of_stop() {
-                // Written beside and moved, so that it is whole when it appears.
-                let (path, part) = (self.work.yield_file(), self.work.part());
-                std::fs::write(&part, cause)
-                    .and_then(|()| std::fs::rename(&part, &path))
-                    .map_err(ProgramError::transient)?;
+                self.work.ask_to_stop(cause)?;
             }
             let fd = process.fd();
             let mut fds = vec![PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -114,11 +107,13 @@ impl StateDir {
     }
 
     fn read_progress(&self) -> Progress {
-        let path = self.work.state().join("progress");
         let mut text = String::new();
-        let read = std::fs::File::open(path)
-            .and_then(|file| file.take(LINE_LIMIT as u64).read_to_string(&mut text));
-        if read.is_err() {
+        let file = self.work.state().ok().and_then(|state| {
+            let progress = Path::new("progress");
+            state.file(progress, Links::Refused).ok()
+        });
+        let read = file.map(|file| file.take(LINE_LIMIT as u64).read_to_string(&mut text));
+        if !matches!(read, Some(Ok(_))) {
             return Progress::default();
         }
         let line = text.lines().next().unwrap_or_default().trim();
@@ -149,21 +144,14 @@ impl Instance for StateDir {
         self.work.clear()?;
         self.progress = Progress::default();
         if let Some(state) = state {
-            pack::unpack(state, &self.work.state())?;
+            self.work.unpack(state)?;
         }
         Ok(())
     }
 
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError> {
         let ended = self.process(cx);
-        let path = self.work.yield_file();
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                let text = format!("cannot remove {}: {error}", path.display());
-                return Err(ProgramError::Transient(text));
-            }
-            _ => {}
-        }
+        self.work.forget_stop()?;
         let (code, last) = ended?;
         if code == Some(FAILED) {
             return Err(ProgramError::Permanent(match last.is_empty() {
@@ -171,14 +159,14 @@ impl Instance for StateDir {
                 false => last,
             }));
         }
-        self.work.outputs.take_all(&self.package)?;
+        self.work.take_outputs(&self.package)?;
         self.work.emit_all(cx)?;
         if code == Some(0) {
-            self.work.outputs.declare(cx)?;
+            self.work.declare_outputs(cx)?;
             let result = self.work.result(&self.package)?;
             return Ok(Step::Complete { result });
         }
-        let (files, bytes) = pack::look(&self.work.state())?;
+        let (files, bytes) = pack::look(&self.work.state()?)?;
         check_state(&self.package, bytes)?;
         self.files = files;
         self.progress = self.read_progress();
@@ -186,8 +174,8 @@ impl Instance for StateDir {
     }
 
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError> {
-        pack::pack(&self.work.state(), &self.files, out)?;
-        self.work.outputs.declare(cx)
+        pack::pack(&self.work.state()?, &self.files, out)?;
+        self.work.declare_outputs(cx)
     }
 
     fn progress(&self) -> Progress {

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -77,7 +78,7 @@ pub(super) fn flags(engine: &Engine, user: (u32, u32)) -> Result<Vec<String>, St
         all.push("--rootfs".to_owned());
         all.push(root.path().to_string_lossy().into_owned());
         all.push(NOTHING.to_owned());
-        engine.ask(&all, WITHIN)
+        engine.ask(&all, Stdio::null(), WITHIN)
     };
     let Err(first) = start(&[]) else {
         return Ok(Vec::new());

@@ -6,10 +6,14 @@
 //!                    run/outbox      finished files are messages to the outside (state_dir)
 //!                    run/objects     objects that parameters name, by digest
 //!                    run/params.json
-//!                    run/result.json
+//!                    run/result/     the file of the result
 //!                    run/socket      (json_lines)
 //!                    taken/          outputs that wait for a commit
 //! ```
+//!
+//! Nothing of this is reached by a path again once a program has run: it may have put a link in the
+//! place of a folder. A container may write to its folders alone, each mounted by itself, so it
+//! cannot replace one.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -22,17 +26,31 @@ use serde_json::Value;
 
 use super::container::{self, Engine};
 use super::guard::{Guard, quoted};
-use super::outputs::Outputs;
+use super::outputs::{self, Outputs, Places};
 use super::process::Process;
 use super::{
     BOUNDARY_ENV, EXECUTION_ENV, GRANT_ENV, INPUTS_ENV, OBJECTS_ENV, OUTBOX_ENV, OUTPUTS_ENV,
     PARAMS_ENV, Package, RESULT_ENV, RESULT_LIMIT, SOCKET_PATH_ENV, STATE_DIR_ENV, pack,
 };
+use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
 use crate::program::{Capsule, Inputs, ProgramError};
 
 /// A path that a Unix socket may have.
 const SOCKET_PATH_LIMIT: usize = 100;
+
+/// The name of the folder of σ.
+const STATE: &str = "state";
+/// The name of the folder of messages.
+const OUTBOX: &str = "outbox";
+/// The name of the folder of the result.
+const RESULT: &str = "result";
+/// The file in it.
+const RESULT_FILE: &str = "result.json";
+/// The folders that a program writes to.
+const WRITABLE: [&str; 4] = [STATE, outputs::FOLDER, OUTBOX, RESULT];
+/// The name of the folder of outputs that wait for a commit.
+const TAKEN: &str = "taken";
 
 /// The folders, and what its processes are started with.
 pub struct Work {
@@ -40,8 +58,9 @@ pub struct Work {
     dir: tempfile::TempDir,
     guard: Option<Guard>,
     inputs: PathBuf,
-    /// Its outputs.
-    pub outputs: Outputs,
+    top: Folder,
+    run: Folder,
+    outputs: Outputs,
     /// What it may use.
     pub grant: Grant,
     container: Option<(Engine, String)>,
@@ -91,12 +110,6 @@ impl Work {
             .prefix("fiec-")
             .tempdir_in(&place)
             .map_err(cannot("make a folder in", &place))?;
-        let folder = inputs.path("");
-        let folder = match folder.as_os_str().is_empty() {
-            true => PathBuf::from("."),
-            false => folder,
-        };
-        let folder = fs::canonicalize(&folder).map_err(cannot("find the data folder", &folder))?;
         let container = match &package.manifest.image {
             Some(image) => {
                 let engine = Engine::find().map_err(ProgramError::Permanent)?;
@@ -105,7 +118,6 @@ impl Work {
             }
             None => None,
         };
-        let taken = dir.path().join("taken");
         let guard = match Guard::new() {
             Ok(guard) => Some(guard),
             Err(error) => {
@@ -113,31 +125,44 @@ impl Work {
                 None
             }
         };
+        let run = dir.path().join("run");
+        let objects_folder = run.join("objects");
+        for folder in [&dir.path().join(TAKEN), &run, &objects_folder] {
+            fs::create_dir(folder).map_err(cannot("make", folder))?;
+        }
+        for name in WRITABLE {
+            let folder = run.join(name);
+            fs::create_dir(&folder).map_err(cannot("make", &folder))?;
+        }
+        let inputs_folder = match inputs.folder() {
+            Some(folder) => {
+                fs::canonicalize(&folder).map_err(cannot("find the data folder", &folder))?
+            }
+            // A node without inputs shows none.
+            None => {
+                let folder = dir.path().join("inputs");
+                fs::create_dir(&folder).map_err(cannot("make", &folder))?;
+                folder
+            }
+        };
+        let open = |path: &Path| Folder::open(path).map_err(cannot("open", path));
         let mut work = Self {
-            inputs: folder,
-            outputs: Outputs::new(dir.path().join("run/outputs"), taken.clone()),
+            inputs: inputs_folder,
+            top: open(dir.path())?,
+            run: open(&run)?,
+            outputs: Outputs::default(),
             grant: Grant::default(),
             container,
             guard,
             dir,
         };
-        for folder in [
-            taken,
-            work.run(),
-            work.state(),
-            work.run().join("outputs"),
-            work.outbox(),
-            work.run().join("objects"),
-        ] {
-            fs::create_dir(&folder).map_err(cannot("make", &folder))?;
-        }
         work.ended();
-        let path = work.run().join("params.json");
+        let path = run.join("params.json");
         fs::write(&path, params.to_string()).map_err(cannot("write", &path))?;
         let mut named = Vec::new();
         objects(params, &mut named);
         for digest in named {
-            let path = work.run().join("objects").join(digest.to_string());
+            let path = objects_folder.join(digest.to_string());
             if !path.exists() {
                 let bytes = inputs.object(digest)?;
                 fs::write(&path, bytes).map_err(cannot("write", &path))?;
@@ -150,13 +175,54 @@ impl Work {
         self.dir.path().join("run")
     }
 
-    /// The folder of σ.
-    pub fn state(&self) -> PathBuf {
-        self.run().join("state")
+    /// The files of the folder of σ.
+    ///
+    /// # Errors
+    /// Permanent where the program has put something else in its place.
+    pub fn state(&self) -> Result<Folder, ProgramError> {
+        pack::root(&self.run, STATE)
     }
 
-    fn outbox(&self) -> PathBuf {
-        self.run().join("outbox")
+    /// Fills the folder of σ, which is empty.
+    ///
+    /// # Errors
+    /// Permanent where the bytes are no state.
+    pub fn unpack(&self, state: &[u8]) -> Result<(), ProgramError> {
+        pack::unpack(state, &self.run().join(STATE))
+    }
+
+    /// What it does with its outputs.
+    fn outputs(
+        &mut self,
+        act: impl FnOnce(&mut Outputs, &Places<'_>) -> Result<(), ProgramError>,
+    ) -> Result<(), ProgramError> {
+        let path = self.dir.path().join(TAKEN);
+        let taken = self.top.folder(Path::new(TAKEN));
+        let taken = taken.map_err(cannot("open", &path))?;
+        let places = Places {
+            run: &self.run,
+            taken: &taken,
+        };
+        act(&mut self.outputs, &places)
+    }
+
+    /// See [`Outputs::take_all`].
+    pub fn take_outputs(&mut self, package: &Package) -> Result<(), ProgramError> {
+        self.outputs(|outputs, places| outputs.take_all(package, places))
+    }
+
+    /// See [`Outputs::take_named`].
+    pub fn take_named_outputs(
+        &mut self,
+        package: &Package,
+        names: &[String],
+    ) -> Result<(), ProgramError> {
+        self.outputs(|outputs, places| outputs.take_named(package, places, names))
+    }
+
+    /// See [`Outputs::declare`].
+    pub fn declare_outputs(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
+        self.outputs(|outputs, places| outputs.declare(places, cx))
     }
 
     /// Emits what lies in the outbox, in the order of the names: the part of a name before its
@@ -165,13 +231,14 @@ impl Work {
     /// # Errors
     /// When a file is no regular one or cannot be read, or [`Capsule::emit`] refuses it.
     pub fn emit_all(&self, cx: &mut Capsule) -> Result<(), ProgramError> {
-        let folder = self.outbox();
+        let folder = pack::root(&self.run, OUTBOX)?;
         for file in pack::scan(&folder, "message")? {
-            let path = folder.join(&file.name);
+            let path = folder.path().join(&file.name);
             let text = file.name.to_string_lossy();
             let name = text.split('.').next().unwrap_or_default();
             let mut bytes = Vec::new();
-            fs::File::open(&path)
+            folder
+                .file(&file.name, Links::Refused)
                 // One more than is allowed, so that the refusal says so.
                 .and_then(|file| {
                     file.take(EMIT_BYTES_LIMIT as u64 + 1)
@@ -179,19 +246,39 @@ impl Work {
                 })
                 .map_err(cannot("read", &path))?;
             cx.emit(name, &bytes)?;
-            fs::remove_file(&path).map_err(cannot("remove", &path))?;
+            folder.remove(&file.name).map_err(cannot("remove", &path))?;
         }
         Ok(())
     }
 
-    /// The file that asks a program to stop.
-    pub fn yield_file(&self) -> PathBuf {
-        self.state().join(pack::YIELD_FILE)
+    /// Asks the program to stop, by a file that is whole when it appears.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn ask_to_stop(&self, cause: &str) -> Result<(), ProgramError> {
+        let (path, part) = (self.dir.path().join("part"), Path::new("part"));
+        fs::write(&path, cause).map_err(cannot("write", &path))?;
+        let state = self.state()?;
+        let moved = self.top.rename(part, &state, Path::new(pack::YIELD_FILE));
+        moved.map_err(cannot("write a stop to", state.path()))
     }
 
-    /// Where a file is written before it is moved to its place.
-    pub fn part(&self) -> PathBuf {
-        self.dir.path().join("part")
+    /// Takes back what asked it to stop.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget_stop(&self) -> Result<(), ProgramError> {
+        let state = match self.run.folder(Path::new(STATE)) {
+            // A program may have removed it at its end.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            _ => self.state()?,
+        };
+        match state.remove(Path::new(pack::YIELD_FILE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(cannot("remove a stop from", state.path())(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The path of the socket.
@@ -215,20 +302,17 @@ impl Work {
     /// When something cannot be removed.
     pub fn clear(&mut self) -> Result<(), ProgramError> {
         self.outputs.clear();
-        for name in ["taken", "run/state", "run/outputs", "run/outbox"] {
-            let folder = self.dir.path().join(name);
-            empty(&folder).map_err(cannot("empty", &folder))?;
+        let folders = WRITABLE.map(|name| self.run().join(name));
+        for folder in folders.iter().chain([&self.dir.path().join(TAKEN)]) {
+            // A link in the place of one is removed itself.
+            empty(folder).map_err(cannot("empty", folder))?;
         }
-        for name in ["result.json", "socket"] {
-            let path = self.run().join(name);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(cannot("remove", &path)(error));
-                }
-                _ => {}
+        match self.run.remove(Path::new("socket")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(cannot("remove the socket in", self.run.path())(error))
             }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The result that was written, if one was.
@@ -236,15 +320,17 @@ impl Work {
     /// # Errors
     /// Where it is too large or no JSON.
     pub fn result(&self, package: &Package) -> Result<Value, ProgramError> {
-        let path = self.run().join("result.json");
-        let size = match fs::symlink_metadata(&path) {
-            Ok(meta) if meta.is_file() => meta.len(),
-            Ok(_) => u64::MAX,
+        let folder = pack::root(&self.run, RESULT)?;
+        let mut file = match folder.file(Path::new(RESULT_FILE), Links::Refused) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Value::Null),
-            Err(error) => return Err(cannot("look at", &path)(error)),
+            // A link, a pipe, a folder.
+            Err(_) => return Err(too_large(package)),
         };
-        check_result(package, size)?;
-        let text = fs::read(&path).map_err(cannot("read", &path))?;
+        let mut text = Vec::new();
+        let read = (&mut file).take(RESULT_LIMIT + 1).read_to_end(&mut text);
+        read.map_err(cannot("read", folder.path()))?;
+        check_result(package, text.len() as u64)?;
         serde_json::from_slice(&text).map_err(|error| {
             ProgramError::Permanent(format!(
                 "{} wrote a result that is not JSON: {error}",
@@ -278,7 +364,7 @@ impl Work {
             (OBJECTS_ENV, text(self.seen("objects"))),
             (OUTPUTS_ENV, text(self.seen("outputs"))),
             (OUTBOX_ENV, text(self.seen("outbox"))),
-            (RESULT_ENV, text(self.seen("result.json"))),
+            (RESULT_ENV, text(self.seen(RESULT).join(RESULT_FILE))),
             (BOUNDARY_ENV, cx.index().to_string()),
             (GRANT_ENV, grant),
             (extra.0, text(extra.1)),
@@ -319,6 +405,7 @@ impl Work {
                     entry,
                     package: &package.folder,
                     run: &self.run(),
+                    writable: &WRITABLE,
                     inputs: &self.inputs,
                     network: package.manifest.network,
                     grant: &self.grant,
@@ -378,11 +465,15 @@ impl Work {
 
 /// Checks a result's size.
 pub fn check_result(package: &Package, bytes: u64) -> Result<(), ProgramError> {
-    if bytes <= RESULT_LIMIT {
-        return Ok(());
+    match bytes <= RESULT_LIMIT {
+        true => Ok(()),
+        false => Err(too_large(package)),
     }
-    Err(ProgramError::Permanent(format!(
+}
+
+fn too_large(package: &Package) -> ProgramError {
+    ProgramError::Permanent(format!(
         "{} gave a result over {RESULT_LIMIT} bytes, or no regular file; make it an output",
         package.program
-    )))
+    ))
 }

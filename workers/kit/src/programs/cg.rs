@@ -93,13 +93,9 @@ impl State for CgProgramState {
 
 fn load(source: &MatrixSource, inputs: &mut Inputs) -> Result<Arc<Csr>, ProgramError> {
     match source {
-        MatrixSource::File(name) => {
-            let path = inputs.path(name);
-            inputs.get(&path.display().to_string(), Some(path.clone()), || {
-                matrix_market::read_symmetric_positive_definite_candidate(&path)
-                    .map_err(ProgramError::permanent)
-            })
-        }
+        MatrixSource::File(name) => inputs.get_file("sparse", ("matrix.file", name), |bytes| {
+            matrix_market::parse_candidate_bytes(name, bytes).map_err(ProgramError::permanent)
+        }),
         MatrixSource::Object(digest) => inputs.get_object("sparse", *digest, |bytes| {
             matrix_market::parse_candidate_bytes(format!("object {digest}"), &bytes)
                 .map_err(ProgramError::permanent)

@@ -2,7 +2,6 @@
 //! and σ as little-endian fields.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use fiec_kernels::dense::Mat;
@@ -34,9 +33,9 @@ impl Source {
     ) -> Result<Self, ProgramError> {
         match source {
             DenseSource::File(name) => {
-                let path = inputs.path(name);
-                let key = format!("dense file {}", path.display());
-                let held = inputs.get(&key, Some(path.clone()), || from_file(&path));
+                let field = format!("{field}.file");
+                let held =
+                    inputs.get_file("dense", (&field, name), |bytes| from_bytes(name, bytes));
                 Ok(Self::Held(held?))
             }
             DenseSource::Object(digest) => {
@@ -106,18 +105,6 @@ impl Source {
 
 fn named(name: &str, rule: impl std::fmt::Display) -> ProgramError {
     ProgramError::Permanent(format!("{name}: {rule}"))
-}
-
-fn from_file(path: &Path) -> Result<Mat, ProgramError> {
-    let name = path.display().to_string();
-    let regular = std::fs::metadata(path).map(|meta| meta.is_file());
-    match regular {
-        Ok(true) => {}
-        Ok(false) => return Err(named(&name, npy::NpyRule::NotAFile)),
-        Err(error) => return Err(named(&name, npy::NpyRule::Io(error))),
-    }
-    let bytes = std::fs::read(path).map_err(|error| named(&name, npy::NpyRule::Io(error)))?;
-    from_bytes(&name, &bytes)
 }
 
 /// A `.npy` file by its first bytes, else a Matrix Market file.

@@ -5,6 +5,9 @@
 //! all of σ. With `page_bytes` the magic is FIECSYN2, and in place of the bytes stand the digests of their pages
 //! (see [`crate::Pages`]): one page is touched in each capsule.
 
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Digest;
@@ -27,6 +30,8 @@ const PAGES: &str = "filling";
 /// The program.
 pub struct Synthetic {
     params: SyntheticParams,
+    /// Where it notes that it has crashed.
+    marker: Option<PathBuf>,
     /// What became of its wish for more.
     reserved: Option<Reserved>,
     /// What it was told when it looked around and asked.
@@ -174,12 +179,11 @@ impl Synthetic {
         if self.params.crash_at != Some(index) {
             return;
         }
-        if let Some(marker) = &self.params.crash_marker {
-            if std::path::Path::new(marker).exists() {
-                return;
-            }
-            if let Err(error) = std::fs::write(marker, "crashed once\n") {
-                eprintln!("cannot write {marker}: {error}");
+        if let Some(marker) = &self.marker {
+            match File::create_new(marker) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => return,
+                Err(error) => eprintln!("cannot write {}: {error}", marker.display()),
             }
         }
         eprintln!("synthetic: crashing at capsule {index}, as its parameters say");
@@ -236,9 +240,20 @@ impl Synthetic {
 impl Program for Synthetic {
     type State = SyntheticState;
 
-    fn start(params: &Value, _: &mut Inputs) -> Result<Self, ProgramError> {
+    fn start(params: &Value, inputs: &mut Inputs) -> Result<Self, ProgramError> {
         let params = SyntheticParams::from_value(params).map_err(ProgramError::permanent)?;
+        let marker = match (&params.crash_marker, inputs.run_folder()) {
+            (None, _) => None,
+            // The parameters' check lets plain names pass, which lie in the folder.
+            (Some(name), Some(folder)) => Some(folder.join(name)),
+            (Some(_), None) => {
+                return Err(ProgramError::Permanent(
+                    "params.crash_marker: there is no worker's run folder to keep it in".to_owned(),
+                ));
+            }
+        };
         Ok(Self {
+            marker,
             params,
             reserved: None,
             told: None,

@@ -181,7 +181,7 @@ say(**{"is": "completed", "result": {"n": n}})
     let name = Path::new(&python).file_name().unwrap().to_str().unwrap();
     let made = json_lines(
         script,
-        json!({ "entry": [name, "run.py"], "image": PYTHON_IMAGE, "outputs": ["out-*"] }),
+        json!({ "entry": [name, "run.py"], "image": id(&engine, PYTHON_IMAGE), "outputs": ["out-*"] }),
     );
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("in.txt"), "input").unwrap();
@@ -198,6 +198,13 @@ say(**{"is": "completed", "result": {"n": n}})
     let rest = child.all();
     assert_eq!(rest.result(), whole.result());
     assert_eq!(rest.boundaries.len(), 2);
+}
+
+/// The image's id as a manifest says it.
+fn id(engine: &Engine, image: &str) -> String {
+    let said = asked(engine, &["image", "inspect", "--format", "{{.Id}}", image]).unwrap();
+    let hex = said.trim().trim_start_matches("sha256:");
+    format!("sha256:{hex}")
 }
 
 fn skipped(reason: &str) {
@@ -286,16 +293,19 @@ echo $n > "$FIEC_RESULT"; cat "$FIEC_INPUTS/in.txt" > "$FIEC_OUTPUTS/out"
 
 #[test]
 fn a_container_runs_a_state_folder_where_an_engine_answers() {
-    let made = package(
-        &json!({ "entry": ["sh", "./run.sh"], "protocol": "state_dir", "image": IMAGE,
-                 "outputs": ["out"] }),
-        &[("run.sh", SCRIPT)],
-    );
+    let made = |image: &str| {
+        package(
+            &json!({ "entry": ["sh", "./run.sh"], "protocol": "state_dir", "image": image,
+                     "outputs": ["out"] }),
+            &[("run.sh", SCRIPT)],
+        )
+    };
     let engine = match Engine::find() {
         Ok(engine) => engine,
         Err(reason) => {
             skipped(&reason);
             // What a person is told then.
+            let made = made(&format!("sha256:{}", "0".repeat(64)));
             let outcome = Child::outcome(&made.package, &json!({}), None);
             let (permanent, found) = outcome.failure();
             assert!(
@@ -312,6 +322,7 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
             engine.kind
         ));
     }
+    let made = made(&id(&engine, IMAGE));
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("in.txt"), "input").unwrap();
     let child = Child::start_in(data.path());

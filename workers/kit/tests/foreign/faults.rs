@@ -323,3 +323,36 @@ fn bytes_that_are_no_state_of_a_folder_are_refused_at_once() {
     assert!(matches!(child.hear().0, Report::Began { .. }));
     assert!(matches!(child.next(), Next::Boundary(..)));
 }
+
+#[test]
+fn a_folder_that_was_replaced_by_a_link_is_not_followed() {
+    for (name, folder, status) in [
+        ("state", "$FIEC_STATE_DIR", 85),
+        ("outputs", "$FIEC_OUTPUTS", 85),
+        ("outbox", "$FIEC_OUTBOX", 85),
+        ("result", "$(dirname $FIEC_RESULT)", 0),
+    ] {
+        // A folder of the host, with what a run could read, emit, move away or remove.
+        let host = tempfile::tempdir().unwrap();
+        for file in ["id_ed25519", "result.json"] {
+            std::fs::write(host.path().join(file), "4711").unwrap();
+        }
+        let script = format!(
+            "f=\"{folder}\"; mv \"$f\" \"$f.old\"; ln -s {} \"$f\"; exit {status}",
+            host.path().display()
+        );
+        let made = state_dir(&script, json!({ "outputs": ["*"] }));
+        let outcome = Child::outcome(&made.package, &json!({}), None);
+        let seen = format!("{outcome:?}");
+        assert!(
+            !seen.contains("4711") && !seen.contains("id_ed25519"),
+            "{name}: {seen}"
+        );
+        let (permanent, reason) = outcome.failure();
+        let rule = format!("the folder {name} of the run is a symbolic link");
+        assert!(permanent && reason.contains(&rule), "{name}: {reason}");
+        for file in ["id_ed25519", "result.json"] {
+            assert!(host.path().join(file).exists(), "{name}: {file} is gone");
+        }
+    }
+}

@@ -190,7 +190,7 @@ fn the_grant_and_the_environment_are_what_was_promised() {
 [ -d "$FIEC_INPUTS" ] && cp "$FIEC_INPUTS/in.txt" "$FIEC_OUTPUTS/copy"
 [ "$PWD" -ef "$(dirname "$0")" ] || [ "$(pwd -P)" = "$(cd "$(dirname "$0")" && pwd -P)" ] || exit 65
 env | grep -c NATS_URL >&2
-[ "$(dirname "$FIEC_OUTPUTS")/result.json" = "$FIEC_RESULT" ] || exit 65
+[ "$(dirname "$FIEC_OUTPUTS")/result/result.json" = "$FIEC_RESULT" ] || exit 65
 [ -n "$FIEC_EXECUTION" ] || exit 65
 printf '%s' "$FIEC_GRANT" > "$FIEC_RESULT"
 "#,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use fiec_broker::Broker;
+use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Event, ExecutionId, HardwareVector, NodeId, Phase, Signal, Timestamp};
 use futures_util::StreamExt as _;
@@ -44,17 +45,10 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         ("cgroup", &[][..]),
         ("declared budget", &["--no-cgroup"][..]),
     ] {
-        let threshold = format!("memory={HIGH}:{LOW}:0");
-        let mut args = vec!["--memory-limit", LIMIT, "--threshold", &threshold];
-        // A node that was left is returned to once every signal has been calm for its dwell: none
-        // may take longer than a round here, and memory alone shall decide.
-        for calm in [
-            "memory_stall=0.8:0.3:0",
-            "latency=1:0.999:0",
-            "power=1:0.9:0",
-            "thermal=0.95:0.8:0",
-        ] {
-            args.extend(["--threshold", calm]);
+        let thresholds = thresholds();
+        let mut args = vec!["--memory-limit", LIMIT];
+        for threshold in &thresholds {
+            args.extend(["--threshold", threshold]);
         }
         args.extend(more);
         let cluster = cluster(lab, 2, &args, false).await?;
@@ -90,6 +84,17 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The thresholds of the nodes. An execution returns to a node that it left as soon as every signal
+/// has been calm for its dwell, so no signal has one here; and memory alone decides.
+fn thresholds() -> Vec<String> {
+    let all = default_thresholds().into_keys();
+    all.map(|signal| match signal {
+        Signal::Memory => format!("memory={HIGH}:{LOW}:0"),
+        other => format!("{other}=1:0.999:0"),
+    })
+    .collect()
 }
 
 /// What was seen on the way, with the moment at which it arrived here.
@@ -332,4 +337,22 @@ async fn one(
     let ((vector, order), (yielded, started)) =
         both.with_context(|| format!("pressure did not move the execution away from {node}"))??;
     Ok((vector, order, yielded, started))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_signal_of_the_benchs_nodes_has_a_dwell() {
+        let set = thresholds();
+        for signal in default_thresholds().into_keys() {
+            let begin = format!("{signal}=");
+            let found = set.iter().find(|text| text.starts_with(&begin));
+            assert!(
+                found.is_some_and(|t| t.ends_with(":0")),
+                "{signal}: {set:?}"
+            );
+        }
+    }
 }

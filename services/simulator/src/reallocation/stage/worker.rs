@@ -203,6 +203,7 @@ impl Stage {
             self.useful_ms += as_f64(job.job.work_ms) * job.job.units;
             let done = Event::Completed {
                 result: serde_json::Value::Null,
+                object: None,
                 computed_until: self.wall(),
                 capsules: 1,
                 outputs: vec![],

@@ -1,0 +1,209 @@
+//! What a collector needs: what is stored, how old it is, and its removal unless it was renewed
+//! meanwhile. Who may remove what is decided by the caller, who knows all references.
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use fiec_schemas::{ExecutionId, Sequence, subjects};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use crate::objects::Bucket;
+use crate::{Broker, BrokerError};
+
+/// Requests at once.
+const AT_ONCE: usize = 16;
+
+/// A bucket of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// Inputs, outputs, packages, submissions and results, by digest.
+    Data,
+    /// Verified states and notes about them, by execution.
+    States,
+}
+
+impl Store {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Data => subjects::DATA_BUCKET,
+            Self::States => subjects::STATE_BUCKET,
+        }
+    }
+}
+
+/// An object in a bucket.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// Its name: the digest of its bytes, or an execution and what of it.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Time since it was stored, or put again.
+    pub age: Duration,
+    /// The name of its chunks.
+    nuid: String,
+    /// The sequence of its description.
+    seq: Sequence,
+}
+
+/// The objects of a bucket, and the chunks that belong to none of them.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// The objects.
+    pub objects: Vec<Stored>,
+    /// Subjects of chunks without a description: of puts that are under way, or that were cut off.
+    pub orphans: Vec<String>,
+}
+
+async fn subjects_of(
+    broker: &Broker,
+    stream: &str,
+    filter: &str,
+) -> Result<Vec<String>, BrokerError> {
+    let what = || format!("list {filter} of {stream}");
+    let opened = broker.js.get_stream_no_info(stream).await;
+    let opened = opened.map_err(BrokerError::operation(what()))?;
+    let listed = opened.info_with_subjects(filter).await;
+    let listed = listed.map_err(BrokerError::operation(what()))?;
+    let listed = listed.map_ok(|(subject, _)| subject).try_collect().await;
+    listed.map_err(BrokerError::operation(what()))
+}
+
+/// Lists a bucket.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerError> {
+    let bucket = Bucket::new(broker, store.name());
+    let stream = format!("OBJ_{}", store.name());
+    // Chunks first: an object that becomes visible meanwhile is seen.
+    let chunk_subjects = subjects_of(broker, &stream, &bucket.chunks(">")).await?;
+    let described = subjects_of(broker, &stream, &bucket.description_of_all()).await?;
+    let objects = stream::iter(described)
+        .map(|subject| {
+            let bucket = &bucket;
+            async move { bucket.described_on(&subject).await }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_filter_map(async |found| {
+            Ok(found.map(|found| Stored {
+                name: found.info.name,
+                bytes: found.info.size as u64,
+                age: found.age,
+                nuid: found.info.nuid,
+                seq: found.seq,
+            }))
+        });
+    let objects: Vec<Stored> = objects.try_collect().await?;
+    let known: HashSet<String> = objects.iter().map(|o| bucket.chunks(&o.nuid)).collect();
+    let orphans = chunk_subjects.into_iter().filter(|s| !known.contains(s));
+    Ok(Contents {
+        orphans: orphans.collect(),
+        objects,
+    })
+}
+
+/// Removes an object, unless it was put again since it was listed. True where it was removed.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn remove(broker: &Broker, store: Store, object: &Stored) -> Result<bool, BrokerError> {
+    let bucket = Bucket::new(broker, store.name());
+    let removed = bucket.forget(&object.name, object.seq).await?;
+    if removed {
+        bucket.discard(&object.nuid).await;
+    }
+    Ok(removed)
+}
+
+/// Time since the last message of a subject; none where it has none.
+async fn age_of(stream: &Stream<()>, subject: &str) -> Result<Option<Duration>, BrokerError> {
+    match stream.direct_get_last_for_subject(subject).await {
+        Ok(last) => {
+            let age = SystemTime::now().duration_since(last.time.into());
+            Ok(Some(age.unwrap_or_default()))
+        }
+        Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
+        Err(error) => Err(BrokerError::operation(format!("look at {subject}"))(error)),
+    }
+}
+
+/// Removes what a subject of a stream holds, where its last message is older than `grace`. True
+/// where it was removed, or, with `dry`, would be.
+async fn purge_old(
+    broker: &Broker,
+    stream: &str,
+    subject: &str,
+    grace: Duration,
+    dry: bool,
+) -> Result<bool, BrokerError> {
+    let opened = broker.js.get_stream_no_info(stream).await;
+    let opened = opened.map_err(BrokerError::operation(format!("open {stream}")))?;
+    if age_of(&opened, subject)
+        .await?
+        .is_none_or(|age| age < grace)
+    {
+        return Ok(false);
+    }
+    if !dry {
+        let purged = opened.purge().filter(subject).await;
+        purged.map_err(BrokerError::operation(format!("remove {subject}")))?;
+    }
+    Ok(true)
+}
+
+/// Removes chunks that belong to no object, where they are older than `grace`.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn remove_orphan(
+    broker: &Broker,
+    store: Store,
+    orphan: &str,
+    grace: Duration,
+    dry: bool,
+) -> Result<bool, BrokerError> {
+    let stream = format!("OBJ_{}", store.name());
+    purge_old(broker, &stream, orphan, grace, dry).await
+}
+
+/// The executions that have chunks in `FIEC_CHUNK`, each with its subject.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn chunk_holders(broker: &Broker) -> Result<Vec<(ExecutionId, String)>, BrokerError> {
+    let all = subjects_of(broker, subjects::CHUNK_STREAM, "fiec.chunk.>").await?;
+    let holder = |subject: String| {
+        let id = subject.rsplit('.').next()?.parse().ok()?;
+        Some((ExecutionId(id), subject))
+    };
+    Ok(all.into_iter().filter_map(holder).collect())
+}
+
+/// Removes the chunks of an execution that needs none any more, where the last of them is older than
+/// `grace`.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn remove_chunks(
+    broker: &Broker,
+    subject: &str,
+    grace: Duration,
+    dry: bool,
+) -> Result<bool, BrokerError> {
+    purge_old(broker, subjects::CHUNK_STREAM, subject, grace, dry).await
+}
+
+/// True where a submission has waited for longer than this.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn submissions_wait(broker: &Broker, longer: Duration) -> Result<bool, BrokerError> {
+    let opened = broker.js.get_stream(subjects::SUBMIT_STREAM).await;
+    let opened = opened.map_err(BrokerError::operation("look at the submissions that wait"))?;
+    let state = &opened.cached_info().state;
+    let first: SystemTime = state.first_timestamp.into();
+    let age = SystemTime::now().duration_since(first).unwrap_or_default();
+    Ok(state.messages > 0 && age > longer)
+}

@@ -1,0 +1,86 @@
+//! Whether a stream is still the one that was read. A broker that lost the end of a stream gives its
+//! sequences out again; a stream that was made anew begins with the first.
+
+use std::collections::VecDeque;
+
+use async_nats::jetstream::stream::DirectGetErrorKind;
+use fiec_schemas::{Digest, Sequence, subjects};
+
+use crate::{Broker, BrokerError};
+
+/// Messages that are remembered: some may have dropped out by the stream's limits.
+const REMEMBERED: usize = 16;
+
+/// How a stream has lost what was read of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Break {
+    /// It was made anew.
+    #[error("the stream {stream} was made anew")]
+    Renewed {
+        /// Its name.
+        stream: &'static str,
+    },
+    /// It has lost messages at its end.
+    #[error("the stream {stream} does not have message {seen} any more, which was read from it")]
+    WentBack {
+        /// Its name.
+        stream: &'static str,
+        /// Sequence of the last message that was read.
+        seen: Sequence,
+    },
+}
+
+/// What was read of a stream of ledger messages.
+#[derive(Debug, Clone, Default)]
+pub struct Identity {
+    /// When the stream was made, in nanoseconds since 1970.
+    created: Option<i128>,
+    /// The messages that were read last, oldest first.
+    last: VecDeque<(Sequence, Digest)>,
+}
+
+impl Identity {
+    /// Notes a message that was read; `digest` is that of its header.
+    pub fn note(&mut self, seq: Sequence, digest: Digest) {
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+        }
+        self.last.push_back((seq, digest));
+    }
+
+    /// Compares the ledger stream with what was read of it; the first call notes when it was made.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub async fn check(&mut self, broker: &Broker) -> Result<Option<Break>, BrokerError> {
+        let stream = subjects::LEDGER_STREAM;
+        let what = || format!("look at the stream {stream}");
+        let found = broker.js.get_stream(stream).await;
+        let found = found.map_err(BrokerError::operation(what()))?;
+        let info = found.cached_info();
+        let created = info.created.unix_timestamp_nanos();
+        if *self.created.get_or_insert(created) != created {
+            return Ok(Some(Break::Renewed { stream }));
+        }
+        let Some((seen, _)) = self.last.back().copied() else {
+            return Ok(None);
+        };
+        let went_back = Ok(Some(Break::WentBack { stream, seen }));
+        if info.state.last_sequence < seen {
+            return went_back;
+        }
+        for (seq, digest) in self.last.iter().rev() {
+            match found.direct_get(*seq).await {
+                Ok(message) => {
+                    let header = message.headers.get(subjects::EVENT_HEADER);
+                    let same = header.is_some_and(|h| Digest::of(h.as_str().as_bytes()) == *digest);
+                    return if same { Ok(None) } else { went_back };
+                }
+                // It has dropped out by the stream's limits; an earlier one may be there.
+                Err(error) if error.kind() == DirectGetErrorKind::NotFound => {}
+                Err(error) => return Err(BrokerError::operation(what())(error)),
+            }
+        }
+        Ok(None)
+    }
+}

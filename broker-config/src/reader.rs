@@ -1,0 +1,102 @@
+//! An ephemeral reader of a stream. It ends after its first error, so that its owner opens it anew
+//! from its own checkpoint: an ephemeral consumer does not come back, and a feed that goes on after
+//! an error skips messages without a word.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_nats::jetstream;
+use async_nats::jetstream::consumer::{AckPolicy, pull};
+use futures_util::{Stream, StreamExt};
+
+use crate::{Broker, BrokerError};
+
+/// The server deletes the consumer of a reader that asked for nothing for so long.
+const INACTIVE: Duration = Duration::from_secs(60);
+
+/// Messages of one stream, in order and without a gap, until the first error.
+pub struct Reader {
+    what: &'static str,
+    messages: pull::Stream,
+    /// The consumer's number of the next message. Every number is delivered once.
+    next: u64,
+    has_failed: bool,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").finish_non_exhaustive()
+    }
+}
+
+impl Reader {
+    /// Opens a reader of `stream` without acknowledgements, which the owner's checkpoint replaces.
+    /// `batch`: most messages that the server sends ahead. `what` names the purpose in errors.
+    ///
+    /// # Errors
+    /// When the broker refuses the consumer or does not answer.
+    pub async fn open(
+        broker: &Broker,
+        stream: &str,
+        config: pull::Config,
+        batch: usize,
+        what: &'static str,
+    ) -> Result<Self, BrokerError> {
+        let config = pull::Config {
+            ack_policy: AckPolicy::None,
+            inactive_threshold: INACTIVE,
+            ..config
+        };
+        let consumer = broker
+            .js
+            .create_consumer_on_stream(config, stream)
+            .await
+            .map_err(BrokerError::operation(what))?;
+        let messages = consumer
+            .stream()
+            .max_messages_per_batch(batch)
+            .expires(Duration::from_secs(30))
+            .heartbeat(Duration::from_secs(10))
+            .messages()
+            .await
+            .map_err(BrokerError::operation(what))?;
+        Ok(Self {
+            what,
+            messages,
+            next: 1,
+            has_failed: false,
+        })
+    }
+
+    fn check(&mut self, message: jetstream::Message) -> Result<jetstream::Message, BrokerError> {
+        let delivered = message
+            .info()
+            .map_err(BrokerError::operation(self.what))?
+            .consumer_sequence;
+        if delivered != self.next {
+            let (what, next) = (self.what, self.next);
+            let lost = format!("delivery {delivered} came where {next} was due");
+            return Err(BrokerError::operation(what)(lost));
+        }
+        self.next += 1;
+        Ok(message)
+    }
+}
+
+impl Stream for Reader {
+    type Item = Result<jetstream::Message, BrokerError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.has_failed {
+            return Poll::Ready(None);
+        }
+        let polled = self.messages.poll_next_unpin(cx);
+        let item = std::task::ready!(polled).map(|message| match message {
+            Ok(message) => self.check(message),
+            Err(error) => Err(BrokerError::operation(self.what)(error)),
+        });
+        self.has_failed = !matches!(item, Some(Ok(_)));
+        Poll::Ready(item)
+    }
+}

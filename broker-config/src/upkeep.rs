@@ -1,0 +1,152 @@
+//! Watches that the broker has every stream and stores what it is sent. Makes again, without a
+//! person, the streams whose content may be lost: those in memory, which are gone after a restart.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{Config, StorageType};
+use fiec_schemas::subjects;
+use futures_util::TryStreamExt;
+
+use crate::topology::{Profile, streams};
+use crate::{Broker, BrokerError};
+
+const EVERY: Duration = Duration::from_secs(2);
+/// A round may take this long.
+const WITHIN: Duration = Duration::from_secs(5);
+/// Bytes of a probe: enough that a full disk cannot take it in passing.
+const PROBE_BYTES: usize = 4_096;
+
+/// What was found last. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Upkeep {
+    found: Arc<Mutex<Found>>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    missing: Option<String>,
+    refused: Option<String>,
+}
+
+impl Upkeep {
+    /// Fails with what is wrong with the broker and what to do about it.
+    ///
+    /// # Errors
+    /// When a stream is missing, or the broker does not store.
+    pub fn check(&self) -> Result<(), String> {
+        let found = self.found();
+        let troubles = [&found.missing, &found.refused].into_iter().flatten();
+        let words: Vec<&str> = troubles.map(String::as_str).collect();
+        if words.is_empty() {
+            Ok(())
+        } else {
+            Err(words.join("; "))
+        }
+    }
+
+    /// Fails where the broker stores nothing, with what to do about it.
+    ///
+    /// # Errors
+    /// When the last probe was refused or not acknowledged.
+    pub fn stores(&self) -> Result<(), String> {
+        self.found().refused.clone().map_or(Ok(()), Err)
+    }
+
+    /// Looks every two seconds, for ever. `who` names the kind of service, whose probes replace
+    /// each other.
+    pub async fn keep(self, broker: Broker, who: &'static str) {
+        loop {
+            let missing = within(complete(&broker)).await;
+            let refused = within(probe(&broker, who)).await;
+            let is_news = {
+                let mut found = self.found();
+                let news = [&missing, &refused] != [&found.missing, &found.refused];
+                *found = Found { missing, refused };
+                news
+            };
+            match self.check() {
+                Err(trouble) if is_news => tracing::error!(trouble, "the broker is not well"),
+                Ok(()) if is_news => tracing::info!("the broker is well again"),
+                _ => {}
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        // The text is whole even where a holder panicked.
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn within(look: impl Future<Output = Result<(), String>>) -> Option<String> {
+    match tokio::time::timeout(WITHIN, look).await {
+        Ok(Ok(())) => None,
+        Ok(Err(trouble)) => Some(trouble),
+        Err(_) => Some(format!(
+            "the broker does not answer within {} s: see that nats-server runs and its disk is not full",
+            WITHIN.as_secs()
+        )),
+    }
+}
+
+/// A stream that may be made anew where it is missing: nothing is lost with what it held.
+fn is_replaceable(config: &Config) -> bool {
+    config.storage == StorageType::Memory || config.name == subjects::PROBE_STREAM
+}
+
+/// Makes replaceable streams that are missing, and names all others that are.
+async fn complete(broker: &Broker) -> Result<(), String> {
+    let words = |error: BrokerError| error.to_string();
+    let names = broker.js.stream_names().try_collect();
+    let names: BTreeSet<String> = names
+        .await
+        .map_err(BrokerError::operation("list the streams"))
+        .map_err(words)?;
+    let mut missing = Vec::new();
+    for config in streams(&Profile::default()).map_err(words)? {
+        if names.contains(&config.name) {
+            continue;
+        }
+        if !is_replaceable(&config) || !names.contains(subjects::LEDGER_STREAM) {
+            missing.push(config.name);
+            continue;
+        }
+        let ledger = broker.js.get_stream(subjects::LEDGER_STREAM).await;
+        let ledger = ledger
+            .map_err(BrokerError::operation("look at the ledger stream"))
+            .map_err(words)?;
+        let name = config.name.clone();
+        let config = Config {
+            num_replicas: ledger.cached_info().config.num_replicas,
+            ..config
+        };
+        broker
+            .js
+            .create_stream(config)
+            .await
+            .map_err(BrokerError::operation(format!("make stream {name} again")))
+            .map_err(words)?;
+        tracing::warn!(stream = name, "the stream was missing and was made again");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "the broker has no {}: restore its store, or make what is missing with `fiec setup`",
+        missing.join(", ")
+    ))
+}
+
+async fn probe(broker: &Broker, who: &str) -> Result<(), String> {
+    let refused = |error: &dyn std::fmt::Display| {
+        format!("the broker stores nothing ({error}): free its disk, or raise its storage limit")
+    };
+    let body = vec![0; PROBE_BYTES];
+    let sent = broker.js.publish(subjects::probe(who), body.into()).await;
+    let ack = sent.map_err(|error| refused(&error))?;
+    ack.await.map_err(|error| refused(&error))?;
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! Passwords of the private servers. Other users of the machine reach loopback ports as well, and
+//! whoever may use these servers runs programs as the user who started them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use crate::error::{At, Result};
+
+/// The user of both servers.
+pub(crate) const USER: &str = "fiec";
+
+/// 122 random bits as hex digits.
+pub(crate) fn random() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+/// The password in the file at `path`, which is made if missing.
+pub(crate) fn keep(path: &Path) -> Result<String> {
+    match std::fs::read_to_string(path) {
+        Ok(text) if !text.trim().is_empty() => {
+            set_mode(path, 0o600)?;
+            Ok(text.trim().to_owned())
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).at("cannot read the password in", path)
+        }
+        _ => {
+            let password = random();
+            write(path, &password)?;
+            Ok(password)
+        }
+    }
+}
+
+/// Writes a file that only its owner reads.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    // Never into a file that somebody else may have open.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).at("cannot replace", path);
+        }
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    let file: std::io::Result<File> = options.write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .at("cannot write", path)
+}
+
+/// Makes a folder, and those above it, that only their owner enters; leaves one that is there.
+pub(crate) fn create_folder(path: &Path, mode: u32) -> Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .at("cannot create", path)
+}
+
+/// Sets the mode of what is ours.
+pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .at("cannot set the mode of", path)
+}

@@ -1,0 +1,219 @@
+//! `fiec repair`: the ledgers that the broker has lost begin anew from PostgreSQL.
+//!
+//! An execution goes on from its last boundary whose σ PostgreSQL has, under its next epoch; its
+//! ordinals go on, so that its history stays one. A ledger that is there is left alone: a worker
+//! that still held its execution has appended it again itself.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use clap::Args;
+use fiec_broker::{AppendError, Broker, Draft, Ledger, Tip, store};
+use fiec_recorder::PgTime;
+use fiec_schemas::event::{BatchPlace, Totals};
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::{
+    BatchId, Digest, Event, ExecutionId, ExecutionState, Phase, StatePlace, Submission, Tenant,
+    Timestamp,
+};
+use sqlx::postgres::PgRow;
+use sqlx::{PgPool, Row};
+
+use crate::context::Global;
+use crate::exit::Outcome;
+
+/// Who the author of what is appended here is.
+const AUTHOR: &str = "operator/repair";
+
+/// What to repair.
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    /// Only say what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Begins lost ledgers anew.
+///
+/// # Errors
+/// When a server does not answer.
+pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("repair").await?;
+    let pool = fiec_recorder::connect(&global.database_url()?).await?;
+    let ledger = Ledger::new(&broker);
+    let (mut there, mut begun, mut failed) = (0u64, 0u64, 0u64);
+    for id in live(&pool).await? {
+        let (tenant, row) = match read(&pool, id).await? {
+            Some(found) => found,
+            // It has ended meanwhile.
+            None => continue,
+        };
+        if ledger.last(&tenant, id).await?.is_some() {
+            there += 1;
+            continue;
+        }
+        match begin_anew(&broker, &pool, &ledger, (id, tenant), &row, args.dry_run).await {
+            Ok(words) => {
+                begun += 1;
+                println!("{id}: {words}");
+            }
+            Err(error) => {
+                failed += 1;
+                println!("{id}: cannot be repaired: {error:#}");
+            }
+        }
+    }
+    let verb = if args.dry_run { "would begin" } else { "began" };
+    println!("{verb} {begun} ledgers anew; {there} were there; {failed} cannot be repaired");
+    Ok(if failed == 0 {
+        Outcome::Done
+    } else {
+        Outcome::Failed
+    })
+}
+
+/// All executions that have not ended, as PostgreSQL knows them.
+async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
+    let rows = sqlx::query("SELECT id FROM executions WHERE finished_at IS NULL ORDER BY id");
+    let rows = rows.fetch_all(pool).await?;
+    rows.iter()
+        .map(|row| Ok(ExecutionId(row.try_get(0)?)))
+        .collect()
+}
+
+async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, PgRow)>> {
+    let row = sqlx::query(
+        "SELECT e.tenant, e.spec::text AS spec, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
+         e.paused_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
+         e.rebindings, e.pressure_rebindings, e.crashes, e.compute_us, s.index, \
+         s.digest AS state_digest, s.state FROM executions e \
+         LEFT JOIN boundary_state s ON s.execution = e.id AND s.index <= e.boundary_index \
+         WHERE e.id = $1 AND e.finished_at IS NULL",
+    )
+    .bind(id.0)
+    .fetch_optional(pool)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let tenant: String = row.try_get("tenant")?;
+    Ok(Some((tenant.parse()?, row)))
+}
+
+async fn begin_anew(
+    broker: &Broker,
+    pool: &PgPool,
+    ledger: &Ledger,
+    (id, tenant): (ExecutionId, Tenant),
+    row: &PgRow,
+    dry_run: bool,
+) -> anyhow::Result<String> {
+    let spec: Option<String> = row.try_get("spec")?;
+    let Some(spec) = spec else {
+        anyhow::bail!("its submission is not in PostgreSQL (over 2 KiB); submit it again");
+    };
+    let spec: Submission = serde_json::from_str(&spec)?;
+    anyhow::ensure!(
+        spec.spread.is_none(),
+        "its range is shared with parts; cancel it and submit it again"
+    );
+    let number = |column: &str| -> sqlx::Result<u64> {
+        Ok(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or(0))
+    };
+    let batch: Option<uuid::Uuid> = row.try_get("batch_id")?;
+    let line: Option<i32> = row.try_get("batch_line")?;
+    let batch = batch.map(|id| BatchPlace {
+        id: BatchId(id),
+        line: line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+    });
+    let submitted_at = row.try_get::<PgTime, _>("submitted_at")?.0;
+    let mut state = ExecutionState::unborn(tenant, id, Arc::new(spec), batch, submitted_at);
+    state.ordinal = number("ordinal")?;
+    state.epoch = number("epoch")?;
+    state.totals = Totals {
+        commits: number("commits")?,
+        state_bytes: number("all_bytes")?,
+        rebindings: number("rebindings")?,
+        pressure: number("pressure_rebindings")?,
+        crashes: number("crashes")?,
+        compute_us: number("compute_us")?,
+        ..Totals::default()
+    };
+    state.adjusted = adjusted(pool, id).await?.map(Box::new);
+    if row.try_get::<String, _>("phase")? == "paused" {
+        let who: Option<String> = row.try_get("paused_by")?;
+        state.phase = Phase::Paused {
+            who: who.unwrap_or_default(),
+        };
+    }
+    let from = match boundary(row, state.ordinal)? {
+        Some((place, sigma)) => {
+            if !dry_run {
+                store::keep_state(broker, id, place.digest, &sigma).await?;
+            }
+            let from = format!("goes on from boundary {}", place.index);
+            state.boundary = Some(place);
+            from
+        }
+        None => "begins anew".to_owned(),
+    };
+    if dry_run {
+        return Ok(from);
+    }
+    let over = digest(row.try_get("digest")?).unwrap_or(state.submission);
+    let healed = Event::Healed {
+        kept: 0,
+        lost: state.ordinal,
+        over,
+    };
+    let tip = Tip {
+        seq: 0,
+        digest: None,
+        state,
+        seen_in: 0,
+    };
+    let draft = Draft::new(&tip, vec![healed], AUTHOR, Timestamp::now())?;
+    match ledger.append(draft, Bytes::new()).await {
+        Ok(_) => Ok(from),
+        Err(AppendError::Conflict) => Ok("its ledger is there again".to_owned()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The last boundary whose σ is in PostgreSQL, with it.
+fn boundary(row: &PgRow, ordinal: u64) -> anyhow::Result<Option<(StatePlace, Vec<u8>)>> {
+    let index: Option<i64> = row.try_get("index")?;
+    let sigma: Option<Vec<u8>> = row.try_get("state")?;
+    let stored = digest(row.try_get("state_digest")?);
+    let (Some(index), Some(sigma), Some(digest)) = (index, sigma, stored) else {
+        return Ok(None);
+    };
+    anyhow::ensure!(
+        Digest::of(&sigma) == digest,
+        "its σ in PostgreSQL is damaged: it does not have the digest {}",
+        digest.short()
+    );
+    let place = StatePlace {
+        index: u64::try_from(index)?,
+        digest,
+        bytes: sigma.len() as u64,
+        seq: None,
+        ordinal,
+    };
+    Ok(Some((place, sigma)))
+}
+
+/// What was changed about it since it was submitted.
+async fn adjusted(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<Adjustment>> {
+    let rows = sqlx::query(
+        "SELECT change::text FROM execution_changes WHERE execution = $1 ORDER BY ordinal, nth",
+    );
+    let mut all: Option<Adjustment> = None;
+    for row in rows.bind(id.0).fetch_all(pool).await? {
+        let change: Adjustment = serde_json::from_str(&row.try_get::<String, _>(0)?)?;
+        all.get_or_insert_default().merge(&change);
+    }
+    Ok(all)
+}
+
+fn digest(bytes: Option<Vec<u8>>) -> Option<Digest> {
+    bytes.and_then(|b| <[u8; 32]>::try_from(b).ok()).map(Digest)
+}

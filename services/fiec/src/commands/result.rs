@@ -1,0 +1,122 @@
+//! `fiec result ID`: what an execution came to, and all that it made.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fiec_broker::{Broker, Ledger, results};
+use fiec_schemas::{Event, ExecutionId, Phase, Tenant};
+use serde_json::Value;
+
+use super::{output, wait};
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::sql;
+
+/// Print the result of a completed execution as JSON; with --output also fetch all of its outputs
+#[derive(Debug, Args)]
+pub struct ResultArgs {
+    /// Execution id, or the id that the client gave
+    pub id: String,
+    /// Write every output into this folder, under its name
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// What is known of an end.
+struct End {
+    phase: String,
+    result: Option<Value>,
+    /// Of one that did not complete.
+    words: Option<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the servers cannot be reached, or an output cannot be written.
+pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let (tenant, id) = (&args.tenant.tenant, &args.id);
+    let execution = super::history::resolve(tenant, id)?;
+    let broker = global.broker("result").await?;
+    let mut end = of_ledger(&broker, tenant, execution).await?;
+    if end
+        .as_ref()
+        .is_none_or(|end| end.phase == "completed" && end.result.is_none())
+    {
+        end = of_history(global, tenant, execution).await?.or(end);
+    }
+    let Some(end) = end else {
+        eprintln!("tenant {tenant} has no execution {id}");
+        return Ok(Outcome::Failed);
+    };
+    if end.phase != "completed" {
+        match wait::outcome_of_name(&end.phase) {
+            Some(_) => eprintln!("{id} {}", end.words.unwrap_or(end.phase.clone())),
+            None => eprintln!("{id} is {}; `fiec wait {id}` waits for its end", end.phase),
+        }
+        return Ok(wait::outcome_of_name(&end.phase).unwrap_or(Outcome::Failed));
+    }
+    println!("{}", end.result.unwrap_or(Value::Null));
+    match &args.output {
+        Some(folder) => output::fetch_all(tenant, id, folder, global).await,
+        None => Ok(Outcome::Done),
+    }
+}
+
+async fn of_ledger(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+) -> anyhow::Result<Option<End>> {
+    let Some(entry) = Ledger::new(broker).last(tenant, execution).await? else {
+        return Ok(None);
+    };
+    let mut message = entry.message;
+    if message.state.phase == Phase::Completed {
+        results::resolve(broker, &mut message).await?;
+    }
+    let words = super::watch::in_words(&message).pop();
+    let result = message.events.into_iter().find_map(|event| match event {
+        Event::Completed { result, .. } => Some(result),
+        _ => None,
+    });
+    Ok(Some(End {
+        phase: message.state.phase.as_str().to_owned(),
+        result,
+        words,
+    }))
+}
+
+/// As PostgreSQL has it, where that can be reached.
+async fn of_history(
+    global: &Global,
+    tenant: &Tenant,
+    execution: ExecutionId,
+) -> anyhow::Result<Option<End>> {
+    if global.database_url().is_err() {
+        return Ok(None);
+    }
+    let pool = global.database().await?;
+    let query = format!(
+        "SELECT phase, result::text AS result, failure FROM executions \
+         WHERE id = '{execution}' AND tenant = '{tenant}'"
+    );
+    let rows = sql::query(&pool, query).await?;
+    let Some(phase) = rows.get(0, "phase") else {
+        return Ok(None);
+    };
+    let result = rows
+        .get(0, "result")
+        .map(serde_json::from_str)
+        .transpose()?;
+    let failure = rows
+        .get(0, "failure")
+        .map(|words| format!("{phase}: {words}"));
+    Ok(Some(End {
+        phase: phase.to_owned(),
+        result,
+        words: failure,
+    }))
+}

@@ -1,0 +1,225 @@
+//! `fiec wait ID…` and `fiec submit --wait`: until every execution has ended. An outage of the
+//! servers ends no waiting: the executions go on meanwhile.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use fiec_broker::Broker;
+use fiec_schemas::messages::ApiReply;
+use fiec_schemas::{ExecutionId, Phase, Tenant};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::client;
+use crate::context::{Global, TenantArg};
+use crate::exit::Outcome;
+use crate::sql;
+use crate::terminal::safe;
+
+/// Pause between two questions while nobody answers.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often the history is asked about executions without a ledger.
+const ASK_HISTORY: Duration = Duration::from_secs(5);
+
+/// Wait until executions have ended; the exit code is the worst outcome
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Execution ids, or the ids that the client gave
+    #[arg(required = true)]
+    pub id: Vec<String>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the broker cannot be reached at the beginning.
+pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("wait").await?;
+    let tenant = &args.tenant.tenant;
+    let mut waiting = Waiting::new(&broker, tenant, global);
+    let mut outcome = Outcome::Done;
+    for id in &args.id {
+        let reply = waiting.status(id).await?;
+        match (&reply.state, super::history::resolve(tenant, id)) {
+            (Some(state), _) => waiting.add(state.execution, id.clone()),
+            (None, Ok(execution)) if waiting.recorded(execution).await.is_some() => {
+                waiting.add(execution, id.clone());
+            }
+            (None, _) => {
+                eprintln!("{}", reply.error.unwrap_or_default());
+                outcome = outcome.worse(Outcome::BadInput);
+            }
+        }
+    }
+    Ok(outcome.worse(waiting.until_all_have_ended().await?))
+}
+
+/// How an ended execution counts.
+pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
+    outcome_of_name(phase.as_str())
+}
+
+/// The same by the name of its phase.
+pub fn outcome_of_name(phase: &str) -> Option<Outcome> {
+    match phase {
+        // What a part leaves is its holder's: nothing is lost, and nothing else is to come.
+        "completed" | "returned" => Some(Outcome::Done),
+        "failed" => Some(Outcome::Failed),
+        "cancelled" => Some(Outcome::Cancelled),
+        _ => None,
+    }
+}
+
+/// Executions that are waited for.
+pub struct Waiting<'a> {
+    broker: &'a Broker,
+    tenant: &'a Tenant,
+    global: &'a Global,
+    /// By id, with the name that people know.
+    live: BTreeMap<ExecutionId, String>,
+    bar: ProgressBar,
+    /// Since when nobody answers.
+    outage: Option<Instant>,
+    history: Option<sqlx::PgPool>,
+    history_asked: Option<Instant>,
+}
+
+impl<'a> Waiting<'a> {
+    /// Waits for nothing yet.
+    pub fn new(broker: &'a Broker, tenant: &'a Tenant, global: &'a Global) -> Self {
+        Self {
+            broker,
+            tenant,
+            global,
+            live: BTreeMap::new(),
+            bar: ProgressBar::hidden(),
+            outage: None,
+            history: None,
+            history_asked: None,
+        }
+    }
+
+    /// Waits for this one as well.
+    pub fn add(&mut self, execution: ExecutionId, name: String) {
+        self.live.insert(execution, name);
+    }
+
+    fn say(&self, words: &str) {
+        self.bar.suspend(|| eprintln!("{words}"));
+    }
+
+    /// Asks until somebody answers.
+    async fn status(&mut self, id: &str) -> anyhow::Result<ApiReply> {
+        loop {
+            match client::execution(self.broker, "status", self.tenant, id, None).await {
+                Ok(reply) => {
+                    if let Some(since) = self.outage.take() {
+                        let seconds = since.elapsed().as_secs();
+                        self.say(&format!("answered again after {seconds} s; still waiting"));
+                    }
+                    return Ok(reply);
+                }
+                Err(error) if error.is::<client::Unreachable>() => {
+                    if self.outage.is_none() {
+                        self.outage = Some(Instant::now());
+                        self.say(&format!(
+                            "{error}; still waiting, what runs goes on (Ctrl-C ends the waiting alone)"
+                        ));
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// How an execution has ended that has no ledger any more, if the history can be reached.
+    async fn recorded(&mut self, execution: ExecutionId) -> Option<Outcome> {
+        if self.history.is_none() {
+            self.global.database_url().ok()?;
+            self.history = self.global.database().await.ok();
+        }
+        let query = format!("SELECT phase FROM executions WHERE id = '{execution}'");
+        let rows = sql::query(self.history.as_ref()?, query).await.ok()?;
+        outcome_of_name(rows.get(0, "phase")?)
+    }
+
+    fn draw_bar(&mut self) {
+        if self.global.json || !std::io::stderr().is_terminal() {
+            return;
+        }
+        self.bar = ProgressBar::new(self.live.len() as u64);
+        if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan} {pos}/{len} {msg} {elapsed}")
+        {
+            self.bar.set_style(style);
+        }
+    }
+
+    /// Waits; the worst outcome.
+    ///
+    /// # Errors
+    /// When an answer cannot be read.
+    pub async fn until_all_have_ended(mut self) -> anyhow::Result<Outcome> {
+        self.draw_bar();
+        let mut worst = Outcome::Done;
+        let mut pause = Duration::from_millis(20);
+        while !self.live.is_empty() {
+            // One after the other, a thousand a round: waiting must not load the cluster it waits
+            // for.
+            let round: Vec<ExecutionId> = self.live.keys().copied().take(1_000).collect();
+            let before = self.live.len();
+            for id in round {
+                if let Some(outcome) = self.look(id).await? {
+                    self.live.remove(&id);
+                    self.bar.inc(1);
+                    worst = worst.worse(outcome);
+                }
+            }
+            if self.live.len() == before {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(500));
+            } else {
+                pause = Duration::from_millis(20);
+            }
+        }
+        self.bar.finish_and_clear();
+        Ok(worst)
+    }
+
+    /// How one has ended, if it has.
+    async fn look(&mut self, id: ExecutionId) -> anyhow::Result<Option<Outcome>> {
+        let reply = self.status(&id.to_string()).await?;
+        let Some(state) = reply.state else {
+            // It is not taken in yet, or its ledger is gone.
+            if self
+                .history_asked
+                .is_some_and(|at| at.elapsed() < ASK_HISTORY)
+            {
+                return Ok(None);
+            }
+            let outcome = self.recorded(id).await;
+            if outcome.is_none() {
+                self.history_asked = Some(Instant::now());
+            }
+            return Ok(outcome);
+        };
+        if let Some(progress) = &reply.progress {
+            self.bar.set_message(match (progress.of, &progress.note) {
+                (_, Some(note)) => safe(note).into_owned(),
+                (Some(of), None) => format!("capsule {}/{of}", progress.boundary),
+                (None, None) => format!("capsule {}", progress.boundary),
+            });
+        }
+        let outcome = outcome_of(&state.phase);
+        if outcome.is_some_and(|outcome| outcome != Outcome::Done) && !self.global.json {
+            let words = super::watch::ending(self.broker, &state).await;
+            let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());
+            let name = self.live.get(&id).map_or("", String::as_str);
+            self.say(&format!("{name} {words}; see `fiec history {id}`"));
+        }
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,133 @@
+//! An answer on its way out: JSON for every client, and beside it the headers by which the micro
+//! service protocol says that a request was refused, so that `nats micro stats` counts it.
+
+use async_nats::HeaderMap;
+use async_nats::service::{
+    NATS_SERVICE_ERROR, NATS_SERVICE_ERROR_CODE, Request, error::Error as ServiceError,
+};
+use bytes::Bytes;
+use fiec_schemas::messages::{ApiReply, BatchReply, QuotaReply, SubmitReply};
+use fiec_schemas::surroundings::OffersReply;
+use serde::Serialize;
+
+/// The request was refused, in part or as a whole.
+const REFUSED: usize = 400;
+/// Most characters of a refusal in a header; the body has all of it.
+const HEADER_CHARS: usize = 500;
+
+/// An answer that can be a refusal.
+pub(super) trait Reply: Serialize {
+    /// Why something was refused; none where nothing was.
+    fn refusal(&self) -> Option<String>;
+}
+
+macro_rules! refused_as_a_whole {
+    ($($reply:ty),*) => {$(
+        impl Reply for $reply {
+            fn refusal(&self) -> Option<String> {
+                self.error.clone()
+            }
+        }
+    )*};
+}
+refused_as_a_whole!(ApiReply, OffersReply, QuotaReply);
+
+impl Reply for BatchReply {
+    fn refusal(&self) -> Option<String> {
+        let failed = || Some(format!("{} failed: {}", self.failed, self.reasons.first()?));
+        self.error.clone().or_else(failed)
+    }
+}
+
+impl Reply for SubmitReply {
+    fn refusal(&self) -> Option<String> {
+        let lines = self.accepted.len() + self.errors.len();
+        let refused = || {
+            let (first, count) = (self.errors.first()?, self.errors.len());
+            Some(format!("{count} of {lines} lines refused; {first}"))
+        };
+        self.error.clone().or_else(refused)
+    }
+}
+
+/// What is sent.
+pub(super) struct Answer {
+    body: Result<Bytes, ServiceError>,
+    refusal: Option<String>,
+}
+
+impl Answer {
+    pub(super) fn of(reply: &impl Reply) -> Self {
+        let body = serde_json::to_vec(reply).map(Into::into);
+        Self {
+            body: body.map_err(|error| ServiceError {
+                status: in_a_header(&error.to_string()),
+                code: 500,
+            }),
+            refusal: reply.refusal(),
+        }
+    }
+
+    /// Sends it to whoever asked.
+    pub(super) async fn send(
+        self,
+        client: &async_nats::Client,
+        mut request: Request,
+    ) -> Result<(), async_nats::PublishError> {
+        let (body, refusal) = match (self.body, self.refusal) {
+            (Ok(body), Some(refusal)) => (body, refusal),
+            (body, _) => return request.respond(body).await,
+        };
+        let Some(reply) = request.message.reply.take() else {
+            return Ok(());
+        };
+        let status = in_a_header(&refusal);
+        let mut headers = HeaderMap::new();
+        headers.insert(NATS_SERVICE_ERROR, status.as_str());
+        headers.insert(NATS_SERVICE_ERROR_CODE, REFUSED.to_string().as_str());
+        client
+            .publish_with_headers(reply.clone(), headers, body)
+            .await?;
+        // The client library counts an error only while it sends one, and sends it without a body:
+        // that message goes to a subject on which nobody listens.
+        request.message.reply = Some(format!("{reply}.counted").into());
+        let code = REFUSED;
+        request.respond(Err(ServiceError { status, code })).await
+    }
+}
+
+/// One line, without what a header cannot hold.
+fn in_a_header(text: &str) -> String {
+    let one_line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    one_line.take(HEADER_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::LineError;
+
+    #[test]
+    fn a_refusal_fits_a_header_whatever_it_quotes() {
+        assert_eq!(in_a_header("a\r\nb\0c"), "a  b c");
+        assert_eq!(
+            in_a_header(&"ä".repeat(2_000)).chars().count(),
+            HEADER_CHARS
+        );
+    }
+
+    #[test]
+    fn refused_lines_are_counted_and_the_first_is_told() {
+        assert_eq!(SubmitReply::default().refusal(), None);
+        let reply = SubmitReply {
+            errors: vec![LineError {
+                line: 2,
+                field: "colour".to_owned(),
+                reason: "unknown field".to_owned(),
+            }],
+            ..SubmitReply::default()
+        };
+        let words = "1 of 1 lines refused; line 2, field colour: unknown field";
+        assert_eq!(reply.refusal().as_deref(), Some(words));
+    }
+}

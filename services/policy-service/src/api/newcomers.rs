@@ -1,0 +1,104 @@
+//! Tenants that submit for the first time. Where quotas exist, such a tenant is outside all of them,
+//! and its name may be a misspelt one: the answer says so, once.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::stream::RawMessageErrorKind;
+use fiec_schemas::{Tenant, subjects};
+use futures_util::StreamExt as _;
+
+use super::Api;
+
+/// Most tenants that are remembered; beyond, they are looked up for each request.
+const REMEMBERED: usize = 10_000;
+/// Tenants with quotas that an answer names.
+const NAMED: usize = 5;
+/// An answer waits no longer for this.
+const WITHIN: Duration = Duration::from_secs(1);
+
+/// Tenants that are known to have a quota, or to have submitted before.
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<HashSet<Tenant>>);
+
+impl Known {
+    fn has(&self, tenant: &Tenant) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.contains(tenant)
+    }
+
+    fn insert(&self, tenant: &Tenant) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < REMEMBERED {
+            known.insert(tenant.clone());
+        }
+    }
+}
+
+impl Api {
+    /// What to tell a tenant that submits for the first time. A courtesy: none where it cannot be
+    /// found out in time.
+    pub(super) async fn newcomer(&self, tenant: &Tenant) -> Option<String> {
+        if self.known.has(tenant) {
+            return None;
+        }
+        let limited = tokio::time::timeout(WITHIN, self.limited_if_new(tenant));
+        let limited = limited.await.ok().flatten()?;
+        self.known.insert(tenant);
+        in_words(tenant, &limited)
+    }
+
+    /// The tenants that have quotas; none of them for a tenant that is not new.
+    async fn limited_if_new(&self, tenant: &Tenant) -> Option<Vec<String>> {
+        let js = &self.effects.broker.js;
+        let stream = js.get_stream_no_info(subjects::LEDGER_STREAM).await.ok()?;
+        let ledgers = format!("fiec.ledger.{tenant}.*");
+        match stream.get_last_raw_message_by_subject(&ledgers).await {
+            Ok(_) => return Some(Vec::new()),
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {}
+            Err(_) => return None,
+        }
+        let bucket = js.get_key_value(subjects::QUOTA_BUCKET).await.ok()?;
+        let keys = bucket.keys().await.ok()?;
+        let mut limited: Vec<String> = keys.filter_map(|key| async { key.ok() }).collect().await;
+        if limited.iter().any(|key| key == tenant.as_str()) {
+            limited.clear();
+        }
+        limited.sort();
+        Some(limited)
+    }
+}
+
+/// None where no tenant has a quota.
+fn in_words(tenant: &Tenant, limited: &[String]) -> Option<String> {
+    let named = limited.get(..NAMED.min(limited.len()))?.join(", ");
+    let more = match limited.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!limited.is_empty()).then(|| {
+        format!(
+            "tenant {tenant} is new and has no quota; tenants with quotas: {named}{more}. If the \
+             name is misspelt, cancel and submit again with the right one"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_tenant_is_told_beside_which_others_it_stands() {
+        let tenant = Tenant::new("lba").unwrap();
+        assert_eq!(in_words(&tenant, &[]), None);
+        let limited: Vec<String> = (0..7).map(|n| format!("t{n}")).collect();
+        let words = in_words(&tenant, &limited).unwrap();
+        assert!(
+            words.starts_with("tenant lba is new and has no quota"),
+            "{words}"
+        );
+        assert!(words.contains("t0, t1, t2, t3, t4 and 2 more."), "{words}");
+    }
+}

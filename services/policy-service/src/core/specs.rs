@@ -1,0 +1,134 @@
+//! Submissions that are too large for their ledgers are fetched after a start: a few at a time, each
+//! again and again while the broker does not give it. One that is lost fails its execution, which
+//! could start nowhere.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fiec_policy::Input;
+use fiec_schemas::{Event, ExecutionId, Submission, Tenant};
+
+use super::Core;
+use crate::events::NoSpec;
+
+/// Submissions that are fetched at the same time.
+const AT_ONCE: usize = 8;
+/// One that could not be fetched is fetched again after this, and then after twice as long.
+const AGAIN: Duration = Duration::from_secs(1);
+const DOUBLINGS: u32 = 5;
+/// One that is lost for so long is lost for good.
+const LOST: Duration = Duration::from_secs(15);
+
+/// A submission that is not known here.
+#[derive(Debug)]
+struct Wanted {
+    tenant: Tenant,
+    tries: u32,
+    /// Since when it is known to be lost.
+    lost: Option<Instant>,
+}
+
+/// The submissions that are to be fetched.
+#[derive(Debug, Default)]
+pub struct Specs {
+    wanted: HashMap<ExecutionId, Wanted>,
+    /// Those that are not being fetched, by the time of the next try.
+    due: BTreeSet<(Instant, ExecutionId)>,
+    under_way: usize,
+}
+
+impl Specs {
+    /// Wants one, unless it is wanted already.
+    pub fn want(&mut self, execution: ExecutionId, tenant: Tenant) {
+        if self.wanted.contains_key(&execution) {
+            return;
+        }
+        let wanted = Wanted {
+            tenant,
+            tries: 0,
+            lost: None,
+        };
+        self.wanted.insert(execution, wanted);
+        self.due.insert((Instant::now(), execution));
+    }
+
+    /// The next one to be fetched now, if there is one and others leave room for it.
+    fn next(&mut self) -> Option<(Tenant, ExecutionId)> {
+        let (due, execution) = *self.due.first()?;
+        if self.under_way >= AT_ONCE || due > Instant::now() {
+            return None;
+        }
+        self.due.remove(&(due, execution));
+        let wanted = self.wanted.get_mut(&execution)?;
+        wanted.tries += 1;
+        self.under_way += 1;
+        Some((wanted.tenant.clone(), execution))
+    }
+
+    fn end(&mut self, execution: ExecutionId) -> Option<Wanted> {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.wanted.remove(&execution)
+    }
+
+    fn again(&mut self, execution: ExecutionId, wanted: Wanted) {
+        let doublings = wanted.tries.saturating_sub(1).min(DOUBLINGS);
+        let due = Instant::now() + AGAIN * 2_u32.pow(doublings);
+        self.due.insert((due, execution));
+        self.wanted.insert(execution, wanted);
+    }
+}
+
+impl Core {
+    /// Starts to fetch what is due.
+    pub(super) fn fetch_specs(&mut self) {
+        while let Some((tenant, execution)) = self.specs.next() {
+            tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
+        }
+    }
+
+    /// What became of one.
+    pub(super) fn fetched(
+        &mut self,
+        execution: ExecutionId,
+        found: Result<Option<Arc<Submission>>, NoSpec>,
+    ) {
+        let wanted = self.specs.end(execution);
+        match (found, wanted) {
+            (Ok(Some(spec)), _) => self.step(Input::Spec {
+                execution,
+                spec: &spec,
+            }),
+            (Ok(None), _) | (Err(_), None) => {}
+            (Err(NoSpec::Unknown(reason)), Some(wanted)) => {
+                tracing::warn!(%execution, reason, "a submission cannot be fetched yet");
+                let lost = None;
+                self.specs.again(execution, Wanted { lost, ..wanted });
+            }
+            (Err(NoSpec::Lost(reason)), Some(mut wanted)) => {
+                let since = *wanted.lost.get_or_insert(Instant::now());
+                tracing::warn!(%execution, reason, "a submission is lost");
+                if since.elapsed() < LOST {
+                    self.specs.again(execution, wanted);
+                } else {
+                    self.fail_without_spec(execution, wanted.tenant, &reason);
+                }
+            }
+        }
+        self.fetch_specs();
+    }
+
+    fn fail_without_spec(&mut self, execution: ExecutionId, tenant: Tenant, reason: &str) {
+        let reason = format!(
+            "its submission cannot be read any more, so it can start nowhere: {reason}; submit it \
+             again"
+        );
+        let event = Event::Failed {
+            reason,
+            stderr: String::new(),
+        };
+        self.later += 1;
+        let effects = self.effects.clone();
+        tokio::spawn(effects.append_while_pending(tenant, execution, event));
+    }
+}

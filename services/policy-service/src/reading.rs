@@ -1,0 +1,279 @@
+//! Reads the lines of a message together, where they must be looked at as a whole. Bounded in
+//! bytes: a short text may stand for a thousand times as much, so a message is read alone, its
+//! elements one after the other, and only their names are kept.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_schemas::scheduling::Dependency;
+use fiec_schemas::submission::{AFTER_TOTAL_LIMIT, EXPANSION_LIMIT, LINES_LIMIT, lines};
+use fiec_schemas::{BatchName, ClientId, Digest, FieldError, Submission};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+/// Kibibytes that all lines which are looked at together may take at once.
+const ROOM_KIB: u32 = 64 * 1024;
+/// Kibibytes that the elements of a message's arrays take at most beside its lines: as many names
+/// as [`LINES_LIMIT`] and [`AFTER_TOTAL_LIMIT`] allow.
+const ARRAYS_KIB: usize = 16 * 1024;
+/// What a line keeps for each byte of its text, at most.
+const KEPT: usize = 10;
+/// A longer text is read aside, so that nothing else waits meanwhile.
+const SHORT: usize = 16 * 1024;
+
+/// The lines that are refused, each with its reason.
+pub type Verdict = BTreeMap<u32, FieldError>;
+
+/// A line of a message, without what only its program reads.
+#[derive(Debug)]
+pub struct Vetted {
+    /// Its number.
+    pub line: u32,
+    /// Its program.
+    pub program: String,
+    /// Its batch, by name.
+    pub batch: Option<BatchName>,
+    /// It stands for the elements of an array.
+    pub array: bool,
+    /// What it stands for.
+    pub elements: Vec<Outline>,
+}
+
+/// What other lines may refer to of a submission.
+#[derive(Debug)]
+pub struct Outline {
+    /// Its client's id.
+    pub id: Option<ClientId>,
+    /// What it waits for.
+    pub after: Vec<Dependency>,
+    /// Its digest.
+    pub digest: Digest,
+}
+
+/// What the lines of a message have come to so far.
+#[derive(Debug, Default)]
+struct Total {
+    executions: usize,
+    bytes: usize,
+    after: usize,
+}
+
+impl Total {
+    /// Adds a line.
+    fn add(&mut self, spec: &Submission, text: &[u8]) -> Result<(), FieldError> {
+        let count = spec.count();
+        self.executions += count;
+        self.after = self
+            .after
+            .saturating_add(count.saturating_mul(spec.after.len()));
+        if spec.array.is_none() {
+            return Ok(());
+        }
+        let bytes = count.saturating_mul(text.len());
+        self.bytes = self.bytes.saturating_add(bytes);
+        let rule = if self.executions > LINES_LIMIT {
+            format!(
+                "a message becomes at most {LINES_LIMIT} executions; send this line in another one"
+            )
+        } else if self.bytes > EXPANSION_LIMIT {
+            format!(
+                "the arrays of a message come to at most {} MiB written out, but {count} elements \
+                 of {} bytes are {} MiB: store what they share with `fiec data push` and name it \
+                 in params, or send fewer elements in each message",
+                EXPANSION_LIMIT >> 20,
+                text.len(),
+                bytes >> 20
+            )
+        } else if self.after > AFTER_TOTAL_LIMIT {
+            format!(
+                "the elements of a message wait for at most {AFTER_TOTAL_LIMIT} executions in all; \
+                 let them wait for one that waits for the others"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(FieldError::new("array.count", rule))
+    }
+}
+
+/// Reads the lines of a message; what cannot be read is refused.
+fn read(body: &[u8]) -> (Vec<Vetted>, Verdict) {
+    let (mut good, mut bad) = (Vec::new(), Verdict::new());
+    let mut total = Total::default();
+    for (line, text) in lines(body) {
+        match read_line(line, text, &mut total) {
+            Ok(vetted) => good.push(vetted),
+            Err(error) => drop(bad.insert(line, error)),
+        }
+    }
+    (good, bad)
+}
+
+fn read_line(line: u32, text: &[u8], total: &mut Total) -> Result<Vetted, FieldError> {
+    let spec = Submission::parse(text)?;
+    total.add(&spec, text)?;
+    let (program, batch) = (spec.program.clone(), spec.batch.clone());
+    let array = spec.array.is_some();
+    let outline = |element: Submission| Outline {
+        digest: element.digest(),
+        id: element.id,
+        after: element.after,
+    };
+    let elements = spec.elements().map(|element| element.map(outline));
+    Ok(Vetted {
+        line,
+        program,
+        batch,
+        array,
+        elements: elements.collect::<Result<_, _>>()?,
+    })
+}
+
+/// True for a text that may hold an array, however its letters are written.
+fn may_hold_array(body: &[u8]) -> bool {
+    let contains = |what: &[u8]| body.windows(what.len()).any(|w| w == what);
+    contains(b"array") || contains(br"\u")
+}
+
+/// The lines of a message, and the room that they take.
+#[derive(Debug)]
+pub struct Lines {
+    /// Those that may be taken in.
+    pub good: Vec<Vetted>,
+    /// The others.
+    pub bad: Verdict,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads messages within a bounded number of bytes; cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    /// One text is read at a time. Whoever reads waits for nothing else.
+    lane: Arc<Semaphore>,
+    room: Arc<Semaphore>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self {
+            lane: Arc::new(Semaphore::new(1)),
+            room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
+        }
+    }
+}
+
+impl Reader {
+    /// Reads the lines of a message.
+    ///
+    /// # Errors
+    /// When there is no room for them within this time.
+    pub async fn read(&self, body: Bytes, within: Duration) -> Result<Lines, String> {
+        let deadline = Instant::now() + within;
+        let arrays = if may_hold_array(&body) { ARRAYS_KIB } else { 0 };
+        let kib = (body.len() * KEPT).div_ceil(1024) + arrays;
+        let kib = u32::try_from(kib).unwrap_or(ROOM_KIB).min(ROOM_KIB);
+        let room = timeout_at(deadline, Arc::clone(&self.room).acquire_many_owned(kib)).await;
+        let room = room.map_err(|_| busy(within))?.ok();
+        let (good, bad) = timeout_at(deadline, self.read_alone(body))
+            .await
+            .map_err(|_| busy(within))??;
+        Ok(Lines {
+            good,
+            bad,
+            _room: room,
+        })
+    }
+
+    /// Reads the lines of a message that are dropped again at once.
+    ///
+    /// # Errors
+    /// While the service ends.
+    pub async fn read_alone(&self, body: Bytes) -> Result<(Vec<Vetted>, Verdict), String> {
+        if body.len() <= SHORT && !may_hold_array(&body) {
+            return Ok(read(&body));
+        }
+        let ending = |_| "the policy service is ending".to_owned();
+        let lane = Arc::clone(&self.lane).acquire_owned().await;
+        let lane = lane.map_err(|error| ending(error.to_string()))?;
+        tokio::task::spawn_blocking(move || {
+            let _lane = lane;
+            read(&body)
+        })
+        .await
+        .map_err(|error| ending(error.to_string()))
+    }
+}
+
+fn busy(within: Duration) -> String {
+    format!(
+        "the policy service has too much to read, and had no room for this within {} s; nothing \
+         was taken, try again",
+        within.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(line: &str) -> FieldError {
+        let (good, mut bad) = read(line.as_bytes());
+        assert!(good.is_empty(), "it was not refused");
+        bad.remove(&1).unwrap()
+    }
+
+    #[test]
+    fn an_array_that_comes_to_more_than_a_message_may_is_refused_with_its_size() {
+        let blob = "x".repeat(20 << 10);
+        let line = |count: u32| {
+            format!(
+                r#"{{"program":"mine@1","params":{{"x":"{blob}"}},"array":{{"count":{count}}}}}"#
+            )
+        };
+        let error = refused(&line(10_000));
+        assert_eq!(error.field, "array.count");
+        assert!(error.reason.contains("195 MiB"), "{}", error.reason);
+        // Half of what is allowed once, and a second time; what is left is not enough for a third.
+        let three = [line(1_600), line(1_600), line(1_600)].join("\n");
+        let (good, bad) = read(three.as_bytes());
+        assert_eq!((good.len(), bad.len()), (2, 1));
+    }
+
+    #[test]
+    fn ten_thousand_elements_of_two_kibibytes_are_taken() {
+        let blob = "x".repeat(2 << 10);
+        let line = format!(
+            r#"{{"program":"mine@1","params":{{"x":"{blob}","n":"{{index}}"}},"array":{{"count":10000}}}}"#
+        );
+        let (good, bad) = read(line.as_bytes());
+        assert_eq!((good.len(), bad.len()), (1, 0), "{bad:?}");
+        assert_eq!(good[0].elements.len(), 10_000);
+        assert_ne!(good[0].elements[0].digest, good[0].elements[9_999].digest);
+    }
+
+    #[test]
+    fn what_an_array_waits_for_is_counted_for_each_of_its_elements() {
+        let after = vec![r#"{"id":"a"}"#; 100].join(",");
+        let line = format!(r#"{{"program":"mine@1","after":[{after}],"array":{{"count":1001}}}}"#);
+        assert!(refused(&line).reason.contains("wait for at most"));
+    }
+
+    #[tokio::test]
+    async fn whoever_finds_no_room_is_told_so_and_the_next_one_is_read() {
+        let reader = Reader::default();
+        let body = Bytes::from_static(br#"{"program":"mine@1","array":{"count":2}}"#);
+        let soon = Duration::from_millis(50);
+        let mut held = Vec::new();
+        let error = loop {
+            match reader.read(body.clone(), soon).await {
+                Ok(lines) => held.push(lines),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.contains("no room") && !held.is_empty(), "{error}");
+        held.pop();
+        assert_eq!(reader.read(body, soon).await.unwrap().good.len(), 1);
+    }
+}

@@ -1,0 +1,59 @@
+//! Counts who must act next on the live executions, and how many of them are late.
+
+use std::collections::BTreeMap;
+
+use fiec_schemas::ExecutionId;
+use fiec_schemas::duty::{Actor, Standing};
+
+use super::Policy;
+use crate::cluster::{Execution, Stage};
+use crate::time::Now;
+
+/// How many executions an actor must act on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Duties {
+    /// All of them.
+    pub all: u64,
+    /// Those whose time is over.
+    pub overdue: u64,
+}
+
+impl Policy {
+    /// The duties of each actor. It looks at every live execution: not for the hot path.
+    pub fn duties(&self, now: Now) -> BTreeMap<Actor, Duties> {
+        let mut found = BTreeMap::from(Actor::ALL.map(|actor| (actor, Duties::default())));
+        for (id, e) in self.cluster.executions() {
+            let duty = self.standing_of(now, *id, e).duty(now.wall);
+            let duties = found.entry(duty.who).or_default();
+            duties.all += 1;
+            duties.overdue += u64::from(duty.is_overdue(now.wall));
+        }
+        found
+    }
+
+    /// Where a live execution stands, as far as its next duty depends on it.
+    pub fn standing(&self, now: Now, id: ExecutionId) -> Option<Standing> {
+        let e = self.cluster.execution(id)?;
+        Some(self.standing_of(now, id, e))
+    }
+
+    fn standing_of(&self, now: Now, id: ExecutionId, e: &Execution) -> Standing {
+        match e.stage {
+            Stage::Pending => {
+                let member = self.spread.members.get(&id);
+                Standing::Pending {
+                    awaits_parts: member.is_some_and(|m| m.spreading.waits),
+                }
+            }
+            Stage::Bound(..) => Standing::Bound {
+                at: now.stamp_of(e.arrived),
+            },
+            Stage::Started(..) => Standing::Started {
+                is_parked: e.parked().is_some(),
+                request: e.extra.as_ref().and_then(|extra| extra.request),
+            },
+            Stage::Paused => Standing::Paused,
+            Stage::Verifying => Standing::Verifying,
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Removes from the broker what nothing refers to any more: objects, kept states, chunks. The
+//! tables know all references: a sweep lists what is stored, waits until the tables have everything
+//! that the ledger said until then, and only then asks them.
+//!
+//! What refers to an object: a live execution's submission, its parameters, the outputs that it has
+//! named; the outputs of an execution that has completed; a result that is still to be copied; a
+//! program that was pushed. What was put within the grace stays in any case, and so does what is put
+//! again while a sweep is under way. Nothing that a live execution may need is removed by age.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use fiec_broker::collect::{self, Store, Stored};
+use fiec_broker::{Broker, BrokerError, Ledger, feed, registry, store};
+use fiec_schemas::{Digest, ExecutionId, Tenant};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use sqlx::{PgPool, Row};
+use uuid::Uuid;
+
+use crate::error::{RecorderError, Result};
+use crate::ledger::{Shared, pause};
+
+/// A sweep waits so long for the tables to have what the ledger says.
+const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);
+/// No sweep while a submission has waited for so long: what it names is not known yet.
+const SUBMISSIONS_WAIT: Duration = Duration::from_secs(600);
+/// Executions asked for in one statement.
+const BATCH: usize = 10_000;
+/// Requests to the broker at once.
+const AT_ONCE: usize = 8;
+
+/// What is collected, and when.
+#[derive(Debug, Clone)]
+pub struct Collection {
+    /// What was put longer ago and is not referred to is removed; none: nothing is.
+    pub after: Option<Duration>,
+    /// Time between two sweeps.
+    pub every: Duration,
+    /// Only says what would be removed.
+    pub dry_run: bool,
+}
+
+impl Default for Collection {
+    fn default() -> Self {
+        Self {
+            after: Some(Duration::from_secs(30 * 86_400)),
+            every: Duration::from_secs(6 * 3_600),
+            dry_run: false,
+        }
+    }
+}
+
+/// What a sweep has removed, or would have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Swept {
+    objects: u64,
+    bytes: u64,
+}
+
+/// Sweeps until the recorder stops. A sweep that fails removes nothing more and is tried again.
+pub(crate) async fn run(broker: Broker, shared: Shared, options: Collection) {
+    let Some(grace) = options.after else { return };
+    let mut wait = options.every.min(Duration::from_secs(600));
+    loop {
+        pause(&shared.stop, wait).await;
+        if shared.stop.is_cancelled() {
+            return;
+        }
+        let swept = sweep(&broker, &shared, grace, options.dry_run);
+        let swept = tokio::select! {
+            swept = swept => swept,
+            () = shared.stop.cancelled() => return,
+        };
+        wait = options.every;
+        match swept {
+            Ok(Some(swept)) => {
+                let metrics = &shared.metrics;
+                metrics.sweeps.inc();
+                let found = i64::try_from(swept.objects).unwrap_or(i64::MAX);
+                metrics
+                    .collectable
+                    .set(if options.dry_run { found } else { 0 });
+                if !options.dry_run {
+                    metrics.collected.inc_by(swept.objects);
+                    metrics.collected_bytes.inc_by(swept.bytes);
+                }
+                let Swept { objects, bytes } = swept;
+                let dry_run = options.dry_run;
+                tracing::info!(objects, bytes, dry_run, "collected what nothing refers to");
+            }
+            Ok(None) => wait = wait.min(Duration::from_secs(600)),
+            Err(error) => {
+                tracing::warn!(%error, "a sweep ended early; it is tried again");
+                wait = wait.min(Duration::from_secs(600));
+            }
+        }
+    }
+}
+
+/// One sweep; none where it is too early for one.
+async fn sweep(
+    broker: &Broker,
+    shared: &Shared,
+    grace: Duration,
+    dry: bool,
+) -> Result<Option<Swept>> {
+    let pool = &shared.pool;
+    let data = collect::contents(broker, Store::Data).await?;
+    let states = collect::contents(broker, Store::States).await?;
+    let holders = collect::chunk_holders(broker).await?;
+    let waits = collect::submissions_wait(broker, SUBMISSIONS_WAIT).await?;
+    if waits || !is_old_enough(pool, grace).await? || !caught_up(broker, shared).await? {
+        tracing::debug!(waits, "too early for a sweep");
+        return Ok(None);
+    }
+    keep_live_outputs(pool).await?;
+    let mut swept = Swept::default();
+    for object in unreferenced(broker, pool, data.objects, grace).await? {
+        if dry || collect::remove(broker, Store::Data, &object).await? {
+            tracing::debug!(
+                name = object.name,
+                bytes = object.bytes,
+                dry,
+                "collected an object"
+            );
+            swept.objects += 1;
+            swept.bytes += object.bytes;
+        }
+    }
+    let of_states = states.objects.into_iter().filter(|o| o.age >= grace);
+    let of_states: Vec<(ExecutionId, Stored)> = of_states
+        .filter_map(|object| {
+            let id = object.name.split_once('.')?.0.parse().ok()?;
+            Some((ExecutionId(id), object))
+        })
+        .collect();
+    let owners = of_states.iter().map(|(id, _)| *id);
+    let owners = owners.chain(holders.iter().map(|(id, _)| *id)).collect();
+    let needed = needed(pool, owners, grace).await?;
+    for (id, object) in of_states {
+        if !needed.contains(&id) && (dry || collect::remove(broker, Store::States, &object).await?)
+        {
+            swept.objects += 1;
+            swept.bytes += object.bytes;
+        }
+    }
+    for (id, subject) in holders {
+        if !needed.contains(&id) && collect::remove_chunks(broker, &subject, grace, dry).await? {
+            swept.objects += 1;
+        }
+    }
+    for (of, orphans) in [(Store::Data, data.orphans), (Store::States, states.orphans)] {
+        for orphan in orphans {
+            let removed = collect::remove_orphan(broker, of, &orphan, grace, dry).await?;
+            swept.objects += u64::from(removed);
+        }
+    }
+    let note = "UPDATE collection SET swept_at = now(), objects = $1, bytes = $2";
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let noted = sqlx::query(note)
+        .bind(number(swept.objects))
+        .bind(number(swept.bytes));
+    let noted = noted.execute(pool).await;
+    noted.map_err(RecorderError::database("note a sweep"))?;
+    Ok(Some(swept))
+}
+
+/// True where these tables have recorded for as long as the grace.
+async fn is_old_enough(pool: &PgPool, grace: Duration) -> Result<bool> {
+    sqlx::query_scalar("SELECT since <= now() - $1 * interval '1 second' FROM collection")
+        .bind(grace.as_secs_f64())
+        .fetch_one(pool)
+        .await
+        .map_err(RecorderError::database("look how old the tables are"))
+}
+
+/// True once the tables have everything that the ledger has said by now.
+async fn caught_up(broker: &Broker, shared: &Shared) -> Result<bool> {
+    let (_, last) = feed::bounds(broker).await?;
+    let caught_up = async {
+        while shared.health.checkpoint() < last && !shared.stop.is_cancelled() {
+            pause(&shared.stop, Duration::from_millis(100)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(CAUGHT_UP_WITHIN, caught_up).await;
+    Ok(in_time.is_ok() && !shared.stop.is_cancelled())
+}
+
+/// Keeps what boundaries of live executions name, for longer than the boundaries are kept.
+async fn keep_live_outputs(pool: &PgPool) -> Result<()> {
+    let failed = RecorderError::database;
+    let mut tx = pool.begin().await.map_err(failed("begin"))?;
+    // A day of overlap: rows may arrive in another order than the broker's times.
+    for statement in [
+        "INSERT INTO live_outputs SELECT DISTINCT b.execution, o ->> 'digest' \
+         FROM collection c JOIN boundaries b ON b.committed_at > c.outputs_until - interval '1 day' \
+         JOIN executions e ON e.id = b.execution AND e.finished_at IS NULL \
+         CROSS JOIN LATERAL jsonb_array_elements(b.outputs) o \
+         WHERE b.outputs IS NOT NULL AND o ->> 'digest' IS NOT NULL ON CONFLICT DO NOTHING",
+        "DELETE FROM live_outputs l USING executions e \
+         WHERE e.id = l.execution AND e.finished_at IS NOT NULL",
+        "UPDATE collection SET outputs_until = now()",
+    ] {
+        let done = sqlx::query(statement).execute(&mut *tx).await;
+        done.map_err(failed("keep what live executions have named"))?;
+    }
+    tx.commit().await.map_err(failed("commit"))
+}
+
+/// Of these objects, those that are older than the grace and that nothing refers to.
+async fn unreferenced(
+    broker: &Broker,
+    pool: &PgPool,
+    objects: Vec<Stored>,
+    grace: Duration,
+) -> Result<Vec<Stored>> {
+    // A name that is no digest is somebody else's.
+    let old = objects.into_iter().filter(|o| o.age >= grace);
+    let old = old.filter(|o| o.name.parse::<Digest>().is_ok());
+    let mut old: HashMap<String, Stored> = old.map(|o| (o.name.clone(), o)).collect();
+    if old.is_empty() {
+        return Ok(Vec::new());
+    }
+    for record in registry::list(broker).await? {
+        old.remove(&record.artifact.to_string());
+    }
+    let mut queries = vec![
+        "SELECT encode(submission, 'hex') FROM executions WHERE finished_at IS NULL",
+        "SELECT m[1] FROM executions, regexp_matches(spec::text, '[0-9a-f]{64}', 'g') m \
+         WHERE finished_at IS NULL",
+        "SELECT o ->> 'digest' FROM executions, jsonb_array_elements(outputs) o \
+         WHERE outputs IS NOT NULL",
+        "SELECT o ->> 'digest' FROM boundaries, jsonb_array_elements(outputs) o \
+         WHERE outputs IS NOT NULL AND withdrawn_at IS NULL",
+        "SELECT digest FROM live_outputs",
+    ];
+    let there: bool = sqlx::query_scalar("SELECT to_regclass('results_to_copy') IS NOT NULL")
+        .fetch_one(pool)
+        .await
+        .map_err(RecorderError::database("look for results"))?;
+    if there {
+        queries.push("SELECT encode(digest, 'hex') FROM results_to_copy");
+    }
+    for query in queries {
+        let mut rows = sqlx::query_scalar::<_, Option<String>>(query).fetch(pool);
+        while let Some(digest) = rows.next().await {
+            let digest = digest.map_err(RecorderError::database("read references"))?;
+            if let Some(digest) = digest {
+                old.remove(&digest);
+            }
+        }
+    }
+    for text in beside_the_tables(broker, pool).await? {
+        for digest in digests_in(&text) {
+            old.remove(digest);
+        }
+    }
+    Ok(old.into_values().collect())
+}
+
+/// What refers to objects and is not in the tables: submissions that are objects themselves, and the
+/// last messages of executions whose outputs wait for their verification.
+async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>> {
+    let rows = sqlx::query(
+        "SELECT id, tenant, submission, spec IS NULL AS large, phase = 'verifying' AS verifying \
+         FROM executions WHERE finished_at IS NULL AND (spec IS NULL OR phase = 'verifying')",
+    );
+    let failed = RecorderError::database;
+    let rows = rows
+        .fetch_all(pool)
+        .await
+        .map_err(failed("list live executions"))?;
+    let mut submissions = HashSet::new();
+    let mut verifying = Vec::new();
+    for row in rows {
+        let read = |error| failed("read a live execution")(error);
+        let submission: Vec<u8> = row.try_get("submission").map_err(read)?;
+        if row.try_get("large").map_err(read)?
+            && let Ok(digest) = <[u8; 32]>::try_from(submission)
+        {
+            submissions.insert(Digest(digest));
+        }
+        let tenant: String = row.try_get("tenant").map_err(read)?;
+        if row.try_get("verifying").map_err(read)?
+            && let Ok(tenant) = Tenant::new(tenant)
+        {
+            verifying.push((tenant, ExecutionId(row.try_get("id").map_err(read)?)));
+        }
+    }
+    let ledger = Ledger::new(broker);
+    let submissions = stream::iter(submissions)
+        .map(|digest| async move {
+            match store::get_data(broker, digest, 0).await {
+                Ok(json) => Ok(String::from_utf8_lossy(&json).into_owned()),
+                // Its execution cannot go on without it, whatever is collected.
+                Err(BrokerError::Missing { .. }) => Ok(String::new()),
+                Err(error) => Err(RecorderError::from(error)),
+            }
+        })
+        .buffer_unordered(AT_ONCE);
+    let mut texts: Vec<String> = submissions.try_collect().await?;
+    for (tenant, id) in verifying {
+        if let Some(last) = ledger.last(&tenant, id).await? {
+            texts.push(serde_json::to_string(&last.message).unwrap_or_default());
+        }
+    }
+    Ok(texts)
+}
+
+/// The parts of a text that may be digests.
+fn digests_in(text: &str) -> impl Iterator<Item = &str> {
+    let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    text.split(move |c| !is_digit(c))
+        .filter(|part| part.len() == 64)
+}
+
+/// Of these executions, those that live, or have ended within the grace.
+async fn needed(
+    pool: &PgPool,
+    of: HashSet<ExecutionId>,
+    grace: Duration,
+) -> Result<HashSet<ExecutionId>> {
+    let ids: Vec<Uuid> = of.into_iter().map(|id| id.0).collect();
+    let mut needed = HashSet::new();
+    for some in ids.chunks(BATCH) {
+        let live: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT id FROM executions WHERE id = ANY($1) AND (finished_at IS NULL \
+             OR finished_at > now() - $2 * interval '1 second')",
+        )
+        .bind(some)
+        .bind(grace.as_secs_f64())
+        .fetch_all(pool)
+        .await
+        .map_err(RecorderError::database("ask which executions live"))?;
+        needed.extend(live.into_iter().map(ExecutionId));
+    }
+    Ok(needed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_found_wherever_a_text_has_them() {
+        let (a, b) = ("ab".repeat(32), "0c".repeat(32));
+        let text = format!(r#"{{"object":"{a}","x":["{b}","{a}0"],"y":"beef"}}"#);
+        assert_eq!(digests_in(&text).collect::<Vec<_>>(), [&a, &b]);
+    }
+}

@@ -1,0 +1,252 @@
+//! A ledger stream that has lost messages which are recorded here: from where to read it again, and
+//! what becomes of the rows.
+
+use std::collections::BTreeMap;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::stream::DirectGetErrorKind;
+use fiec_broker::{Broker, BrokerError};
+use fiec_schemas::{Digest, Sequence, Timestamp, subjects};
+use futures_util::StreamExt;
+use sqlx::{PgConnection, PgPool, Row};
+
+use crate::copy::saturate;
+use crate::rows::Rewind;
+use crate::time::PgTime;
+
+/// By what the stream is known that was read up to a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Sequence of the last recorded message.
+    pub seq: Sequence,
+    /// When the stream was made, in nanoseconds since 1970; none where that was not recorded.
+    pub created: Option<i128>,
+    /// Digest of that message's header, and when the broker stored it.
+    pub last: Option<(Digest, Timestamp)>,
+}
+
+/// Where to go on reading, and the stream as it is now.
+pub(crate) struct Resume {
+    /// The last recorded message that the stream still has.
+    pub from: Sequence,
+    /// When the stream was made.
+    pub created: i128,
+    /// True where messages were lost.
+    pub lost: bool,
+}
+
+/// Compares the stream with what was read of it.
+///
+/// # Errors
+/// When the broker does not answer.
+pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
+    const WHAT: &str = "look at the ledger stream";
+    let stream = broker.js.get_stream(subjects::LEDGER_STREAM).await;
+    let stream = stream.map_err(BrokerError::operation(WHAT))?;
+    let info = stream.cached_info();
+    let created = info.created.unix_timestamp_nanos();
+    let last = info.state.last_sequence;
+    let resume = |from, lost| Resume {
+        from,
+        created,
+        lost,
+    };
+    if mark.created.is_some_and(|then| then != created) {
+        return Ok(resume(0, true));
+    }
+    let Some((digest, stored_at)) = mark.last.filter(|_| mark.seq > 0) else {
+        let from = mark.seq.min(last);
+        return Ok(resume(from, from < mark.seq));
+    };
+    if last >= mark.seq {
+        match stream.direct_get(mark.seq).await {
+            Ok(message) => {
+                let header = message.headers.get(subjects::EVENT_HEADER);
+                if header.is_some_and(|h| Digest::of(h.as_str().as_bytes()) == digest) {
+                    return Ok(resume(mark.seq, false));
+                }
+            }
+            // It has dropped out by the stream's limits.
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+                return Ok(resume(mark.seq, false));
+            }
+            Err(error) => return Err(BrokerError::operation(WHAT)(error)),
+        }
+    }
+    // What was stored since the recorded message is new; what is before it is what was left.
+    let after = first_after(broker, stored_at).await?;
+    let left = after.map_or(last, |seq| seq.saturating_sub(1));
+    Ok(resume(left.min(mark.seq), true))
+}
+
+/// Sequence of the first message that was stored after a moment.
+async fn first_after(broker: &Broker, at: Timestamp) -> Result<Option<Sequence>, BrokerError> {
+    const WHAT: &str = "look for what the ledger stream has stored since";
+    let nanos = (i128::from(at.micros()) + 1) * 1_000;
+    let start_time = ::time::OffsetDateTime::from_unix_timestamp_nanos(nanos)
+        .map_err(BrokerError::operation(WHAT))?;
+    let config = pull::Config {
+        ack_policy: AckPolicy::None,
+        headers_only: true,
+        deliver_policy: DeliverPolicy::ByStartTime { start_time },
+        inactive_threshold: std::time::Duration::from_secs(10),
+        ..Default::default()
+    };
+    let stream = subjects::LEDGER_STREAM;
+    let consumer = broker.js.create_consumer_on_stream(config, stream).await;
+    let consumer = consumer.map_err(BrokerError::operation(WHAT))?;
+    let found = consumer.fetch().max_messages(1).messages().await;
+    let mut found = found.map_err(BrokerError::operation(WHAT))?;
+    let Some(message) = found.next().await else {
+        return Ok(None);
+    };
+    let message = message.map_err(BrokerError::operation(WHAT))?;
+    let info = message.info().map_err(BrokerError::operation(WHAT))?;
+    Ok(Some(info.stream_sequence))
+}
+
+/// The ledger's checkpoint as PostgreSQL has it; none where there is no such row.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn mark(pool: &PgPool) -> sqlx::Result<Option<Mark>> {
+    let row = sqlx::query(
+        "SELECT seq, created_ns::text, digest, stored_at FROM recorder_checkpoint \
+         WHERE stream = $1",
+    )
+    .bind(subjects::LEDGER_STREAM)
+    .fetch_optional(pool)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let created: Option<String> = row.try_get("created_ns")?;
+    let digest = row.try_get::<Option<Vec<u8>>, _>("digest")?;
+    let digest = digest
+        .and_then(|d| <[u8; 32]>::try_from(d).ok())
+        .map(Digest);
+    let stored_at = row.try_get::<Option<PgTime>, _>("stored_at")?.map(|t| t.0);
+    Ok(Some(Mark {
+        seq: u64::try_from(row.try_get::<i64, _>("seq")?).unwrap_or(0),
+        created: created.and_then(|text| text.parse().ok()),
+        last: digest.zip(stored_at),
+    }))
+}
+
+/// The sequences up to which streams are recorded, by stream.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn checkpoints(pool: &PgPool) -> sqlx::Result<BTreeMap<String, Sequence>> {
+    let rows = sqlx::query("SELECT stream, seq FROM recorder_checkpoint");
+    let rows = rows.fetch_all(pool).await?;
+    let read = |row: &sqlx::postgres::PgRow| {
+        let seq = u64::try_from(row.try_get::<i64, _>("seq")?).unwrap_or(0);
+        Ok((row.try_get("stream")?, seq))
+    };
+    rows.iter().map(read).collect()
+}
+
+/// Puts the checkpoint where the stream is to be read from; false where another recorder has moved
+/// it meanwhile.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Result<bool> {
+    let done = sqlx::query(
+        "UPDATE recorder_checkpoint SET seq = $3, created_ns = $4::numeric, updated_at = now(), \
+         digest = CASE WHEN $3 = seq THEN digest END, \
+         stored_at = CASE WHEN $3 = seq THEN stored_at END \
+         WHERE stream = $1 AND seq = $2",
+    )
+    .bind(subjects::LEDGER_STREAM)
+    .bind(saturate(mark.seq))
+    .bind(saturate(to.from))
+    .bind(to.created.to_string())
+    .execute(pool)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Tables whose key is a record's sequence.
+const BY_RECORD: [&str; 4] = [
+    "rejections",
+    "node_events",
+    "verifications",
+    "quota_changes",
+];
+
+/// Puts the checkpoint of the records back to the end of their stream. The sequences behind it are
+/// given out again: rows that have them keep them as negative numbers.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn lower_records(
+    pool: &PgPool,
+    expected: Sequence,
+    to: Sequence,
+) -> sqlx::Result<()> {
+    let mut tx = pool.begin().await?;
+    let lowered = "UPDATE recorder_checkpoint SET seq = $3, updated_at = now() \
+                   WHERE stream = $1 AND seq = $2";
+    let done = sqlx::query(lowered)
+        .bind(subjects::RECORD_STREAM)
+        .bind(saturate(expected))
+        .bind(saturate(to))
+        .execute(&mut *tx)
+        .await?;
+    if done.rows_affected() == 1 {
+        for table in BY_RECORD {
+            let renumber = format!("UPDATE {table} SET seq = -seq WHERE seq > $1");
+            sqlx::query(sqlx::AssertSqlSafe(renumber))
+                .bind(saturate(to))
+                .execute(&mut *tx)
+                .await?;
+        }
+    }
+    tx.commit().await
+}
+
+/// Moves the rows that do not count to `lost_rows`, in a transaction of the caller's; the execution
+/// stands as after the message before.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Result<()> {
+    let (from, epoch) = (saturate(rewind.from), saturate(rewind.epoch));
+    let moves = [
+        ("boundaries", "ordinal >= $2", from),
+        ("decisions", "ordinal >= $2", from),
+        ("execution_events", "ordinal >= $2", from),
+        ("execution_changes", "ordinal >= $2", from),
+        ("rebindings", "epoch > $2", epoch),
+        ("placements", "epoch > $2", epoch),
+    ];
+    for (table, which, bound) in moves {
+        sqlx::query(sqlx::AssertSqlSafe(format!(
+            "WITH gone AS (DELETE FROM {table} WHERE execution = $1 AND {which} RETURNING *) \
+             INSERT INTO lost_rows (execution, table_name, row, found_at) \
+             SELECT $1, '{table}', to_jsonb(gone), $3 FROM gone"
+        )))
+        .bind(rewind.execution.0)
+        .bind(bound)
+        .bind(PgTime(rewind.at))
+        .execute(&mut *tx)
+        .await?;
+    }
+    sqlx::query(
+        "UPDATE placements SET ended_at = NULL, end_reason = NULL \
+         WHERE execution = $1 AND epoch = $2",
+    )
+    .bind(rewind.execution.0)
+    .bind(epoch)
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "UPDATE executions SET ordinal = $2 - 1, finished_at = NULL, capsules = NULL, \
+         result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL WHERE id = $1",
+    )
+    .bind(rewind.execution.0)
+    .bind(from)
+    .execute(&mut *tx)
+    .await?;
+    Ok(())
+}

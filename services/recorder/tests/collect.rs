@@ -1,0 +1,292 @@
+//! What nothing refers to is removed from the broker after the grace, and nothing else.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::topology::{Profile, apply};
+use fiec_broker::{Broker, ConnectOptions, chunks, registry, store};
+use fiec_dev_servers::{DevServers, NoProgress, Options};
+use fiec_recorder::bench_support::LedgerWriter;
+use fiec_recorder::{Collection, Recorder, RecorderOptions};
+use fiec_schemas::{
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Output, Submission, Tenant,
+    Timestamp, subjects,
+};
+use serde_json::json;
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+struct World {
+    _servers: DevServers,
+    broker: Broker,
+    pool: PgPool,
+}
+
+async fn world() -> World {
+    let servers = DevServers::start(Options::default(), &NoProgress).await;
+    let servers = servers.unwrap();
+    let broker = Broker::connect(ConnectOptions::new(servers.nats_url(), "test"));
+    let broker = broker.await.unwrap();
+    apply(&broker, &Profile::default()).await.unwrap();
+    let url = servers.postgres_url().unwrap();
+    let pool = fiec_recorder::connect(&url);
+    let pool = pool.await.unwrap();
+    fiec_recorder::migrate(&pool).await.unwrap();
+    World {
+        _servers: servers,
+        broker,
+        pool,
+    }
+}
+
+/// An execution whose ledger a test writes.
+struct Written {
+    id: ExecutionId,
+    tenant: Tenant,
+    writer: LedgerWriter,
+}
+
+impl World {
+    fn recorder(
+        &self,
+        dry_run: bool,
+    ) -> (CancellationToken, JoinHandle<fiec_recorder::Result<()>>) {
+        let stop = CancellationToken::new();
+        let options = RecorderOptions {
+            collection: Collection {
+                after: Some(Duration::from_secs(1)),
+                every: Duration::from_millis(100),
+                dry_run,
+            },
+            ..RecorderOptions::default()
+        };
+        let recorder = Recorder::new(options, self.broker.clone(), self.pool.clone());
+        (stop.clone(), tokio::spawn(recorder.run(stop)))
+    }
+
+    async fn put(&self, text: &str) -> Digest {
+        let digest = Digest::of(text.as_bytes());
+        let put = store::put_data(&self.broker, digest, text.as_bytes());
+        put.await.unwrap();
+        digest
+    }
+
+    async fn has(&self, digest: Digest) -> bool {
+        let size = store::data_size(&self.broker, digest).await.unwrap();
+        size.is_some()
+    }
+
+    async fn submit(&self, line: &str) -> Written {
+        let id = ExecutionId(uuid::Uuid::now_v7());
+        let tenant = Tenant::new("lab").unwrap();
+        let submission = Arc::new(Submission::parse(line.as_bytes()).unwrap());
+        let writer = LedgerWriter::new(tenant.clone(), id, submission, Timestamp::now());
+        let mut written = Written { id, tenant, writer };
+        let bound = Event::Bound {
+            epoch: 1,
+            node: "n1".parse().unwrap(),
+            instance: InstanceId::random(),
+            substrate: "host".into(),
+            cause: Cause::Initial,
+            decision: None,
+        };
+        self.append(&mut written, vec![Event::Submitted, bound])
+            .await;
+        written
+    }
+
+    async fn append(&self, of: &mut Written, events: Vec<Event>) {
+        let js = &self.broker.js;
+        let stream = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+        let seq = stream.cached_info().state.last_sequence + 1;
+        let item = of
+            .writer
+            .append(events, "worker/n1/x", Timestamp::now(), seq);
+        let item = item.unwrap();
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert(subjects::EVENT_HEADER, item.header.as_str());
+        let subject = subjects::ledger(&item.tenant, item.execution);
+        let ack = js
+            .publish_with_headers(subject, headers, Bytes::new())
+            .await;
+        ack.unwrap().await.unwrap();
+    }
+
+    /// A boundary with an output.
+    async fn commit(&self, of: &mut Written, output: Digest) {
+        let now = Timestamp::now();
+        let started = Event::Started {
+            epoch: 1,
+            computing_since: now,
+        };
+        let boundary = Event::Boundary(BoundaryEvent {
+            index: 1,
+            digest: Digest::of(b"sigma"),
+            bytes: 5,
+            computed_at: now,
+            compute_us: 1,
+            of: None,
+            note: None,
+            outputs: vec![Output {
+                name: "x".into(),
+                digest: output,
+                bytes: 1,
+            }],
+            energy: None,
+        });
+        self.append(of, vec![started, boundary]).await;
+    }
+
+    async fn chunk(&self, of: &Written) {
+        let bytes = Bytes::from_static(b"chunk");
+        let sent = chunks::send(&self.broker, &of.tenant, of.id, bytes).await;
+        sent.unwrap().await.unwrap();
+    }
+
+    async fn has_chunks(&self, of: &Written) -> bool {
+        let stream = self.broker.js.get_stream(subjects::CHUNK_STREAM).await;
+        let subject = subjects::chunk(&of.tenant, of.id);
+        let last = stream
+            .unwrap()
+            .get_last_raw_message_by_subject(&subject)
+            .await;
+        last.is_ok()
+    }
+
+    /// Waits until a sweep began and ended after this moment, and gives what it found.
+    async fn swept(&self) -> i64 {
+        let mut ends = Vec::new();
+        for _ in 0..1_200 {
+            let row: (Option<f64>, i64) = sqlx::query_as(
+                "SELECT extract(epoch FROM swept_at)::float8, objects FROM collection",
+            )
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
+            if row.0.is_some() && ends.last() != Some(&row.0) {
+                ends.push(row.0);
+            }
+            // The first one may be old, and the second may have begun before.
+            if ends.len() > 3 {
+                return row.1;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("no sweep came");
+    }
+
+    /// Messages of the chunks of objects that nothing describes.
+    async fn orphan_chunks(&self) -> bool {
+        let name = format!("OBJ_{}", subjects::DATA_BUCKET);
+        let stream = self.broker.js.get_stream(name).await.unwrap();
+        let subject = format!("$O.{}.C.cut-off", subjects::DATA_BUCKET);
+        stream
+            .get_last_raw_message_by_subject(&subject)
+            .await
+            .is_ok()
+    }
+}
+
+#[tokio::test]
+async fn what_nothing_refers_to_goes_after_the_grace_and_nothing_else() {
+    let world = world().await;
+    let broker = &world.broker;
+    // Of one that lives, and of one that has ended.
+    let named = world.put("an object that parameters name").await;
+    let line = json!({"program":"own@1","params":{"x":{"object":named}}}).to_string();
+    let mut live = world.submit(&line).await;
+    let live_output = world.put("an output of one that lives").await;
+    world.commit(&mut live, live_output).await;
+    let mut ended = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    let ended_output = world.put("an output of one that has ended").await;
+    world.commit(&mut ended, ended_output).await;
+    // A large submission, whose parameters are in it alone.
+    let deep = world.put("an object that a large submission names").await;
+    let labels: std::collections::BTreeMap<String, String> = (0..30)
+        .map(|i| (format!("l{i}"), "x".repeat(100)))
+        .collect();
+    let large = json!({"program":"own@1","params":{"x":{"object":deep}},"labels":labels});
+    let large = Submission::parse(large.to_string().as_bytes()).unwrap();
+    let submission = world
+        .put(&String::from_utf8(large.to_json()).unwrap())
+        .await;
+    let _large = world
+        .submit(&String::from_utf8(large.to_json()).unwrap())
+        .await;
+    // What a run that lost has made, and what a put that was cut off has left.
+    let lost = world.put("an output of a run that lost").await;
+    let subject = format!("$O.{}.C.cut-off", subjects::DATA_BUCKET);
+    let cut_off = broker.js.publish(subject, "half".into()).await;
+    cut_off.unwrap().await.unwrap();
+    for of in [&live, &ended] {
+        world.chunk(of).await;
+        let kept = store::keep_state(broker, of.id, Digest::of(b"s"), b"s").await;
+        kept.unwrap();
+    }
+    let cancelled = vec![Event::Cancelled { who: "ann".into() }];
+    world.append(&mut ended, cancelled).await;
+    // A dry run only says so.
+    let (stop, recorder) = world.recorder(true);
+    let mut found = 0;
+    while found < 4 {
+        found = world.swept().await;
+    }
+    assert_eq!(
+        found, 4,
+        "the lost output, the cut-off put, a state, chunks"
+    );
+    assert!(world.has(lost).await && world.has_chunks(&ended).await);
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    let (stop, recorder) = world.recorder(false);
+    while world.has(lost).await || world.orphan_chunks().await || world.has_chunks(&ended).await {
+        world.swept().await;
+    }
+    // What is put now is younger than the grace in each of these sweeps, or referred to.
+    world.swept().await;
+    for (digest, what) in [
+        (named, "what parameters name"),
+        (live_output, "the output of one that lives"),
+        (ended_output, "the output of one that has ended"),
+        (submission, "a large submission"),
+        (deep, "what a large submission names"),
+    ] {
+        assert!(world.has(digest).await, "{what} was removed");
+    }
+    assert!(world.has_chunks(&live).await, "chunks of one that lives");
+    let name = |of: &Written| format!("{}.{}", of.id, Digest::of(b"s"));
+    let states = broker.js.get_object_store(subjects::STATE_BUCKET).await;
+    let states = states.unwrap();
+    assert!(states.info(name(&live)).await.is_ok(), "a kept state");
+    assert!(states.info(name(&ended)).await.is_err());
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    assert!(registry::list(broker).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn outputs_of_a_live_execution_stay_when_its_boundaries_are_forgotten() {
+    let world = world().await;
+    let mut live = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    let output = world.put("an output that is named early").await;
+    world.commit(&mut live, output).await;
+    let (stop, recorder) = world.recorder(false);
+    world.swept().await;
+    sqlx::query("DELETE FROM boundaries")
+        .execute(&world.pool)
+        .await
+        .unwrap();
+    world.swept().await;
+    assert!(world.has(output).await);
+    // Once it has ended nobody can name it any more.
+    let cancelled = vec![Event::Cancelled { who: "ann".into() }];
+    world.append(&mut live, cancelled).await;
+    while world.has(output).await {
+        world.swept().await;
+    }
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}

@@ -1,0 +1,127 @@
+//! Runners that panicked. The execution is given up like one whose program crashed: it goes on from
+//! its last commit, until its retries are used up.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Tip};
+use fiec_schemas::{Cause, Digest, Epoch, Event, ExecutionId, Phase, Tenant, Timestamp};
+
+use crate::appends;
+use crate::attempts;
+use crate::job::{Job, Start};
+use crate::shared::Shared;
+
+/// Pause before the ledger is read again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What a runner holds, known outside of it.
+pub(crate) struct Held {
+    tenant: Tenant,
+    execution: ExecutionId,
+    epoch: Epoch,
+    /// Digest of the message that made the binding.
+    bound: Option<Digest>,
+}
+
+impl Held {
+    /// What the runner of this job will hold.
+    pub fn of(job: &Job) -> Self {
+        let (state, bound) = match &job.start {
+            Start::Bound(tip) | Start::Entrusted(tip, _) => (&tip.state, tip.digest),
+            Start::Speculative { state, digest, .. } => (&**state, Some(*digest)),
+        };
+        Self {
+            tenant: state.tenant.clone(),
+            execution: state.execution,
+            epoch: state.epoch,
+            bound,
+        }
+    }
+
+    /// Gives the execution up, and forgets it here.
+    pub async fn give_up(self, shared: &Arc<Shared>, panic: Box<dyn Any + Send>) {
+        let words = in_words(&*panic);
+        let (execution, epoch) = (self.execution, self.epoch);
+        shared.metrics.panics.inc();
+        tracing::error!(%execution, epoch, panic = words, "a runner panicked; given up");
+        loop {
+            let error = match self.append(shared, words).await {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            tracing::warn!(%execution, epoch, %error, "cannot give it up; trying again");
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = shared.halt.cancelled() => return,
+            }
+        }
+        if let Some(bound) = self.bound {
+            shared.forget(execution, bound);
+        }
+    }
+
+    /// Appends that it was given up, unless it is not held here any more. A first binding that is
+    /// not appended comes again, in a capsule message.
+    async fn append(&self, shared: &Shared, words: &str) -> Result<(), AppendError> {
+        let last = shared.ledger.last(&self.tenant, self.execution).await?;
+        let Some(tip) = last.map(Tip::from) else {
+            return Ok(());
+        };
+        let binding = tip.state.phase.binding();
+        if tip.state.epoch != self.epoch || binding.is_none_or(|b| b.instance != shared.instance) {
+            return Ok(());
+        }
+        let spec = attempts::fetch_spec(shared, &tip).await?;
+        let events = outcome(&tip, spec.retries, words);
+        let draft = Draft::new(&tip, events, &shared.author, Timestamp::now())?;
+        appends::append(shared, draft, Bytes::new()).await.map(drop)
+    }
+}
+
+/// A crash, and what follows it.
+fn outcome(tip: &Tip, retries: u32, words: &str) -> Vec<Event> {
+    let state = &tip.state;
+    let now = Timestamp::now();
+    let reason = format!("the worker's runner panicked: {words}");
+    let attempt = u32::try_from(state.totals.crashes + 1).unwrap_or(u32::MAX);
+    let mut events = Vec::new();
+    if matches!(state.phase, Phase::Bound(_)) {
+        events.push(Event::Started {
+            epoch: state.epoch,
+            computing_since: now,
+        });
+    }
+    events.push(Event::Crashed {
+        attempt,
+        exit: reason.clone(),
+        stderr: String::new(),
+        backoff_ms: 0,
+    });
+    let requested = state.requested.as_ref();
+    let asked = |what| requested.filter(|r| r.what == what).map(|r| r.who.clone());
+    if let Some(who) = asked("cancel") {
+        events.push(Event::Cancelled { who });
+    } else if attempt > retries {
+        events.push(Event::Failed {
+            reason: format!("{reason} (crash {attempt}; retries: {retries})"),
+            stderr: String::new(),
+        });
+    } else {
+        events.push(Event::Yielded {
+            cause: Cause::NotTaken { reason },
+            computed_until: now,
+        });
+        events.extend(asked("pause").map(|who| Event::Paused { who }));
+    }
+    events
+}
+
+/// The message of a panic.
+fn in_words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    let owned = || panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(owned).unwrap_or("without a message")
+}

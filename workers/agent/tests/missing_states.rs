@@ -1,0 +1,131 @@
+//! A state that the broker has lost: restored from the recorder's copy, or the end of its execution.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Running, World, bound, result, undisturbed};
+use fiec_broker::ledger::Entry;
+use fiec_broker::store;
+use fiec_schemas::messages::{ControlRequest, RestoreReply, RestoreRequest};
+use fiec_schemas::{Cause, Event, ExecutionId, subjects};
+use futures_util::StreamExt as _;
+use serde_json::json;
+
+fn steps(capsules: u64) -> serde_json::Value {
+    json!({ "capsules": capsules, "work_us": 2_000, "state_bytes": 1_000_000 })
+}
+
+fn line(capsules: u64, every: u64) -> String {
+    json!({ "program": "synthetic@1", "params": steps(capsules), "commit": { "every": every } })
+        .to_string()
+}
+
+async fn agent(world: &World, name: &str, superseded_after: Duration) -> Running {
+    let mut options = world.options(name);
+    options.superseded_after = superseded_after;
+    world.agent_with(options).await
+}
+
+async fn pause(world: &World, id: ExecutionId, agent: &Running) {
+    let request = ControlRequest::Pause {
+        execution: id,
+        who: "ann".to_owned(),
+    };
+    let reply = world.control(&agent.node, &request).await.unwrap();
+    assert_eq!(reply.error, None);
+    world.wait_phase(id, "paused").await;
+}
+
+/// A paused execution with a large state, of which the stream of chunks has lost everything.
+async fn with_lost_chunks(world: &World) -> (ExecutionId, Entry, Bytes) {
+    let a = agent(world, "a", Duration::from_secs(600)).await;
+    let id = world.submit(&line(1_500, 5), &a).await;
+    world
+        .wait(id, "some commits", |m| m.state.totals.commits >= 3)
+        .await;
+    pause(world, id, &a).await;
+    let paused = world.last(id).await;
+    let place = paused.message.state.boundary.clone().unwrap();
+    let state = world.ledger.state(id, &place).await.unwrap();
+    a.leave().await;
+    let stream = world.broker.js.get_stream(subjects::CHUNK_STREAM).await;
+    stream.unwrap().purge().await.unwrap();
+    (id, paused, state)
+}
+
+/// Plays the recorder: the first request is answered by this.
+async fn recorder(world: &World, error: Option<&str>) -> async_nats::Subscriber {
+    let client = world.broker.client.clone();
+    let subject = subjects::RECORDER_RESTORE;
+    let mut requests = client.subscribe(subject).await.unwrap();
+    client.flush().await.unwrap();
+    let reply = RestoreReply {
+        error: error.map(str::to_owned),
+    };
+    let heard = client.subscribe("heard").await.unwrap();
+    tokio::spawn(async move {
+        while let Some(request) = requests.next().await {
+            let body = serde_json::to_vec(&reply).unwrap();
+            let to = request.reply.unwrap();
+            client.publish(to, body.into()).await.unwrap();
+            client.publish("heard", request.payload).await.unwrap();
+        }
+    });
+    heard
+}
+
+async fn resume(world: &World, paused: Entry, to: &Running) {
+    let who = "ann".to_owned();
+    let events = vec![
+        Event::Resumed { who },
+        bound(2, &to.destination(), Cause::Initial),
+    ];
+    let tip = world.append(&paused.into(), events).await;
+    world.dispatch(&[tip], &to.node).await;
+}
+
+#[tokio::test]
+async fn an_execution_whose_state_is_nowhere_fails_with_the_reason() {
+    let world = World::start().await;
+    let (id, paused, _) = with_lost_chunks(&world).await;
+    let _recorder = recorder(&world, Some("PostgreSQL has no copy of it")).await;
+    let b = agent(&world, "b", Duration::from_secs(600)).await;
+    resume(&world, paused, &b).await;
+    let failed = world.wait_phase(id, "failed").await;
+    let reason = failed.events.iter().find_map(|e| match e {
+        Event::Failed { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    let reason = reason.unwrap();
+    assert!(reason.contains("cannot be had any more"), "{reason}");
+    assert!(reason.contains("PostgreSQL has no copy of it"), "{reason}");
+    // Its slot is free.
+    let other = world.submit(&line(10, 5), &b).await;
+    world.wait_phase(other, "completed").await;
+    b.leave().await;
+}
+
+#[tokio::test]
+async fn a_state_that_the_recorder_restores_goes_on_with_the_same_bits() {
+    let world = World::start().await;
+    let (id, paused, state) = with_lost_chunks(&world).await;
+    let place = paused.message.state.boundary.clone().unwrap();
+    // The answer may come before the copy is there: the worker tries again.
+    let mut heard = recorder(&world, None).await;
+    let b = agent(&world, "b", Duration::from_secs(600)).await;
+    resume(&world, paused, &b).await;
+    let request = tokio::time::timeout(common::PATIENCE, heard.next()).await;
+    let request: RestoreRequest =
+        serde_json::from_slice(&request.unwrap().unwrap().payload).unwrap();
+    assert_eq!((request.execution, request.digest), (id, place.digest));
+    store::keep_state(&world.broker, id, place.digest, &state)
+        .await
+        .unwrap();
+    let done = world.wait_phase(id, "completed").await;
+    assert_eq!(result(&done), undisturbed(&steps(1_500)));
+    b.leave().await;
+}
