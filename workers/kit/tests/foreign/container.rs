@@ -322,7 +322,8 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
             engine.kind
         ));
     }
-    let made = made(&id(&engine, IMAGE));
+    let image = id(&engine, IMAGE);
+    let made = made(&image);
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("in.txt"), "input").unwrap();
     let child = Child::start_in(data.path());
@@ -337,7 +338,8 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
     std::fs::write(made.folder.path().join("run.sh"), "while :; do :; done").unwrap();
     child.run(&made.package, &json!({}), None);
     let containers = ["ps", "--all", "--quiet", "--filter"];
-    let filter = format!("ancestor={IMAGE}");
+    // A container that was started by an image's id is not found by the image's name.
+    let filter = format!("ancestor={}", image.trim_start_matches("sha256:"));
     let there = || asked(&engine, &[&containers[..], &[&filter]].concat()).unwrap();
     until("a container", || !there().is_empty());
     child.send(&Order::Cancel);
