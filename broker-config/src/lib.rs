@@ -2,6 +2,7 @@
 //! the code that applies them; the ledger's compare-and-set appends; state and data by digest;
 //! the feed of all ledgers; the register of programs. No decision is taken here.
 
+pub mod capsules;
 pub mod chunks;
 pub mod collect;
 mod connection;

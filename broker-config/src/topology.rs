@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::{kv, object_store, stream};
-use fiec_schemas::{NodeId, subjects};
+use fiec_schemas::subjects;
 
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, capsules};
 
 const STREAMS: [(&str, &str); 10] = [
     ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
@@ -27,9 +27,6 @@ const STREAMS: [(&str, &str); 10] = [
     ),
     ("FIEC_PROBE", include_str!("../streams/FIEC_PROBE.json")),
 ];
-
-/// A running program's node may keep a capsule unacknowledged while it fetches σ.
-const CAPSULE_ACK_WAIT: Duration = Duration::from_secs(30);
 
 /// What differs between installations.
 #[derive(Debug, Clone, Copy)]
@@ -192,6 +189,9 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
         )
         .await
         .map_err(BrokerError::operation("create the submission consumer"))?;
+    for shard in 0..profile.shards {
+        capsules::limit_consumers(broker, shard).await?;
+    }
     Ok(())
 }
 
@@ -222,35 +222,6 @@ pub async fn submit_consumer(broker: &Broker) -> Result<Consumer<pull::Config>, 
         .get_consumer_from_stream(subjects::SUBMIT_CONSUMER, subjects::SUBMIT_STREAM)
         .await
         .map_err(BrokerError::operation("open the submission consumer"))
-}
-
-/// Makes or opens a node's durable pull consumer with its exact filter.
-///
-/// # Errors
-/// When the broker refuses it.
-pub async fn node_consumer(
-    broker: &Broker,
-    shard: u16,
-    node: &NodeId,
-) -> Result<Consumer<pull::Config>, BrokerError> {
-    broker
-        .js
-        .create_consumer_on_stream(
-            pull::Config {
-                durable_name: Some(subjects::capsule_consumer(node)),
-                ack_policy: AckPolicy::Explicit,
-                ack_wait: CAPSULE_ACK_WAIT,
-                max_ack_pending: 20_000,
-                filter_subject: subjects::capsule(shard, node),
-                deliver_policy: DeliverPolicy::All,
-                ..Default::default()
-            },
-            subjects::capsule_stream(shard),
-        )
-        .await
-        .map_err(BrokerError::operation(format!(
-            "create the consumer of node {node}"
-        )))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use fiec_broker::trust::NodeKey;
-use fiec_broker::{Broker, ConnectOptions, Draft, Ledger, Tip, topology};
+use fiec_broker::{Broker, ConnectOptions, Draft, Ledger, Tip, capsules, topology};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_policy_service::{Options, PolicyService};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
@@ -122,7 +122,7 @@ async fn worker(url: &str) -> Result<()> {
         }
     });
     let ledger = Ledger::new(&broker);
-    let consumer = topology::node_consumer(&broker, 0, &node).await?;
+    let consumer = capsules::node_consumer(&broker, 0, &node).await?;
     let mut messages = consumer
         .stream()
         .max_messages_per_batch(1_000)

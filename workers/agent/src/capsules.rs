@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::Subject;
 use async_nats::jetstream::consumer::pull::MessagesErrorKind;
-use fiec_broker::{AppendError, BrokerError, Draft, Tip, topology};
+use fiec_broker::{AppendError, BrokerError, Draft, Tip, capsules};
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
 use fiec_schemas::{Event, Phase, Timestamp};
 use futures_util::StreamExt;
@@ -55,7 +55,7 @@ async fn pull_once(
     stop: &CancellationToken,
 ) -> Result<(), BrokerError> {
     let consumer =
-        topology::node_consumer(&shared.broker, shared.options.shard, shared.node()).await?;
+        capsules::node_consumer(&shared.broker, shared.options.shard, shared.node()).await?;
     let mut messages = consumer
         .stream()
         .max_messages_per_batch(1_000)

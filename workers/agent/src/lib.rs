@@ -100,7 +100,7 @@ use crate::unrecorded::Recorded;
 
 /// How often idle children and old states are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How long a worker that leaves may take to drop old states.
+/// How long a worker that leaves may take to drop old states, and to remove its consumer.
 const DROP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why an agent could not start or had to stop.
@@ -326,6 +326,8 @@ impl Agent {
         }
         let _ = puller.await;
         drain(&shared).await;
+        // While the name is still answered for, so that it is no other instance's consumer.
+        remove_consumer(&shared).await;
         done.cancel();
         // What is not dropped in time stays until the bucket's own age limit.
         let _ = tokio::time::timeout(DROP_WITHIN, shared.drop_superseded(true)).await;
@@ -337,6 +339,17 @@ impl Agent {
         let _ = tokio::time::timeout(Duration::from_secs(1), broker.client.flush()).await;
         tracing::info!(%node, "worker has left");
         Ok(())
+    }
+}
+
+/// Nothing is lost if this fails: the server removes a consumer that nobody pulls from.
+async fn remove_consumer(shared: &Shared) {
+    let (node, shard) = (shared.node(), shared.options.shard);
+    let removing = fiec_broker::capsules::remove_consumer(&shared.broker, shard, node);
+    match tokio::time::timeout(DROP_WITHIN, removing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the node's consumer stays for now"),
+        Err(_) => tracing::warn!(%node, "the node's consumer stays for now: no answer in time"),
     }
 }
 

@@ -457,3 +457,33 @@ async fn a_killed_agent_leaves_no_orphan() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_consumer_of_a_node_goes_with_it_and_its_next_life_is_given_capsules() {
+    let world = World::start().await;
+    let agent = world.agent("n1").await;
+    let node = agent.node.clone();
+    assert!(world.has_consumer(&node).await);
+    agent.leave().await;
+    assert!(!world.has_consumer(&node).await, "the consumer stayed");
+
+    let agent = world.agent("n1").await;
+    let line = synthetic(json!({ "capsules": 2 }), json!("auto"));
+    let id = world.submit(&line, &agent).await;
+    world.wait_phase(id, "completed").await;
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn a_living_node_makes_its_consumer_again_and_no_capsule_is_lost() {
+    let world = World::start().await;
+    let agent = world.agent("n1").await;
+    fiec_broker::capsules::remove_consumer(&world.broker, 0, &agent.node)
+        .await
+        .unwrap();
+    let line = synthetic(json!({ "capsules": 2 }), json!("auto"));
+    let id = world.submit(&line, &agent).await;
+    world.wait_phase(id, "completed").await;
+    assert!(world.has_consumer(&agent.node).await);
+    agent.leave().await;
+}

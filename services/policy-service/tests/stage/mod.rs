@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fiec_broker::trust::NodeKey;
-use fiec_broker::{Broker, ConnectOptions, Draft, Entry, Ledger, topology};
+use fiec_broker::{Broker, ConnectOptions, Draft, Entry, Ledger, capsules, topology};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_policy_service::{Options, PolicyService, ServiceError};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
@@ -310,7 +310,7 @@ impl Stage {
     }
 
     pub async fn capsule(&self, node: &str) -> CapsuleMessage {
-        let consumer = topology::node_consumer(&self.broker, 0, &NodeId::new(node).unwrap())
+        let consumer = capsules::node_consumer(&self.broker, 0, &NodeId::new(node).unwrap())
             .await
             .unwrap();
         let mut messages = consumer.messages().await.unwrap();

@@ -260,6 +260,14 @@ impl World {
         messages.into_iter().flat_map(|m| m.events).collect()
     }
 
+    /// True while the broker has the consumer by which this node pulls capsules.
+    pub async fn has_consumer(&self, node: &NodeId) -> bool {
+        let stream = self.broker.js.get_stream(subjects::capsule_stream(0));
+        let stream = stream.await.unwrap();
+        let info = stream.consumer_info(subjects::capsule_consumer(node)).await;
+        info.is_ok()
+    }
+
     /// Capsule messages that are not acknowledged.
     pub async fn capsules_left(&self) -> u64 {
         let name = subjects::capsule_stream(0);
