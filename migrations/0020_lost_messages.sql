@@ -6,7 +6,8 @@ ALTER TABLE executions ADD COLUMN digest bytea;
 -- By what a reader knows that a stream is still the one that it has read.
 ALTER TABLE recorder_checkpoint
     ADD COLUMN created_ns numeric,            -- when the stream was made, in nanoseconds since 1970
-    ADD COLUMN digest bytea,                  -- of the header of the message at the checkpoint
+    ADD COLUMN digest bytea,                  -- of the message at the checkpoint: of its header in
+                                              -- the ledger, of its text among the records
     ADD COLUMN stored_at timestamptz;         -- when the broker stored that message
 
 -- Rows of which the ledger has lost the messages, and that were made anew from others: what stood in

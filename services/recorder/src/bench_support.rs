@@ -8,14 +8,15 @@ use fiec_broker::feed::FeedItem;
 use fiec_schemas::event::Decision;
 use fiec_schemas::{
     Candidate, Cause, Digest, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
-    NodeId, Sequence, Submission, Tenant, Timestamp, subjects,
+    NodeId, Sequence, Submission, Tenant, Timestamp,
 };
 use sqlx::{Connection, PgPool};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{Known, fold};
-use crate::ledger::{Ended, Shared, checkpoint, decode, pump};
+use crate::ledger::{Ended, Shared, decode, marked, pump};
+use crate::lost::Marked;
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
 use crate::write::{Prepared, ensure_day};
@@ -195,9 +196,8 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
         mirror: Mirror::default(),
         stop: CancellationToken::new(),
     };
-    let from = checkpoint(&shared, Part::Ledger, subjects::LEDGER_STREAM)
-        .await?
-        .unwrap_or(0);
+    let mark = marked(&shared, Part::Ledger, Marked::Ledger).await?;
+    let from = mark.map_or(0, |mark| mark.seq);
     let messages = items.len();
     let began = Instant::now();
     let feed = futures_util::stream::iter(items.into_iter().map(Ok));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, BrokerError, feed};
 use fiec_schemas::event::MessageError;
-use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, subjects};
+use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence};
 use futures_util::{Stream, StreamExt};
 use sqlx::{PgPool, Row};
 use tokio::sync::mpsc;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{Known, Message, Tracked, fold};
-use crate::lost::{self, Mark};
+use crate::lost::{self, Mark, Marked};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
 use crate::time::PgTime;
@@ -66,7 +66,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let mut careful_until = 0;
     let mut backoff = Backoff::default();
     while !shared.stop.is_cancelled() {
-        let Some(mark) = marked(&shared).await? else {
+        let Some(mark) = marked(&shared, Part::Ledger, Marked::Ledger).await? else {
             return Ok(());
         };
         let mut connections = broker.connections();
@@ -393,45 +393,24 @@ fn digest_of(bytes: Option<Vec<u8>>) -> Option<Digest> {
         .map(Digest)
 }
 
-/// The ledger's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
-///
-/// # Errors
-/// When there is no such row.
-async fn marked(shared: &Shared) -> Result<Option<Mark>> {
-    match again(shared, Part::Ledger, || lost::mark(&shared.pool)).await {
-        None => Ok(None),
-        Some(None) => Err(RecorderError::NoCheckpoint {
-            stream: subjects::LEDGER_STREAM,
-        }),
-        Some(mark) => Ok(mark),
-    }
-}
-
 /// A stream's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
 ///
 /// # Errors
 /// When there is no such row.
-pub(crate) async fn checkpoint(
-    shared: &Shared,
-    part: Part,
-    stream: &'static str,
-) -> Result<Option<Sequence>> {
-    let found = again(shared, part, || async move {
-        let row = sqlx::query("SELECT seq FROM recorder_checkpoint WHERE stream = $1")
-            .bind(stream)
-            .fetch_optional(&shared.pool)
-            .await;
-        match row {
-            Ok(row) => row.map(|row| row.try_get::<i64, _>(0)).transpose(),
+pub(crate) async fn marked(shared: &Shared, part: Part, of: Marked) -> Result<Option<Mark>> {
+    let found = again(shared, part, || async {
+        match lost::mark(&shared.pool, of).await {
             // No such table: no back-off helps.
             Err(error) if undefined_table(&error) => Ok(None),
-            Err(error) => Err(error),
+            found => found,
         }
     });
     match found.await {
         None => Ok(None),
-        Some(None) => Err(RecorderError::NoCheckpoint { stream }),
-        Some(Some(seq)) => Ok(Some(u64::try_from(seq).unwrap_or(0))),
+        Some(None) => Err(RecorderError::NoCheckpoint {
+            stream: of.stream(),
+        }),
+        Some(mark) => Ok(mark),
     }
 }
 

@@ -1,10 +1,11 @@
-//! A ledger stream that has lost messages which are recorded here: from where to read it again, and
-//! what becomes of the rows.
+//! A stream that has lost messages which are recorded here: from where to read it again, and what
+//! becomes of the rows.
 
 use std::collections::BTreeMap;
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
-use async_nats::jetstream::stream::DirectGetErrorKind;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use fiec_broker::{Broker, BrokerError};
 use fiec_schemas::{Digest, Sequence, Timestamp, subjects};
 use futures_util::StreamExt;
@@ -14,14 +15,45 @@ use crate::copy::saturate;
 use crate::rows::Rewind;
 use crate::time::PgTime;
 
+/// A stream with a checkpoint by which it is known again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Marked {
+    /// The ledger: a message is known by its header.
+    Ledger,
+    /// The records: a message is known by its text.
+    Records,
+}
+
+impl Marked {
+    /// The stream's name.
+    pub fn stream(self) -> &'static str {
+        match self {
+            Self::Ledger => subjects::LEDGER_STREAM,
+            Self::Records => subjects::RECORD_STREAM,
+        }
+    }
+
+    /// By what a message of it is known; none where it is no message of ours.
+    pub fn digest(self, headers: Option<&HeaderMap>, payload: &[u8]) -> Option<Digest> {
+        match self {
+            Self::Ledger => headers
+                .and_then(|h| h.get(subjects::EVENT_HEADER))
+                .map(|header| Digest::of(header.as_str().as_bytes())),
+            Self::Records => Some(Digest::of(payload)),
+        }
+    }
+}
+
 /// By what the stream is known that was read up to a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
+    /// Which stream.
+    pub of: Marked,
     /// Sequence of the last recorded message.
     pub seq: Sequence,
     /// When the stream was made, in nanoseconds since 1970; none where that was not recorded.
     pub created: Option<i128>,
-    /// Digest of that message's header, and when the broker stored it.
+    /// By what that message is known ([`Marked::digest`]), and when the broker stored it.
     pub last: Option<(Digest, Timestamp)>,
 }
 
@@ -40,9 +72,9 @@ pub(crate) struct Resume {
 /// # Errors
 /// When the broker does not answer.
 pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
-    const WHAT: &str = "look at the ledger stream";
-    let stream = broker.js.get_stream(subjects::LEDGER_STREAM).await;
-    let stream = stream.map_err(BrokerError::operation(WHAT))?;
+    let what = || format!("look at the stream {}", mark.of.stream());
+    let stream = broker.js.get_stream(mark.of.stream()).await;
+    let stream = stream.map_err(BrokerError::operation(what()))?;
     let info = stream.cached_info();
     let created = info.created.unix_timestamp_nanos();
     let last = info.state.last_sequence;
@@ -59,29 +91,33 @@ pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, Broke
         return Ok(resume(from, from < mark.seq));
     };
     if last >= mark.seq {
-        match stream.direct_get(mark.seq).await {
+        match stream.get_raw_message(mark.seq).await {
             Ok(message) => {
-                let header = message.headers.get(subjects::EVENT_HEADER);
-                if header.is_some_and(|h| Digest::of(h.as_str().as_bytes()) == digest) {
+                let found = mark.of.digest(Some(&message.headers), &message.payload);
+                if found == Some(digest) {
                     return Ok(resume(mark.seq, false));
                 }
             }
             // It has dropped out by the stream's limits.
-            Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
                 return Ok(resume(mark.seq, false));
             }
-            Err(error) => return Err(BrokerError::operation(WHAT)(error)),
+            Err(error) => return Err(BrokerError::operation(what())(error)),
         }
     }
     // What was stored since the recorded message is new; what is before it is what was left.
-    let after = first_after(broker, stored_at).await?;
+    let after = first_after(broker, mark.of, stored_at).await?;
     let left = after.map_or(last, |seq| seq.saturating_sub(1));
     Ok(resume(left.min(mark.seq), true))
 }
 
 /// Sequence of the first message that was stored after a moment.
-async fn first_after(broker: &Broker, at: Timestamp) -> Result<Option<Sequence>, BrokerError> {
-    const WHAT: &str = "look for what the ledger stream has stored since";
+async fn first_after(
+    broker: &Broker,
+    of: Marked,
+    at: Timestamp,
+) -> Result<Option<Sequence>, BrokerError> {
+    const WHAT: &str = "look for what a stream has stored since";
     let nanos = (i128::from(at.micros()) + 1) * 1_000;
     let start_time = ::time::OffsetDateTime::from_unix_timestamp_nanos(nanos)
         .map_err(BrokerError::operation(WHAT))?;
@@ -92,8 +128,8 @@ async fn first_after(broker: &Broker, at: Timestamp) -> Result<Option<Sequence>,
         inactive_threshold: std::time::Duration::from_secs(10),
         ..Default::default()
     };
-    let stream = subjects::LEDGER_STREAM;
-    let consumer = broker.js.create_consumer_on_stream(config, stream).await;
+    let consumer = broker.js.create_consumer_on_stream(config, of.stream());
+    let consumer = consumer.await;
     let consumer = consumer.map_err(BrokerError::operation(WHAT))?;
     let found = consumer.fetch().max_messages(1).messages().await;
     let mut found = found.map_err(BrokerError::operation(WHAT))?;
@@ -105,16 +141,16 @@ async fn first_after(broker: &Broker, at: Timestamp) -> Result<Option<Sequence>,
     Ok(Some(info.stream_sequence))
 }
 
-/// The ledger's checkpoint as PostgreSQL has it; none where there is no such row.
+/// A stream's checkpoint as PostgreSQL has it; none where there is no such row.
 ///
 /// # Errors
 /// What PostgreSQL says.
-pub(crate) async fn mark(pool: &PgPool) -> sqlx::Result<Option<Mark>> {
+pub(crate) async fn mark(pool: &PgPool, of: Marked) -> sqlx::Result<Option<Mark>> {
     let row = sqlx::query(
         "SELECT seq, created_ns::text, digest, stored_at FROM recorder_checkpoint \
          WHERE stream = $1",
     )
-    .bind(subjects::LEDGER_STREAM)
+    .bind(of.stream())
     .fetch_optional(pool)
     .await?;
     let Some(row) = row else { return Ok(None) };
@@ -125,6 +161,7 @@ pub(crate) async fn mark(pool: &PgPool) -> sqlx::Result<Option<Mark>> {
         .map(Digest);
     let stored_at = row.try_get::<Option<PgTime>, _>("stored_at")?.map(|t| t.0);
     Ok(Some(Mark {
+        of,
         seq: u64::try_from(row.try_get::<i64, _>("seq")?).unwrap_or(0),
         created: created.and_then(|text| text.parse().ok()),
         last: digest.zip(stored_at),
@@ -151,19 +188,27 @@ pub async fn checkpoints(pool: &PgPool) -> sqlx::Result<BTreeMap<String, Sequenc
 /// # Errors
 /// What PostgreSQL says.
 pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Result<bool> {
+    let mut tx = pool.begin().await?;
     let done = sqlx::query(
         "UPDATE recorder_checkpoint SET seq = $3, created_ns = $4::numeric, updated_at = now(), \
          digest = CASE WHEN $3 = seq THEN digest END, \
          stored_at = CASE WHEN $3 = seq THEN stored_at END \
          WHERE stream = $1 AND seq = $2",
     )
-    .bind(subjects::LEDGER_STREAM)
+    .bind(mark.of.stream())
     .bind(saturate(mark.seq))
     .bind(saturate(to.from))
     .bind(to.created.to_string())
-    .execute(pool)
+    .execute(&mut *tx)
     .await?;
-    Ok(done.rows_affected() == 1)
+    if done.rows_affected() != 1 {
+        return Ok(false);
+    }
+    if mark.of == Marked::Records {
+        renumber(&mut tx, to.from).await?;
+    }
+    tx.commit().await?;
+    Ok(true)
 }
 
 /// Tables whose key is a record's sequence.
@@ -174,35 +219,20 @@ const BY_RECORD: [&str; 4] = [
     "quota_changes",
 ];
 
-/// Puts the checkpoint of the records back to the end of their stream. The sequences behind it are
-/// given out again: rows that have them keep them as negative numbers.
-///
-/// # Errors
-/// What PostgreSQL says.
-pub(crate) async fn lower_records(
-    pool: &PgPool,
-    expected: Sequence,
-    to: Sequence,
-) -> sqlx::Result<()> {
-    let mut tx = pool.begin().await?;
-    let lowered = "UPDATE recorder_checkpoint SET seq = $3, updated_at = now() \
-                   WHERE stream = $1 AND seq = $2";
-    let done = sqlx::query(lowered)
-        .bind(subjects::RECORD_STREAM)
-        .bind(saturate(expected))
-        .bind(saturate(to))
-        .execute(&mut *tx)
-        .await?;
-    if done.rows_affected() == 1 {
-        for table in BY_RECORD {
-            let renumber = format!("UPDATE {table} SET seq = -seq WHERE seq > $1");
-            sqlx::query(sqlx::AssertSqlSafe(renumber))
-                .bind(saturate(to))
-                .execute(&mut *tx)
-                .await?;
-        }
+/// Sequences behind `to` are given out again: rows of records that have them get negative numbers
+/// instead, below those that were given before.
+async fn renumber(tx: &mut PgConnection, to: Sequence) -> sqlx::Result<()> {
+    for table in BY_RECORD {
+        let renumber = format!(
+            "UPDATE {table} t SET seq = given.lowest - t.seq \
+             FROM (SELECT least(min(seq), 0) AS lowest FROM {table}) given WHERE t.seq > $1"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(renumber))
+            .bind(saturate(to))
+            .execute(&mut *tx)
+            .await?;
     }
-    tx.commit().await
+    Ok(())
 }
 
 /// Moves the rows that do not count to `lost_rows`, in a transaction of the caller's; the execution

@@ -7,14 +7,14 @@ use fiec_broker::{Broker, BrokerError, Reader};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::Record;
 use fiec_schemas::quota::Quota;
-use fiec_schemas::{NodeDescriptor, Sequence, Tenant, Timestamp, subjects};
+use fiec_schemas::{Digest, NodeDescriptor, Sequence, Tenant, Timestamp, subjects};
 use futures_util::StreamExt;
 use sqlx::{Connection, PgConnection};
 
 use crate::copy::{json_without_nul, saturate, without_nul};
 use crate::error::Result;
-use crate::ledger::{Backoff, Shared, again, checkpoint, trouble};
-use crate::lost;
+use crate::ledger::{Backoff, Shared, again, marked, trouble};
+use crate::lost::{self, Marked};
 use crate::metrics::Part;
 use crate::rows::{json, line};
 use crate::time::PgTime;
@@ -41,28 +41,39 @@ pub(crate) struct Gap {
 /// # Errors
 /// When there is no checkpoint.
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
-    let stream = subjects::RECORD_STREAM;
     let mut backoff = Backoff::default();
     while !shared.stop.is_cancelled() {
-        let Some(at) = checkpoint(&shared, Part::Records, stream).await? else {
+        let Some(mark) = marked(&shared, Part::Records, Marked::Records).await? else {
             return Ok(());
         };
-        shared.health.read(Part::Records, at);
+        shared.health.read(Part::Records, mark.seq);
+        let mut connections = broker.connections();
+        connections.mark_unchanged();
         let opened = Instant::now();
-        match open(&broker, at).await {
-            Ok((last, _)) if last < at => {
-                tracing::error!(
-                    stream,
-                    last,
-                    checkpoint = at,
-                    "the stream has lost records; what is recorded stays"
-                );
-                let lower = || lost::lower_records(&shared.pool, at, last);
-                if again(&shared, Part::Records, lower).await.is_none() {
+        match lost::resume(&broker, &mark).await {
+            Ok(resume) if resume.lost || mark.created.is_none() => {
+                if resume.lost {
+                    tracing::error!(
+                        checkpoint = mark.seq,
+                        from = resume.from,
+                        "the record stream has lost records; what is recorded stays"
+                    );
+                    shared.metrics.losses.inc();
+                }
+                let moved = || lost::go_back(&shared.pool, &mark, &resume);
+                if again(&shared, Part::Records, moved).await.is_none() {
                     return Ok(());
                 }
+                continue;
             }
-            Ok((_, messages)) => record(messages, at, &shared).await,
+            Ok(_) => match open(&broker, mark.seq).await {
+                Ok(messages) => tokio::select! {
+                    () = record(messages, mark.seq, &shared) => {}
+                    // A broker that was started again may have lost records: it is looked at anew.
+                    Ok(()) = connections.changed() => {}
+                },
+                Err(error) => trouble(&shared, Part::Records, &error),
+            },
             Err(error) => trouble(&shared, Part::Records, &error),
         }
         backoff.wait_after(opened, &shared.stop).await;
@@ -70,25 +81,15 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     Ok(())
 }
 
-async fn open(
-    broker: &Broker,
-    at: Sequence,
-) -> std::result::Result<(Sequence, Reader), BrokerError> {
-    const WHAT: &str = "follow the record stream";
-    let stream = broker
-        .js
-        .get_stream(subjects::RECORD_STREAM)
-        .await
-        .map_err(BrokerError::operation(WHAT))?;
-    let last = stream.cached_info().state.last_sequence;
+async fn open(broker: &Broker, at: Sequence) -> std::result::Result<Reader, BrokerError> {
     let config = pull::Config {
         deliver_policy: DeliverPolicy::ByStartSequence {
             start_sequence: at + 1,
         },
         ..Default::default()
     };
-    let reader = Reader::open(broker, subjects::RECORD_STREAM, config, BATCH, WHAT).await?;
-    Ok((last, reader))
+    let what = "follow the record stream";
+    Reader::open(broker, subjects::RECORD_STREAM, config, BATCH, what).await
 }
 
 /// Records what the reader gives until it ends.
@@ -102,7 +103,7 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
         };
         let Some(chunk) = chunk else { return };
         let (mut records, mut gaps) = (Vec::new(), Vec::new());
-        let mut last = expected;
+        let (mut last, mut known) = (expected, None);
         for message in chunk {
             let message = match message {
                 Ok(message) => message,
@@ -113,15 +114,18 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
             };
             let Ok(info) = message.info() else { continue };
             let seq = info.stream_sequence;
+            let stored = info.published.unix_timestamp_nanos() / 1_000;
+            let stored = Timestamp::from_micros(i64::try_from(stored).unwrap_or(0));
             if seq > last + 1 {
-                let before = info.published.unix_timestamp_nanos() / 1_000;
                 gaps.push(Gap {
                     first: last + 1,
                     last: seq - 1,
-                    before: Timestamp::from_micros(i64::try_from(before).unwrap_or(0)),
+                    before: stored,
                 });
             }
             last = seq;
+            let digest = Marked::Records.digest(message.headers.as_ref(), &message.payload);
+            known = digest.map(|digest| (digest, stored));
             shared.health.read(Part::Records, seq);
             match serde_json::from_slice::<Record>(&message.payload) {
                 Ok(record) => records.push((last, record)),
@@ -137,7 +141,7 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
         let (records, gaps) = (&records, &gaps);
         let written = again(shared, Part::Records, || async move {
             let mut connection = shared.pool.acquire().await?;
-            write(&mut connection, records, gaps, expected, last).await
+            write(&mut connection, records, gaps, expected, (last, known)).await
         });
         match written.await {
             Some(true) => {
@@ -154,13 +158,14 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
     }
 }
 
-/// Writes records and moves the checkpoint; false where that is not where it was expected.
+/// Writes records and moves the checkpoint to the last of them, which is known by its digest and by
+/// when the broker stored it; false where the checkpoint is not where it was expected.
 pub(crate) async fn write(
     connection: &mut PgConnection,
     records: &[(Sequence, Record)],
     gaps: &[Gap],
     expected: Sequence,
-    last: Sequence,
+    (last, known): (Sequence, Option<(Digest, Timestamp)>),
 ) -> sqlx::Result<bool> {
     let mut tx = connection.begin().await?;
     for gap in gaps {
@@ -176,7 +181,7 @@ pub(crate) async fn write(
         .execute(&mut *tx)
         .await?;
     }
-    if !advance(&mut tx, subjects::RECORD_STREAM, expected, last, None).await? {
+    if !advance(&mut tx, subjects::RECORD_STREAM, expected, last, known).await? {
         tx.rollback().await?;
         return Ok(false);
     }

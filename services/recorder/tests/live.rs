@@ -253,16 +253,14 @@ async fn postgres_away_is_unhealthy_and_then_caught_up() {
     for item in &items[1..] {
         publish(&broker, item, Bytes::new()).await;
     }
+    let unhealthy = || health.check().is_err_and(|reason| reason.contains("ledger"));
     for _ in 0..300 {
-        if health.check().is_err() {
+        if unhealthy() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(
-        health.check().unwrap_err().contains("ledger"),
-        "unhealthy while PostgreSQL is away"
-    );
+    assert!(unhealthy(), "unhealthy while PostgreSQL is away");
     assert!(!running.is_finished(), "the recorder stays");
     postgres.restart().await.unwrap();
     until(
@@ -340,8 +338,6 @@ async fn readers_go_on_after_the_server_has_deleted_their_consumers_while_postgr
     let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = ";
     until(&pool, &format!("{checkpoint}'FIEC_LEDGER'"), ledgers).await;
 
-    let postgres = servers.postgres.as_mut().unwrap();
-    postgres.stop(Duration::from_secs(10)).await;
     let record = Record::Rejection {
         tenant: "lab".into(),
         seq: None,
@@ -358,8 +354,13 @@ async fn readers_go_on_after_the_server_has_deleted_their_consumers_while_postgr
         let message = PublishMessage::build().payload(payload.clone());
         (subjects::rejection("lab"), message)
     };
+    publish_all(&broker, vec![rejection()]).await;
+    until(&pool, &format!("{checkpoint}'FIEC_RECORD'"), 1).await;
+
+    let postgres = servers.postgres.as_mut().unwrap();
+    postgres.stop(Duration::from_secs(10)).await;
     let records = 3_000;
-    publish_all(&broker, (0..records).map(|_| rejection()).collect()).await;
+    publish_all(&broker, (1..records).map(|_| rejection()).collect()).await;
     delete_stalled(&broker, subjects::RECORD_STREAM).await;
     while stalled(&broker, subjects::LEDGER_STREAM).await.is_none() {
         let burst: Vec<_> = items.by_ref().take(500).collect();
@@ -407,4 +408,45 @@ async fn records_that_the_stream_dropped_before_they_were_read_are_stated() {
     until(&pool, "SELECT count(*) FROM record_gaps", 1).await;
     stop.cancel();
     recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_record_stream_that_was_made_anew_is_read_from_its_beginning_each_time() {
+    let (_servers, broker, pool) = servers().await;
+    let publish = async |life: usize, count: u32| {
+        let rejection = |line: u32| {
+            let record = Record::Rejection {
+                tenant: "lab".into(),
+                seq: None,
+                error: LineError {
+                    line,
+                    field: "program".into(),
+                    reason: format!("life {life}"),
+                },
+                excerpt: String::new(),
+                at: Timestamp::now(),
+            };
+            let payload = Bytes::from(serde_json::to_vec(&record).unwrap());
+            let message = PublishMessage::build().payload(payload);
+            (subjects::rejection("lab"), message)
+        };
+        publish_all(&broker, (1..=count).map(rejection).collect()).await;
+    };
+    let rejections = "SELECT count(*) FROM rejections";
+    let mut expected = 0;
+    // What comes after each loss overtakes the checkpoint before the recorder looks.
+    for (life, count) in [5, 8, 9].into_iter().enumerate() {
+        publish(life, count).await;
+        let (stop, recorder) = start(&broker, &pool);
+        expected += i64::from(count);
+        until(&pool, rejections, expected).await;
+        stop.cancel();
+        recorder.await.unwrap().unwrap();
+        let stream = subjects::RECORD_STREAM;
+        broker.js.delete_stream(stream).await.unwrap();
+        apply(&broker, &Profile::default()).await.unwrap();
+    }
+    let lives = "SELECT count(DISTINCT reason) FROM rejections WHERE line BETWEEN 1 AND 5";
+    until(&pool, lives, 3).await;
+    until(&pool, "SELECT count(*) FROM record_gaps", 0).await;
 }
