@@ -253,7 +253,11 @@ async fn postgres_away_is_unhealthy_and_then_caught_up() {
     for item in &items[1..] {
         publish(&broker, item, Bytes::new()).await;
     }
-    let unhealthy = || health.check().is_err_and(|reason| reason.contains("ledger"));
+    let unhealthy = || {
+        health
+            .check()
+            .is_err_and(|reason| reason.contains("ledger"))
+    };
     for _ in 0..300 {
         if unhealthy() {
             break;
