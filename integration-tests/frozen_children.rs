@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use fiec_schemas::Event;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use support::{Lab, args, proc, until, workers};
+use support::{Lab, Line, args, digest_of, proc, undisturbed_synthetic, until, workers};
 
 /// Counts, one a capsule.
 const COUNTS: &str = r#"#!/bin/sh
@@ -81,5 +81,31 @@ async fn a_child_that_is_stopped_loses_its_slot_once_its_boundary_is_overdue() {
         (!proc::is_alive(child)).then_some(())
     })
     .await;
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_without_a_limit_that_is_stopped_counts_as_crashed_and_nothing_is_lost() {
+    let mut lab = Lab::start(workers(1)).await;
+    let params = json!({"capsules": 600, "work_us": 5_000, "state_bytes": 4_096});
+    let id = lab
+        .publish_json(&json!({"id": "stopped", "program": "synthetic@1", "params": params,
+            "commit": {"every": 10}}))
+        .await;
+    let node = lab.journal.computing(id, 3).await;
+    for child in proc::descendants(lab.worker(&node).pid()) {
+        let pid = Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+    }
+    let is_crash = |line: &Line| {
+        line.message.events.iter().find_map(|event| match event {
+            Event::Crashed { exit, .. } => Some(exit.clone()),
+            _ => None,
+        })
+    };
+    let exit = lab.journal.find(id, "it counts as crashed", is_crash).await;
+    assert!(exit.contains("stopped for 8 s"), "{exit}");
+    let last = lab.journal.ended(id, "completed").await;
+    assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
     lab.stop().await;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
-use fiec_kit::frames::{self, FrameError, Order, Run};
+use fiec_kit::frames::{self, Order, Run};
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::limits::{self, REASON_LIMIT};
 use fiec_schemas::package::Grant;
@@ -256,7 +256,7 @@ impl Runner {
     }
 
     /// The program ended without a word, or its word cannot be read.
-    pub(crate) async fn lost(&mut self, error: Option<FrameError>) {
+    pub(crate) async fn lost(&mut self, error: Option<String>) {
         let Some(child) = self.child.take() else {
             return;
         };

@@ -320,6 +320,13 @@ impl Child {
         self.link.send(order, body).await
     }
 
+    /// Ends it and its whole group, stopped or not; [`Child::autopsy`] says how it ended.
+    pub fn kill(&self) {
+        if let Some(group) = Pid::from_raw(self.pid as i32) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    }
+
     /// Ends it (it has closed its socket) and says how it ended.
     pub async fn autopsy(mut self) -> String {
         // Its last words arrive with the end of the pipes, unless a grandchild holds them.
@@ -346,9 +353,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         if let Some(process) = self.process.take() {
             // It is not reaped yet, so its id, and its group's, cannot be anybody else's.
-            if let Some(group) = Pid::from_raw(self.pid as i32) {
-                let _ = rustix::process::kill_process_group(group, Signal::KILL);
-            }
+            self.kill();
             let _ = self.spawner.tasks.send(Task::Reap(process));
         }
         for reader in &self.readers {

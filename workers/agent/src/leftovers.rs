@@ -28,6 +28,13 @@ pub(crate) fn ticks(pid: u32) -> Option<u64> {
     Some(user + system)
 }
 
+/// Whether a process is stopped, as by SIGSTOP.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| state.starts_with('T'))
+}
+
 /// Whether the agent of a noted child lives; none where the child itself is gone.
 fn agent_lives(pid: u32, note: &str) -> Option<bool> {
     let mut words = note.split_whitespace();

@@ -26,7 +26,8 @@ use crate::shared::{Shared, Slot};
 
 /// A program that took so long to be fetched may have been bound elsewhere meanwhile.
 const MOVED_ON_AFTER: Duration = Duration::from_secs(2);
-/// An adaptor that has used no processor time for so long after its limit is frozen.
+/// An adaptor that has used no processor time for so long after its limit is frozen; so is a child
+/// that has been stopped (SIGSTOP) for so long.
 const FROZEN_AFTER: Duration = Duration::from_secs(8);
 /// Fetches of one program at once; a kit asks for one at a time.
 const FETCHES: usize = 16;
@@ -151,14 +152,14 @@ impl Runner {
     /// From now on the program is to reach its next boundary in time.
     pub(crate) fn expect_boundary(&mut self) {
         self.ticks = None;
-        self.silence = self.patience().map(|patience| Instant::now() + patience);
+        self.silence = Some(Instant::now() + self.patience().unwrap_or(FROZEN_AFTER));
     }
 
     /// A run begins. What an adaptor prepares before the first capsule has no limit.
     pub(crate) fn expect_first_boundary(&mut self) {
-        self.silence = None;
-        if !self.has_adaptor() {
-            self.expect_boundary();
+        self.expect_boundary();
+        if self.has_adaptor() {
+            self.silence = None;
         }
     }
 
@@ -199,27 +200,29 @@ impl Runner {
         self.silence = None;
         let (Some(package), Some(patience)) = (self.program.package().cloned(), self.patience())
         else {
-            return;
+            return Box::pin(self.watch_stopped()).await;
         };
         if self.child.is_none() {
             return;
         }
         // What waits for the broker, or for data, is not the program's fault.
         let waits = self.flight.is_some() || !self.staged.is_empty() || self.fetches.any();
-        let limits = &package.manifest().limits;
+        if package.manifest().limits.on_silence == OnSilence::Wait {
+            if self.ticks.is_none() {
+                tracing::warn!(?patience, "no boundary was reached for long; waiting on");
+            }
+            return Box::pin(self.watch_stopped()).await;
+        }
         if self.has_adaptor() {
             return self.watch_adaptor(&package, waits).await;
         }
-        if !waits && limits.on_silence == OnSilence::Fail {
+        if !waits {
             let reason = format!(
                 "limit boundary_ms: {} reached no boundary within {} ms",
                 package.told.program,
                 patience.as_millis()
             );
             return self.give_up(reason).await;
-        }
-        if !waits {
-            tracing::warn!(?patience, "no boundary was reached for long; waiting on");
         }
         self.expect_boundary();
     }
@@ -231,7 +234,7 @@ impl Runner {
         let before = std::mem::replace(&mut self.ticks, ticks);
         let limits = &package.manifest().limits;
         let works = before.is_none() || before != ticks;
-        if waits || works || limits.on_silence == OnSilence::Wait {
+        if waits || works {
             self.silence = Some(Instant::now() + FROZEN_AFTER);
             return;
         }
@@ -243,6 +246,22 @@ impl Runner {
             FROZEN_AFTER.as_secs()
         );
         self.give_up(reason).await;
+    }
+
+    /// A program that has no limit, or is waited for, may compute for as long as it likes, but a child
+    /// that is stopped computes nothing: it is ended, which counts as a crash.
+    async fn watch_stopped(&mut self) {
+        let Some(child) = &self.child else { return };
+        let ticks = leftovers::ticks(child.pid());
+        let before = std::mem::replace(&mut self.ticks, ticks);
+        if before.is_none() || before != ticks || !leftovers::is_stopped(child.pid()) {
+            self.silence = Some(Instant::now() + FROZEN_AFTER);
+            return;
+        }
+        self.silence = None;
+        child.kill();
+        let reason = format!("its child was stopped for {} s", FROZEN_AFTER.as_secs());
+        self.lost(Some(reason)).await;
     }
 
     /// The program asks for data.

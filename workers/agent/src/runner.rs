@@ -163,7 +163,8 @@ pub(crate) struct Runner {
     pub(crate) sure: Option<CancellationToken>,
     /// The chunks of its last commit, where σ is large.
     pub(crate) known: Arc<Known>,
-    /// When the program's patience with itself ends: its manifest's `boundary_ms`.
+    /// When its child is looked at: at its manifest's `boundary_ms`, or else again and again whether
+    /// it is stopped.
     pub(crate) silence: Option<Instant>,
     /// Processor time of its child when `silence` was looked at last.
     pub(crate) ticks: Option<u64>,
@@ -197,7 +198,7 @@ impl Runner {
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
                 // What is rare is boxed: this future is made anew for each execution.
                 Input::Report(Ok(None)) => Box::pin(self.lost(None)).await,
-                Input::Report(Err(error)) => Box::pin(self.lost(Some(error))).await,
+                Input::Report(Err(error)) => Box::pin(self.lost(Some(error.to_string()))).await,
                 Input::Control(Some(control)) => Box::pin(self.control(*control)).await,
                 Input::Control(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
