@@ -89,8 +89,10 @@ async fn a_child_without_a_limit_that_is_stopped_counts_as_crashed_and_nothing_i
     let mut lab = Lab::start(workers(1)).await;
     let params = json!({"capsules": 600, "work_us": 5_000, "state_bytes": 4_096});
     let id = lab
-        .publish_json(&json!({"id": "stopped", "program": "synthetic@1", "params": params,
-            "commit": {"every": 10}}))
+        .publish_json(
+            &json!({"id": "stopped", "program": "synthetic@1", "params": params,
+            "commit": {"every": 10}}),
+        )
         .await;
     let node = lab.journal.computing(id, 3).await;
     for child in proc::descendants(lab.worker(&node).pid()) {
