@@ -18,8 +18,7 @@ use fiec_schemas::{
 };
 use serde_json::{Value, json};
 use support::{Lab, args, until, workers, workers_with_history};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 fn printing(id: &str, capsules: u64) -> Value {
     json!({"id": id, "program": "synthetic@1", "commit": {"every": 20},
@@ -270,9 +269,13 @@ async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
         .next()
         .unwrap()
         .to_owned();
-    let metrics = get(&address, "/metrics").await;
+    let metrics = support::get(&address, "/metrics").await;
     assert!(metrics.contains("# TYPE fiec_"), "{metrics}");
-    assert!(get(&address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    assert!(
+        support::get(&address, "/healthz")
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
 
     let crash = json!({"capsules": 3, "crash_at": 1});
     let body = json!({"id": "two", "program": "synthetic@1", "params": crash, "retries": 0});
@@ -303,15 +306,6 @@ async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
     lab.servers.nats.stop(support::PATIENCE).await;
     let away = lab.fiec(&["status", "one"]).await.expect(4);
     assert!(away.stderr.contains("is the server running"), "{away:?}");
-}
-
-async fn get(address: &str, path: &str) -> String {
-    let mut socket = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).await.unwrap();
-    answer
 }
 
 /// Puts the ledger of an execution behind all others that is bound to `n9`, which does not exist,

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
+use crate::BrokerClock;
+
 /// Something that the broker did not do.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
@@ -151,6 +153,7 @@ pub struct Broker {
     ack_within: Duration,
     /// How often it was connected.
     connections: watch::Receiver<u64>,
+    pub(crate) clock: BrokerClock,
     states: Arc<OnceCell<ObjectStore>>,
     data: Arc<OnceCell<ObjectStore>>,
 }
@@ -257,6 +260,7 @@ impl Broker {
             js,
             ack_within: options.timeout,
             connections,
+            clock: BrokerClock::default(),
             states: Arc::default(),
             data: Arc::default(),
         })

@@ -4,6 +4,7 @@
 
 pub mod capsules;
 pub mod chunks;
+mod clock;
 pub mod collect;
 mod connection;
 pub mod feed;
@@ -23,6 +24,7 @@ pub mod topology;
 pub mod trust;
 mod upkeep;
 
+pub use clock::BrokerClock;
 pub use connection::{
     Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged, without_secrets,
 };

@@ -25,6 +25,8 @@ use fiec_dev_servers::NoProgress;
 use fiec_schemas::duty::Actor;
 use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
@@ -88,6 +90,16 @@ pub async fn run(mut command: tokio::process::Command) -> Ran {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
+}
+
+/// What an HTTP server answers, head and body.
+pub async fn get(address: &str, path: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 /// Workers with one slot each and one policy service, without history.

@@ -6,6 +6,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::ClockReading;
 use crate::envelope::EnvelopeNow;
 use crate::ids::{BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Timestamp};
 use crate::trust::NodeIdentity;
@@ -162,6 +163,10 @@ pub struct HardwareVector {
     pub count: u64,
     /// When the vector was made.
     pub at: Timestamp,
+    /// The machine's clock against the broker's. Times of a vector, and of what the node appends to
+    /// ledgers, are by the broker's clock where this is there. Absent before it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<ClockReading>,
     /// The components; one for each signal and place, missing ones included.
     pub readings: Vec<Reading>,
     /// True once the node takes no more work and is giving up what it has.

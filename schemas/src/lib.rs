@@ -4,6 +4,7 @@
 pub mod array;
 mod cause;
 pub mod chain;
+mod clock;
 pub mod duty;
 pub mod energy;
 pub mod envelope;
@@ -31,6 +32,7 @@ mod tagged;
 pub mod time;
 pub mod trust;
 
+pub use clock::ClockReading;
 pub use event::{
     BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Entrusted, Event, Evidence,
     ExecutionState, LedgerMessage, Output, Phase, ResultObject, StatePlace,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
 
 use crate::ids::{IdError, Parsed, shorten};
 
-/// A moment in UTC, microseconds since the Unix epoch, stamped by whoever observed it.
+/// A moment in UTC, microseconds since the Unix epoch, stamped by whoever observed it. What workers
+/// and policy services publish is by the broker's clock, as far as they could measure it.
 /// Written as RFC 3339 with six digits of a second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);

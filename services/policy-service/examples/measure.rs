@@ -243,6 +243,7 @@ fn vector(node: &NodeId, instance: InstanceId, count: u64) -> Vec<u8> {
         instance,
         count,
         at,
+        clock: None,
         readings: vec![reading],
         draining: false,
         slots: 4,

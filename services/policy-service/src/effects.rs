@@ -11,9 +11,7 @@ use fiec_schemas::ids::is_name;
 use fiec_schemas::messages::{
     CapsuleBinding, ControlReply, ControlRequest, Holding, Record, Refusal,
 };
-use fiec_schemas::{
-    Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, Timestamp, subjects,
-};
+use fiec_schemas::{Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, subjects};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
@@ -231,7 +229,7 @@ impl Effects {
                 None => return Ok(Later::Vanished),
             },
         };
-        let draft = Draft::new(&tip, events, &self.author, Timestamp::now())?;
+        let draft = Draft::new(&tip, events, &self.author, self.broker.now())?;
         match self.ledger.append(draft, bytes::Bytes::new()).await {
             Ok(tip) => Ok(Later::Stored(Box::new(tip))),
             Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, execution).await? {

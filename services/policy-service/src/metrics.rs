@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use fiec_policy::Duties;
 use fiec_schemas::duty::Actor;
+use fiec_schemas::{ClockReading, NodeId};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 type ByActor = Family<[(&'static str, &'static str); 1], Gauge>;
+type ByNode = Family<[(&'static str, String); 1], Gauge<f64, AtomicU64>>;
 type ByCause = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// All figures; cheap to clone.
@@ -58,6 +61,8 @@ pub struct Metrics {
     pub nodes: Gauge,
     /// Names that sent vectors and have not joined, as far as they are kept.
     pub strangers: Gauge,
+    /// Clocks of nodes that have joined, less the broker's, in seconds.
+    pub node_clock_skew: ByNode,
 }
 
 impl Metrics {
@@ -141,6 +146,11 @@ impl Metrics {
             "Names that sent vectors and have not joined, as far as they are kept",
             self.strangers.clone(),
         );
+        r.register(
+            "node_clock_skew_seconds",
+            "Clock of a node that has joined, less the broker's",
+            self.node_clock_skew.clone(),
+        );
         Arc::new(r)
     }
 
@@ -155,6 +165,16 @@ impl Metrics {
         }
     }
 
+    /// Shows the clocks of the nodes that are there, and of no others.
+    pub fn show_clocks<'a>(&self, all: impl Iterator<Item = (&'a NodeId, ClockReading)>) {
+        self.node_clock_skew.clear();
+        for (node, clock) in all {
+            let node = [("node", node.as_str().to_owned())];
+            let seconds = clock.ahead_us as f64 / 1e6;
+            self.node_clock_skew.get_or_create(&node).set(seconds);
+        }
+    }
+
     /// Counts a binding.
     pub fn bound(&self, cause: &'static str) {
         self.bindings.get_or_create(&[("cause", cause)]).inc();
@@ -164,6 +184,23 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clocks_are_shown_of_the_nodes_that_are_there() {
+        let metrics = Metrics::default();
+        let nodes: [NodeId; 2] = ["n1".parse().unwrap(), "n2".parse().unwrap()];
+        let clock = |ahead_us| ClockReading {
+            ahead_us,
+            within_us: 300,
+        };
+        metrics.show_clocks([(&nodes[0], clock(0))].into_iter());
+        metrics.show_clocks([(&nodes[1], clock(-3_600_000_000))].into_iter());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &metrics.registry()).unwrap();
+        let line = r#"fiec_policy_node_clock_skew_seconds{node="n2"} -3600.0"#;
+        assert!(text.contains(line), "{text}");
+        assert!(!text.contains(r#"node="n1""#), "{text}");
+    }
 
     #[test]
     fn duties_are_shown_for_each_actor() {

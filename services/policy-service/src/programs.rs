@@ -135,7 +135,7 @@ mod tests {
     use fiec_broker::{ConnectOptions, topology};
     use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
     use fiec_schemas::package::{Manifest, ProgramRecord};
-    use fiec_schemas::{Digest, Timestamp, subjects};
+    use fiec_schemas::{Digest, subjects};
 
     async fn push(broker: &Broker, program: &str) {
         push_as(broker, program, br#"{"entry":["x"],"protocol":"frames"}"#).await;
@@ -147,7 +147,7 @@ mod tests {
             manifest: Manifest::parse(manifest).unwrap(),
             artifact: Digest::of(b""),
             bytes: 0,
-            pushed_at: Timestamp::now(),
+            pushed_at: broker.now(),
             pushed_by: "test".to_owned(),
         };
         let name = program.parse().unwrap();

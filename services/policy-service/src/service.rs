@@ -60,11 +60,19 @@ impl PolicyService {
         let (upkeep, feed) = (Upkeep::default(), FeedHealth::default());
         if let Some(addr) = options.http {
             let health = health(&broker, &loaded, &upkeep, &feed);
-            let bound = sight::serve(addr, metrics.registry(), health, end)
+            let bound = sight::serve(addr, metrics.registry(), health, end.clone())
                 .await
                 .map_err(|source| ServiceError::Http { addr, source })?;
             tracing::info!(addr = %bound, "serving /metrics and /healthz");
         }
+        // A server that does not say its time leaves this machine's own in force.
+        if let Err(error) = broker.measure_clock().await {
+            tracing::warn!(%error, "the broker's clock is not measured yet");
+        }
+        tokio::spawn(
+            end.clone()
+                .run_until_cancelled_owned(broker.clone().keep_clock()),
+        );
         let mut after_loss = false;
         loop {
             let life = Life {

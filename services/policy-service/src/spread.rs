@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, store};
 use fiec_policy::holds::{Fate, Seen};
-use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, Submission, Tenant};
 
 use crate::effects::Effects;
 use crate::events::Outcome;
@@ -76,7 +76,7 @@ impl Effects {
             return Ok(Made::Moot);
         };
         let whole = self.submission_of(&state).await?;
-        let now = Timestamp::now();
+        let now = self.broker.now();
         let own = Arc::new(whole.part(found.range(), state.submitted_at));
         let unborn = ExecutionState::unborn_part(&state, &found, Arc::clone(&own), now);
         if unborn.spec.is_none() {

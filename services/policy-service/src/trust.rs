@@ -11,7 +11,7 @@ use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
-    StatePlace, Tenant, Timestamp, TransitionError, subjects,
+    StatePlace, Tenant, TransitionError, subjects,
 };
 
 use crate::effects::Effects;
@@ -31,7 +31,7 @@ impl Effects {
         (contract, substrate): (Contract, Option<String>),
         reason: String,
     ) {
-        let (who, at) = (self.author.clone(), Timestamp::now());
+        let (who, at) = (self.author.clone(), self.broker.now());
         let entry = Quarantined {
             contract,
             substrate: substrate.clone(),
@@ -77,7 +77,7 @@ impl Effects {
                 entries: Vec::new(),
                 released: Some(Released {
                     who: who.to_owned(),
-                    at: Timestamp::now(),
+                    at: self.broker.now(),
                 }),
             };
             true
@@ -137,7 +137,7 @@ impl Effects {
             what: what.to_owned(),
             detail,
             who,
-            at: Timestamp::now(),
+            at: self.broker.now(),
             descriptor: None,
         };
         let Ok(payload) = serde_json::to_vec(&record) else {
@@ -321,7 +321,7 @@ impl Effects {
                 body,
             );
             let tip = entry.clone().into();
-            let draft = |events| Draft::new(&tip, events, &self.author, Timestamp::now());
+            let draft = |events| Draft::new(&tip, events, &self.author, self.broker.now());
             let draft = match draft(events.clone()) {
                 // Others have, or had, a part of what lies behind that boundary.
                 Err(AppendError::Transition(TransitionError::Spread { rule })) => {

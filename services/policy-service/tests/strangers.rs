@@ -42,6 +42,7 @@ async fn invented_names_are_no_nodes_and_work_goes_on() {
             instance: InstanceId::random(),
             count: 1,
             at: Timestamp::now(),
+            clock: None,
             readings: vec![],
             draining: false,
             slots: 1,

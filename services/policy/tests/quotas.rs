@@ -167,6 +167,7 @@ impl Race {
                 instance: d.instance,
                 count: self.count,
                 at: now.wall,
+                clock: None,
                 readings: vec![Reading {
                     signal: Signal::Memory,
                     device: None,

@@ -30,6 +30,7 @@ fn vector(w: &World, name: &str, instance: InstanceId, count: u64) -> HardwareVe
         instance,
         count,
         at: w.wall(),
+        clock: None,
         readings: Signal::ALL.into_iter().map(reading).collect(),
         draining: false,
         slots: 4,

@@ -70,7 +70,7 @@ struct Place {
     seq: Sequence,
     ordinal: Ordinal,
     stored_at: Timestamp,
-    /// By its author's clock.
+    /// By the broker's clock, as its author measured it.
     at: Timestamp,
 }
 

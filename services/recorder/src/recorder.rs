@@ -145,6 +145,11 @@ impl Recorder {
             crate::results::run(broker, results).await;
             Ok(())
         });
+        let (broker, ended) = (self.broker.clone(), stop.clone());
+        tasks.spawn(async move {
+            ended.run_until_cancelled(broker.keep_clock()).await;
+            Ok(())
+        });
         let (upkeep, probed) = (shared.health.broker().clone(), self.broker.clone());
         let ended = stop.clone();
         tasks.spawn(async move {
@@ -233,7 +238,7 @@ async fn announce_one(broker: &Broker, shared: &Shared, seq: Sequence, last: Seq
     let word = RecorderCheckpoint {
         seq,
         lag,
-        at: Timestamp::now(),
+        at: broker.now(),
     };
     let Ok(payload) = serde_json::to_vec(&word) else {
         return;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::{Broker, BrokerClock, BrokerError};
 use fiec_schemas::{HardwareVector, NodeId, Signal, Timestamp};
 use futures_util::StreamExt;
 use sqlx::PgPool;
@@ -108,7 +108,7 @@ pub(crate) async fn follow(
     while !shared.stop.is_cancelled() {
         let subscribed = broker.client.subscribe("fiec.telemetry.*").await;
         match subscribed.map_err(BrokerError::operation("listen to telemetry")) {
-            Ok(vectors) => listen(vectors, &shared, every, step).await,
+            Ok(vectors) => listen((vectors, broker.clock()), &shared, every, step).await,
             Err(error) => trouble(&shared, Part::Telemetry, &error),
         }
         pause(&shared.stop, Duration::from_secs(1)).await;
@@ -116,7 +116,12 @@ pub(crate) async fn follow(
     Ok(())
 }
 
-async fn listen(mut vectors: async_nats::Subscriber, shared: &Shared, every: Duration, step: f64) {
+async fn listen(
+    (mut vectors, clock): (async_nats::Subscriber, &BrokerClock),
+    shared: &Shared,
+    every: Duration,
+    step: f64,
+) {
     let metrics = &shared.metrics;
     let mut thinner = Thinner::new(every, step);
     let mut rows: Vec<HardwareVector> = Vec::new();
@@ -132,7 +137,7 @@ async fn listen(mut vectors: async_nats::Subscriber, shared: &Shared, every: Dur
                     metrics.unreadable.inc();
                     continue;
                 };
-                let now = Timestamp::now();
+                let now = clock.now();
                 if (vector.at.micros().saturating_sub(now.micros())).abs() > CLOCK_LIMIT_MICROS {
                     vector.at = now;
                     metrics.vectors_restamped.inc();
@@ -226,12 +231,14 @@ async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
     // Always in the same order, so that two recorders cannot wait for each other.
     last.sort_unstable_by(|a, b| a.node.cmp(&b.node));
     sqlx::query(
-        "INSERT INTO nodes AS n (node, instance, last_seen_at, draining, slots, running, queued) \
+        "INSERT INTO nodes AS n (node, instance, last_seen_at, draining, slots, running, queued, \
+         clock_ahead_us, clock_within_us) \
          SELECT * FROM UNNEST($1::text[], $2::uuid[], $3::timestamptz[], $4::boolean[], \
-         $5::integer[], $6::integer[], $7::integer[]) \
+         $5::integer[], $6::integer[], $7::integer[], $8::bigint[], $9::bigint[]) \
          ON CONFLICT (node) DO UPDATE SET last_seen_at = excluded.last_seen_at, \
          draining = excluded.draining, slots = excluded.slots, running = excluded.running, \
-         queued = excluded.queued \
+         queued = excluded.queued, clock_ahead_us = excluded.clock_ahead_us, \
+         clock_within_us = excluded.clock_within_us \
          WHERE n.last_seen_at IS NULL OR n.last_seen_at < excluded.last_seen_at",
     )
     .bind(
@@ -253,6 +260,16 @@ async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
             .map(|v| line(v.queued_count))
             .collect::<Vec<_>>(),
     )
+    .bind(
+        last.iter()
+            .map(|v| Some(v.clock?.ahead_us))
+            .collect::<Vec<_>>(),
+    )
+    .bind(
+        last.iter()
+            .map(|v| i64::try_from(v.clock?.within_us).ok())
+            .collect::<Vec<_>>(),
+    )
     .execute(&mut *connection)
     .await?;
     Ok(())
@@ -270,6 +287,7 @@ mod tests {
             instance: InstanceId::random(),
             count: 1,
             at: Timestamp::from_micros(0),
+            clock: None,
             readings: vec![Reading {
                 signal: Signal::Memory,
                 device: None,

@@ -91,6 +91,7 @@ impl Bench {
                 instance: d.instance,
                 count: 1,
                 at: WALL,
+                clock: None,
                 readings: vec![Reading {
                     signal: Signal::Memory,
                     device: None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
-use fiec_schemas::{Event, Timestamp};
+use fiec_schemas::Event;
 use futures_util::future::join_all;
 
 use crate::entrusted::{Drafted, Second};
@@ -26,7 +26,7 @@ impl Runner {
     pub(crate) async fn stage(&mut self, mut message: Message) {
         if !self.started {
             self.started = true;
-            let computing_since = self.since.unwrap_or_else(Timestamp::now);
+            let computing_since = self.since.unwrap_or_else(|| self.shared.broker.now());
             message.events.insert(
                 0,
                 Event::Started {
@@ -51,7 +51,11 @@ impl Runner {
         if self.flight.is_none() || next.draft.is_some() {
             return;
         }
-        next.build_ahead(self.ahead.as_ref(), &self.shared.author, Timestamp::now());
+        next.build_ahead(
+            self.ahead.as_ref(),
+            &self.shared.author,
+            self.shared.broker.now(),
+        );
         // σ need not wait for the append before: its destination waits for the confirmation.
         if let (Some(to), Some(draft)) = (&next.handover, &next.draft) {
             let before = self.tip.state.boundary.as_ref();

@@ -9,7 +9,7 @@ use fiec_schemas::event::ExecutionState;
 use fiec_schemas::limits::{self, REASON_LIMIT};
 use fiec_schemas::package::Grant;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{Event, Submission, Timestamp};
+use fiec_schemas::{Event, Submission};
 use tokio::time::Instant;
 
 use crate::ahead;
@@ -239,7 +239,7 @@ impl Runner {
         }
         self.child = Some(child);
         if !self.started {
-            self.since.get_or_insert_with(Timestamp::now);
+            self.since.get_or_insert_with(|| self.shared.broker.now());
             let alone = Instant::now() + self.shared.options.started_alone_after;
             self.wait = Some((Wait::Started, alone));
         }
@@ -319,7 +319,7 @@ impl Runner {
         let mut events = Vec::new();
         if !self.started {
             self.started = true;
-            let computing_since = self.since.unwrap_or_else(Timestamp::now);
+            let computing_since = self.since.unwrap_or_else(|| self.shared.broker.now());
             events.push(Event::Started {
                 epoch: self.epoch,
                 computing_since,
@@ -349,7 +349,7 @@ impl Runner {
             self.wait = None;
         } else if let Some(intent) = self.intent.take() {
             // It was to leave: it stands at its last commit, and no attempt follows here.
-            let (more, _) = intent.events(self.epoch, Timestamp::now());
+            let (more, _) = intent.events(self.epoch, self.shared.broker.now());
             events.extend(more);
             self.finish(events);
             self.wait = None;

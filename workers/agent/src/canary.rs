@@ -169,8 +169,8 @@ async fn renew(
         instance: shared.instance,
         suite: fiec_kit::programs::canary::SUITE,
         environment,
-        at: Timestamp::now(),
-        expires_at: Timestamp::now(),
+        at: shared.broker.now(),
+        expires_at: shared.broker.now(),
         results: Vec::new(),
         unproved: Vec::new(),
     };
@@ -204,7 +204,7 @@ fn unproved(substrate: &str, reason: String) -> Unproved {
 /// Signs a proof as of now and puts it where everybody reads it.
 async fn publish(shared: &Shared, key: &NodeKey, mut proof: Proof) -> Result<(), BrokerError> {
     let lifetime = i64::try_from(shared.options.proof_lifetime.as_micros()).unwrap_or(i64::MAX);
-    proof.at = Timestamp::now();
+    proof.at = shared.broker.now();
     proof.expires_at = Timestamp::from_micros(proof.at.micros().saturating_add(lifetime));
     let malformed = |reason: String| BrokerError::Malformed {
         what: "own proof".to_owned(),

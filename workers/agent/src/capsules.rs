@@ -7,7 +7,7 @@ use async_nats::Subject;
 use async_nats::jetstream::consumer::pull::MessagesErrorKind;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, capsules};
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
-use fiec_schemas::{Event, Phase, Timestamp};
+use fiec_schemas::{Event, Phase};
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -217,7 +217,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
         offer: if shared.is_draining() { 0 } else { offer },
     }];
     let done = async {
-        let draft = Draft::new(&tip, events, &shared.author, Timestamp::now())?;
+        let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
         let sent = shared.ledger.send(draft, bytes::Bytes::new()).await?;
         shared.ledger.settle(sent).await
     };

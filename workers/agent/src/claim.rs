@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::kv::{Operation, Store};
 use fiec_broker::{Broker, BrokerError};
 use fiec_schemas::messages::{ControlReply, ControlRequest, Record};
-use fiec_schemas::{InstanceId, NodeDescriptor, NodeId, Timestamp, subjects};
+use fiec_schemas::{InstanceId, NodeDescriptor, NodeId, subjects};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
@@ -132,7 +132,7 @@ async fn record(
         what: what.to_owned(),
         detail,
         who: None,
-        at: Timestamp::now(),
+        at: broker.now(),
         descriptor,
     };
     let Ok(body) = serde_json::to_vec(&record) else {

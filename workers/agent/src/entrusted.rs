@@ -84,8 +84,8 @@ impl Birth {
         })
     }
 
-    fn is_too_old(&self) -> bool {
-        let age = Timestamp::now().micros().abs_diff(self.at.micros());
+    fn is_too_old(&self, now: Timestamp) -> bool {
+        let age = now.micros().abs_diff(self.at.micros());
         u128::from(age) > APPENDED_WITHIN.as_micros()
     }
 }
@@ -151,7 +151,7 @@ impl Second {
                 shared.metrics.overtaken.inc();
                 let mut events = LedgerMessage::decode(&first.header, 0)?.events;
                 let events = events.split_off(self.skip.min(events.len()));
-                let draft = Draft::new(&last.into(), events, &shared.author, Timestamp::now())?;
+                let draft = Draft::new(&last.into(), events, &shared.author, shared.broker.now())?;
                 appends::append(shared, draft, body).await
             }
             _ => Err(AppendError::Conflict),
@@ -262,7 +262,7 @@ impl Runner {
         events: Vec<Event>,
         hands_over: bool,
     ) -> Result<Drafted, AppendError> {
-        let (author, now) = (&self.shared.author, Timestamp::now());
+        let (author, now) = (&self.shared.author, self.shared.broker.now());
         let Some(mut birth) = self.birth.take() else {
             return Ok(Drafted::Ready(
                 Draft::new(&self.tip, events, author, now)?,
@@ -277,7 +277,7 @@ impl Runner {
             ));
         }
         let shared = self.shared.clone();
-        if hands_over || birth.is_too_old() {
+        if hands_over || birth.is_too_old(now) {
             return Ok(Drafted::Wait(birth.wait(shared, self.tip.clone()), events));
         }
         let second = Second {

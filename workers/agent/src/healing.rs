@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, feed, store};
 use fiec_schemas::chain::{Held, Link, Standing};
-use fiec_schemas::{Digest, LedgerMessage, StatePlace, Timestamp};
+use fiec_schemas::{Digest, LedgerMessage, StatePlace};
 use tokio_util::sync::CancellationToken;
 
 use crate::appends;
@@ -126,7 +126,7 @@ impl Ground {
         if held.is_none_or(|binding| binding.instance != shared.instance) {
             return Err(AppendError::Conflict);
         }
-        let now = Timestamp::now();
+        let now = shared.broker.now();
         let (draft, needs_state) = Draft::again(&self.tip, last.as_ref(), &shared.author, now)?;
         let place = self.tip.state.boundary.as_ref().filter(|_| needs_state);
         let body = match place {
@@ -189,7 +189,7 @@ impl Ground {
     ) -> Result<Tip, AppendError> {
         let tip = self.restore(shared).await?;
         let events = LedgerMessage::decode(&draft.header, 0)?.events;
-        let draft = Draft::new(&tip, events, &shared.author, Timestamp::now())?;
+        let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
         appends::append(shared, draft, body).await
     }
 }

@@ -198,7 +198,16 @@ impl Agent {
             }
             None => None,
         };
+        // A server that does not say its time leaves this machine's own in force.
+        if let Err(error) = broker.measure_clock().await {
+            tracing::warn!(%error, "the broker's clock is not measured yet");
+        }
+        tokio::spawn(
+            done.clone()
+                .run_until_cancelled_owned(broker.clone().keep_clock()),
+        );
         let mut descriptor = describe(&options, &limit, instance, http)?;
+        descriptor.started_at = broker.now();
         let child = options.child_command.first().map_or("", String::as_str);
         let (key, identity) = canary::identify(&options.run_dir, &descriptor, child)
             .map_err(machine("cannot use the node's key"))?;
@@ -260,7 +269,7 @@ impl Agent {
             pool,
             metrics,
             watched,
-            Node::of(&descriptor, cache).with(energy, envelopes.clone()),
+            Node::of(&descriptor, cache).with(energy, envelopes.clone(), broker.clock()),
         );
         let shared = Arc::new(shared.with_round_trips(round_trips).with_key(key.clone()));
         let claim = Arc::new(claim::claim(&broker, &descriptor).await?);
@@ -366,7 +375,7 @@ fn describe(
         host: String::new(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_at: Timestamp::now(),
+        started_at: Timestamp::default(),
         shard: options.shard,
         slots: options.slots,
         parks: options.parked.unwrap_or(options.slots),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use fiec_broker::Broker;
 use fiec_schemas::limits::STDERR_TAIL_LIMIT;
 use fiec_schemas::messages::LogLine;
-use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, NodeId, Tenant, Timestamp, subjects};
+use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, NodeId, Tenant, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 const LINE_LIMIT: usize = 8 * 1024;
@@ -169,7 +169,7 @@ impl Logs {
 
     async fn publish(&self, source: &Source, boundary: BoundaryIndex, stream: &str, line: String) {
         let message = LogLine {
-            at: Timestamp::now(),
+            at: self.broker.now(),
             node: self.node.clone(),
             epoch: source.epoch,
             stream: stream.to_owned(),

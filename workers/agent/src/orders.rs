@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fiec_kit::frames::{Order, Yield};
 use fiec_schemas::package::Grant;
-use fiec_schemas::{Cause, Event, Signal, Timestamp};
+use fiec_schemas::{Cause, Event, Signal};
 use tokio::time::Instant;
 
 use crate::ahead;
@@ -84,7 +84,7 @@ impl Runner {
         self.silence = None;
         let mut events = vec![Event::Yielded {
             cause,
-            computed_until: Timestamp::now(),
+            computed_until: self.shared.broker.now(),
         }];
         if let Some(Intent::Pause { who }) = self.intent.take() {
             // That was promised, and holds wherever it is.
@@ -164,7 +164,7 @@ impl Runner {
             self.order(Order::Yield(wanted)).await;
         } else if let Some(intent) = self.intent.take() {
             // Between two attempts it stands at its last commit already; σ goes by the store.
-            let (events, _) = intent.events(self.epoch, Timestamp::now());
+            let (events, _) = intent.events(self.epoch, self.shared.broker.now());
             self.stage(Message::of(events)).await;
             self.ended = true;
             self.slot = None;

@@ -75,16 +75,16 @@ impl Held {
             return Ok(());
         }
         let spec = attempts::fetch_spec(shared, &tip).await?;
-        let events = outcome(&tip, spec.retries, words);
-        let draft = Draft::new(&tip, events, &shared.author, Timestamp::now())?;
+        let now = shared.broker.now();
+        let events = outcome(&tip, spec.retries, words, now);
+        let draft = Draft::new(&tip, events, &shared.author, now)?;
         appends::append(shared, draft, Bytes::new()).await.map(drop)
     }
 }
 
 /// A crash, and what follows it.
-fn outcome(tip: &Tip, retries: u32, words: &str) -> Vec<Event> {
+fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
     let state = &tip.state;
-    let now = Timestamp::now();
     let reason = format!("the worker's runner panicked: {words}");
     let attempt = u32::try_from(state.totals.crashes + 1).unwrap_or(u32::MAX);
     let mut events = Vec::new();

@@ -281,7 +281,7 @@ impl Runner {
             }
         };
         self.parked = None;
-        let computing_since = Timestamp::now();
+        let computing_since = self.shared.broker.now();
         tracing::info!(reason, "goes on where it was parked");
         let mut events = vec![Event::Unparked {
             reason,
@@ -396,7 +396,10 @@ impl Runner {
     pub(crate) fn left(&mut self) {
         let since = self.parked.take().and_then(|p| p.at);
         if let Some(intent) = self.intent.take() {
-            let (events, _) = intent.events(self.epoch, since.unwrap_or_else(Timestamp::now));
+            let (events, _) = intent.events(
+                self.epoch,
+                since.unwrap_or_else(|| self.shared.broker.now()),
+            );
             self.finish(events);
             self.wait = None;
         }

@@ -105,7 +105,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = options.signal.notified() => {
                 let seconds = i64::from(options.seconds) * 1_000_000;
-                let at = Timestamp::from_micros(Timestamp::now().micros() + seconds);
+                let at = Timestamp::from_micros(shared.broker.now().micros() + seconds);
                 tell(&shared, Some(at), "signal", &stop).await;
                 continue;
             }
@@ -121,7 +121,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
             tell(&shared, None, "file", &stop).await;
             continue;
         };
-        let now = Timestamp::now();
+        let now = shared.broker.now();
         let default =
             || Timestamp::from_micros(now.micros() + i64::from(options.seconds) * 1_000_000);
         let read = found.clone();
@@ -158,7 +158,7 @@ async fn tell(shared: &Shared, at: Option<Timestamp>, how: &str, stop: &Cancella
                 revoked_at: at,
                 revoked: at.map(|_| life),
                 who: who.clone(),
-                at: Timestamp::now(),
+                at: shared.broker.now(),
                 ..before
             })
         };

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Tip, store};
+use fiec_broker::{AppendError, BrokerClock, Tip, store};
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
 use fiec_probes::energy::Share;
 use fiec_schemas::chain::Held;
@@ -362,6 +362,7 @@ impl Runner {
         if self.is_beyond(&mut report).await {
             return;
         }
+        restamp(&mut report, self.shared.broker.clock());
         let ends = report.ends_run();
         if ends && self.is_parked() {
             return Box::pin(self.ended_parked(&report)).await;
@@ -614,5 +615,33 @@ impl Runner {
         .await;
         self.ended = true;
         self.slot = None;
+    }
+}
+
+/// A child stamps by this machine's clock; a ledger speaks of the broker's.
+fn restamp(report: &mut Report, clock: &BrokerClock) {
+    match report {
+        Report::Began { at, .. } => *at = clock.stamp(*at),
+        Report::Boundary(report) => report.computed_at = clock.stamp(report.computed_at),
+        Report::Completed {
+            computing_since,
+            computed_until,
+            ..
+        } => {
+            let took = computed_until.micros() - computing_since.micros();
+            *computed_until = clock.stamp(*computed_until);
+            *computing_since = Timestamp::from_micros(computed_until.micros() - took);
+        }
+        Report::Ready
+        | Report::Prepared { .. }
+        | Report::Progress { .. }
+        | Report::Fetch { .. }
+        | Report::Reserve(_)
+        | Report::Surroundings
+        | Report::Ask(_)
+        | Report::Aside
+        | Report::Whole
+        | Report::Failed { .. }
+        | Report::Cancelled => {}
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use async_nats::Subject;
 use fiec_broker::trust::NodeKey;
-use fiec_broker::{Broker, Ledger, chunks, store};
+use fiec_broker::{Broker, BrokerClock, Ledger, chunks, store};
 use fiec_probes::energy::{EnergyMeter, Share};
 use fiec_probes::envelope::Envelopes;
 use fiec_probes::latency::LatencyRecorder;
@@ -17,7 +17,7 @@ use fiec_schemas::limits::CPUS_LIMIT;
 use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage, Refusal};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
-    Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold, Timestamp,
+    Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -53,6 +53,8 @@ pub struct Node {
     slots: u32,
     memory_bytes: u64,
     substrates: Vec<Substrate>,
+    /// By which envelopes are in force.
+    clock: BrokerClock,
     /// Counters of energy, where there are any.
     energy: Option<Arc<EnergyMeter>>,
     /// What of this may be offered.
@@ -70,22 +72,29 @@ impl Node {
             substrates: descriptor.substrates.clone(),
             energy: None,
             envelopes: Envelopes::default(),
+            clock: BrokerClock::default(),
         }
     }
 
-    /// With counters of energy, if there are any, and the envelopes in force.
+    /// With counters of energy, if there are any, the envelopes in force and the clock they follow.
     #[must_use]
-    pub fn with(self, energy: Option<Arc<EnergyMeter>>, envelopes: Envelopes) -> Self {
+    pub fn with(
+        self,
+        energy: Option<Arc<EnergyMeter>>,
+        envelopes: Envelopes,
+        clock: &BrokerClock,
+    ) -> Self {
         Self {
             energy,
             envelopes,
+            clock: clock.clone(),
             ..self
         }
     }
 
     /// Of so many bytes of memory, those that the envelope in force lets be granted now.
     fn offered(&self, device: Option<&str>, bytes: u64) -> u64 {
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let cap = self
             .envelopes
             .cap(Signal::Memory, device, bytes as f64, now);

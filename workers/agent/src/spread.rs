@@ -234,7 +234,7 @@ impl Runner {
 
     /// Goes back to wait for its parts.
     pub(crate) async fn waits_on(&mut self) {
-        let events = self.until_its_parts(Timestamp::now());
+        let events = self.until_its_parts(self.shared.broker.now());
         self.stage(Message::of(events)).await;
         self.ended = true;
         self.slot = None;

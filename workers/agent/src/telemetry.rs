@@ -141,7 +141,7 @@ pub async fn publish(
         let on_beat = Instant::now() + TICK / 2 >= beat;
         let due = asked || leaving || on_beat;
         let all = due || event || looked_at_all.is_none_or(|at| at.elapsed() >= ALL_SIGNALS);
-        let now = Timestamp::now();
+        let now = shared.broker.now();
         let mut readings = None;
         let mut told = match sampler.fast(now) {
             Some(fast) if !all => memory_news(&published, &fast, &memory),
@@ -203,6 +203,7 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         instance: shared.instance,
         count,
         at: now,
+        clock: shared.broker.clock().reading(),
         readings: readings.to_vec(),
         draining: shared.is_draining() || leaving,
         slots: shared.options.slots,

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use fiec_broker::{Broker, ConnectOptions, without_secrets};
+use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
 use fiec_dev_servers::{Check, Status};
-use fiec_schemas::subjects;
+use fiec_recorder::PgTime;
+use fiec_schemas::{ClockReading, subjects};
 use serde_json::json;
+use sqlx::{PgPool, Row as _};
 
 use crate::client;
+use crate::commands::nodes;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
@@ -19,11 +22,14 @@ use crate::ui;
 pub async fn run(global: &Global) -> anyhow::Result<Outcome> {
     let mut checks = fiec_dev_servers::checks().await;
     checks.extend(devices());
+    let mut clock = None;
     if let Ok(url) = global.nats_url() {
-        checks.extend(broker(&url).await);
+        let (found, known) = broker(&url).await;
+        checks.extend(found);
+        clock = known;
     }
     if global.database_url().is_ok() {
-        checks.push(database(global).await);
+        checks.extend(database(global, clock.as_ref()).await);
     }
     let mut outcome = Outcome::Done;
     let mut rows = Vec::new();
@@ -82,18 +88,20 @@ fn devices() -> Vec<Check> {
     vec![check("CUDA devices", Status::Ok, detail, "")]
 }
 
-async fn broker(url: &str) -> Vec<Check> {
+/// What is found of the broker, and its clock.
+async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     let mut options = ConnectOptions::new(url, "fiec doctor");
     options.timeout = Duration::from_secs(3);
     let broker = match Broker::connect(options).await {
         Ok(broker) => broker,
         Err(error) => {
-            return vec![check(
+            let found = check(
                 "NATS",
                 Status::Missing,
                 error.to_string(),
                 "start the server, or correct --nats",
-            )];
+            );
+            return (vec![found], None);
         }
     };
     let server = broker.client.server_info();
@@ -122,8 +130,13 @@ async fn broker(url: &str) -> Vec<Check> {
             "run `fiec setup` once against this server",
         ),
     });
+    let mut far = Vec::new();
     checks.push(match client::nodes(&broker).await {
         Ok(reply) => {
+            far.extend(
+                nodes::far_clocks(&reply.nodes)
+                    .map(|(node, words)| format!("the clock of {node} is {words}")),
+            );
             let viable = reply
                 .nodes
                 .iter()
@@ -148,10 +161,58 @@ async fn broker(url: &str) -> Vec<Check> {
             "start one with `fiec policy`",
         ),
     });
+    // Where the broker cannot be asked, the checks above say so.
+    if broker.measure_clock().await.is_err() {
+        return (checks, None);
+    }
+    let own = broker.clock().reading().filter(|own| own.is_far());
+    far.extend(own.map(|own| format!("this machine's is {}", own.in_words())));
+    checks.push(clocks("clocks", &far));
+    (checks, Some(broker.clock().clone()))
+}
+
+/// Clocks that differ from the broker's.
+fn clocks(name: &'static str, far: &[String]) -> Check {
+    if far.is_empty() {
+        return check(name, Status::Ok, "agree with the broker's".to_owned(), "");
+    }
+    check(
+        name,
+        Status::Warning,
+        far.join("; "),
+        "set it (NTP); times are recorded by the broker's clock",
+    )
+}
+
+/// PostgreSQL's clock, by which views end what has not ended.
+async fn database_clock(pool: &PgPool, clock: &BrokerClock) -> anyhow::Result<Check> {
+    let asked = clock.now();
+    let row = sqlx::query("SELECT clock_timestamp() AS at")
+        .fetch_one(pool)
+        .await?;
+    let at = row.try_get::<PgTime, _>("at")?.0;
+    let within_us = clock.now().micros().saturating_sub(asked.micros());
+    let reading = ClockReading {
+        ahead_us: at.micros().saturating_sub(asked.micros()),
+        within_us: u64::try_from(within_us).unwrap_or(0),
+    };
+    let far = reading
+        .is_far()
+        .then(|| format!("it is {}", reading.in_words()));
+    Ok(clocks("PostgreSQL's clock", far.as_slice()))
+}
+
+async fn database(global: &Global, clock: Option<&BrokerClock>) -> Vec<Check> {
+    let mut checks = vec![executions(global).await];
+    if let (Some(clock), Ok(pool)) = (clock, global.database().await)
+        && let Ok(found) = database_clock(&pool, clock).await
+    {
+        checks.push(found);
+    }
     checks
 }
 
-async fn database(global: &Global) -> Check {
+async fn executions(global: &Global) -> Check {
     let lag = async {
         let pool = global.database().await?;
         crate::sql::query(

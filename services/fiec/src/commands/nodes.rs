@@ -107,7 +107,19 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
         "silent",
     ];
     println!("{}", ui::table(head, reply.nodes.iter().map(row)));
+    for (node, words) in far_clocks(&reply.nodes) {
+        println!("{node}: its clock is {words}: set it (NTP)");
+    }
     Ok(Outcome::Done)
+}
+
+/// Nodes whose clocks differ from the broker's so much that a person is told, with by how much.
+pub fn far_clocks(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String)> {
+    nodes.iter().filter_map(|node| {
+        let clock = node.vector.as_ref()?.clock?;
+        let words = || (&node.descriptor.node, clock.in_words());
+        clock.is_far().then(words)
+    })
 }
 
 fn row(node: &NodeStatus) -> Vec<String> {

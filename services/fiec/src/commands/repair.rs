@@ -14,7 +14,6 @@ use fiec_schemas::event::{BatchPlace, Totals};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     BatchId, Digest, Event, ExecutionId, ExecutionState, Phase, StatePlace, Submission, Tenant,
-    Timestamp,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
@@ -39,6 +38,7 @@ pub struct RepairArgs {
 /// When a server does not answer.
 pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("repair").await?;
+    broker.measure_clock().await?;
     let pool = fiec_recorder::connect(&global.database_url()?).await?;
     let ledger = Ledger::new(&broker);
     let (mut there, mut begun, mut failed) = (0u64, 0u64, 0u64);
@@ -170,7 +170,7 @@ async fn begin_anew(
         state,
         seen_in: 0,
     };
-    let draft = Draft::new(&tip, vec![healed], AUTHOR, Timestamp::now())?;
+    let draft = Draft::new(&tip, vec![healed], AUTHOR, broker.now())?;
     match ledger.append(draft, Bytes::new()).await {
         Ok(_) => Ok(from),
         Err(AppendError::Conflict) => Ok("its ledger is there again".to_owned()),

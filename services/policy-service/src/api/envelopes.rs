@@ -45,7 +45,7 @@ impl Api {
                     ..ApiReply::default()
                 });
             };
-            let at = Timestamp::now();
+            let at = self.effects.broker.now();
             let set = NodeEnvelopes {
                 v: 1,
                 envelopes: changed(before.envelopes, change, at)?,

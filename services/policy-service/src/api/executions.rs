@@ -79,7 +79,7 @@ enum NotPassed {
 }
 
 /// The events by which an execution is changed that no node holds.
-fn orphan_events(verb: &str, who: &str, change: Option<&Adjustment>) -> Vec<Event> {
+fn orphan_events(verb: &str, who: &str, change: Option<&Adjustment>, now: Timestamp) -> Vec<Event> {
     let who = who.to_owned();
     match verb {
         "cancel" => vec![Event::Cancelled { who }],
@@ -91,7 +91,7 @@ fn orphan_events(verb: &str, who: &str, change: Option<&Adjustment>) -> Vec<Even
             let reason = "it was paused while its node did not hold it".to_owned();
             let yielded = Event::Yielded {
                 cause: Cause::Orphaned { reason },
-                computed_until: Timestamp::now(),
+                computed_until: now,
             };
             vec![yielded, Event::Paused { who }]
         }
@@ -197,7 +197,7 @@ impl Api {
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
         let mut why = why.ok_or_else(|| format!("{name} is not known yet; try again"))?;
-        why.next = Some(duty::of(&state, Timestamp::now()));
+        why.next = Some(duty::of(&state, self.effects.broker.now()));
         if let Some(binding) = state.phase.binding() {
             self.tell_binding(binding, &mut why).await;
         }
@@ -328,13 +328,17 @@ impl Api {
                             round -= 1;
                             continue;
                         }
-                        NotPassed::NotHeld => orphan_events(verb, who, adjustment.as_ref()),
+                        NotPassed::NotHeld => {
+                            orphan_events(verb, who, adjustment.as_ref(), self.effects.broker.now())
+                        }
                         NotPassed::Moving(error) | NotPassed::Because(error) => {
                             return Err(error);
                         }
                     }
                 }
-                ("cancel" | "adjust", _) => orphan_events(verb, who, adjustment.as_ref()),
+                ("cancel" | "adjust", _) => {
+                    orphan_events(verb, who, adjustment.as_ref(), self.effects.broker.now())
+                }
                 ("pause", _) => vec![Event::Paused {
                     who: who.to_owned(),
                 }],
@@ -344,7 +348,7 @@ impl Api {
                 &entry.into(),
                 events.clone(),
                 &self.effects.author,
-                Timestamp::now(),
+                self.effects.broker.now(),
             )
             .map_err(|error| error.to_string())?;
             let room = self.room().await?;

@@ -77,7 +77,7 @@ impl Api {
         if verb == "revoke" && seconds.is_none() {
             return Err("seconds: in how many the node will be gone must be given".to_owned());
         }
-        let (who, now) = (somebody(&who), Timestamp::now());
+        let (who, now) = (somebody(&who), self.effects.broker.now());
         let at = seconds
             .map(|s| Timestamp::from_micros(now.micros().saturating_add(i64::from(s) * 1_000_000)));
         let life = status.descriptor.instance;

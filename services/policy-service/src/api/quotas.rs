@@ -96,7 +96,7 @@ impl Api {
             let Some(change) = &request.change else {
                 return Ok((before, None));
             };
-            let quota = changed(before, change, who.clone())?;
+            let quota = changed(before, change, (who.clone(), self.effects.broker.now()))?;
             let value = serde_json::to_vec(&quota).map_err(|error| words(&error))?;
             match bucket.update(key, value.into(), revision).await {
                 Ok(revision) => {
@@ -141,7 +141,11 @@ fn reply(answer: Answered<(Vec<TenantQuota>, Option<String>)>) -> QuotaReply {
     }
 }
 
-fn changed(before: Option<Quota>, change: &QuotaChange, who: String) -> Answered<Quota> {
+fn changed(
+    before: Option<Quota>,
+    change: &QuotaChange,
+    (who, at): (String, Timestamp),
+) -> Answered<Quota> {
     let empty = QuotaChange::default();
     if *change == empty {
         return Err("the change names nothing: running, devices, memory_bytes, weight".to_owned());
@@ -155,7 +159,7 @@ fn changed(before: Option<Quota>, change: &QuotaChange, who: String) -> Answered
         memory_bytes: change.memory_bytes.or(old.and_then(|q| q.memory_bytes)),
         weight: change.weight.or(old.and_then(|q| q.weight)),
         who,
-        at: Timestamp::now(),
+        at,
     };
     quota.check().map_err(|error| error.to_string())?;
     Ok(quota)
@@ -167,7 +171,9 @@ mod tests {
 
     #[test]
     fn a_change_keeps_what_it_does_not_name_and_clearing_takes_all_away() {
-        let set = |before, change: QuotaChange| changed(before, &change, "ann".to_owned());
+        let set = |before, change: QuotaChange| {
+            changed(before, &change, ("ann".to_owned(), Timestamp::now()))
+        };
         let one = set(
             None,
             QuotaChange {

@@ -7,9 +7,7 @@ use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_schemas::messages::{Accepted, SubmitReply};
 use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
-use fiec_schemas::{
-    BatchId, Digest, ExecutionId, FieldError, LineError, Tenant, Timestamp, subjects,
-};
+use fiec_schemas::{BatchId, Digest, ExecutionId, FieldError, LineError, Tenant, subjects};
 
 use super::{Answered, Api};
 use crate::core::taken;
@@ -156,7 +154,7 @@ impl Api {
             }
             body.extend_from_slice(text);
         }
-        let stamp = Timestamp::now();
+        let stamp = self.effects.broker.now();
         let several = new.len() > 1 || new.iter().any(|vetted| vetted.array);
         let mut message = PublishMessage::build()
             .payload(Bytes::from(body))

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Action, Input};
-use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, Timestamp, package};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, package};
 
 use super::Core;
 use crate::events::Outcome;
@@ -137,7 +137,12 @@ impl Core {
             state: unborn,
             seen_in: 0,
         };
-        match Draft::new(&tip, events, &self.effects.author, Timestamp::now()) {
+        match Draft::new(
+            &tip,
+            events,
+            &self.effects.author,
+            self.effects.broker.now(),
+        ) {
             Ok(draft) => match self.may_begin(&draft) {
                 Some(node) if line.fresh => self.entrust(node, line, draft),
                 Some(node) if !line.again => self.append_and_tell(node, line, draft).await,

@@ -17,7 +17,7 @@ use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
 use fiec_schemas::trust::SignedProof;
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Timestamp, subjects};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, subjects};
 pub use lines::taken;
 use specs::Specs;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -161,7 +161,7 @@ impl Core {
         let elapsed = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX / 2);
         Now {
             mono: Millis(ORIGIN_MS + elapsed),
-            wall: Timestamp::now(),
+            wall: self.effects.broker.now(),
         }
     }
 
@@ -524,19 +524,20 @@ impl Core {
         self.metrics.strangers.set(number(self.policy.strangers()));
     }
 
-    /// Counts who must act next: a look at every live execution.
+    /// Counts who must act next, a look at every live execution, and shows the clocks of the nodes.
     fn count_duties(&mut self) {
         if self.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
             return;
         }
         self.counted = Some(Instant::now());
         self.metrics.show_duties(&self.policy.duties(self.now()));
+        self.metrics.show_clocks(self.policy.node_clocks());
     }
 
     async fn say_presence(&self, leaving: bool) {
         let presence = PolicyPresence {
             id: self.options.id,
-            at: Timestamp::now(),
+            at: self.effects.broker.now(),
             leaving,
         };
         if !self.connected {

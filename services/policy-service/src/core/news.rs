@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use fiec_broker::trust;
 use fiec_policy::{Input, LedgerView};
+use fiec_schemas::NodeId;
 use fiec_schemas::trust::SUITE;
-use fiec_schemas::{NodeId, Timestamp};
 
 use super::Core;
 use crate::events::News;
@@ -107,7 +107,7 @@ impl Core {
         for item in news {
             self.news(item).await;
         }
-        let wall = Timestamp::now();
+        let wall = self.effects.broker.now();
         for vector in vectors {
             let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
             self.step(Input::Vector(vector, age));

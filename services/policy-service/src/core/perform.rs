@@ -4,7 +4,7 @@ use async_nats::jetstream::message::PublishMessage;
 use fiec_policy::{Action, Input};
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::trust::Proof;
-use fiec_schemas::{Event, LineError, Timestamp, subjects};
+use fiec_schemas::{Event, LineError, subjects};
 
 use super::Core;
 use crate::events::Ask;
@@ -154,7 +154,7 @@ impl Core {
             seq: message,
             error,
             excerpt,
-            at: Timestamp::now(),
+            at: self.effects.broker.now(),
         };
         let effects = self.effects.clone();
         tokio::spawn(async move { effects.record_rejection(record, message).await });

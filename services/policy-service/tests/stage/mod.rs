@@ -433,6 +433,7 @@ async fn speak(broker: Broker, node: NodeId, instance: InstanceId, slots: u32) {
             instance,
             count,
             at,
+            clock: None,
             readings: vec![reading],
             draining: false,
             slots,

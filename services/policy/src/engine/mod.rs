@@ -53,7 +53,7 @@ mod why;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-use fiec_schemas::{Digest, ExecutionId, InstanceId, NodeId, Tenant};
+use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Tenant};
 
 use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
@@ -345,6 +345,14 @@ impl Policy {
     /// Names of nodes that are known.
     pub fn known_nodes(&self) -> u32 {
         self.cluster.node_count()
+    }
+
+    /// The clock of each node that has joined and says how far it is off.
+    pub fn node_clocks(&self) -> impl Iterator<Item = (&NodeId, ClockReading)> {
+        self.cluster.nodes().filter_map(|(_, node)| {
+            let (descriptor, vector) = (node.descriptor.as_ref()?, node.vector.as_ref()?);
+            Some((&descriptor.node, vector.clock?))
+        })
     }
 
     /// How many executions live.

@@ -444,6 +444,7 @@ impl World {
                 instance: d.instance,
                 count: *count,
                 at,
+                clock: None,
                 readings,
                 draining: false,
                 slots: d.slots,

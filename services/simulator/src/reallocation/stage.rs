@@ -192,6 +192,7 @@ impl Stage {
                 instance: node.descriptor.instance,
                 count: node.count,
                 at,
+                clock: None,
                 readings,
                 draining: false,
                 slots: node.descriptor.slots,

@@ -181,6 +181,7 @@ impl<D: Decide> World<'_, D> {
             instance: instance(word.node, word.life),
             count: u64::from(word.count),
             at,
+            clock: None,
             readings,
             draining: false,
             slots: n.slots,

@@ -283,6 +283,7 @@ mod tests {
             instance: InstanceId::random(),
             count: 3,
             at,
+            clock: None,
             readings: vec![reading],
             draining: false,
             slots: 1,
