@@ -152,6 +152,27 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
 }
 
 #[tokio::test]
+async fn a_submission_that_has_lain_in_the_service_for_long_is_not_left_to_a_node() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    // One at a time: the second submission lies in the service while the first one is at its node.
+    let options = Options {
+        in_flight: 1,
+        ..patient()
+    };
+    let _service = stage.service_with(options).await;
+    let heard = stage.hears("n1").await;
+    stage.publish(LINE).await;
+    stage.publish(LINE).await;
+    let (first, _) = told(&heard, 0).await;
+    // After four seconds another service may have taken the second one in.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    append_whole(&stage, &first).await;
+    until(|| async { entrusted(&heard).len() > 1 || stage.submissions_left().await == 0 }).await;
+    let others = entrusted(&heard).split_off(1);
+    assert_eq!(others, [""; 0], "a stale submission was left to a node");
+}
+
+#[tokio::test]
 async fn a_program_of_others_is_not_begun_before_it_is_known_to_have_no_ledger() {
     let stage = Stage::with_nodes(&[]).await;
     let programs = ["synthetic@1", "theirs@1"];
