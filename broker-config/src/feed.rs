@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, Tenant, Timestamp, subjects};
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
 
-use crate::reader::Reader;
+use crate::reader::{Delivered, Reader};
 use crate::{Broker, BrokerError};
 
 /// Where a feed begins.
@@ -176,12 +175,9 @@ pub async fn live_of(
     Ok(futures_util::stream::unfold((broker.clone(), feed, last, subjects), step).boxed())
 }
 
-fn item(message: &jetstream::Message) -> Result<FeedItem, BrokerError> {
-    let info = message
-        .info()
-        .map_err(BrokerError::operation("read a message's place"))?;
-    let seq = info.stream_sequence;
-    let foreign = |reason| BrokerError::Foreign { seq, reason };
+fn item(delivered: &Delivered) -> Result<FeedItem, BrokerError> {
+    let Delivered { message, seq, .. } = delivered;
+    let foreign = |reason| BrokerError::Foreign { seq: *seq, reason };
     let (tenant, execution) = subjects::parse_ledger(&message.subject)
         .ok_or_else(|| foreign("its subject names no execution"))?;
     let header = message
@@ -190,14 +186,12 @@ fn item(message: &jetstream::Message) -> Result<FeedItem, BrokerError> {
         .and_then(|headers| headers.get(subjects::EVENT_HEADER))
         .ok_or_else(|| foreign("it has no Fiec-Event header"))?;
     Ok(FeedItem {
-        seq,
+        seq: *seq,
         tenant,
         execution,
         header: header.as_str().to_owned(),
-        stored_at: Timestamp::from_micros(
-            i64::try_from(info.published.unix_timestamp_nanos() / 1_000).unwrap_or(0),
-        ),
-        pending: info.pending,
+        stored_at: delivered.stored_at,
+        pending: delivered.pending,
     })
 }
 
@@ -236,7 +230,8 @@ pub async fn of_execution(
         .map_err(BrokerError::operation(&what))?;
     let mut items = Vec::new();
     while let Some(message) = messages.next().await {
-        items.push(item(&message.map_err(BrokerError::operation(&what))?)?);
+        let message = message.map_err(BrokerError::operation(&what))?;
+        items.push(item(&Delivered::new(message, &what)?)?);
     }
     Ok(items)
 }

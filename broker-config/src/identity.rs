@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use async_nats::jetstream::stream::DirectGetErrorKind;
-use fiec_schemas::{Digest, Sequence, subjects};
+use fiec_schemas::{Sequence, subjects};
 
 use crate::{Broker, BrokerError};
 
@@ -35,17 +35,19 @@ pub enum Break {
 pub struct Identity {
     /// When the stream was made, in nanoseconds since 1970.
     created: Option<i128>,
-    /// The messages that were read last, oldest first.
-    last: VecDeque<(Sequence, Digest)>,
+    /// The messages that were read last, and their headers, oldest first.
+    last: VecDeque<(Sequence, String)>,
 }
 
 impl Identity {
-    /// Notes a message that was read; `digest` is that of its header.
-    pub fn note(&mut self, seq: Sequence, digest: Digest) {
-        if self.last.len() == REMEMBERED {
-            self.last.pop_front();
-        }
-        self.last.push_back((seq, digest));
+    /// Notes a message that was read. Its header is kept as it is: a digest of each would cost more.
+    pub fn note(&mut self, seq: Sequence, header: &str) {
+        let full = self.last.len() == REMEMBERED;
+        let oldest = if full { self.last.pop_front() } else { None };
+        let mut text = oldest.map_or_else(String::new, |(_, text)| text);
+        text.clear();
+        text.push_str(header);
+        self.last.push_back((seq, text));
     }
 
     /// Compares the ledger stream with what was read of it; the first call notes when it was made.
@@ -62,18 +64,18 @@ impl Identity {
         if *self.created.get_or_insert(created) != created {
             return Ok(Some(Break::Renewed { stream }));
         }
-        let Some((seen, _)) = self.last.back().copied() else {
+        let Some(seen) = self.last.back().map(|(seq, _)| *seq) else {
             return Ok(None);
         };
         let went_back = Ok(Some(Break::WentBack { stream, seen }));
         if info.state.last_sequence < seen {
             return went_back;
         }
-        for (seq, digest) in self.last.iter().rev() {
+        for (seq, text) in self.last.iter().rev() {
             match found.direct_get(*seq).await {
                 Ok(message) => {
                     let header = message.headers.get(subjects::EVENT_HEADER);
-                    let same = header.is_some_and(|h| Digest::of(h.as_str().as_bytes()) == *digest);
+                    let same = header.is_some_and(|header| header.as_str() == text);
                     return if same { Ok(None) } else { went_back };
                 }
                 // It has dropped out by the stream's limits; an earlier one may be there.

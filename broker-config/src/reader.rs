@@ -8,12 +8,46 @@ use std::time::Duration;
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
+use fiec_schemas::{Sequence, Timestamp};
 use futures_util::{Stream, StreamExt};
 
 use crate::{Broker, BrokerError};
 
 /// The server deletes the consumer of a reader that asked for nothing for so long.
 const INACTIVE: Duration = Duration::from_secs(60);
+
+/// A message, and where it stands in its stream.
+#[derive(Debug)]
+pub struct Delivered {
+    /// The message.
+    pub message: jetstream::Message,
+    /// Its sequence.
+    pub seq: Sequence,
+    /// When the broker stored it.
+    pub stored_at: Timestamp,
+    /// Messages behind it in the stream when it was delivered.
+    pub pending: u64,
+    /// The consumer's number of it.
+    number: u64,
+}
+
+impl Delivered {
+    /// Reads where a message stands; `what` names the purpose in errors.
+    ///
+    /// # Errors
+    /// When it came from no stream.
+    pub(crate) fn new(message: jetstream::Message, what: &str) -> Result<Self, BrokerError> {
+        let info = message.info().map_err(BrokerError::operation(what))?;
+        let stored = info.published.unix_timestamp_nanos() / 1_000;
+        Ok(Self {
+            seq: info.stream_sequence,
+            stored_at: Timestamp::from_micros(i64::try_from(stored).unwrap_or(0)),
+            pending: info.pending,
+            number: info.consumer_sequence,
+            message,
+        })
+    }
+}
 
 /// Messages of one stream, in order and without a gap, until the first error.
 pub struct Reader {
@@ -69,13 +103,10 @@ impl Reader {
         })
     }
 
-    fn check(&mut self, message: jetstream::Message) -> Result<jetstream::Message, BrokerError> {
-        let delivered = message
-            .info()
-            .map_err(BrokerError::operation(self.what))?
-            .consumer_sequence;
-        if delivered != self.next {
-            let (what, next) = (self.what, self.next);
+    fn check(&mut self, message: jetstream::Message) -> Result<Delivered, BrokerError> {
+        let message = Delivered::new(message, self.what)?;
+        let (delivered, what, next) = (message.number, self.what, self.next);
+        if delivered != next {
             let lost = format!("delivery {delivered} came where {next} was due");
             return Err(BrokerError::operation(what)(lost));
         }
@@ -85,7 +116,7 @@ impl Reader {
 }
 
 impl Stream for Reader {
-    type Item = Result<jetstream::Message, BrokerError>;
+    type Item = Result<Delivered, BrokerError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.has_failed {

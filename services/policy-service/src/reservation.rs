@@ -8,7 +8,7 @@ use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::DirectGetErrorKind;
-use fiec_broker::{Broker, BrokerError, Entry, Reader};
+use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader};
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -146,15 +146,13 @@ pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerEr
     };
     let what = "follow reservations";
     let mut messages = Reader::open(broker, subjects::QUOTA_STREAM, config, 200, what).await?;
-    while let Some(message) = messages.next().await {
-        let message = message?;
+    while let Some(delivered) = messages.next().await {
+        let Delivered { message, seq, .. } = delivered?;
         let Some(tenant) = subjects::parse_quota(&message.subject) else {
             continue;
         };
-        let Ok(info) = message.info() else { continue };
         match read(&message.subject, &message.payload) {
             Ok(table) => {
-                let seq = info.stream_sequence;
                 let _ = news.send(News::Reserved(tenant, seq, table)).await;
             }
             Err(error) => tracing::warn!(%error, "a message was passed over"),

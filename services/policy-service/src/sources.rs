@@ -174,7 +174,7 @@ async fn follow(
             Err(error) => return Err(error.into()),
         };
         *wait = BACK_OFF;
-        identity.note(item.seq, item.digest());
+        identity.note(item.seq, &item.header);
         let (seq, last) = (item.seq, loading && item.pending == 0);
         // What ends while the ledgers are loaded may have been told of before, while it lived.
         let unknown = loading && seq <= before;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
-use fiec_broker::{Broker, BrokerError, Reader};
+use fiec_broker::{Broker, BrokerError, Delivered, Reader};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::Record;
 use fiec_schemas::quota::Quota;
@@ -104,28 +104,25 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
         let Some(chunk) = chunk else { return };
         let (mut records, mut gaps) = (Vec::new(), Vec::new());
         let (mut last, mut known) = (expected, None);
-        for message in chunk {
-            let message = match message {
-                Ok(message) => message,
+        for delivered in chunk {
+            let delivered = match delivered {
+                Ok(delivered) => delivered,
                 Err(error) => {
                     tracing::warn!(%error, "opening the record feed anew");
                     break;
                 }
             };
-            let Ok(info) = message.info() else { continue };
-            let seq = info.stream_sequence;
-            let stored = info.published.unix_timestamp_nanos() / 1_000;
-            let stored = Timestamp::from_micros(i64::try_from(stored).unwrap_or(0));
+            let Delivered { message, seq, .. } = delivered;
             if seq > last + 1 {
                 gaps.push(Gap {
                     first: last + 1,
                     last: seq - 1,
-                    before: stored,
+                    before: delivered.stored_at,
                 });
             }
             last = seq;
             let digest = Marked::Records.digest(message.headers.as_ref(), &message.payload);
-            known = digest.map(|digest| (digest, stored));
+            known = digest.map(|digest| (digest, delivered.stored_at));
             shared.health.read(Part::Records, seq);
             match serde_json::from_slice::<Record>(&message.payload) {
                 Ok(record) => records.push((last, record)),
