@@ -3,14 +3,15 @@
 //! Every time in a ledger is to speak of one clock, or a duration between two nodes is off by what
 //! their clocks differ. That clock is the broker's, which stamps all that it stores. Its time comes
 //! with the answer to a request: it lies between the sending and the coming of the answer, so half
-//! of a round trip bounds the error. Between two measurements the monotonic clock goes on, so a step
-//! of this machine's clock changes nothing.
+//! of a round trip bounds the error. Between two measurements the clock since boot goes on, which
+//! counts while the machine sleeps, so a step of this machine's clock changes nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_nats::jetstream::response::Response;
 use fiec_schemas::{ClockReading, Timestamp, subjects};
+use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 
 use crate::{Broker, BrokerError};
@@ -21,8 +22,8 @@ const EVERY: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(1);
 /// A measurement may take this long.
 const WITHIN: Duration = Duration::from_secs(2);
-/// Two machines' monotonic clocks drift apart by at most this much: µs in each second.
-const DRIFT_US: u64 = 50;
+/// Two machines' clocks since boot drift apart by at most this much: µs in each second.
+const DRIFT_US: u64 = 100;
 
 /// What is known of the broker's clock. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -33,28 +34,58 @@ pub struct BrokerClock {
 /// One measurement.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
-    /// The broker's time at `at`.
+    /// The broker's time at `up`.
     broker: Timestamp,
-    at: Instant,
-    /// Bound of its error at `at`, in µs.
+    /// Since this machine's boot.
+    up: Duration,
+    /// Bound of its error at `up`, in µs.
     within_us: u64,
 }
 
 impl Measured {
-    fn within_at(&self, now: Instant) -> u64 {
-        let age = now.saturating_duration_since(self.at);
+    fn within_at(&self, up: Duration) -> u64 {
+        let age = up.saturating_sub(self.up);
         let drift = age.as_secs().saturating_add(1).saturating_mul(DRIFT_US);
         self.within_us.saturating_add(drift)
     }
 
-    fn broker_at(&self, now: Instant) -> Timestamp {
-        let age = micros(now.saturating_duration_since(self.at));
+    fn broker_at(&self, up: Duration) -> Timestamp {
+        let age = micros(up.saturating_sub(self.up));
         Timestamp::from_micros(self.broker.micros().saturating_add(age))
     }
 }
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Time since this machine's boot.
+fn up() -> Duration {
+    let up = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(up.tv_sec).unwrap_or(0);
+    Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(up.tv_nsec).unwrap_or(0))
+}
+
+/// Both clocks of this machine at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    wall: Timestamp,
+    up: Duration,
+    /// What lay between the two readings: this thread may have waited for a processor.
+    apart: Duration,
+}
+
+impl Moment {
+    fn now() -> Self {
+        let before = up();
+        let wall = Timestamp::now();
+        let up = up();
+        Self {
+            wall,
+            up,
+            apart: up.saturating_sub(before),
+        }
+    }
 }
 
 impl BrokerClock {
@@ -66,38 +97,37 @@ impl BrokerClock {
 
     /// A recent time by this machine's clock, as the broker's clock had it.
     pub fn stamp(&self, local: Timestamp) -> Timestamp {
-        self.stamp_at(local, Timestamp::now(), Instant::now())
+        self.stamp_at(local, Moment::now())
     }
 
-    fn stamp_at(&self, local: Timestamp, wall: Timestamp, now: Instant) -> Timestamp {
-        let off = self
-            .reading_at(wall, now)
-            .filter(|reading| reading.is_off());
+    fn stamp_at(&self, local: Timestamp, now: Moment) -> Timestamp {
+        let off = self.reading_at(now).filter(|reading| reading.is_off());
         let ahead_us = off.map_or(0, |reading| reading.ahead_us);
         Timestamp::from_micros(local.micros().saturating_sub(ahead_us))
     }
 
     /// How far this machine's clock is ahead of the broker's; none before the first measurement.
     pub fn reading(&self) -> Option<ClockReading> {
-        self.reading_at(Timestamp::now(), Instant::now())
+        self.reading_at(Moment::now())
     }
 
-    fn reading_at(&self, wall: Timestamp, now: Instant) -> Option<ClockReading> {
+    fn reading_at(&self, now: Moment) -> Option<ClockReading> {
         let measured = (*self.lock())?;
-        let broker = measured.broker_at(now);
+        let broker = measured.broker_at(now.up);
+        let apart_us = u64::try_from(now.apart.as_micros()).unwrap_or(u64::MAX);
         Some(ClockReading {
-            ahead_us: wall.micros().saturating_sub(broker.micros()),
-            within_us: measured.within_at(now),
+            ahead_us: now.wall.micros().saturating_sub(broker.micros()),
+            within_us: measured.within_at(now.up).saturating_add(apart_us),
         })
     }
 
     /// Takes a measurement: the broker's time lies somewhere between asking and answer. One that
     /// says less than an earlier one still does is passed over.
-    fn learn(&self, asked: Instant, broker: Timestamp, answered: Instant) {
-        let half = answered.saturating_duration_since(asked) / 2;
+    fn learn(&self, asked: Duration, broker: Timestamp, answered: Duration) {
+        let half = answered.saturating_sub(asked) / 2;
         let measured = Measured {
             broker: Timestamp::from_micros(broker.micros().saturating_add(micros(half))),
-            at: answered,
+            up: answered,
             within_us: u64::try_from(half.as_micros()).unwrap_or(u64::MAX),
         };
         let mut known = self.lock();
@@ -142,11 +172,11 @@ impl Broker {
     /// When it does not answer within two seconds, or has no ledger stream.
     pub async fn measure_clock(&self) -> Result<(), BrokerError> {
         const WHAT: &str = "ask for the broker's time";
-        let asked = Instant::now();
+        let asked = up();
         let subject = format!("STREAM.INFO.{}", subjects::LEDGER_STREAM);
         let request = self.js.request::<_, _, Response<StreamTime>>(subject, &());
         let answer = tokio::time::timeout(WITHIN, request).await;
-        let answered = Instant::now();
+        let answered = up();
         let answer = answer.map_err(BrokerError::operation(WHAT))?;
         match answer.map_err(BrokerError::operation(WHAT))? {
             Response::Ok(said) => {
@@ -189,55 +219,71 @@ mod tests {
     use super::*;
 
     const SECOND: i64 = 1_000_000;
+    const BEGIN: Duration = Duration::from_secs(1_000);
 
     fn at(micros: i64) -> Timestamp {
         Timestamp::from_micros(micros)
     }
 
-    #[test]
-    fn a_clock_that_agrees_is_believed_and_one_that_does_not_is_set_right() {
-        let (clock, begin) = (BrokerClock::default(), Instant::now());
-        assert!(clock.reading().is_none());
-        assert_eq!(clock.stamp_at(at(5), at(7), begin), at(5));
-        // A round trip of 2 ms; the broker said 100 s in its middle.
-        let answered = begin + Duration::from_millis(2);
-        clock.learn(begin, at(100 * SECOND), answered);
-        let broker = 100 * SECOND + 1_000;
-        for agrees in [broker - 900, broker, broker + 1_000] {
-            assert_eq!(clock.stamp_at(at(agrees), at(agrees), answered), at(agrees));
-        }
-        for ahead in [-3_600 * SECOND, -20_000, 20_000, 3_600 * SECOND] {
-            let wall = at(broker + ahead);
-            assert_eq!(clock.stamp_at(wall, wall, answered), at(broker));
-            // What this machine saw three milliseconds ago.
-            let seen = at(broker + ahead - 3_000);
-            assert_eq!(clock.stamp_at(seen, wall, answered), at(broker - 3_000));
+    fn moment(wall: i64, up: Duration) -> Moment {
+        Moment {
+            wall: at(wall),
+            up,
+            apart: Duration::ZERO,
         }
     }
 
     #[test]
+    fn a_clock_that_agrees_is_believed_and_one_that_does_not_is_set_right() {
+        let clock = BrokerClock::default();
+        assert!(clock.reading().is_none());
+        assert_eq!(clock.stamp_at(at(5), moment(7, BEGIN)), at(5));
+        // A round trip of 2 ms; the broker said 100 s in its middle.
+        let answered = BEGIN + Duration::from_millis(2);
+        clock.learn(BEGIN, at(100 * SECOND), answered);
+        let broker = 100 * SECOND + 1_000;
+        for agrees in [broker - 900, broker, broker + 1_000] {
+            let stamped = clock.stamp_at(at(agrees), moment(agrees, answered));
+            assert_eq!(stamped, at(agrees));
+        }
+        for ahead in [-3_600 * SECOND, -20_000, 20_000, 3_600 * SECOND] {
+            let now = moment(broker + ahead, answered);
+            assert_eq!(clock.stamp_at(now.wall, now), at(broker));
+            // A time that this machine saw three milliseconds ago.
+            let seen = at(broker + ahead - 3_000);
+            assert_eq!(clock.stamp_at(seen, now), at(broker - 3_000));
+        }
+        // A thread that waited between its two readings says nothing of the clocks.
+        let late = Moment {
+            apart: Duration::from_millis(20),
+            ..moment(broker - 20_000, answered)
+        };
+        assert_eq!(clock.stamp_at(late.wall, late), late.wall);
+    }
+
+    #[test]
     fn a_step_between_two_measurements_changes_nothing() {
-        let (clock, begin) = (BrokerClock::default(), Instant::now());
-        clock.learn(begin, at(0), begin);
-        let later = begin + Duration::from_secs(5);
-        let stepped = at(5 * SECOND + 3_600 * SECOND);
-        assert_eq!(clock.stamp_at(stepped, stepped, later), at(5 * SECOND));
-        let reading = clock.reading_at(stepped, later).unwrap();
+        let clock = BrokerClock::default();
+        clock.learn(BEGIN, at(0), BEGIN);
+        let later = BEGIN + Duration::from_secs(5);
+        let stepped = moment(5 * SECOND + 3_600 * SECOND, later);
+        assert_eq!(clock.stamp_at(stepped.wall, stepped), at(5 * SECOND));
+        let reading = clock.reading_at(stepped).unwrap();
         assert_eq!(reading.ahead_us, 3_600 * SECOND);
         assert!(reading.is_far());
     }
 
     #[test]
     fn a_slow_answer_counts_only_if_the_brokers_clock_was_set() {
-        let (clock, begin) = (BrokerClock::default(), Instant::now());
-        clock.learn(begin, at(0), begin + Duration::from_millis(1));
-        let asked = begin + Duration::from_secs(1);
+        let clock = BrokerClock::default();
+        clock.learn(BEGIN, at(0), BEGIN + Duration::from_millis(1));
+        let asked = BEGIN + Duration::from_secs(1);
         let answered = asked + Duration::from_secs(1);
         clock.learn(asked, at(SECOND + 10_000), answered);
-        let before = clock.reading_at(at(2 * SECOND), answered).unwrap();
+        let before = clock.reading_at(moment(2 * SECOND, answered)).unwrap();
         assert!(before.within_us < 1_000, "{before:?}");
         clock.learn(asked, at(500 * SECOND), answered);
-        let after = clock.reading_at(at(500 * SECOND), answered).unwrap();
+        let after = clock.reading_at(moment(500 * SECOND, answered)).unwrap();
         assert_eq!(after.ahead_us, -500_000);
     }
 }

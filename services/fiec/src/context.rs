@@ -11,6 +11,8 @@ use fiec_broker::{Broker, ConnectOptions};
 use fiec_schemas::Tenant;
 use serde::{Deserialize, Serialize};
 
+use crate::client::Unreachable;
+
 /// Flags that every command has.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
@@ -188,7 +190,32 @@ impl Global {
             .acquire_timeout(Duration::from_secs(5))
             .connect(&url)
             .await
-            .context("cannot connect to PostgreSQL; is the server running, is the URL right?")
+            .map_err(|error| away(&url, error))
+    }
+}
+
+/// Why PostgreSQL was not reached, and what to do, in one sentence.
+fn away(url: &str, error: sqlx::Error) -> anyhow::Error {
+    let server = fiec_broker::without_secrets(url);
+    match error {
+        sqlx::Error::Database(refusal) => {
+            let words = format!(
+                "PostgreSQL at {server} refuses the connection ({}): correct --database \
+                 (FIEC_DATABASE_URL)",
+                refusal.message()
+            );
+            anyhow::Error::new(Unreachable(words))
+        }
+        sqlx::Error::Configuration(error) => {
+            anyhow::anyhow!("--database is no URL of PostgreSQL: {error}")
+        }
+        error => {
+            tracing::debug!(%error, "PostgreSQL");
+            anyhow::Error::new(Unreachable(format!(
+                "PostgreSQL at {server}, which has the history, does not answer: start it, or \
+                 correct --database (FIEC_DATABASE_URL); executions go on without it"
+            )))
+        }
     }
 }
 

@@ -75,23 +75,22 @@ impl Rows {
         )
     }
 
+    /// The rows as JSON objects.
+    pub fn objects(&self) -> impl Iterator<Item = Map<String, Value>> {
+        self.rows.iter().map(|row| {
+            let values = row
+                .iter()
+                .map(|v| v.clone().map_or(Value::Null, Value::String));
+            self.columns.iter().cloned().zip(values).collect()
+        })
+    }
+
     /// JSON lines, one a row.
     pub fn json_lines(&self) -> String {
-        let mut out = String::new();
-        for row in &self.rows {
-            let object: Map<String, Value> = self
-                .columns
-                .iter()
-                .cloned()
-                .zip(
-                    row.iter()
-                        .map(|v| v.clone().map_or(Value::Null, Value::String)),
-                )
-                .collect();
-            out.push_str(&Value::Object(object).to_string());
-            out.push('\n');
-        }
-        out
+        let lines = self
+            .objects()
+            .map(|row| format!("{}\n", Value::Object(row)));
+        lines.collect()
     }
 
     /// Prints either.

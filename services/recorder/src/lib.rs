@@ -25,6 +25,7 @@ mod ledger;
 mod lost;
 mod metrics;
 mod mirror;
+pub mod missing;
 pub mod parts;
 mod recorder;
 mod records;

@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::bench_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
+use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::event::Decision;
 use fiec_schemas::event::Evidence;
 use fiec_schemas::{
@@ -226,7 +227,7 @@ async fn a_handover_is_told_by_the_views() {
         "SELECT concat_ws(' ', host_joules, energy_coverage) FROM execution_summary",
     );
     assert_eq!(row.await, "0.080000 1.0000");
-    let page = fiec_recorder::report::render(&db.pool, id).await.unwrap();
+    let page = report(&db.pool, id).await.unwrap();
     assert_eq!(
         page.matches("<svg").count(),
         3,
@@ -242,10 +243,13 @@ async fn a_handover_is_told_by_the_views() {
         assert!(!page.contains(outside), "{outside}");
     }
     let nobody = ExecutionId(uuid::Uuid::now_v7());
-    let missing = fiec_recorder::report::render(&db.pool, nobody)
-        .await
-        .unwrap_err();
+    let missing = report(&db.pool, nobody).await.unwrap_err();
     assert!(missing.to_string().contains("is not recorded"), "{missing}");
+}
+
+async fn report(pool: &PgPool, id: ExecutionId) -> fiec_recorder::Result<String> {
+    let lacks = missing::read(pool, id, &LedgerEnd::Absent).await.unwrap();
+    fiec_recorder::report::render(pool, id, &lacks).await
 }
 
 #[tokio::test]

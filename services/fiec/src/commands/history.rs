@@ -1,15 +1,27 @@
 //! `fiec history` and `fiec report`: what PostgreSQL knows of an execution.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
-use fiec_schemas::{ClientId, ExecutionId, Tenant};
+use fiec_broker::{Broker, feed};
+use fiec_recorder::missing::{self, Compared, LedgerEnd, Missing};
+use fiec_schemas::{ClientId, ExecutionId, Tenant, subjects};
+use serde_json::{Value, json};
 use sqlx::PgPool;
 
+use crate::client::Unreachable;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
+
+/// PostgreSQL may take this long for all that is asked.
+const ANSWER: Duration = Duration::from_secs(30);
+/// The broker may take this long to say where a ledger stands.
+const ASK: Duration = Duration::from_secs(3);
+/// How long a recorder is waited for that may be about to write.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Whose history to show.
 #[derive(Debug, Args)]
@@ -44,39 +56,140 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
     Ok(ExecutionId::from_client(tenant, &client))
 }
 
-/// Prints summaries, placements, rebindings, and what people asked for.
+/// Prints summaries, placements, rebindings, what people asked for, and what is missing.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached.
+/// When PostgreSQL cannot be reached, or does not answer in time.
 pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
-    let Some(id) = args.id else {
-        // A script gets every column, a person those that fit a page.
-        let columns = match global.json {
-            true => "e.*, x.capsules",
-            false => {
-                "coalesce(e.client_id, execution::text) AS id, e.program, e.phase, e.node, \
-                 coalesce(x.capsules, boundary) AS boundary, \
-                 boundaries_in_all AS of, e.submitted_at::timestamp(0), \
-                 date_trunc('milliseconds', age) AS age, e.rebindings AS moves, e.crashes, \
-                 left(e.failure, 80) AS failure"
+    within(async {
+        match &args.id {
+            Some(id) => {
+                let execution = resolve(&args.tenant.tenant, id)?;
+                show(&pool, &args.tenant.tenant, execution, global).await
             }
-        };
-        let rows = sql::query(
-            &pool,
-            format!(
-                "SELECT {columns} FROM execution_summary AS e \
-                 JOIN executions AS x ON x.id = e.execution WHERE e.tenant = '{}' \
-                 ORDER BY e.submitted_at DESC LIMIT 20",
-                args.tenant.tenant
-            ),
-        )
-        .await?;
-        rows.print(global.json);
-        return Ok(Outcome::Done);
+            None => list(&pool, &args.tenant.tenant, global).await,
+        }
+    })
+    .await
+}
+
+/// Ends what takes longer than a frozen PostgreSQL is waited for.
+async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    match tokio::time::timeout(ANSWER, work).await {
+        Ok(done) => done,
+        Err(_) => bail!(Unreachable(format!(
+            "PostgreSQL did not answer within {} s: see whether it is stopped or overloaded",
+            ANSWER.as_secs()
+        ))),
+    }
+}
+
+/// The last 20 executions.
+async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result<Outcome> {
+    let behind = behind(pool, global).await?;
+    // A script gets every column, a person those that fit a page.
+    let columns = match global.json {
+        true => "e.*, x.capsules",
+        false => {
+            "coalesce(e.client_id, execution::text) AS id, e.program, e.phase, e.node, \
+             coalesce(x.capsules, boundary) AS boundary, \
+             boundaries_in_all AS of, e.submitted_at::timestamp(0), \
+             date_trunc('milliseconds', age) AS age, e.rebindings AS moves, e.crashes, \
+             left(e.failure, 80) AS failure"
+        }
     };
-    let execution = resolve(&args.tenant.tenant, &id)?;
-    show(&pool, execution, global.json).await
+    let rows = sql::query(
+        pool,
+        format!(
+            "SELECT {columns} FROM execution_summary AS e \
+             JOIN executions AS x ON x.id = e.execution WHERE e.tenant = '{tenant}' \
+             ORDER BY e.submitted_at DESC LIMIT 20"
+        ),
+    )
+    .await?;
+    rows.print(global.json);
+    if let Some(words) = behind {
+        eprintln!("{words}");
+    }
+    Ok(Outcome::Done)
+}
+
+/// What a person should know of the recorder's lag over all ledgers, if anything.
+async fn behind(pool: &PgPool, global: &Global) -> anyhow::Result<Option<String>> {
+    let asked = ask(global, async |broker| Ok(feed::bounds(&broker).await?.1)).await;
+    let last = match asked {
+        Ok(last) => last,
+        Err(why) => {
+            return Ok(Some(
+                Compared::Unknown { why }.in_words().unwrap_or_default(),
+            ));
+        }
+    };
+    let recorded = async || -> anyhow::Result<u64> {
+        let all = fiec_recorder::checkpoints(pool).await?;
+        Ok(all.get(subjects::LEDGER_STREAM).copied().unwrap_or(0))
+    };
+    let recorded = caught_up(last, recorded).await?;
+    let messages = last.saturating_sub(recorded);
+    Ok((messages > 0).then(|| {
+        format!(
+            "the recorder is {messages} ledger messages behind, so this list may be too; see that \
+             `fiec recorder` runs"
+        )
+    }))
+}
+
+/// Asks the broker, within three seconds; why it said nothing, in words.
+async fn ask<T>(
+    global: &Global,
+    question: impl AsyncFnOnce(Broker) -> anyhow::Result<T>,
+) -> Result<T, String> {
+    let asked = async {
+        let broker = global.broker("history").await?;
+        question(broker).await
+    };
+    match tokio::time::timeout(ASK, asked).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("NATS did not answer within {} s", ASK.as_secs())),
+    }
+}
+
+/// A recorder that runs writes a message within some milliseconds of its append: how far it has
+/// come when it is there, or after a second.
+async fn caught_up(
+    last: u64,
+    recorded: impl AsyncFn() -> anyhow::Result<u64>,
+) -> anyhow::Result<u64> {
+    let until = Instant::now() + CATCH_UP;
+    loop {
+        let reached = recorded().await?;
+        if reached >= last || Instant::now() >= until {
+            return Ok(reached);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What the history of an execution lacks, compared with its ledger.
+async fn look_for_missing(
+    pool: &PgPool,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    global: &Global,
+) -> anyhow::Result<Missing> {
+    let asked = ask(global, async |broker| {
+        Ok(LedgerEnd::of(&broker, tenant, execution).await?)
+    });
+    let ledger = asked.await.unwrap_or_else(LedgerEnd::Unknown);
+    if let LedgerEnd::At(end) = &ledger {
+        let recorded = async || -> anyhow::Result<u64> {
+            let reached = missing::recorded(pool, execution).await?;
+            Ok(reached.map_or(0, |reached| reached.message))
+        };
+        caught_up(end.message, recorded).await?;
+    }
+    Ok(missing::read(pool, execution, &ledger).await?)
 }
 
 /// The summary, a line for each value. The last committed boundary of an execution that has computed
@@ -92,11 +205,27 @@ fn facts(summary: &sql::Rows) -> Vec<String> {
         .collect()
 }
 
-/// Prints everything that the history says of one execution.
+/// The tenant of a recorded execution: an id alone may be another tenant's.
+async fn tenant_of(pool: &PgPool, execution: ExecutionId) -> anyhow::Result<Option<Tenant>> {
+    let query = format!("SELECT tenant FROM executions WHERE id = '{execution}'");
+    let rows = sql::query(pool, query).await?;
+    Ok(rows.get(0, "tenant").map(str::parse).transpose()?)
+}
+
+/// Prints everything that the history says of one execution, and what it lacks.
 ///
 /// # Errors
 /// When PostgreSQL refuses a query.
-pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::Result<Outcome> {
+async fn show(
+    pool: &PgPool,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let json = global.json;
+    let recorded = tenant_of(pool, execution).await?;
+    let tenant = recorded.as_ref().unwrap_or(tenant);
+    let missing = look_for_missing(pool, tenant, execution, global).await?;
     let summary = sql::query(
         pool,
         format!(
@@ -109,10 +238,17 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
         eprintln!(
             "{execution} is not in the history (yet): is the recorder running, is the tenant right?"
         );
+        missing
+            .in_words()
+            .iter()
+            .for_each(|words| eprintln!("{words}"));
         return Ok(Outcome::Failed);
     }
     if json {
-        print!("{}", summary.json_lines());
+        for mut object in summary.objects() {
+            object.insert("missing".to_owned(), serde_json::to_value(&missing)?);
+            println!("{}", Value::Object(object));
+        }
     } else {
         for line in facts(&summary) {
             println!("{line}");
@@ -178,20 +314,38 @@ pub async fn show(pool: &PgPool, execution: ExecutionId, json: bool) -> anyhow::
         }
         asked.print(json);
     }
+    let missing = missing.in_words();
+    if !json && !missing.is_empty() {
+        println!("\nMissing");
+        missing.iter().for_each(|words| println!("{words}"));
+    }
     Ok(Outcome::Done)
 }
 
-/// Writes the page.
+/// Writes the page, and says on stderr what it lacks.
 ///
 /// # Errors
 /// When PostgreSQL cannot be reached or the file not be written.
 pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
     let execution = resolve(&args.tenant.tenant, &args.id)?;
-    let page = fiec_recorder::report::render(&pool, execution).await?;
+    let (page, missing) = within(async {
+        let recorded = tenant_of(&pool, execution).await?;
+        let tenant = recorded.unwrap_or(args.tenant.tenant);
+        let missing = look_for_missing(&pool, &tenant, execution, global).await?;
+        let page = fiec_recorder::report::render(&pool, execution, &missing).await?;
+        Ok((page, missing))
+    })
+    .await?;
     std::fs::write(&args.output, page)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
-    println!("{}", args.output.display());
+    let words = missing.in_words();
+    words.iter().for_each(|words| eprintln!("{words}"));
+    if global.json {
+        println!("{}", json!({"report": args.output, "missing": missing}));
+    } else {
+        println!("{}", args.output.display());
+    }
     Ok(Outcome::Done)
 }
 

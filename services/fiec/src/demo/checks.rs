@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use fiec_kit::local::LocalOutcome;
+use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
 use serde_json::{Value, json};
 
@@ -43,7 +44,14 @@ impl Scene<'_> {
             .pool
             .as_ref()
             .context("the demo's cluster has history")?;
-        let page = fiec_recorder::report::render(pool, self.execution).await?;
+        let ledger = LedgerEnd::of(
+            &self.cluster.broker,
+            &self.last.state.tenant,
+            self.execution,
+        )
+        .await?;
+        let missing = missing::read(pool, self.execution, &ledger).await?;
+        let page = fiec_recorder::report::render(pool, self.execution, &missing).await?;
         if let Some(folder) = self.report.parent() {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot create {}", folder.display()))?;

@@ -28,6 +28,8 @@ pub(super) struct Facts {
     pub decisions: Vec<Decision>,
     pub changes: Vec<Change>,
     pub signals: Vec<Signal>,
+    /// What the history lacks, each a sentence.
+    pub missing: Vec<String>,
 }
 
 pub(super) struct Placement {
@@ -73,7 +75,7 @@ pub(super) struct Signal {
     pub lines: Vec<(String, Vec<(Timestamp, f64)>)>,
 }
 
-pub(super) fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
+pub(crate) fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
     Ok(row.try_get::<Option<PgTime>, _>(column)?.map(|t| t.0))
 }
 
@@ -83,15 +85,15 @@ pub(super) fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
         .unwrap_or_default())
 }
 
-pub(super) async fn load(pool: &PgPool, id: ExecutionId) -> Result<Facts> {
-    read(pool, id).await.map_err(RecorderError::database("read the history"))?.ok_or_else(|| {
+pub(super) async fn load(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> Result<Facts> {
+    read(pool, id, missing).await.map_err(RecorderError::database("read the history"))?.ok_or_else(|| {
         RecorderError::NotFound(format!(
             "execution {id} is not recorded in this database; is the id right, is a recorder running?"
         ))
     })
 }
 
-async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
+async fn read(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> sqlx::Result<Option<Facts>> {
     let Some(row) = sqlx::query(
         "SELECT s.*, x.capsules, host_joules::text AS host_joules_text, device_joules::text AS \
          device_joules_text, energy_coverage::text AS energy_coverage_text \
@@ -128,6 +130,7 @@ async fn read(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<Facts>> {
         rebindings,
         changes,
         signals,
+        missing,
     }))
 }
 

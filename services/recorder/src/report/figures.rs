@@ -291,6 +291,7 @@ mod tests {
                 limits: vec![(at(0), (0.9, 0.7)), (at(4_000), (0.5, 0.4))],
                 lines: vec![("n1".to_owned(), vec![(at(0), 0.2), (at(8_000), 0.3)])],
             }],
+            missing: Vec::new(),
         }
     }
 

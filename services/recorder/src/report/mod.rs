@@ -9,14 +9,16 @@ use fiec_schemas::ExecutionId;
 use sqlx::PgPool;
 
 use crate::error::Result;
+use crate::missing::Missing;
+pub(crate) use facts::time;
 
 /// The page: figures of location, capsules and pressure over time, placements, decisions in words
-/// and facts. It refers to nothing outside itself, and every text in it is escaped.
+/// facts, and what is missing of all that. It refers to nothing outside itself, and every text in it is escaped.
 ///
 /// # Errors
 /// [`crate::RecorderError::NotFound`] where the execution is not recorded, and what PostgreSQL says.
-pub async fn render(pool: &PgPool, execution: ExecutionId) -> Result<String> {
-    let facts = facts::load(pool, execution).await?;
+pub async fn render(pool: &PgPool, execution: ExecutionId, missing: &Missing) -> Result<String> {
+    let facts = facts::load(pool, execution, missing.in_words()).await?;
     // Drawing is brief: a figure has at most a few thousand points.
     page::render(&facts)
 }

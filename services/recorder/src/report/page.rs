@@ -93,7 +93,15 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
             escape(value)
         );
     }
-    html.push_str("</table><h2>Where it was</h2>");
+    html.push_str("</table>");
+    if !facts.missing.is_empty() {
+        html.push_str("<h2>What is missing</h2><ul>");
+        for words in &facts.missing {
+            let _ = write!(html, "<li>{}</li>", escape(words));
+        }
+        html.push_str("</ul>");
+    }
+    html.push_str("<h2>Where it was</h2>");
     html.push_str(&figures::location(facts, &nodes)?);
     html.push_str("<h2>What it had reached</h2><p class=\"s\">Vertical lines are rebindings.</p>");
     html.push_str(&figures::capsules(facts)?);
