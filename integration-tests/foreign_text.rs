@@ -1,4 +1,4 @@
-//! What others wrote, on the terminal of whoever looks; passwords in messages; whose ledgers a watch
+//! Other people's text on a reader's terminal; passwords in messages; whose ledgers a watch
 //! is sent.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]

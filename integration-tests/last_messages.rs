@@ -13,7 +13,7 @@ use fiec_schemas::{Event, Phase};
 use serde_json::{Value, json};
 use support::{Lab, Line, args, audit, until, workers, workers_with_history};
 
-/// Returns a text of so many bytes, or fails with so many control bytes.
+/// Returns a text of a given length in bytes, or fails with as many control bytes.
 const SAYS: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 with open(os.environ["FIEC_PARAMS"]) as file:

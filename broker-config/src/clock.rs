@@ -25,7 +25,7 @@ const WITHIN: Duration = Duration::from_secs(2);
 /// Two machines' clocks since boot drift apart by at most this much: µs in each second.
 const DRIFT_US: u64 = 100;
 
-/// What is known of the broker's clock. Cheap to clone.
+/// The broker's clock as measured. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct BrokerClock {
     measured: Arc<Mutex<Option<Measured>>>,
@@ -156,7 +156,7 @@ struct StreamTime {
 }
 
 impl Broker {
-    /// What is known of the broker's clock.
+    /// The broker's clock as measured.
     pub fn clock(&self) -> &BrokerClock {
         &self.clock
     }

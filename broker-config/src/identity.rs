@@ -30,7 +30,7 @@ pub enum Break {
     },
 }
 
-/// What was read of a stream of ledger messages.
+/// Remembers the last messages that were read of the ledger stream.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {
     /// When the stream was made, in nanoseconds since 1970.

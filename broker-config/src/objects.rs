@@ -161,7 +161,7 @@ impl<'a> Bucket<'a> {
             {
                 Ok(false)
             }
-            // It may be stored all the same: whoever looks knows.
+            // It may be stored all the same; looking tells.
             Err(error) => match self.described(&info.name).await? {
                 Some(found) if found.seq > expected => Ok(found.info.nuid == info.nuid),
                 _ => Err(BrokerError::operation(what())(error)),

@@ -18,7 +18,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Bytes of a probe: enough that a full disk cannot take it in passing.
 const PROBE_BYTES: usize = 4_096;
 
-/// What was found last. Cheap to clone.
+/// The last findings. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Upkeep {
     found: Arc<Mutex<Found>>,

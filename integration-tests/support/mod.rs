@@ -141,7 +141,7 @@ pub fn args(list: &[&str]) -> Vec<String> {
 pub struct Lab {
     cluster: Option<Cluster>,
     killed: Vec<Actor>,
-    /// How long whoever is overdue at the end of the test has to act.
+    /// How long an overdue party has to act at the end of the test.
     pub patience: Duration,
     is_ended: bool,
     pub journal: Journal,

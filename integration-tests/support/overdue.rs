@@ -11,7 +11,7 @@ use fiec_schemas::{ExecutionId, ExecutionState, Timestamp};
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long whoever is overdue has to act before a test fails: a machine may be busy.
+/// How long an overdue party has to act before a test fails: a machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the broker has for the next ledger. Only a stream whose end no reader understands lasts
 /// that long.

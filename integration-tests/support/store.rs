@@ -19,7 +19,7 @@ fn blocks(lab: &Lab, stream: &str) -> Vec<PathBuf> {
     blocks
 }
 
-/// Cuts so many bytes off the end of a stream, of a broker that does not run, with the index that
+/// Cuts `bytes` off the end of a stream, of a broker that does not run, with the index that
 /// would say what was there.
 pub fn cut_tail(lab: &Lab, stream: &str, bytes: u64) {
     let last = blocks(lab, stream).pop().expect("the stream has a block");

@@ -181,7 +181,7 @@ pub enum Standing {
     Started {
         /// It waits at a boundary, where it is.
         is_parked: bool,
-        /// What was requested and not done yet.
+        /// The request that is not done yet.
         request: Option<Request>,
     },
     /// Waits for somebody to resume it.
@@ -192,7 +192,7 @@ pub enum Standing {
     Ended,
 }
 
-/// What was requested of the worker that holds an execution.
+/// A request to the worker that holds an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// [`Task::Cancel`] or [`Task::Pause`].
@@ -356,7 +356,7 @@ mod tests {
         then(&bound, seconds, &[event])
     }
 
-    /// A boundary whose capsules took so many seconds.
+    /// A boundary whose capsules took this many seconds.
     fn commit(state: &ExecutionState, seconds: i64, took: u64) -> ExecutionState {
         let event = BoundaryEvent {
             index: state.boundary_index() + 1,

@@ -1,4 +1,4 @@
-//! The one form of time in messages: UTC with microseconds, stamped by whoever observed it.
+//! The one form of time in messages: UTC with microseconds, stamped by its observer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
 
 use crate::ids::{IdError, Parsed, shorten};
 
-/// A moment in UTC, microseconds since the Unix epoch, stamped by whoever observed it. What workers
+/// A moment in UTC, microseconds since the Unix epoch, stamped by its observer. What workers
 /// and policy services publish is by the broker's clock, as far as they could measure it.
 /// Written as RFC 3339 with six digits of a second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

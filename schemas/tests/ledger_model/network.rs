@@ -24,7 +24,7 @@ impl Model {
         s
     }
 
-    /// What may become of the append of this client.
+    /// The possible fates of this client's append.
     pub(super) fn network(&mut self, s: &State, client: usize) {
         let spare = self.faults.lost_acks - s.lost_acks;
         // Across lives the connection breaks anyhow.

@@ -125,7 +125,7 @@ pub struct State {
     pub policies: [Call; POLICIES],
     /// A copy of an append that its author waits for no longer.
     pub limbo: Option<Flight>,
-    /// What may still happen.
+    /// The faults that are left.
     pub lost_acks: u8,
     pub crashes: u8,
     pub suspicions: u8,

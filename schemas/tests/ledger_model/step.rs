@@ -1,4 +1,4 @@
-//! What can happen in a state.
+//! The steps that are possible in a state.
 
 use super::message::{FIRST_POLICY, Id, Kind, Message, Messages, NOBODY, Phase, WORK};
 use super::rules::{Faults, Rules};

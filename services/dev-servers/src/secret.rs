@@ -1,5 +1,5 @@
 //! Passwords of the private servers. Other users of the machine reach loopback ports as well, and
-//! whoever may use these servers runs programs as the user who started them.
+//! access to these servers is the right to run programs as the user who started them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write as _};

@@ -61,7 +61,7 @@ pub async fn upload(
         inner: tokio::fs::File::from_std(file),
         bar: bar(bytes, label, quiet),
     };
-    // Nothing replaces an object that is there; whoever pushes it again wants it whole.
+    // Nothing replaces an object that is there; a second push wants it whole.
     store::drop_damaged(broker, digest).await?;
     let stored = store::put_data_from(broker, digest, &mut reader).await;
     reader.bar.finish_and_clear();

@@ -22,7 +22,7 @@ impl Gauge {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts so many more until the share is dropped.
+    /// Counts `bytes` more until the share is dropped.
     pub fn take(&self, bytes: usize) -> Share {
         self.0.fetch_add(bytes, Ordering::Relaxed);
         Share {

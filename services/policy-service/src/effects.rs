@@ -39,7 +39,7 @@ pub struct Effects {
     pub author: String,
     /// What may be submitted.
     pub programs: Programs,
-    /// What is known of the broker.
+    /// The broker's health.
     pub upkeep: Upkeep,
     /// Looking through what waits to be taken in: so many do at a time.
     pub looking: Arc<Semaphore>,

@@ -63,7 +63,7 @@ pub struct Line {
     pub again: bool,
     /// When its message was asked for.
     pub asked: Asked,
-    /// What it takes of the memory.
+    /// Its share of the memory.
     pub _share: Share,
     /// The node that was told of its first binding while that is appended, its epoch, and the
     /// digest of its message.
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Cursor {
 struct Open {
     /// For its acknowledgement.
     message: jetstream::Message,
-    /// What it takes of the room for messages.
+    /// Its share of the room for messages.
     _room: Room,
     /// When the broker was told last that it is being taken in.
     told: Instant,

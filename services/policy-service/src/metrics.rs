@@ -126,7 +126,7 @@ impl Metrics {
         );
         r.register(
             "duties_overdue",
-            "Live executions on which whoever must act next is late",
+            "Live executions whose next party to act is late",
             self.duties_overdue.clone(),
         );
         r.register(

@@ -70,7 +70,7 @@ pub struct Pulled {
     pub message: jetstream::Message,
     /// When it was asked for.
     pub asked: Asked,
-    /// What it takes of the room, until it is acknowledged.
+    /// Its share of the room, until it is acknowledged.
     pub room: Room,
 }
 

@@ -150,7 +150,7 @@ pub struct Lines {
 /// Reads messages within a bounded number of bytes; cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
-    /// One text is read at a time. Whoever reads waits for nothing else.
+    /// One text is read at a time. Its reader waits for nothing else.
     lane: Arc<Semaphore>,
     room: Arc<Semaphore>,
 }

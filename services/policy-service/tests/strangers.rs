@@ -62,7 +62,7 @@ async fn invented_names_are_no_nodes_and_work_goes_on() {
             .is_some_and(|n| n > 0)
     })
     .await;
-    // What comes behind them is placed.
+    // The next submission is placed.
     stage
         .publish(&json!({"id":"behind","program":"synthetic@1"}).to_string())
         .await;

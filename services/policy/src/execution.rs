@@ -117,7 +117,7 @@ pub struct Extra {
     pub parked: Option<Parked>,
     /// Why it is parked, where that was seen.
     pub why_parked: Option<Cause>,
-    /// What was requested of its worker and not done yet.
+    /// The request to its worker that is not done yet.
     pub request: Option<Request>,
     /// Its program has asked for more than its place has.
     pub asks: bool,

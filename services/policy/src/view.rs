@@ -97,7 +97,7 @@ pub struct StateView<'a> {
     pub parked: Option<Parked>,
     /// How it shares its range, where it may or is a part.
     pub spread: Option<Box<Spreading>>,
-    /// What was requested of its worker and not done yet.
+    /// The request to its worker that is not done yet.
     #[serde(default, borrow)]
     pub requested: Option<RequestedView<'a>>,
     /// Nodes left for pressure.
@@ -119,7 +119,7 @@ pub struct PhaseView<'a> {
     pub substrate: Option<Cow<'a, str>>,
 }
 
-/// What was requested of a worker.
+/// A request to a worker.
 #[derive(Debug, Deserialize)]
 pub struct RequestedView<'a> {
     #[serde(borrow)]
@@ -304,7 +304,7 @@ impl<'a> StateView<'a> {
         stamp(self.at)
     }
 
-    /// What was requested of its worker and not done yet, with its time limit.
+    /// The request to its worker that is not done yet, with its time limit.
     pub fn request(&self) -> Option<Request> {
         let requested = self.requested.as_ref()?;
         Some(Request::of(Requested {

@@ -29,7 +29,7 @@ const BATCH: usize = 10_000;
 /// Requests to the broker at once.
 const AT_ONCE: usize = 8;
 
-/// What is collected, and when.
+/// Rules of the collection.
 #[derive(Debug, Clone)]
 pub struct Collection {
     /// What was put longer ago and is not referred to is removed; none: nothing is.

@@ -106,7 +106,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
         shared.health.recorded(at);
         shared.health.read(Part::Ledger, at);
         tracing::info!(checkpoint = at, "recording the ledger");
-        // A broker that was started again may have lost messages: it is looked at anew.
+        // A broker that was started again may have lost messages: compare again.
         let reconnected = async move { connections.changed().await.is_ok() };
         let feed = feed.take_until(Box::pin(reconnected));
         let opened = Instant::now();

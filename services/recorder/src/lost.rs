@@ -105,7 +105,7 @@ pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, Broke
             Err(error) => return Err(BrokerError::operation(what())(error)),
         }
     }
-    // What was stored since the recorded message is new; what is before it is what was left.
+    // Messages stored since the recorded one are new; those before it are left of the old.
     let after = first_after(broker, mark.of, stored_at).await?;
     let left = after.map_or(last, |seq| seq.saturating_sub(1));
     Ok(resume(left.min(mark.seq), true))

@@ -230,7 +230,7 @@ impl Health {
         self.shared.checkpoint.load(Ordering::Relaxed)
     }
 
-    /// What is known of the broker.
+    /// The broker's health.
     pub(crate) fn broker(&self) -> &Upkeep {
         &self.shared.broker
     }

@@ -41,7 +41,7 @@ pub struct RecorderOptions {
     pub vector_step: f64,
     /// Days for which boundaries, decisions, events and hardware vectors are kept.
     pub retention_days: u32,
-    /// What is removed from the broker because nothing refers to it.
+    /// Removal of objects that nothing refers to.
     pub collection: Collection,
 }
 

@@ -69,7 +69,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             Ok(_) => match open(&broker, mark.seq).await {
                 Ok(messages) => tokio::select! {
                     () = record(messages, mark.seq, &shared) => {}
-                    // A broker that was started again may have lost records: it is looked at anew.
+                    // A broker that was started again may have lost records: compare again.
                     Ok(()) = connections.changed() => {}
                 },
                 Err(error) => trouble(&shared, Part::Records, &error),

@@ -438,7 +438,7 @@ async fn a_record_stream_that_was_made_anew_is_read_from_its_beginning_each_time
     };
     let rejections = "SELECT count(*) FROM rejections";
     let mut expected = 0;
-    // What comes after each loss overtakes the checkpoint before the recorder looks.
+    // Records after each loss overtake the checkpoint before the recorder looks.
     for (life, count) in [5, 8, 9].into_iter().enumerate() {
         publish(life, count).await;
         let (stop, recorder) = start(&broker, &pool);

@@ -236,7 +236,7 @@ impl Runner {
         }
     }
 
-    /// Drops everything that waits to be appended, and answers whoever waits for it.
+    /// Drops everything that waits to be appended, and answers those who wait for it.
     pub(crate) async fn drop_staged(&mut self, after: Vec<After>, reason: &str) {
         let waiting = std::mem::take(&mut self.staged);
         for after in after

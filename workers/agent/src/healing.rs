@@ -22,7 +22,7 @@ use crate::shared::Shared;
 
 /// A broker that does not answer is asked again after this.
 const RETRY: Duration = Duration::from_millis(500);
-/// What lives here for so long may see the broker lose messages.
+/// A binding that lives here for longer may see the broker lose messages.
 const SETTLED: Duration = Duration::from_secs(1);
 /// The messages behind a binding are read within this, or not at all.
 const READ_WITHIN: Duration = Duration::from_secs(10);

@@ -163,8 +163,7 @@ pub(crate) struct Runner {
     pub(crate) sure: Option<CancellationToken>,
     /// The chunks of its last commit, where σ is large.
     pub(crate) known: Arc<Known>,
-    /// When its child is looked at: at its manifest's `boundary_ms`, or else again and again whether
-    /// it is stopped.
+    /// When its child is checked next: for its manifest's `boundary_ms`, or else for being stopped.
     pub(crate) silence: Option<Instant>,
     /// Processor time of its child when `silence` was looked at last.
     pub(crate) ticks: Option<u64>,

@@ -562,7 +562,7 @@ impl Shared {
         self.send_reply(to, &self.reply(error)).await;
     }
 
-    /// Answers that the execution moves: whoever asks is to ask again, where it is then.
+    /// Answers that the execution moves: the requester asks again, where it is then.
     pub async fn answer_moving(&self, to: Option<Subject>, reason: &str) {
         let mut reply = self.reply(Some(reason.to_owned()));
         reply.refusal = Some(Refusal::Moving);

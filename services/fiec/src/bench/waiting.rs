@@ -104,7 +104,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the ledgers of so many executions of a batch that wait; their ids.
+/// Writes the ledgers of `count` waiting executions of a batch; returns their ids.
 async fn fill(broker: &Broker, name: &str, count: usize) -> anyhow::Result<Vec<ExecutionId>> {
     let ledger = Ledger::new(broker);
     let line = format!(r#"{{"program":"synthetic@1","batch":"{name}"}}"#);

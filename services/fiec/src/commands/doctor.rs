@@ -88,7 +88,7 @@ fn devices() -> Vec<Check> {
     vec![check("CUDA devices", Status::Ok, detail, "")]
 }
 
-/// What is found of the broker, and its clock.
+/// Findings about the broker, and its clock.
 async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     let mut options = ConnectOptions::new(url, "fiec doctor");
     options.timeout = Duration::from_secs(3);

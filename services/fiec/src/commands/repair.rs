@@ -201,7 +201,7 @@ fn boundary(row: &PgRow, ordinal: u64) -> anyhow::Result<Option<(StatePlace, Vec
     Ok(Some((place, sigma)))
 }
 
-/// What was changed about it since it was submitted.
+/// The changes of it since it was submitted.
 async fn adjusted(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<Adjustment>> {
     let rows = sqlx::query(
         "SELECT change::text FROM execution_changes WHERE execution = $1 ORDER BY ordinal, nth",

@@ -24,7 +24,7 @@ pub struct ResultArgs {
     pub tenant: TenantArg,
 }
 
-/// What is known of an end.
+/// How an execution ended.
 struct End {
     phase: String,
     result: Option<Value>,

@@ -68,7 +68,7 @@ impl Answer {
         }
     }
 
-    /// Sends it to whoever asked.
+    /// Sends it to the requester.
     pub(super) async fn send(
         self,
         client: &async_nats::Client,

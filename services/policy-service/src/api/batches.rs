@@ -25,7 +25,7 @@ use super::{Answered, Api, parse, somebody, tenant};
 
 /// Executions that are changed at the same time.
 const AT_ONCE: usize = 32;
-/// Executions that are taken from a page before the time is looked at again.
+/// Executions taken from a page between two looks at the clock.
 const CHUNK: usize = 512;
 /// How long one answer may take, where nothing is said, and at most.
 const WITHIN_MS: u64 = 5_000;

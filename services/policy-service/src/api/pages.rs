@@ -36,13 +36,13 @@ pub struct Member {
     pub phase: &'static str,
     /// True where something remains to be done.
     pub concerned: bool,
-    /// What it waits for.
+    /// The executions that it waits for.
     pub after: Vec<ExecutionId>,
 }
 
 /// How far a request about a batch has come.
 pub struct Page {
-    /// What it is about.
+    /// Its batch and its verb.
     pub about: About,
     /// The ledgers that are not read yet; none once all are.
     pub unread: Option<Unread>,

@@ -35,7 +35,7 @@ use crate::pulling::Pulled;
 
 /// Lines taken in before other news is looked at.
 const LINES_AT_ONCE: usize = 64;
-/// Lines are taken in for so long before other news is looked at: some take long to read.
+/// Longest time for which lines are taken in before other news: some take long to read.
 const LINES_WITHIN: Duration = Duration::from_millis(10);
 /// Events taken from a channel at once.
 const BATCH: usize = 256;

@@ -1,4 +1,4 @@
-//! What was changed about a live execution, and the thresholds in force over its time.
+//! Changes of a live execution, and the thresholds in force over its time.
 
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{ExecutionId, Timestamp};

@@ -15,7 +15,7 @@ pub struct MatrixError {
 }
 
 /// The rule that a file breaks. Rows and columns count from 1 here, as in the file. It never quotes
-/// the file: whoever reads the message may not be allowed to read that.
+/// the file: a reader of the message may have no right to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum MatrixRule {
     #[error("cannot be read: {0}")]

@@ -1,7 +1,7 @@
 //! What can be wrong with a `.npy` file, in words that name the rule.
 
 /// The rule that a file breaks. Rows and columns count from 0, as in NumPy. It never quotes the
-/// file: whoever reads the message may not be allowed to read that.
+/// file: a reader of the message may have no right to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum NpyRule {
     /// The file could not be read.

@@ -191,7 +191,7 @@ impl Work {
         pack::unpack(state, &self.run().join(STATE))
     }
 
-    /// What it does with its outputs.
+    /// Acts on the outputs of a run.
     fn outputs(
         &mut self,
         act: impl FnOnce(&mut Outputs, &Places<'_>) -> Result<(), ProgramError>,

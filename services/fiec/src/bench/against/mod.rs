@@ -54,7 +54,7 @@ pub struct Compared {
     pub bench: String,
     /// Which case of it.
     pub case: String,
-    /// What was measured, with its unit in the name.
+    /// The figure's name, which ends in its unit.
     pub metric: String,
     /// Unit of `old` and `new`.
     pub unit: String,
@@ -76,7 +76,7 @@ pub struct Compared {
     pub pairs: usize,
     /// The share by which it may be worse.
     pub tolerance: f64,
-    /// What follows.
+    /// The conclusion.
     pub verdict: Verdict,
     /// Why it was not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
