@@ -8,7 +8,7 @@ mod support;
 use fiec_broker::Ledger;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
 use serde_json::{Value, json};
-use support::store::cut_tail;
+use support::store::{cut_tail, put_back, saved};
 use support::{Lab, digest_of, undisturbed_synthetic, until, workers, workers_with_history};
 
 /// Of the end of the ledger stream, in bytes: some five messages.
@@ -151,6 +151,50 @@ async fn an_execution_whose_end_was_lost_ends_again_with_the_same_bits() {
     let lost = format!("SELECT count(*) FROM lost_rows WHERE execution = '{id}'");
     assert!(lab.count(lost).await > 0, "what was lost is not marked");
     one_history(&lab, id).await;
+    lab.none_ended().unwrap();
+    lab.stop().await;
+}
+
+/// Their consumers, which the broker keeps, have got messages whose sequences are given out again.
+#[tokio::test]
+async fn submissions_and_capsules_arrive_after_their_streams_have_lost_their_end() {
+    let mut lab = Lab::start(workers(1)).await;
+    let short = params(3);
+    let several = async |lab: &Lab, part: &str, count: usize| {
+        for number in 0..count {
+            let id = submit(lab, &format!("{part}-{number}"), &short).await;
+            completed(lab, id).await;
+        }
+    };
+    let streams = [
+        subjects::SUBMIT_STREAM.to_owned(),
+        subjects::capsule_stream(0),
+    ];
+    several(&lab, "kept", 5).await;
+    lab.servers.nats.kill().await;
+    let before = streams.each_ref().map(|stream| saved(&lab, stream));
+    lab.servers.nats.restart().await.unwrap();
+    several(&lab, "lost", 20).await;
+    let last = async |lab: &Lab, stream: &str| {
+        fiec_broker::feed::bounds_of(&lab.broker, stream)
+            .await
+            .unwrap()
+            .1
+    };
+    let mut lasts = Vec::new();
+    for stream in &streams {
+        lasts.push(last(&lab, stream).await);
+    }
+    lab.servers.nats.kill().await;
+    for (stream, copy) in streams.iter().zip(&before) {
+        put_back(&lab, stream, copy);
+    }
+    lab.servers.nats.restart().await.unwrap();
+    for (stream, before) in streams.iter().zip(lasts) {
+        let after = last(&lab, stream).await;
+        assert!(after < before, "{stream}: {after} is not before {before}");
+    }
+    several(&lab, "after", 5).await;
     lab.none_ended().unwrap();
     lab.stop().await;
 }

@@ -32,3 +32,22 @@ pub fn cut_tail(lab: &Lab, stream: &str, bytes: u64) {
         fs::remove_file(index).unwrap();
     }
 }
+
+/// A copy of a stream's messages, of a broker that does not run.
+pub fn saved(lab: &Lab, stream: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let paths = blocks(lab, stream).into_iter();
+    paths
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect()
+}
+
+/// Puts the messages of a stream back to such a copy. What its consumers have got stays.
+pub fn put_back(lab: &Lab, stream: &str, copy: &[(PathBuf, Vec<u8>)]) {
+    for path in blocks(lab, stream) {
+        fs::remove_file(path).unwrap();
+    }
+    for (path, bytes) in copy {
+        fs::write(path, bytes).unwrap();
+        let _ = fs::remove_file(path.with_file_name("index.db"));
+    }
+}
