@@ -7,6 +7,7 @@ mod support;
 
 use fiec_broker::Ledger;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::store::{cut_tail, put_back, saved};
 use support::{Lab, digest_of, undisturbed_synthetic, until, workers, workers_with_history};
@@ -27,6 +28,11 @@ async fn submit(lab: &Lab, name: &str, params: &Value) -> ExecutionId {
 async fn last(lab: &Lab, id: ExecutionId) -> Option<LedgerMessage> {
     let ledger = Ledger::new(&lab.broker);
     Some(ledger.last(&lab.tenant, id).await.ok()??.message)
+}
+
+async fn last_sequence(lab: &Lab) -> u64 {
+    let stream = lab.broker.js.get_stream(subjects::LEDGER_STREAM).await;
+    stream.unwrap().cached_info().state.last_sequence
 }
 
 async fn lose_the_tail(lab: &mut Lab) {
@@ -130,6 +136,10 @@ async fn an_execution_whose_end_was_lost_ends_again_with_the_same_bits() {
     let id = submit(&lab, "short", &params).await;
     lab.journal.ended(id, "completed").await;
     lab.recorded(1).await;
+    let before = last_sequence(&lab).await;
+    // The recorder looks once every lost sequence was given out again.
+    let signal = |lab: &Lab, signal| lab.recorder.as_ref().unwrap().signal(signal).unwrap();
+    signal(&lab, Signal::STOP);
     lose_the_tail(&mut lab).await;
     let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
     assert_ne!(left, Some("completed"), "its end was not lost");
@@ -138,6 +148,13 @@ async fn an_execution_whose_end_was_lost_ends_again_with_the_same_bits() {
         .ended(id, "completed")
         .await;
     assert_eq!(digest_of(&ended), undisturbed_synthetic(&params).await);
+    let more = submit(&lab, "more", &params).await;
+    completed(&lab, more).await;
+    assert!(
+        last_sequence(&lab).await > before,
+        "the stream is shorter than it was"
+    );
+    signal(&lab, Signal::CONT);
     let ordinal = ended.state().ordinal;
     let again = format!(
         "SELECT count(*) FROM executions WHERE id = '{id}' AND finished_at IS NOT NULL \
