@@ -225,7 +225,7 @@ async fn the_micro_service_is_listed_and_answers_the_nats_command_line_by_line()
     for accepted in &reply.accepted {
         lab.journal.ended(accepted.id, "completed").await;
     }
-    // What was refused is an error also for those who read no JSON.
+    // A refusal is an error also for those who read no JSON.
     let stats = nats(&command, &lab, &["micro", "stats", "fiec", "--json"], None);
     let stats: Value = serde_json::from_str(&stats.await.expect(0).stdout).unwrap();
     let stats = stats.to_string();

@@ -36,7 +36,7 @@ const HEAD: usize = 28;
 const ENTRY: usize = 48;
 /// Chunks that a manifest lists at most, so that it fits a ledger message.
 pub(crate) const CHUNKS_LIMIT: usize = (subjects::INLINE_STATE_LIMIT - HEAD) / ENTRY;
-/// A chunk that has lain there for so many hours is stored again with the next commit. The stream
+/// A chunk that has lain there for this many hours is stored again with the next commit. The stream
 /// keeps chunks for any time; one that `fiec setup` has not brought up to date forgets them after 30
 /// days.
 const REFRESH_HOURS: u32 = 15 * 24;

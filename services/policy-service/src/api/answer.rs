@@ -50,7 +50,7 @@ impl Reply for SubmitReply {
     }
 }
 
-/// What is sent.
+/// The payload.
 pub(super) struct Answer {
     body: Result<Bytes, ServiceError>,
     refusal: Option<String>,

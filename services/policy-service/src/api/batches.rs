@@ -330,7 +330,7 @@ impl Api {
             let next = tokio::time::timeout_at(deadline, unread.messages.next());
             let message = match next.await {
                 Ok(Some(message)) => message.map_err(BrokerError::operation(READ))?,
-                // What was appended meanwhile comes behind what was there.
+                // Members that were appended meanwhile come last.
                 Ok(None) => break,
                 Err(_) if heard.elapsed() < SILENCE => return Ok(()),
                 Err(_) => {

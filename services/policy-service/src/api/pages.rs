@@ -1,4 +1,4 @@
-//! What is under way about whole batches, between one answer and the next. An answer is a page: it
+//! Requests about whole batches, between one answer and the next. An answer is a page: it
 //! takes a bounded time and names a cursor, by which the next request goes on where it ended.
 //! Another policy service, or this one after a while, does not know the cursor and looks at the
 //! ledgers anew: what was done before no longer concerns the request then.
