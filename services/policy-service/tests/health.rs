@@ -5,10 +5,12 @@ mod stage;
 
 use std::net::SocketAddr;
 
+use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::Config;
 use fiec_policy_service::Options;
 use fiec_schemas::messages::SubmitReply;
 use fiec_schemas::subjects;
+use futures_util::TryStreamExt as _;
 use stage::{Stage, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +24,12 @@ async fn healthz(address: SocketAddr) -> String {
     answer
 }
 
+/// An address that nobody listens on.
+async fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap()
+}
+
 async fn submit(stage: &Stage) -> SubmitReply {
     let line = r#"{"program":"synthetic@1"}"#;
     let client = &stage.broker.client;
@@ -33,9 +41,7 @@ async fn submit(stage: &Stage) -> SubmitReply {
 async fn health_is_red_while_the_broker_lacks_something_and_memory_streams_come_back_by_themselves()
 {
     let stage = Stage::with_nodes(&["n1"]).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = free_address().await;
     let options = Options {
         http: Some(address),
         ..Options::default()
@@ -67,4 +73,42 @@ async fn health_is_red_while_the_broker_lacks_something_and_memory_streams_come_
 
     js.delete_stream(subjects::OUTBOX_STREAM).await.unwrap();
     until(|| says("the broker has no FIEC_OUTBOX: restore its store")).await;
+}
+
+#[tokio::test]
+async fn health_is_red_while_the_ledgers_cannot_be_read() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let js = &stage.broker.js;
+    // The broker refuses a second consumer of the ledgers, in place of anything that it may refuse.
+    let ledgers = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+    let config = Config {
+        max_consumers: 1,
+        ..ledgers.cached_info().config.clone()
+    };
+    js.delete_stream(subjects::LEDGER_STREAM).await.unwrap();
+    let ledgers = js.create_stream(config).await.unwrap();
+    let address = free_address().await;
+    let options = Options {
+        http: Some(address),
+        ..Options::default()
+    };
+    let _service = stage.service_with(options).await;
+    let says = async |words: &str| healthz(address).await.contains(words);
+    until(|| says("200 OK")).await;
+
+    let names: Vec<String> = ledgers.consumer_names().try_collect().await.unwrap();
+    let [reader] = &names[..] else {
+        panic!("the service reads the ledgers with {names:?}")
+    };
+    ledgers.delete_consumer(reader).await.unwrap();
+    let other = pull::Config {
+        durable_name: Some("other".to_owned()),
+        ..pull::Config::default()
+    };
+    ledgers.create_consumer(other).await.unwrap();
+    until(|| says("503")).await;
+    until(|| says("the ledgers are not read")).await;
+    ledgers.delete_consumer("other").await.unwrap();
+    until(|| says("200 OK")).await;
+    assert_eq!(submit(&stage).await.accepted.len(), 1);
 }
