@@ -105,6 +105,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
         }
         shared.health.recorded(at);
         shared.health.read(Part::Ledger, at);
+        shared.health.writes_up_to(at);
         tracing::info!(checkpoint = at, "recording the ledger");
         // A broker that was started again may have lost messages: compare again.
         let reconnected = async move { connections.changed().await.is_ok() };
@@ -193,6 +194,7 @@ where
                         }
                         bytes += item.header.len();
                         shared.health.read(Part::Ledger, item.seq);
+                        shared.health.writes_up_to(item.seq);
                         batch.push(item);
                     }
                     // What is passed over shows as a gap in the ordinals.

@@ -166,7 +166,7 @@ pub(crate) enum Part {
     Records,
     Telemetry,
     Housekeeping,
-    /// Whether messages that wait in the streams are read.
+    /// Whether messages that wait in the streams are read and written.
     Reading,
 }
 
@@ -202,6 +202,7 @@ struct HealthShared {
     checkpoint: AtomicU64,
     /// Last sequences that were read, by part.
     read: [AtomicU64; Part::ALL.len()],
+    to_write: AtomicU64,
     broker: Upkeep,
 }
 
@@ -242,6 +243,15 @@ impl Health {
 
     pub(crate) fn read(&self, part: Part, seq: u64) {
         self.shared.read[part as usize].store(seq, Ordering::Relaxed);
+    }
+
+    /// The last ledger message that was read and can be written; what is passed over is not.
+    pub(crate) fn to_write(&self) -> u64 {
+        self.shared.to_write.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn writes_up_to(&self, seq: u64) {
+        self.shared.to_write.store(seq, Ordering::Relaxed);
     }
 
     pub(crate) fn recorded(&self, seq: u64) {

@@ -188,12 +188,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A checkpoint that has moved is announced after this: workers hold commits back by it.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(200);
 
-/// Publishes the checkpoint, and watches that the streams are read and not behind it.
+/// Publishes the checkpoint, and watches that the streams are read, and that what was read is written.
 async fn announce(broker: Broker, shared: Shared) -> Result<()> {
-    let stream = subjects::LEDGER_STREAM;
-    let parts = [Part::Ledger, Part::Records];
-    let streams = [stream, subjects::RECORD_STREAM];
-    let mut readers = streams.map(|stream| Standstill::new(stream, Instant::now()));
+    let still = |what| Standstill::new(what, Instant::now());
+    let mut ledger_read = still("FIEC_LEDGER was read");
+    let mut ledger_written = still("FIEC_LEDGER was written to PostgreSQL");
+    let mut records_written = still("FIEC_RECORD was read and written to PostgreSQL");
     let (mut looked, mut last, mut announced) = (None::<Instant>, 0, None);
     while !shared.stop.is_cancelled() {
         pause(&shared.stop, ANNOUNCE_EVERY).await;
@@ -212,14 +212,15 @@ async fn announce(broker: Broker, shared: Shared) -> Result<()> {
         ) else {
             continue;
         };
-        let bounds = [ledger, records];
-        let mut readers = readers.iter_mut().zip(parts).zip(bounds);
-        let trouble = readers.find_map(|((reader, part), bounds)| {
-            reader.check(shared.health.read_up_to(part), bounds, Instant::now())
-        });
-        match trouble {
-            Some(trouble) => shared.health.unwell(Part::Reading, trouble),
-            None => shared.health.well(Part::Reading),
+        let (health, now) = (&shared.health, Instant::now());
+        let troubles = [
+            ledger_read.check(health.read_up_to(Part::Ledger), ledger, now),
+            ledger_written.check(health.checkpoint(), (1, health.to_write()), now),
+            records_written.check(health.read_up_to(Part::Records), records, now),
+        ];
+        match troubles.into_iter().flatten().next() {
+            Some(trouble) => health.unwell(Part::Reading, trouble),
+            None => health.well(Part::Reading),
         }
         last = ledger.1;
         announced = Some(seq);

@@ -123,7 +123,6 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
             last = seq;
             let digest = Marked::Records.digest(message.headers.as_ref(), &message.payload);
             known = digest.map(|digest| (digest, delivered.stored_at));
-            shared.health.read(Part::Records, seq);
             match serde_json::from_slice::<Record>(&message.payload) {
                 Ok(record) => records.push((last, record)),
                 Err(error) => {
@@ -152,6 +151,7 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
             Some(false) | None => return,
         };
         expected = last;
+        shared.health.read(Part::Records, last);
     }
 }
 

@@ -1,50 +1,52 @@
-//! Notices a reader that reads nothing although messages wait for it.
+//! Notices that messages wait and nothing is read, or that what was read waits and nothing is written.
 
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Sequence;
 
-/// A reader that stands still for so long while messages wait is not well. Several times what a
-/// reader needs to open its feed anew.
+/// What stands still for so long while messages wait is not well. Several times what a reader needs
+/// to open its feed anew.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a reader was when it last moved.
+/// Where reading or writing was when it last moved.
 #[derive(Debug)]
 pub(crate) struct Standstill {
-    stream: &'static str,
+    /// Of a stream, and what is done with it: `FIEC_LEDGER was read`.
+    what: &'static str,
     at: Sequence,
     since: Instant,
 }
 
 impl Standstill {
-    /// A reader of this stream.
-    pub fn new(stream: &'static str, now: Instant) -> Self {
+    /// `what`: of a stream, and what is done with it, such as `FIEC_LEDGER was read`.
+    pub fn new(what: &'static str, now: Instant) -> Self {
         let (at, since) = (0, now);
-        Self { stream, at, since }
+        Self { what, at, since }
     }
 
-    /// Says what is wrong with a reader that has read up to `read` of a stream with these first and
-    /// last sequences.
+    /// Says what is wrong where all is done up to `done`, of messages with these first and last
+    /// sequences.
     pub fn check(
         &mut self,
-        read: Sequence,
+        done: Sequence,
         (first, last): (Sequence, Sequence),
         now: Instant,
     ) -> Option<String> {
         // A stream whose last messages are gone gives nothing to read.
-        let waits = last > read && last >= first;
-        if !waits || read != self.at {
-            (self.at, self.since) = (read, now);
+        let waits = last > done && last >= first;
+        if !waits || done != self.at {
+            (self.at, self.since) = (done, now);
             return None;
         }
         let still = now.saturating_duration_since(self.since);
         (still >= PATIENCE).then(|| {
             format!(
-                "nothing of {} was read for {} s, from sequence {} on, though it ends at {last}: \
-                 see that PostgreSQL and nats-server answer, or restart the recorder",
-                self.stream,
+                "nothing of {} for {} s, from sequence {} on, though messages up to {last} wait: \
+                 see that PostgreSQL and nats-server answer and that nobody locks the tables \
+                 (pg_stat_activity), or restart the recorder",
+                self.what,
                 still.as_secs(),
-                read + 1
+                done + 1
             )
         })
     }
@@ -58,7 +60,7 @@ mod tests {
     fn a_reader_that_reads_nothing_while_messages_wait_is_not_well() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let mut still = Standstill::new("FIEC_LEDGER", began);
+        let mut still = Standstill::new("FIEC_LEDGER was read", began);
         assert_eq!(still.check(5, (1, 5), at(0)), None);
         assert_eq!(still.check(5, (1, 5), at(99)), None);
         assert_eq!(still.check(5, (1, 9), at(100)), None);

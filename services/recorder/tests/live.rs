@@ -18,7 +18,7 @@ use fiec_schemas::{
     Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -285,6 +285,75 @@ async fn postgres_away_is_unhealthy_and_then_caught_up() {
     running.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn tables_that_somebody_locks_are_unhealthy_and_then_caught_up() {
+    let (_servers, broker, pool) = servers().await;
+    let stop = CancellationToken::new();
+    let recorder = Recorder::new(RecorderOptions::default(), broker.clone(), pool.clone());
+    let health = recorder.health();
+    let running = tokio::spawn(recorder.run(stop.clone()));
+    let items = short_ledgers(2, 1).unwrap();
+    publish(&broker, &items[0], Bytes::new()).await;
+    until(&pool, "SELECT count(*) FROM executions", 1).await;
+    let says = async |what: &str, holds: &dyn Fn(Result<(), String>) -> bool| {
+        for _ in 0..1_200 {
+            if holds(health.check()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("it never said {what}; it says {:?}", health.check());
+    };
+    let red = |words: &'static str| {
+        move |said: Result<(), String>| said.is_err_and(|t| t.contains(words))
+    };
+
+    let lock = locked(&pool, "executions").await;
+    for item in &items[1..] {
+        publish(&broker, item, Bytes::new()).await;
+    }
+    let words = "nothing of FIEC_LEDGER was written";
+    says(words, &red(words)).await;
+    lock.rollback().await.unwrap();
+    says("that all is well", &|said| said.is_ok()).await;
+    let completed = "SELECT count(*) FROM executions WHERE phase = 'completed'";
+    until(&pool, completed, 2).await;
+
+    let lock = locked(&pool, "rejections").await;
+    let payload = serde_json::to_vec(&rejection()).unwrap();
+    let message = PublishMessage::build().payload(payload.into());
+    publish_all(&broker, vec![(subjects::rejection("lab"), message)]).await;
+    let words = "nothing of FIEC_RECORD was read and written";
+    says(words, &red(words)).await;
+    lock.rollback().await.unwrap();
+    says("that all is well", &|said| said.is_ok()).await;
+    until(&pool, "SELECT count(*) FROM rejections", 1).await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+/// Keeps everybody from a table until the transaction ends.
+async fn locked(pool: &PgPool, table: &str) -> Transaction<'static, Postgres> {
+    let mut lock = pool.begin().await.unwrap();
+    let sql = AssertSqlSafe(format!("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"));
+    sqlx::query(sql).execute(&mut *lock).await.unwrap();
+    lock
+}
+
+fn rejection() -> Record {
+    Record::Rejection {
+        tenant: "lab".into(),
+        seq: None,
+        error: LineError {
+            line: 1,
+            field: "program".into(),
+            reason: "does not exist".into(),
+        },
+        excerpt: String::new(),
+        at: Timestamp::now(),
+    }
+}
+
 /// Publishes without waiting for each message's acknowledgement.
 async fn publish_all(broker: &Broker, messages: Vec<(String, PublishMessage)>) {
     let mut acks = Vec::new();
@@ -342,18 +411,7 @@ async fn readers_go_on_after_the_server_has_deleted_their_consumers_while_postgr
     let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = ";
     until(&pool, &format!("{checkpoint}'FIEC_LEDGER'"), ledgers).await;
 
-    let record = Record::Rejection {
-        tenant: "lab".into(),
-        seq: None,
-        error: LineError {
-            line: 1,
-            field: "program".into(),
-            reason: "does not exist".into(),
-        },
-        excerpt: String::new(),
-        at: Timestamp::now(),
-    };
-    let payload = Bytes::from(serde_json::to_vec(&record).unwrap());
+    let payload = Bytes::from(serde_json::to_vec(&rejection()).unwrap());
     let rejection = || {
         let message = PublishMessage::build().payload(payload.clone());
         (subjects::rejection("lab"), message)
