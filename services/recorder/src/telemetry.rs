@@ -24,7 +24,7 @@ const ROWS_LIMIT: usize = 20_000;
 const CLOCK_LIMIT_MICROS: i64 = 3_600_000_000;
 
 /// Values by signal, each the worst of the node and its devices.
-type Worst = [Option<f64>; Signal::ALL.len()];
+type Worst = [Option<f32>; Signal::ALL.len()];
 
 /// Decides which vectors are worth a row.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Thinner {
         let worst = worst(vector);
         if let Some((at, values, draining)) = self.last.get(&vector.node) {
             let moved = values.iter().zip(&worst).any(|(a, b)| match (a, b) {
-                (Some(a), Some(b)) => (a - b).abs() > self.step,
+                (Some(a), Some(b)) => f64::from(a - b).abs() > self.step,
                 (a, b) => a.is_some() != b.is_some(),
             });
             let due = now.micros() - at.micros() >= self.every_micros;
@@ -82,16 +82,14 @@ impl Thinner {
     }
 }
 
+/// Values are in [0, 1]; what anybody says beyond that would make PostgreSQL refuse the row.
 fn worst(vector: &HardwareVector) -> Worst {
     Signal::ALL.map(|signal| {
-        vector
-            .readings
-            .iter()
+        let readings = vector.readings.iter();
+        let values = readings
             .filter(|r| r.signal == signal && !r.is_part())
-            .filter_map(|r| r.value)
-            .fold(None, |worst: Option<f64>, value| {
-                Some(worst.map_or(value, |w| w.max(value)))
-            })
+            .filter_map(|r| r.value);
+        values.reduce(f64::max).map(|w| w.clamp(0.0, 1.0) as f32)
     })
 }
 
@@ -184,8 +182,8 @@ async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
          SELECT node, at, instance, draining, slots, running, queued, readings::jsonb, memory, \
          memory_stall, power, thermal, latency, contention, fabric, errors \
          FROM UNNEST($1::text[], $2::timestamptz[], $3::uuid[], $4::boolean[], $5::integer[], \
-         $6::integer[], $7::integer[], $8::text[], $9::float8[], $10::float8[], $11::float8[], \
-         $12::float8[], $13::float8[], $14::float8[], $15::float8[], $16::float8[]) \
+         $6::integer[], $7::integer[], $8::text[], $9::float4[], $10::float4[], $11::float4[], \
+         $12::float4[], $13::float4[], $14::float4[], $15::float4[], $16::float4[]) \
          AS u(node, at, instance, draining, slots, running, queued, readings, memory, \
          memory_stall, power, thermal, latency, contention, fabric, errors) \
          ON CONFLICT DO NOTHING",

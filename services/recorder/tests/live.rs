@@ -14,8 +14,8 @@ use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::{Recorder, RecorderOptions};
 use fiec_schemas::messages::Record;
 use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, LineError, Submission, Tenant,
-    Timestamp, subjects,
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError,
+    Reading, Signal, Submission, Tenant, Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
@@ -351,6 +351,61 @@ fn rejection() -> Record {
         },
         excerpt: String::new(),
         at: Timestamp::now(),
+    }
+}
+
+#[tokio::test]
+async fn values_that_no_column_can_hold_do_not_stop_the_recording_of_vectors() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    // What is published before the recorder listens is for nobody.
+    let speak = async {
+        loop {
+            for (node, value) in [("large", 1e300), ("small", 1e-300), ("good", 0.25)] {
+                let payload = serde_json::to_vec(&vector(node, value)).unwrap();
+                let subject = format!("fiec.telemetry.{node}");
+                let sent = broker.client.publish(subject, payload.into());
+                sent.await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let recorded = "SELECT count(DISTINCT node) FROM hardware_vectors WHERE (node, memory) IN \
+                    (('large', 1.0), ('small', 0.0), ('good', 0.25))";
+    tokio::select! {
+        () = speak => {}
+        () = until(&pool, recorded, 3) => {}
+    }
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+fn vector(node: &str, value: f64) -> HardwareVector {
+    let at = Timestamp::now();
+    HardwareVector {
+        v: 1,
+        node: node.parse().unwrap(),
+        instance: InstanceId::random(),
+        count: 1,
+        at,
+        clock: None,
+        readings: vec![Reading {
+            signal: Signal::Memory,
+            device: None,
+            value: Some(value),
+            raw: None,
+            limit: None,
+            unit: "bytes".into(),
+            source: "test".into(),
+            at,
+            missing: None,
+            envelope: None,
+        }],
+        draining: false,
+        slots: 1,
+        running_count: 0,
+        queued_count: 0,
+        running: Vec::new(),
     }
 }
 
