@@ -98,26 +98,13 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
 /// # Errors
 /// When the broker refuses one.
 pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
-    for config in streams(profile)? {
-        let name = config.name.clone();
-        // A stream's first sequence cannot be changed, only given.
-        if broker.js.get_stream(&name).await.is_ok() {
-            let config = stream::Config {
-                first_sequence: None,
-                ..config
-            };
-            broker
-                .js
-                .update_stream(&config)
-                .await
-                .map_err(BrokerError::operation(format!("update stream {name}")))?;
-        } else {
-            broker
-                .js
-                .create_stream(config)
-                .await
-                .map_err(BrokerError::operation(format!("create stream {name}")))?;
-        }
+    // The ledger stream comes last: after a loss of the store, policy services and recorders wait for
+    // it and then need all the others.
+    let (ledger, others): (Vec<_>, Vec<_>) = streams(profile)?
+        .into_iter()
+        .partition(|config| config.name == subjects::LEDGER_STREAM);
+    for config in others {
+        apply_stream(broker, config).await?;
     }
     for (bucket, description, history) in [
         (
@@ -192,7 +179,30 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
     for shard in 0..profile.shards {
         capsules::limit_consumers(broker, shard).await?;
     }
+    for config in ledger {
+        apply_stream(broker, config).await?;
+    }
     Ok(())
+}
+
+async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), BrokerError> {
+    let name = config.name.clone();
+    // A stream's first sequence cannot be changed, only given.
+    if broker.js.get_stream(&name).await.is_ok() {
+        let config = stream::Config {
+            first_sequence: None,
+            ..config
+        };
+        let updated = broker.js.update_stream(&config).await;
+        updated
+            .map(drop)
+            .map_err(BrokerError::operation(format!("update stream {name}")))
+    } else {
+        let created = broker.js.create_stream(config).await;
+        created
+            .map(drop)
+            .map_err(BrokerError::operation(format!("create stream {name}")))
+    }
 }
 
 /// Takes the limit of age from a stream of an earlier version.

@@ -267,6 +267,13 @@ impl Lab {
             .unwrap()
     }
 
+    /// Changes PostgreSQL, as nothing but a test does.
+    pub async fn execute(&self, statement: &str) {
+        let statement = sqlx::AssertSqlSafe(statement.to_owned());
+        let done = sqlx::query(statement).execute(self.pool.as_ref().unwrap());
+        done.await.unwrap();
+    }
+
     /// The number that a query of one value gives.
     pub async fn count(&self, query: impl Into<String>) -> i64 {
         let rows = self.sql(query).await;

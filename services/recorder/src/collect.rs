@@ -224,6 +224,12 @@ async fn unreferenced(
     for record in registry::list(broker).await? {
         old.remove(&record.artifact.to_string());
     }
+    // Before the tables: meanwhile a submission may be copied to them.
+    for text in beside_the_tables(broker, pool).await? {
+        for digest in digests_in(&text) {
+            old.remove(digest);
+        }
+    }
     let mut queries = vec![
         "SELECT encode(submission, 'hex') FROM executions WHERE finished_at IS NULL",
         "SELECT m[1] FROM executions, regexp_matches(spec::text, '[0-9a-f]{64}', 'g') m \
@@ -250,15 +256,10 @@ async fn unreferenced(
             }
         }
     }
-    for text in beside_the_tables(broker, pool).await? {
-        for digest in digests_in(&text) {
-            old.remove(digest);
-        }
-    }
     Ok(old.into_values().collect())
 }
 
-/// What refers to objects and is not in the tables: submissions that are objects themselves, and the
+/// What refers to objects and is not in the tables: large submissions before they are copied, and the
 /// last messages of executions whose outputs wait for their verification.
 async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>> {
     let rows = sqlx::query(

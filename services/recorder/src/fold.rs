@@ -241,13 +241,20 @@ impl Folder {
                 self.close(tracked, place, cause.as_str(), place.at);
             }
             Event::Healed { kept, lost, .. } => {
-                let detail = format!(
-                    "the broker had lost the {lost} messages behind message {kept}; their holder \
-                     appended what they came to"
-                );
+                // `fiec repair` has begun it anew from here: nobody holds it.
+                let is_anew = state.phase.binding().is_none();
+                let detail = if is_anew {
+                    format!(
+                        "the broker had lost its {lost} messages; it begins anew from PostgreSQL"
+                    )
+                } else {
+                    format!(
+                        "the broker had lost the {lost} messages behind message {kept}; their \
+                         holder appended what they came to"
+                    )
+                };
                 self.happened(place, tracked, "healed", None, detail);
-                if state.phase.binding().is_none() {
-                    // Begun anew from here (`fiec repair`): nobody holds it.
+                if is_anew {
                     self.close(tracked, place, "lost", place.at);
                 }
             }

@@ -35,6 +35,7 @@ pub mod results;
 pub mod rows;
 mod schema;
 mod standstill;
+mod submissions;
 pub mod telemetry;
 mod time;
 mod trust;

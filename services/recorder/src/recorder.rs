@@ -1,7 +1,7 @@
 //! The recorder as a process part: its options, its tasks, its end.
 //!
-//! Tasks: the ledger, the records, telemetry, the mirror of states, large results, housekeeping (checkpoint
-//! message, partitions). Whichever fails for good ends all the others and the recorder.
+//! Tasks: the ledger, the records, telemetry, the mirror of states, large results and submissions,
+//! housekeeping (checkpoint message, partitions). Whichever fails for good ends all the others and the recorder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -143,6 +143,11 @@ impl Recorder {
         let (broker, results) = (self.broker.clone(), shared.clone());
         tasks.spawn(async move {
             crate::results::run(broker, results).await;
+            Ok(())
+        });
+        let (broker, large) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            crate::submissions::run(broker, large).await;
             Ok(())
         });
         let (broker, ended) = (self.broker.clone(), stop.clone());

@@ -290,3 +290,48 @@ async fn outputs_of_a_live_execution_stay_when_its_boundaries_are_forgotten() {
     stop.cancel();
     recorder.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn large_submissions_are_copied_while_their_executions_live_and_a_lost_one_holds_none_back() {
+    let world = world().await;
+    let large = |n: usize| {
+        let labels: std::collections::BTreeMap<String, String> = (0..30)
+            .map(|i| (format!("l{i}"), "x".repeat(100)))
+            .collect();
+        let line = json!({"id":format!("e{n}"),"program":"own@1","labels":labels});
+        let canonical = Submission::parse(line.to_string().as_bytes())
+            .unwrap()
+            .to_json();
+        String::from_utf8(canonical).unwrap()
+    };
+    // More than one look finds have lost theirs.
+    for n in 0..70 {
+        world.submit(&large(n)).await;
+    }
+    let (stop, recorder) = world.recorder(true);
+    let mut ended = world.submit(&large(70)).await;
+    let cancelled = vec![Event::Cancelled { who: "ann".into() }];
+    world.append(&mut ended, cancelled).await;
+    world.put(&large(70)).await;
+    world.put(&large(71)).await;
+    let live = world.submit(&large(71)).await;
+    let query = "SELECT program, client_id, spec = $2::jsonb AS same FROM executions WHERE id = $1";
+    let mut row = (None, None, None);
+    while row.2.is_none() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let found = sqlx::query_as::<_, (Option<String>, Option<String>, Option<bool>)>(query)
+            .bind(live.id.0)
+            .bind(large(71))
+            .fetch_optional(&world.pool);
+        row = found.await.unwrap().unwrap_or_default();
+    }
+    assert_eq!(row, (Some("own@1".into()), Some("e71".into()), Some(true)));
+    let copied: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM executions WHERE spec IS NOT NULL")
+            .fetch_all(&world.pool)
+            .await
+            .unwrap();
+    assert_eq!(copied, [live.id.0], "one that has ended needs none");
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}

@@ -1,7 +1,8 @@
 //! `fiec repair`: the ledgers that the broker has lost begin anew from PostgreSQL.
 //!
 //! An execution goes on from its last boundary whose σ PostgreSQL has, under its next epoch; its
-//! ordinals go on, so that its history stays one. A ledger that is there is left alone: a worker
+//! ordinals go on, so that its history stays one. Boundaries beyond it do not count any more: the
+//! execution steps back. A submission over 2 KiB goes back to the broker's store. A ledger that is there is left alone: a worker
 //! that still held its execution has appended it again itself.
 
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use fiec_recorder::PgTime;
 use fiec_schemas::event::{BatchPlace, Totals};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    BatchId, Digest, Event, ExecutionId, ExecutionState, Phase, StatePlace, Submission, Tenant,
+    BatchId, Cause, Digest, Event, ExecutionId, ExecutionState, Phase, StatePlace, Submission,
+    Tenant,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
@@ -83,9 +85,11 @@ async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
 
 async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, PgRow)>> {
     let row = sqlx::query(
-        "SELECT e.tenant, e.spec::text AS spec, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
+        "SELECT e.tenant, e.spec::text AS spec, e.submission, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
          e.paused_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
-         e.rebindings, e.pressure_rebindings, e.crashes, e.compute_us, s.index, \
+         e.rebindings, e.pressure_rebindings, e.crashes, e.compute_us, e.boundary_index, \
+         e.state_digest AS last_digest, e.last_state_bytes AS last_bytes, \
+         e.state_ordinal AS last_ordinal, s.index, \
          s.digest AS state_digest, s.state FROM executions e \
          LEFT JOIN boundary_state s ON s.execution = e.id AND s.index <= e.boundary_index \
          WHERE e.id = $1 AND e.finished_at IS NULL",
@@ -106,18 +110,11 @@ async fn begin_anew(
     row: &PgRow,
     dry_run: bool,
 ) -> anyhow::Result<String> {
-    let spec: Option<String> = row.try_get("spec")?;
-    let Some(spec) = spec else {
-        anyhow::bail!("its submission is not in PostgreSQL (over 2 KiB); submit it again");
-    };
-    let spec: Submission = serde_json::from_str(&spec)?;
+    let spec = submission(row)?;
     anyhow::ensure!(
         spec.spread.is_none(),
         "its range is shared with parts; cancel it and submit it again"
     );
-    let number = |column: &str| -> sqlx::Result<u64> {
-        Ok(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or(0))
-    };
     let batch: Option<uuid::Uuid> = row.try_get("batch_id")?;
     let line: Option<i32> = row.try_get("batch_line")?;
     let batch = batch.map(|id| BatchPlace {
@@ -125,16 +122,17 @@ async fn begin_anew(
         line: line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
     });
     let submitted_at = row.try_get::<PgTime, _>("submitted_at")?.0;
+    let canonical = spec.to_json();
     let mut state = ExecutionState::unborn(tenant, id, Arc::new(spec), batch, submitted_at);
-    state.ordinal = number("ordinal")?;
-    state.epoch = number("epoch")?;
+    state.ordinal = number(row, "ordinal")?;
+    state.epoch = number(row, "epoch")?;
     state.totals = Totals {
-        commits: number("commits")?,
-        state_bytes: number("all_bytes")?,
-        rebindings: number("rebindings")?,
-        pressure: number("pressure_rebindings")?,
-        crashes: number("crashes")?,
-        compute_us: number("compute_us")?,
+        commits: number(row, "commits")?,
+        state_bytes: number(row, "all_bytes")?,
+        rebindings: number(row, "rebindings")?,
+        pressure: number(row, "pressure_rebindings")?,
+        crashes: number(row, "crashes")?,
+        compute_us: number(row, "compute_us")?,
         ..Totals::default()
     };
     state.adjusted = adjusted(pool, id).await?.map(Box::new);
@@ -144,19 +142,19 @@ async fn begin_anew(
             who: who.unwrap_or_default(),
         };
     }
-    let from = match boundary(row, state.ordinal)? {
-        Some((place, sigma)) => {
-            if !dry_run {
-                store::keep_state(broker, id, place.digest, &sigma).await?;
-            }
-            let from = format!("goes on from boundary {}", place.index);
-            state.boundary = Some(place);
-            from
-        }
+    let kept = kept_state(row)?;
+    let from = match &kept {
+        Some((place, _)) => format!("goes on from boundary {}", place.index),
         None => "begins anew".to_owned(),
     };
     if dry_run {
         return Ok(from);
+    }
+    if let Some((place, sigma)) = &kept {
+        store::keep_state(broker, id, place.digest, sigma).await?;
+    }
+    if state.spec.is_none() {
+        store::put_data(broker, state.submission, &canonical).await?;
     }
     let over = digest(row.try_get("digest")?).unwrap_or(state.submission);
     let healed = Event::Healed {
@@ -164,13 +162,27 @@ async fn begin_anew(
         lost: state.ordinal,
         over,
     };
+    let mut events = vec![healed];
+    state.boundary = last_boundary(row)?;
+    let index = |place: &StatePlace| place.index;
+    let to = kept.map(|(place, _)| place);
+    if state.boundary.as_ref().map(index) == to.as_ref().map(index) {
+        state.boundary = to;
+    } else {
+        events.push(Event::SteppedBack {
+            to,
+            cause: Cause::Orphaned {
+                reason: "the broker lost its ledger".to_owned(),
+            },
+        });
+    }
     let tip = Tip {
         seq: 0,
         digest: None,
         state,
         seen_in: 0,
     };
-    let draft = Draft::new(&tip, vec![healed], AUTHOR, broker.now())?;
+    let draft = Draft::new(&tip, events, AUTHOR, broker.now())?;
     match ledger.append(draft, Bytes::new()).await {
         Ok(_) => Ok(from),
         Err(AppendError::Conflict) => Ok("its ledger is there again".to_owned()),
@@ -178,8 +190,41 @@ async fn begin_anew(
     }
 }
 
+/// The submission, if PostgreSQL has it as it was submitted: `jsonb` writes some numbers in another
+/// form, and has no NUL.
+fn submission(row: &PgRow) -> anyhow::Result<Submission> {
+    let spec: Option<String> = row.try_get("spec")?;
+    let Some(spec) = spec else {
+        anyhow::bail!(
+            "its submission is over 2 KiB, and the recorder had not copied it to PostgreSQL yet; \
+             submit it again"
+        );
+    };
+    let spec: Submission = serde_json::from_str(&spec)?;
+    anyhow::ensure!(
+        Some(spec.digest()) == digest(row.try_get("submission")?),
+        "PostgreSQL does not have its submission bit by bit: a number or a NUL in it has no place \
+         in jsonb; submit it again"
+    );
+    Ok(spec)
+}
+
+/// The last boundary.
+fn last_boundary(row: &PgRow) -> anyhow::Result<Option<StatePlace>> {
+    let Some(digest) = digest(row.try_get("last_digest")?) else {
+        return Ok(None);
+    };
+    Ok(Some(StatePlace {
+        index: number(row, "boundary_index")?,
+        digest,
+        bytes: number(row, "last_bytes")?,
+        seq: None,
+        ordinal: number(row, "last_ordinal")?,
+    }))
+}
+
 /// The last boundary whose σ is in PostgreSQL, with it.
-fn boundary(row: &PgRow, ordinal: u64) -> anyhow::Result<Option<(StatePlace, Vec<u8>)>> {
+fn kept_state(row: &PgRow) -> anyhow::Result<Option<(StatePlace, Vec<u8>)>> {
     let index: Option<i64> = row.try_get("index")?;
     let sigma: Option<Vec<u8>> = row.try_get("state")?;
     let stored = digest(row.try_get("state_digest")?);
@@ -196,7 +241,7 @@ fn boundary(row: &PgRow, ordinal: u64) -> anyhow::Result<Option<(StatePlace, Vec
         digest,
         bytes: sigma.len() as u64,
         seq: None,
-        ordinal,
+        ordinal: number(row, "ordinal")?,
     };
     Ok(Some((place, sigma)))
 }
@@ -212,6 +257,12 @@ async fn adjusted(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<Adjus
         all.get_or_insert_default().merge(&change);
     }
     Ok(all)
+}
+
+/// A count; 0 where there is none.
+fn number(row: &PgRow, column: &str) -> sqlx::Result<u64> {
+    let count: Option<i64> = row.try_get(column)?;
+    Ok(count.and_then(|n| u64::try_from(n).ok()).unwrap_or(0))
 }
 
 fn digest(bytes: Option<Vec<u8>>) -> Option<Digest> {
