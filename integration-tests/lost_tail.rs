@@ -129,13 +129,48 @@ async fn what_nobody_holds_any_more_is_computed_again_from_what_is_left() {
     lab.end().await;
 }
 
+/// Also one that fits into the very first message of its ledger.
 #[tokio::test]
-async fn an_execution_whose_end_was_lost_ends_again_with_the_same_bits() {
+async fn a_worker_says_again_the_ends_that_the_broker_lost() {
+    let mut lab = Lab::start(workers_with_history(2)).await;
+    let (steps, small) = (params(300), params(1));
+    let id = submit(&lab, "steps", &steps).await;
+    let end = lab.journal.ended(id, "completed").await;
+    let tiny = submit(&lab, "tiny", &small).await;
+    let tiny_end = lab.journal.ended(tiny, "completed").await;
+    lab.recorded(2).await;
+    lose_the_tail(&mut lab).await;
+    for id in [id, tiny] {
+        let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
+        assert_ne!(left, Some("completed"), "its end was not lost");
+    }
+    for (id, before) in [(id, end), (tiny, tiny_end)] {
+        completed(&lab, id).await;
+        let after = last(&lab, id).await.unwrap();
+        assert_eq!(after.state.epoch, 1, "somebody computed it again");
+        let stands = |message: &LedgerMessage| {
+            let ends = message.events.iter();
+            ends.filter(|event| matches!(event, Event::Completed { .. }))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(stands(&after), stands(&before.message));
+    }
+    lab.recorded(2).await;
+    one_history(&lab, id).await;
+    lab.none_ended().unwrap();
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn what_ended_on_a_worker_that_has_gone_is_computed_again_with_the_same_bits() {
     let mut lab = Lab::start(workers_with_history(2)).await;
     let params = params(300);
     let id = submit(&lab, "short", &params).await;
+    let node = lab.journal.computing(id, 0).await;
     lab.journal.ended(id, "completed").await;
     lab.recorded(1).await;
+    lab.worker(&node).kill();
     let before = last_sequence(&lab).await;
     // The recorder looks once every lost sequence was given out again.
     let signal = |lab: &Lab, signal| lab.recorder.as_ref().unwrap().signal(signal).unwrap();
@@ -168,8 +203,7 @@ async fn an_execution_whose_end_was_lost_ends_again_with_the_same_bits() {
     let lost = format!("SELECT count(*) FROM lost_rows WHERE execution = '{id}'");
     assert!(lab.count(lost).await > 0, "what was lost is not marked");
     one_history(&lab, id).await;
-    lab.none_ended().unwrap();
-    lab.stop().await;
+    lab.end().await;
 }
 
 /// Their consumers, which the broker keeps, have got messages whose sequences are given out again.

@@ -8,6 +8,7 @@ use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
 use fiec_schemas::Event;
 use futures_util::future::join_all;
 
+use crate::ended::End;
 use crate::entrusted::{Drafted, Second};
 use crate::healing::Ground;
 use crate::large;
@@ -128,6 +129,14 @@ impl Runner {
         self.after = std::mem::take(&mut message.after);
         if message.state.is_empty() && draft.carries_state() {
             message.state = self.last.clone().unwrap_or_default();
+        }
+        let is_last = self.ended && self.staged.is_empty() && message.handover.is_none();
+        if is_last
+            && !message.is_large()
+            && message.emits.is_empty()
+            && let Some(end) = End::new(self.ground(), &draft, &message.state, &message.outputs)
+        {
+            self.after.push(After::Keep(Box::new(end)));
         }
         let shared = self.shared.clone();
         let behind = Behind {
@@ -251,7 +260,7 @@ impl Runner {
                     let execution = self.tip.state.execution;
                     handover::abandon(&self.shared, &to, execution, self.epoch + 1).await;
                 }
-                After::Commit { .. } => {}
+                After::Commit { .. } | After::Keep(_) => {}
             }
         }
     }
@@ -304,7 +313,9 @@ pub(crate) async fn append(shared: &Shared, draft: Draft, body: Bytes) -> Result
     }
 }
 
-async fn until_done<F: Future<Output = Result<(), BrokerError>>>(mut attempt: impl FnMut() -> F) {
+pub(crate) async fn until_done<F: Future<Output = Result<(), BrokerError>>>(
+    mut attempt: impl FnMut() -> F,
+) {
     while let Err(error) = attempt().await {
         tracing::warn!(%error, "cannot store; trying again");
         tokio::time::sleep(Duration::from_secs(1)).await;

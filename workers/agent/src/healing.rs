@@ -10,10 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, feed, store};
 use fiec_schemas::chain::{Held, Link, Standing};
-use fiec_schemas::{Digest, LedgerMessage, StatePlace};
+use fiec_schemas::{Digest, ExecutionState, LedgerMessage, StatePlace};
 use tokio_util::sync::CancellationToken;
 
 use crate::appends;
+use crate::ended;
 use crate::job::Control;
 use crate::large::{self, Cut, Known};
 use crate::message::After;
@@ -28,6 +29,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a message is appended to, and what it takes to append that again.
+#[derive(Debug)]
 pub(crate) struct Ground {
     tip: Tip,
     chain: Held,
@@ -36,6 +38,8 @@ pub(crate) struct Ground {
     state: Option<Bytes>,
     /// Of a large one, its chunks.
     known: Arc<Known>,
+    /// Another message was stored behind the tip.
+    is_followed: bool,
 }
 
 /// The messages behind a binding that was taken over, oldest first: without them a rollback beyond
@@ -83,6 +87,19 @@ impl Older {
     }
 }
 
+/// The last message of an execution's ledger, as soon as the broker answers.
+pub(crate) async fn last(shared: &Shared, state: &ExecutionState) -> Option<Entry> {
+    loop {
+        match shared.ledger.last(&state.tenant, state.execution).await {
+            Ok(last) => return last,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the ledger; trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
 impl Ground {
     /// The tip as it stands in the ledger now; appended again where the broker has lost it.
     ///
@@ -90,16 +107,7 @@ impl Ground {
     /// [`AppendError::Conflict`] where somebody else holds the execution, or σ was lost and is not
     /// here.
     async fn restore(&self, shared: &Shared) -> Result<Tip, AppendError> {
-        let state = &self.tip.state;
-        let last = loop {
-            match shared.ledger.last(&state.tenant, state.execution).await {
-                Ok(last) => break last,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read the ledger; trying again");
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-        };
+        let last = last(shared, &self.tip.state).await;
         let mut chain = self.chain.clone();
         for link in self.older.0.get().into_iter().flatten().rev() {
             chain.extend_back(link);
@@ -109,16 +117,59 @@ impl Ground {
             (Standing::Behind { .. }, last) => self.again(shared, last).await,
             // A ledger that is empty is begun anew only by who has written to it: a binding that nobody
             // ever appended is none.
-            (Standing::Empty, None) if chain.has_first() && self.wrote(shared) => {
+            (Standing::Empty, None) if chain.has_first() && self.was_stored(shared) => {
                 self.again(shared, None).await
             }
             _ => Err(AppendError::Conflict),
         }
     }
 
-    /// True where this worker has appended the tip.
-    fn wrote(&self, shared: &Shared) -> bool {
-        self.tip.state.author == shared.author
+    /// A tip, and nothing behind it.
+    #[cfg(test)]
+    pub(crate) fn of(tip: Tip) -> Self {
+        let link = Link {
+            seq: tip.seq,
+            digest: Digest::of(b"tip"),
+            prev: None,
+            ordinal: tip.state.ordinal,
+        };
+        Self {
+            tip,
+            chain: Held::new(link),
+            older: Older::default(),
+            state: None,
+            known: Arc::default(),
+            is_followed: false,
+        }
+    }
+
+    /// The same once the last message of all was stored behind it. Messages behind the binding that
+    /// were not read yet are not read for what has ended.
+    pub(crate) fn at_rest(mut self) -> Self {
+        self.is_followed = true;
+        if self.older.0.get().is_none() {
+            self.older = Older::default();
+        }
+        self
+    }
+
+    /// Bytes of σ that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        let large = self
+            .tip
+            .state
+            .boundary
+            .as_ref()
+            .filter(|p| store::is_large(p));
+        let large = large.map_or(0, |place| {
+            usize::try_from(place.bytes).unwrap_or(usize::MAX)
+        });
+        self.state.as_ref().map_or(large, Bytes::len)
+    }
+
+    /// True where this worker has appended the tip, or something behind it.
+    fn was_stored(&self, shared: &Shared) -> bool {
+        self.is_followed || self.tip.state.author == shared.author
     }
 
     async fn again(&self, shared: &Shared, last: Option<Entry>) -> Result<Tip, AppendError> {
@@ -203,6 +254,7 @@ impl Runner {
             older: self.older.clone(),
             state: self.last.clone(),
             known: Arc::clone(&self.known),
+            is_followed: false,
         }
     }
 
@@ -232,7 +284,8 @@ impl Runner {
     }
 }
 
-/// Has everything that lives here look at its ledger whenever the broker begins a new life.
+/// Has everything that lives here look at its ledger, and what ended lately be said again, whenever
+/// the broker begins a new life.
 pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     let mut connections = shared.broker.connections();
     let mut server = shared.broker.server();
@@ -248,14 +301,21 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
         tracing::info!("the broker was started again; looking whether it still has everything");
         // The node's name and what it has proved may be lost too.
         shared.prove.notify_one();
-        let mut orders: Vec<_> = shared.live().values().map(|l| l.control.clone()).collect();
-        while !orders.is_empty() && !stop.is_cancelled() {
-            // Who has too many orders waiting is told in a moment; who has left needs none.
-            orders.retain(|order| {
-                let sent = order.try_send(Box::new(Control::Recheck));
-                matches!(sent, Err(tokio::sync::mpsc::error::TrySendError::Full(_)))
-            });
-            tokio::time::sleep(RETRY).await;
-        }
+        let rechecks = recheck(&shared);
+        let both = async { tokio::join!(ended::say_again(&shared), rechecks) };
+        stop.run_until_cancelled(both).await;
+    }
+}
+
+/// Has everything that lives here look at its ledger.
+async fn recheck(shared: &Shared) {
+    let mut orders: Vec<_> = shared.live().values().map(|l| l.control.clone()).collect();
+    while !orders.is_empty() {
+        // Who has too many orders waiting is told in a moment; who has left needs none.
+        orders.retain(|order| {
+            let sent = order.try_send(Box::new(Control::Recheck));
+            matches!(sent, Err(tokio::sync::mpsc::error::TrySendError::Full(_)))
+        });
+        tokio::time::sleep(RETRY).await;
     }
 }

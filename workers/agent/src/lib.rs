@@ -28,6 +28,7 @@ pub mod control;
 pub mod data;
 pub mod devices;
 mod emitted;
+mod ended;
 mod entrusted;
 pub mod envelopes;
 mod fetched;

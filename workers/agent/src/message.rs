@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use tokio::sync::oneshot;
 
+use crate::ended::End;
 use crate::large::{Cut, Priority};
 
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
@@ -39,6 +40,8 @@ pub enum After {
     Answer(Subject),
     /// The destination is told the sequence.
     Confirm(Destination),
+    /// It is kept for a while, should the broker lose it.
+    Keep(Box<End>),
 }
 
 /// A ledger message that is to be appended.

@@ -162,6 +162,10 @@ impl Shared {
         for device in self.devices.ids() {
             if self.devices.spares(&device) {
                 self.pool.heat(&device, standing).await;
+                // It may have been taken, or press, since.
+                if !self.devices.spares(&device) {
+                    self.pool.cool(&device);
+                }
             }
         }
     }

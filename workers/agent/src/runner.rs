@@ -348,6 +348,7 @@ impl Runner {
                 self.shared.metrics.handovers_out.inc();
                 handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
             }
+            After::Keep(end) => self.shared.ends.keep(*end, &self.tip),
         }
     }
 

@@ -26,6 +26,7 @@ use crate::affinity;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::devices::{Devices, Lease};
+use crate::ended::Ends;
 use crate::fetched::Warm;
 use crate::job::{Job, Live};
 use crate::metrics::Metrics;
@@ -197,6 +198,8 @@ pub struct Shared {
     queue: Mutex<VecDeque<Job>>,
     /// Slots that are taken.
     running: AtomicU32,
+    /// What ended here lately.
+    pub ends: Ends,
     /// Large σ that no ledger needs any more, with the moment since when, oldest first.
     superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
     /// Chunks that no ledger needs any more, oldest first.
@@ -288,6 +291,7 @@ impl Shared {
             live: Mutex::default(),
             queue: Mutex::default(),
             running: AtomicU32::new(0),
+            ends: Ends::default(),
             superseded: Mutex::default(),
             superseded_chunks: Mutex::default(),
             warm: Warm::default(),

@@ -1,0 +1,190 @@
+//! What ended here lately. A broker that was started again may have lost the end of an execution
+//! that it had acknowledged. This worker then says it again, and nothing is computed twice.
+//!
+//! What is not kept is computed again from the last boundary that is left, with the same bits: an
+//! end that is older or larger than the limits below, and that of a worker that has gone.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Tip, store};
+use fiec_schemas::Digest;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+
+use crate::appends;
+use crate::healing::{self, Ground};
+use crate::shared::Shared;
+
+/// An end is kept for so long. The server's development profile brings its files to the disk every
+/// two minutes.
+const KEPT: Duration = Duration::from_secs(150);
+/// Most ends kept.
+const MOST: usize = 512;
+/// Most bytes of one, and of all together: messages, σ and outputs.
+const BYTES: usize = 1 << 20;
+const ALL_BYTES: usize = 8 << 20;
+/// Ends that are looked at at once.
+const AT_ONCE: usize = 16;
+
+/// The last message of an execution here, with what it takes to append that again.
+#[derive(Debug)]
+pub struct End {
+    ground: Ground,
+    draft: Draft,
+    body: Bytes,
+    outputs: Vec<(Digest, Bytes)>,
+}
+
+impl End {
+    /// `draft` is to be appended with `body` to `ground`, once the outputs are stored. None where
+    /// that is too much to keep.
+    pub(crate) fn new(
+        ground: Ground,
+        draft: &Draft,
+        body: &Bytes,
+        outputs: &[(Digest, Bytes)],
+    ) -> Option<Self> {
+        let end = Self {
+            ground: ground.at_rest(),
+            draft: draft.clone(),
+            body: body.clone(),
+            outputs: outputs.to_vec(),
+        };
+        (end.bytes() <= BYTES).then_some(end)
+    }
+
+    fn bytes(&self) -> usize {
+        let outputs = self.outputs.iter().map(|(_, bytes)| bytes.len());
+        self.ground.bytes() + self.draft.header.len() + self.body.len() + outputs.sum::<usize>()
+    }
+
+    /// Appends it again, unless the ledger still has it.
+    async fn again(&self, shared: &Shared) -> Result<(), AppendError> {
+        let last = healing::last(shared, &self.draft.state).await;
+        if last.as_ref().map(|last| last.digest) == Some(self.draft.digest) {
+            return Ok(());
+        }
+        let is_first = self.draft.expected == 0;
+        if is_first && last.is_some() {
+            return Err(AppendError::Conflict);
+        }
+        for (digest, bytes) in &self.outputs {
+            appends::until_done(|| store::put_data(&shared.broker, *digest, bytes)).await;
+        }
+        if is_first {
+            appends::append(shared, self.draft.clone(), self.body.clone()).await?;
+            shared.metrics.healed.inc();
+        } else {
+            let body = self.body.clone();
+            self.ground.append_again(shared, &self.draft, body).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The ends of the last [`KEPT`], oldest first.
+#[derive(Debug, Default)]
+pub struct Ends(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    ends: VecDeque<(Instant, Arc<End>)>,
+    bytes: usize,
+}
+
+impl Ends {
+    /// Keeps what was stored as `tip`. A message that found another place than it was made for is
+    /// not kept.
+    pub(crate) fn keep(&self, end: End, tip: &Tip) {
+        if tip.digest == Some(end.draft.digest) {
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.bytes += end.bytes();
+            kept.ends.push_back((Instant::now(), Arc::new(end)));
+            kept.forget(Instant::now());
+        }
+    }
+
+    fn lately(&self) -> Vec<Arc<End>> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.forget(Instant::now());
+        kept.ends.iter().map(|(_, end)| Arc::clone(end)).collect()
+    }
+}
+
+impl Kept {
+    fn forget(&mut self, now: Instant) {
+        while let Some((at, end)) = self.ends.front() {
+            let is_old = now.saturating_duration_since(*at) > KEPT;
+            if !is_old && self.ends.len() <= MOST && self.bytes <= ALL_BYTES {
+                return;
+            }
+            self.bytes -= end.bytes();
+            self.ends.pop_front();
+        }
+    }
+}
+
+/// Appends again what the broker has lost of the last ends.
+pub(crate) async fn say_again(shared: &Shared) {
+    let ends = stream::iter(shared.ends.lately());
+    ends.for_each_concurrent(AT_ONCE, |end| async move {
+        let execution = end.draft.state.execution;
+        match end.again(shared).await {
+            // The usual case too: the ledger has it, or has gone on.
+            Ok(()) | Err(AppendError::Conflict) => {}
+            Err(error) => tracing::warn!(%execution, %error, "a lost end was not appended again"),
+        }
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::{Event, ExecutionId, ExecutionState, Submission, Tenant, Timestamp};
+
+    fn end(body: usize) -> Option<End> {
+        let spec = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+        let tenant = Tenant::new("lab").unwrap();
+        let id = ExecutionId::from_client(&tenant, &"a".parse().unwrap());
+        let now = Timestamp::now();
+        let tip = Tip {
+            seq: 0,
+            digest: None,
+            state: ExecutionState::unborn(tenant, id, Arc::new(spec), None, now),
+            seen_in: 0,
+        };
+        let draft = Draft::new(&tip, vec![Event::Submitted], "test", now).unwrap();
+        End::new(Ground::of(tip), &draft, &vec![0; body].into(), &[])
+    }
+
+    fn keep(ends: &Ends, end: End) {
+        let tip = end.draft.clone().into_tip(1, 1);
+        ends.keep(end, &tip);
+    }
+
+    #[test]
+    fn ends_are_bounded_in_number_bytes_and_age() {
+        let ends = Ends::default();
+        (0..2 * MOST).for_each(|_| keep(&ends, end(0).unwrap()));
+        assert_eq!(ends.lately().len(), MOST);
+        assert!(end(BYTES).is_none());
+        (0..20).for_each(|_| keep(&ends, end(BYTES - 4_096).unwrap()));
+        assert_eq!(ends.lately().len(), ALL_BYTES / BYTES);
+        let mut kept = ends.0.lock().unwrap();
+        kept.forget(Instant::now() + 2 * KEPT);
+        assert_eq!((kept.ends.len(), kept.bytes), (0, 0));
+    }
+
+    #[test]
+    fn an_end_that_was_stored_as_another_message_is_not_kept() {
+        let (ends, end) = (Ends::default(), end(0).unwrap());
+        let mut tip = end.draft.clone().into_tip(1, 1);
+        tip.digest = Some(Digest::of(b"another"));
+        ends.keep(end, &tip);
+        assert!(ends.lately().is_empty());
+    }
+}
