@@ -150,15 +150,15 @@ mod tests {
         let spec = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
         let tenant = Tenant::new("lab").unwrap();
         let id = ExecutionId::from_client(&tenant, &"a".parse().unwrap());
-        let now = Timestamp::now();
+        let (spec, now) = (Arc::new(spec), Timestamp::now());
         let tip = Tip {
             seq: 0,
             digest: None,
-            state: ExecutionState::unborn(tenant, id, Arc::new(spec), None, now),
+            state: ExecutionState::unborn(tenant, id, Arc::clone(&spec), None, now),
             seen_in: 0,
         };
         let draft = Draft::new(&tip, vec![Event::Submitted], "test", now).unwrap();
-        End::new(Ground::of(tip), &draft, &vec![0; body].into(), &[])
+        End::new(Ground::of(tip, spec), &draft, &vec![0; body].into(), &[])
     }
 
     fn keep(ends: &Ends, end: End) {

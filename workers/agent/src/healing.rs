@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, feed, store};
 use fiec_schemas::chain::{Held, Link, Standing};
-use fiec_schemas::{Digest, ExecutionState, LedgerMessage, StatePlace};
+use fiec_schemas::{Digest, ExecutionState, LedgerMessage, StatePlace, Submission};
 use tokio_util::sync::CancellationToken;
 
 use crate::appends;
@@ -32,6 +32,7 @@ const READ_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Ground {
     tip: Tip,
+    spec: Arc<Submission>,
     chain: Held,
     older: Older,
     /// σ of the last commit, where it travels in a message.
@@ -126,7 +127,7 @@ impl Ground {
 
     /// A tip, and nothing behind it.
     #[cfg(test)]
-    pub(crate) fn of(tip: Tip) -> Self {
+    pub(crate) fn of(tip: Tip, spec: Arc<Submission>) -> Self {
         let link = Link {
             seq: tip.seq,
             digest: Digest::of(b"tip"),
@@ -135,6 +136,7 @@ impl Ground {
         };
         Self {
             tip,
+            spec,
             chain: Held::new(link),
             older: Older::default(),
             state: None,
@@ -176,6 +178,13 @@ impl Ground {
         let held = self.tip.state.phase.binding();
         if held.is_none_or(|binding| binding.instance != shared.instance) {
             return Err(AppendError::Conflict);
+        }
+        let submission = self.tip.state.submission;
+        if self.tip.state.spec.is_none() && self.spec.digest() == submission {
+            // It does not fit the ledger, and the broker may have lost it too. One that was adjusted is
+            // not here as it was submitted.
+            let text = self.spec.to_json();
+            appends::until_done(|| store::put_data(&shared.broker, submission, &text)).await;
         }
         let now = shared.broker.now();
         let (draft, needs_state) = Draft::again(&self.tip, last.as_ref(), &shared.author, now)?;
@@ -250,6 +259,7 @@ impl Runner {
     pub(crate) fn ground(&self) -> Ground {
         Ground {
             tip: self.tip.clone(),
+            spec: Arc::clone(&self.spec),
             chain: self.chain.clone(),
             older: self.older.clone(),
             state: self.last.clone(),
