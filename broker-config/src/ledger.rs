@@ -251,6 +251,8 @@ pub struct InFlight {
     pub draft: Draft,
     body: Bytes,
     ack: Unacknowledged,
+    /// The connection through which it was sent.
+    sent_in: u64,
 }
 
 /// All ledgers, through one connection.
@@ -378,9 +380,15 @@ impl Ledger {
             }
             _ => body,
         };
+        let sent_in = self.broker.connection();
         let ack = self.publish(&draft, body.clone()).await?;
         let ack = self.broker.sent(ack);
-        Ok(InFlight { draft, body, ack })
+        Ok(InFlight {
+            draft,
+            body,
+            ack,
+            sent_in,
+        })
     }
 
     /// σ that a draft says is "here", from where the message before says.
@@ -422,8 +430,17 @@ impl Ledger {
     /// [`AppendError::Conflict`] when somebody else was first. A message whose acknowledgement
     /// was lost is looked up, and sent again where it was not stored.
     pub async fn settle(&self, in_flight: InFlight) -> Result<Tip, AppendError> {
-        let InFlight { draft, body, ack } = in_flight;
+        let InFlight {
+            draft,
+            body,
+            ack,
+            sent_in,
+        } = in_flight;
         let error = match ack.settled().await {
+            // What an earlier life of the broker has acknowledged may be lost.
+            Ok(_) if self.broker.connection() != sent_in => {
+                return Box::pin(self.retry(draft, body)).await;
+            }
             Ok(ack) => return self.stored(draft, ack.sequence).await,
             Err(error) => error,
         };

@@ -1,11 +1,12 @@
 //! The appends of one execution: one in flight, the next one ready.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
-use fiec_schemas::Event;
+use fiec_schemas::{Digest, Event};
 use futures_util::future::join_all;
 
 use crate::ended::End;
@@ -15,6 +16,7 @@ use crate::large;
 use crate::message::{After, Message, ahead_of};
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
+use crate::uploads::Hurry;
 use crate::{emitted, handover};
 
 /// Outputs of one commit that are stored at once.
@@ -136,7 +138,7 @@ impl Runner {
             && message.emits.is_empty()
             && let Some(end) = End::new(self.ground(), &draft, &message.state, &message.outputs)
         {
-            self.after.push(After::Keep(Box::new(end)));
+            self.after.push(After::Keep(Arc::new(end)));
         }
         let shared = self.shared.clone();
         let behind = Behind {
@@ -169,7 +171,8 @@ impl Runner {
                             Box::pin(append_or_follow(&shared, draft, behind, state)).await
                         }
                         Err(AppendError::Conflict) => {
-                            Box::pin(behind.append(&shared, &draft, message.state)).await
+                            let body = async { Ok(message.state) };
+                            Box::pin(behind.append(&shared, &draft, body)).await
                         }
                         settled => settled,
                     }
@@ -192,27 +195,41 @@ impl Runner {
             }
         });
         self.flight = Some(Box::pin(async move {
-            for some in message.outputs.chunks(OUTPUTS_AT_ONCE) {
-                if message.priority.is_none() {
-                    shared.uploads.turn(&known.hurry).await;
-                }
-                let shared = &shared;
-                join_all(some.iter().map(|(digest, bytes)| async move {
-                    // Its own execution may ask for it in a later capsule.
-                    tokio::join!(
-                        until_done(|| store::put_data(&shared.broker, *digest, bytes)),
-                        shared.data.keep(*digest, bytes)
-                    )
-                }))
-                .await;
-            }
-            let Some(commit) = commit else {
-                let tip = append_or_follow(&shared, draft, behind, message.state).await?;
+            let hurry = (message.priority.is_none()).then_some(&known.hurry);
+            put_outputs(&shared, &message.outputs, hurry).await;
+            let Some(mut commit) = commit else {
+                let state = message.state.clone();
+                let tip = match append(&shared, draft.clone(), state.clone()).await {
+                    Err(AppendError::Conflict) => {
+                        let again = async {
+                            put_outputs(&shared, &message.outputs, None).await;
+                            Ok(state)
+                        };
+                        Box::pin(behind.append(&shared, &draft, again)).await?
+                    }
+                    settled => settled?,
+                };
                 emitted::publish(&shared, &tip, &message.emits).await;
                 return Ok(tip);
             };
             let ready = commit.store(&shared, &known).await?;
-            let tip = append_or_follow(&shared, draft, behind, ready.body()).await?;
+            let (tip, ready) = match append(&shared, draft.clone(), ready.body()).await {
+                Err(AppendError::Conflict) => {
+                    // The broker may have lost chunks of the commit before: all are stored again.
+                    commit.before = None;
+                    let mut stored = None;
+                    let again = async {
+                        put_outputs(&shared, &message.outputs, None).await;
+                        let ready = commit.store(&shared, &known).await?;
+                        let body = ready.body();
+                        stored = Some(ready);
+                        Ok(body)
+                    };
+                    let tip = Box::pin(behind.append(&shared, &draft, again)).await?;
+                    (tip, stored.unwrap_or(ready))
+                }
+                settled => (settled?, ready),
+            };
             ready.committed(&shared, &known);
             emitted::publish(&shared, &tip, &message.emits).await;
             if commit.urgent {
@@ -275,11 +292,34 @@ struct Behind {
 }
 
 impl Behind {
-    async fn append(self, shared: &Shared, draft: &Draft, body: Bytes) -> Result<Tip, AppendError> {
+    /// `store` brings to the broker again what the message refers to, and gives its body.
+    async fn append(
+        self,
+        shared: &Shared,
+        draft: &Draft,
+        store: impl Future<Output = Result<Bytes, AppendError>>,
+    ) -> Result<Tip, AppendError> {
         match self.second {
-            Some(second) => second.append(shared, draft, body).await,
-            None => self.ground.append_again(shared, draft, body).await,
+            Some(second) => second.append(shared, draft, store.await?).await,
+            None => self.ground.append_again(shared, draft, store).await,
         }
+    }
+}
+
+/// Stores outputs, some at once; with `hurry` in turn with others, until somebody waits for them.
+async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option<&Hurry>) {
+    for some in outputs.chunks(OUTPUTS_AT_ONCE) {
+        if let Some(hurry) = hurry {
+            shared.uploads.turn(hurry).await;
+        }
+        join_all(some.iter().map(|(digest, bytes)| async move {
+            // Its own execution may ask for it in a later capsule.
+            tokio::join!(
+                until_done(|| store::put_data(&shared.broker, *digest, bytes)),
+                shared.data.keep(*digest, bytes)
+            )
+        }))
+        .await;
     }
 }
 
@@ -292,7 +332,7 @@ async fn append_or_follow(
     body: Bytes,
 ) -> Result<Tip, AppendError> {
     match append(shared, draft.clone(), body.clone()).await {
-        Err(AppendError::Conflict) => behind.append(shared, &draft, body).await,
+        Err(AppendError::Conflict) => behind.append(shared, &draft, async { Ok(body) }).await,
         settled => settled,
     }
 }

@@ -227,6 +227,7 @@ impl Runner {
         self.shared.grants.note(state.execution, &grant);
         self.given = Some(grant);
         self.unheard = true;
+        self.expect_first_boundary();
         self.begun(child).await;
         // Unless it is none, as its run has said already.
         self.pace().await;

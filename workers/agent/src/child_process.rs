@@ -11,7 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fiec_kit::frames::{DATA_DIR_ENV, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV};
+use fiec_kit::frames::{
+    DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
+};
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
@@ -308,16 +310,17 @@ impl Child {
         }
     }
 
-    /// Sends an order.
+    /// Sends an order. A child that does not take it is ended: a part of it may be there.
     ///
     /// # Errors
     /// When the child is gone.
-    pub async fn order(
-        &mut self,
-        order: &Order,
-        body: &[u8],
-    ) -> Result<(), fiec_kit::frames::FrameError> {
-        self.link.send(order, body).await
+    pub async fn order(&mut self, order: &Order, body: &[u8]) -> Result<(), FrameError> {
+        let sent = self.link.send(order, body).await;
+        if matches!(&sent, Err(FrameError::Io(error)) if error.kind() == io::ErrorKind::TimedOut) {
+            tracing::warn!("the child took nothing for long and is ended");
+            self.kill();
+        }
+        sent
     }
 
     /// Ends it and its whole group, stopped or not; [`Child::autopsy`] says how it ended.

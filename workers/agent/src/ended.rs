@@ -36,34 +36,38 @@ pub struct End {
     draft: Draft,
     body: Bytes,
     outputs: Vec<(Digest, Bytes)>,
+    bytes: usize,
 }
 
 impl End {
     /// `draft` is to be appended with `body` to `ground`, once the outputs are stored. None where
-    /// that is too much to keep.
+    /// that is too much to keep, or does not end the execution: whoever holds it next heals it.
     pub(crate) fn new(
         ground: Ground,
         draft: &Draft,
         body: &Bytes,
         outputs: &[(Digest, Bytes)],
     ) -> Option<Self> {
-        let end = Self {
+        let all = outputs.iter().map(|(_, bytes)| bytes.len());
+        let bytes = draft.header.len() + body.len() + ground.bytes() + all.sum::<usize>();
+        if bytes > BYTES || !draft.state.phase.is_terminal() {
+            return None;
+        }
+        // Copies: each may be a part of a frame that is much larger.
+        let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+        let outputs = outputs.iter().map(|(digest, bytes)| (*digest, copy(bytes)));
+        Some(Self {
             ground: ground.at_rest(),
             draft: draft.clone(),
-            body: body.clone(),
-            outputs: outputs.to_vec(),
-        };
-        (end.bytes() <= BYTES).then_some(end)
-    }
-
-    fn bytes(&self) -> usize {
-        let outputs = self.outputs.iter().map(|(_, bytes)| bytes.len());
-        self.ground.bytes() + self.draft.header.len() + self.body.len() + outputs.sum::<usize>()
+            body: copy(body),
+            outputs: outputs.collect(),
+            bytes,
+        })
     }
 
     /// Appends it again, unless the ledger still has it.
     async fn again(&self, shared: &Shared) -> Result<(), AppendError> {
-        let last = healing::last(shared, &self.draft.state).await;
+        let last = healing::last(shared, &self.draft.state).await?;
         if last.as_ref().map(|last| last.digest) == Some(self.draft.digest) {
             return Ok(());
         }
@@ -71,15 +75,17 @@ impl End {
         if is_first && last.is_some() {
             return Err(AppendError::Conflict);
         }
-        for (digest, bytes) in &self.outputs {
-            appends::until_done(|| store::put_data(&shared.broker, *digest, bytes)).await;
-        }
+        let store = async {
+            for (digest, bytes) in &self.outputs {
+                appends::until_done(|| store::put_data(&shared.broker, *digest, bytes)).await;
+            }
+            Ok(self.body.clone())
+        };
         if is_first {
-            appends::append(shared, self.draft.clone(), self.body.clone()).await?;
+            appends::append(shared, self.draft.clone(), store.await?).await?;
             shared.metrics.healed.inc();
         } else {
-            let body = self.body.clone();
-            self.ground.append_again(shared, &self.draft, body).await?;
+            self.ground.append_again(shared, &self.draft, store).await?;
         }
         Ok(())
     }
@@ -98,11 +104,11 @@ struct Kept {
 impl Ends {
     /// Keeps what was stored as `tip`. A message that found another place than it was made for is
     /// not kept.
-    pub(crate) fn keep(&self, end: End, tip: &Tip) {
+    pub(crate) fn keep(&self, end: &Arc<End>, tip: &Tip) {
         if tip.digest == Some(end.draft.digest) {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.bytes += end.bytes();
-            kept.ends.push_back((Instant::now(), Arc::new(end)));
+            kept.bytes += end.bytes;
+            kept.ends.push_back((Instant::now(), Arc::clone(end)));
             kept.forget(Instant::now());
         }
     }
@@ -121,7 +127,7 @@ impl Kept {
             if !is_old && self.ends.len() <= MOST && self.bytes <= ALL_BYTES {
                 return;
             }
-            self.bytes -= end.bytes();
+            self.bytes -= end.bytes;
             self.ends.pop_front();
         }
     }
@@ -129,16 +135,20 @@ impl Kept {
 
 /// Appends again what the broker has lost of the last ends.
 pub(crate) async fn say_again(shared: &Shared) {
-    let ends = stream::iter(shared.ends.lately());
-    ends.for_each_concurrent(AT_ONCE, |end| async move {
+    let mut ends = shared.ends.lately();
+    // One that lives here again says itself what it holds.
+    ends.retain(|end| !shared.live().contains_key(&end.draft.state.execution));
+    let all = stream::iter(ends).for_each_concurrent(AT_ONCE, |end| async move {
         let execution = end.draft.state.execution;
         match end.again(shared).await {
             // The usual case too: the ledger has it, or has gone on.
             Ok(()) | Err(AppendError::Conflict) => {}
             Err(error) => tracing::warn!(%execution, %error, "a lost end was not appended again"),
         }
-    })
-    .await;
+    });
+    if tokio::time::timeout(KEPT, all).await.is_err() {
+        tracing::warn!("the broker did not answer in time for the lost ends");
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +157,12 @@ mod tests {
     use fiec_schemas::{Event, ExecutionId, ExecutionState, Submission, Tenant, Timestamp};
 
     fn end(body: usize) -> Option<End> {
+        let who = "test".to_owned();
+        let events = vec![Event::Submitted, Event::Cancelled { who }];
+        made(events, &vec![0; body].into())
+    }
+
+    fn made(events: Vec<Event>, body: &Bytes) -> Option<End> {
         let spec = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
         let tenant = Tenant::new("lab").unwrap();
         let id = ExecutionId::from_client(&tenant, &"a".parse().unwrap());
@@ -157,13 +173,13 @@ mod tests {
             state: ExecutionState::unborn(tenant, id, Arc::clone(&spec), None, now),
             seen_in: 0,
         };
-        let draft = Draft::new(&tip, vec![Event::Submitted], "test", now).unwrap();
-        End::new(Ground::of(tip, spec), &draft, &vec![0; body].into(), &[])
+        let draft = Draft::new(&tip, events, "test", now).unwrap();
+        End::new(Ground::of(tip, spec), &draft, body, &[])
     }
 
     fn keep(ends: &Ends, end: End) {
         let tip = end.draft.clone().into_tip(1, 1);
-        ends.keep(end, &tip);
+        ends.keep(&Arc::new(end), &tip);
     }
 
     #[test]
@@ -180,11 +196,22 @@ mod tests {
     }
 
     #[test]
+    fn a_message_is_kept_as_a_copy_and_only_if_the_execution_has_ended() {
+        let frame = Bytes::from(vec![0; 1 << 20]);
+        let who = "test".to_owned();
+        let events = vec![Event::Submitted, Event::Cancelled { who }];
+        let end = made(events, &frame.slice(..10)).unwrap();
+        assert!(frame.is_unique(), "the whole frame is kept");
+        assert_eq!(end.body.len(), 10);
+        assert!(made(vec![Event::Submitted], &frame.slice(..10)).is_none());
+    }
+
+    #[test]
     fn an_end_that_was_stored_as_another_message_is_not_kept() {
         let (ends, end) = (Ends::default(), end(0).unwrap());
         let mut tip = end.draft.clone().into_tip(1, 1);
         tip.digest = Some(Digest::of(b"another"));
-        ends.keep(end, &tip);
+        ends.keep(&Arc::new(end), &tip);
         assert!(ends.lately().is_empty());
     }
 }

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Draft, Entry, Tip, feed, store};
+use fiec_broker::chunks::Manifest;
+use fiec_broker::{AppendError, BrokerError, Draft, Entry, Tip, feed, store};
 use fiec_schemas::chain::{Held, Link, Standing};
 use fiec_schemas::{Digest, ExecutionState, LedgerMessage, StatePlace, Submission};
 use tokio_util::sync::CancellationToken;
@@ -89,10 +90,19 @@ impl Older {
 }
 
 /// The last message of an execution's ledger, as soon as the broker answers.
-pub(crate) async fn last(shared: &Shared, state: &ExecutionState) -> Option<Entry> {
+///
+/// # Errors
+/// When it cannot be read by this version.
+pub(crate) async fn last(
+    shared: &Shared,
+    state: &ExecutionState,
+) -> Result<Option<Entry>, AppendError> {
     loop {
         match shared.ledger.last(&state.tenant, state.execution).await {
-            Ok(last) => return last,
+            Ok(last) => return Ok(last),
+            Err(error @ (BrokerError::Malformed { .. } | BrokerError::Foreign { .. })) => {
+                return Err(error.into());
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot read the ledger; trying again");
                 tokio::time::sleep(RETRY).await;
@@ -108,13 +118,21 @@ impl Ground {
     /// [`AppendError::Conflict`] where somebody else holds the execution, or σ was lost and is not
     /// here.
     async fn restore(&self, shared: &Shared) -> Result<Tip, AppendError> {
-        let last = last(shared, &self.tip.state).await;
+        let last = last(shared, &self.tip.state).await?;
         let mut chain = self.chain.clone();
         for link in self.older.0.get().into_iter().flatten().rev() {
             chain.extend_back(link);
         }
         match (chain.compare(last.as_ref().map(Entry::link).as_ref()), last) {
-            (Standing::Unchanged, Some(last)) => Ok(last.into()),
+            (Standing::Unchanged, Some(last)) => {
+                let tip = &self.tip.state;
+                if let Some(place) = tip.boundary.as_ref().filter(|p| store::is_large(p)) {
+                    // Its chunks may be lost all the same: the next commit stores all of its own.
+                    let known = &self.known;
+                    known.learn(place.index, place.digest, Manifest::default());
+                }
+                Ok(last.into())
+            }
             (Standing::Behind { .. }, last) => self.again(shared, last).await,
             // A ledger that is empty is begun anew only by who has written to it: a binding that nobody
             // ever appended is none.
@@ -149,6 +167,17 @@ impl Ground {
     /// were not read yet are not read for what has ended.
     pub(crate) fn at_rest(mut self) -> Self {
         self.is_followed = true;
+        // A copy: it may be a part of a frame that is much larger.
+        self.state = self.state.as_deref().map(Bytes::copy_from_slice);
+        if self
+            .tip
+            .state
+            .boundary
+            .as_ref()
+            .is_none_or(|place| !store::is_large(place))
+        {
+            self.known = Arc::default();
+        }
         if self.older.0.get().is_none() {
             self.older = Older::default();
         }
@@ -237,7 +266,8 @@ impl Ground {
         Some(body)
     }
 
-    /// Appends what was drafted behind the restored tip.
+    /// Appends what was drafted behind the restored tip. `store` brings to the broker once more what the
+    /// message refers to, and gives its body: what lies beside the ledger may be lost as well.
     ///
     /// # Errors
     /// [`AppendError::Conflict`] where somebody else holds the execution.
@@ -245,9 +275,10 @@ impl Ground {
         &self,
         shared: &Shared,
         draft: &Draft,
-        body: Bytes,
+        store: impl Future<Output = Result<Bytes, AppendError>>,
     ) -> Result<Tip, AppendError> {
         let tip = self.restore(shared).await?;
+        let body = store.await?;
         let events = LedgerMessage::decode(&draft.header, 0)?.events;
         let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
         appends::append(shared, draft, body).await
@@ -283,8 +314,10 @@ impl Runner {
             self.chain = Held::new(link);
         }
         for after in after {
-            if let After::Commit { state, .. } = after {
-                self.last.clone_from(state);
+            match after {
+                After::Commit { state, .. } => self.last.clone_from(state),
+                After::Keep(end) => self.shared.ends.keep(end, tip),
+                After::Answer(_) | After::Confirm(_) => {}
             }
         }
         if let Some(next) = self.staged.front_mut() {

@@ -1,11 +1,16 @@
 //! The agent's end of a child's socket. Reading may be given up at any await and taken up again.
 
+use std::io::{Error, ErrorKind};
+use std::time::Duration;
+
 use bytes::{Buf, Bytes, BytesMut};
 use fiec_kit::frames::{self, FrameError, Order, PREFIX_BYTES, Report};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 const READ_AHEAD: usize = 64 * 1024;
+/// A child that takes nothing for so long is stopped, or does not read what it was promised.
+const TAKES_WITHIN: Duration = Duration::from_secs(60);
 const GROWTH: usize = 64 << 20;
 
 /// A connection with a child.
@@ -68,7 +73,7 @@ impl Link {
             match self.stream.read_buf(&mut self.buffer).await {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     return Ok(None);
                 }
                 Err(error) => return Err(error.into()),
@@ -81,7 +86,7 @@ impl Link {
     /// # Errors
     /// When the child is gone.
     pub async fn send_frames(&mut self, frames: &[u8]) -> Result<(), FrameError> {
-        Ok(self.stream.write_all(frames).await?)
+        self.write(&mut &frames[..]).await
     }
 
     /// Sends an order.
@@ -92,12 +97,30 @@ impl Link {
         let head = frames::head(order, body.len() as u64)?;
         // Both in one system call: at the first byte the child wakes, and where cores are few it
         // takes ours before we could send the rest.
-        let mut rest = Buf::chain(head.as_slice(), body);
+        self.write(&mut Buf::chain(head.as_slice(), body)).await
+    }
+
+    async fn write(&mut self, rest: &mut impl Buf) -> Result<(), FrameError> {
         while rest.has_remaining() {
-            if self.stream.write_buf(&mut rest).await? == 0 {
-                return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into());
+            match tokio::time::timeout(TAKES_WITHIN, self.stream.write_buf(rest)).await {
+                Ok(Ok(0)) => return Err(Error::from(ErrorKind::WriteZero).into()),
+                Ok(written) => _ = written?,
+                Err(_) => return Err(Error::from(ErrorKind::TimedOut).into()),
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_child_that_takes_nothing_is_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut link = Link::new(ours);
+        let sent = link.send(&Order::Cancel, &vec![0; 16 << 20]).await;
+        assert!(matches!(sent, Err(FrameError::Io(error)) if error.kind() == ErrorKind::TimedOut));
     }
 }

@@ -1,5 +1,6 @@
 //! What an execution's next ledger messages say: pure, from what its child reports.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Subject;
@@ -41,7 +42,7 @@ pub enum After {
     /// The destination is told the sequence.
     Confirm(Destination),
     /// It is kept for a while, should the broker lose it.
-    Keep(Box<End>),
+    Keep(Arc<End>),
 }
 
 /// A ledger message that is to be appended.

@@ -21,7 +21,7 @@ use crate::data::NoData;
 use crate::devices::GIVEN_UP_WITHIN;
 use crate::leftovers;
 use crate::packages::{Package, Program};
-use crate::runner::Runner;
+use crate::runner::{Runner, Silence};
 use crate::shared::{Shared, Slot};
 
 /// A program that took so long to be fetched may have been bound elsewhere meanwhile.
@@ -152,15 +152,21 @@ impl Runner {
     /// From now on the program is to reach its next boundary in time.
     pub(crate) fn expect_boundary(&mut self) {
         self.ticks = None;
-        self.silence = Some(Instant::now() + self.patience().unwrap_or(FROZEN_AFTER));
+        let patience = self.patience().unwrap_or(FROZEN_AFTER);
+        self.silence = Some((Silence::Boundary, Instant::now() + patience));
     }
 
     /// A run begins. What an adaptor prepares before the first capsule has no limit.
     pub(crate) fn expect_first_boundary(&mut self) {
         self.expect_boundary();
         if self.has_adaptor() {
-            self.silence = None;
+            self.expect_to_run();
         }
+    }
+
+    /// From now on its child may do what it likes, but is not to be stopped.
+    fn expect_to_run(&mut self) {
+        self.silence = Some((Silence::Stopped, Instant::now() + FROZEN_AFTER));
     }
 
     /// Looks at a report of a program that is not built in. True where it goes beyond the
@@ -197,8 +203,9 @@ impl Runner {
 
     /// No boundary was reached in time.
     pub(crate) async fn silent(&mut self) {
-        self.silence = None;
-        let (Some(package), Some(patience)) = (self.program.package().cloned(), self.patience())
+        let silence = self.silence.take().map(|(silence, _)| silence);
+        let (Some(package), Some(patience), Some(Silence::Boundary)) =
+            (self.program.package().cloned(), self.patience(), silence)
         else {
             return Box::pin(self.watch_stopped()).await;
         };
@@ -235,7 +242,7 @@ impl Runner {
         let limits = &package.manifest().limits;
         let works = before.is_none() || before != ticks;
         if waits || works {
-            self.silence = Some(Instant::now() + FROZEN_AFTER);
+            self.silence = Some((Silence::Boundary, Instant::now() + FROZEN_AFTER));
             return;
         }
         let reason = format!(
@@ -255,7 +262,7 @@ impl Runner {
         let ticks = leftovers::ticks(child.pid());
         let before = std::mem::replace(&mut self.ticks, ticks);
         if before.is_none() || before != ticks || !leftovers::is_stopped(child.pid()) {
-            self.silence = Some(Instant::now() + FROZEN_AFTER);
+            self.expect_to_run();
             return;
         }
         self.silence = None;

@@ -85,6 +85,16 @@ pub(crate) enum Wait {
     Retry,
 }
 
+/// What a child is checked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// It has reached no boundary within its manifest's `boundary_ms`; one without a limit, and a
+    /// built-in program, are not to be stopped.
+    Boundary,
+    /// It is stopped.
+    Stopped,
+}
+
 /// One execution's loop.
 pub(crate) struct Runner {
     pub(crate) shared: Arc<Shared>,
@@ -163,8 +173,8 @@ pub(crate) struct Runner {
     pub(crate) sure: Option<CancellationToken>,
     /// The chunks of its last commit, where σ is large.
     pub(crate) known: Arc<Known>,
-    /// When its child is checked next: for its manifest's `boundary_ms`, or else for being stopped.
-    pub(crate) silence: Option<Instant>,
+    /// For what, and when, its child is checked next.
+    pub(crate) silence: Option<(Silence, Instant)>,
     /// Processor time of its child when `silence` was looked at last.
     pub(crate) ticks: Option<u64>,
     /// Its part of the node's energy, where that is measured.
@@ -236,7 +246,7 @@ impl Runner {
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
             control = control.recv(), if !closed && !*ended => Input::Control(control),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
-            () = async { match *silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
+            () = async { match *silence { Some((_, at)) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stretch.changed() => Input::Stretch,
         }
     }
@@ -348,7 +358,7 @@ impl Runner {
                 self.shared.metrics.handovers_out.inc();
                 handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
             }
-            After::Keep(end) => self.shared.ends.keep(*end, &self.tip),
+            After::Keep(_) => {}
         }
     }
 

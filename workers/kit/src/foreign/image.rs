@@ -50,6 +50,19 @@ fn copy(from: File) -> io::Result<File> {
             to.append_link(&mut header, name, target)?;
             continue;
         }
+        if kind == EntryType::XGlobalHeader {
+            continue;
+        }
+        if !matches!(
+            kind,
+            EntryType::Regular | EntryType::Continuous | EntryType::Directory
+        ) {
+            return Err(invalid(
+                "it holds something else than files, folders and links",
+            ));
+        }
+        // Its header may say another size than what stands before it.
+        header.set_size(entry.size());
         match listed(&name) {
             None => to.append_data(&mut header, &name, &mut entry)?,
             Some(List::Repositories) => {}
@@ -185,6 +198,29 @@ mod tests {
             "{}",
             found[2].1
         );
+    }
+
+    #[test]
+    fn a_size_that_stands_before_the_header_hides_no_list_of_images() {
+        let hidden = std::fs::read(made(&[("manifest.json", br#"[{"RepoTags":["a"]}]"#)])).unwrap();
+        let hidden = &hidden[..1_024];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut tar = Builder::new(file.reopen().unwrap());
+        tar.append_pax_extensions([("size", &b"1024"[..])]).unwrap();
+        let mut header = Header::new_ustar();
+        header.set_path("layer").unwrap();
+        header.set_size(0);
+        header.set_cksum();
+        let out = tar.get_mut();
+        out.write_all(header.as_bytes()).unwrap();
+        out.write_all(hidden).unwrap();
+        tar.finish().unwrap();
+        let mut copy = Archive::new(without_names(file.path()).unwrap());
+        let entries = copy.entries().unwrap().map(Result::unwrap);
+        let found: Vec<_> = entries
+            .map(|e| (e.path().unwrap().display().to_string(), e.size()))
+            .collect();
+        assert_eq!(found, [("layer".to_owned(), 1_024)]);
     }
 
     #[test]
