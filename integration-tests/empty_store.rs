@@ -7,9 +7,17 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::ExecutionId;
+use fiec::cluster::ClusterOptions;
+use fiec_broker::Ledger;
+use fiec_schemas::{Digest, Event, ExecutionId, Phase};
 use serde_json::json;
-use support::{Journal, Lab, digest_of, undisturbed_synthetic, until, workers_with_history};
+use support::{
+    Journal, Lab, args, digest_of, undisturbed, undisturbed_synthetic, until, workers_with_history,
+};
+use tokio::sync::Mutex;
+
+/// Each test computes on all processors.
+static ONE: Mutex<()> = Mutex::const_new(());
 
 /// Waits until PostgreSQL has a paused execution, its submission and its last σ.
 async fn recorded_paused(lab: &Lab, id: ExecutionId) {
@@ -17,7 +25,7 @@ async fn recorded_paused(lab: &Lab, id: ExecutionId) {
         let kept = format!(
             "SELECT count(*) FROM executions e JOIN boundary_state s ON s.execution = e.id \
              WHERE e.id = '{id}' AND e.phase = 'paused' AND s.index = e.boundary_index AND s.state IS NOT NULL \
-             AND e.spec IS NOT NULL AND e.program = 'synthetic@1' AND e.client_id IS NOT NULL"
+             AND e.spec IS NOT NULL AND e.program IS NOT NULL"
         );
         (lab.count(kept).await == 1).then_some(())
     })
@@ -35,6 +43,7 @@ async fn lose_the_store(lab: &mut Lab) {
 
 #[tokio::test]
 async fn everything_goes_on_after_the_store_was_lost_from_workers_and_from_postgresql() {
+    let _alone = ONE.lock().await;
     let mut lab = Lab::start(workers_with_history(2)).await;
     let params = json!({"capsules": 2_000, "work_us": 3_000, "state_bytes": 1_024});
     let body = |id: &str| json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every_ms": 200}});
@@ -129,5 +138,180 @@ async fn everything_goes_on_after_the_store_was_lost_from_workers_and_from_postg
                  WHERE withdrawn_at IS NULL";
     assert_eq!(lab.count(twice).await, 0);
     lab.none_ended().unwrap();
+    lab.stop().await;
+}
+
+/// The part that an execution has split off.
+async fn part_of(journal: &Journal, id: ExecutionId) -> ExecutionId {
+    journal
+        .find(id, "it is split", |line| {
+            let mut parts = line.state().parts().iter();
+            parts.next().map(|part| part.id)
+        })
+        .await
+}
+
+/// Pauses an execution. A request may come between two of its phases: then it is made again.
+async fn pause(lab: &Lab, id: ExecutionId) {
+    until("it is paused", async || {
+        lab.fiec(&["pause", &id.to_string()]).await;
+        let ledger = lab.journal.of(id);
+        let is_paused = ledger.last().is_some_and(|line| line.phase() == "paused");
+        is_paused.then_some(())
+    })
+    .await;
+}
+
+/// When a whole loses its ledger.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// It has tiles left.
+    Computing,
+    /// It has done what it kept, and waits for its part.
+    AtItsEnd,
+    /// The same as the first, but PostgreSQL has a σ from before its split alone.
+    Behind,
+}
+
+/// Loses the store while a whole and its part are paused, begins the whole anew and has it complete.
+/// Gives the whole, the part that it had, and the words of `fiec repair`.
+async fn a_whole_goes_on(when: When) -> (Lab, ExecutionId, ExecutionId, String) {
+    let _alone = ONE.lock().await;
+    // On a busy machine other signals would keep a node from being a place for one more.
+    let mut worker_args = args(&["--slots", "1"]);
+    for signal in ["memory_stall", "latency", "power", "thermal"] {
+        worker_args.extend(["--threshold".to_owned(), format!("{signal}=1:0.99:100")]);
+    }
+    let mut lab = Lab::start(ClusterOptions {
+        worker_args,
+        ..workers_with_history(2)
+    })
+    .await;
+    let random = |seed: u64| json!({"random": {"n": 6_144, "seed": seed}});
+    let params = json!({"a": random(1), "b": random(2), "tile": 512, "threads": 1});
+    let whole = lab
+        .publish_json(
+            &json!({"id": "whole", "program": "gemm@1", "params": params,
+            "spread": {"up_to": 2}, "commit": {"every_ms": 200}}),
+        )
+        .await;
+    let part = part_of(&lab.journal, whole).await;
+    lab.journal.computing(part, 1).await;
+    // The part first: it must not end before its holder is paused.
+    pause(&lab, part).await;
+    if when == When::AtItsEnd {
+        let waits = |line: &support::Line| {
+            let spread = line.state().spread.as_ref();
+            spread.filter(|spread| spread.waits).map(drop)
+        };
+        let what = "it waits for its part";
+        lab.journal.find(whole, what, waits).await;
+    }
+    pause(&lab, whole).await;
+    for id in [whole, part] {
+        recorded_paused(&lab, id).await;
+    }
+    if when == When::Behind {
+        let whole_range = |line: &support::Line| {
+            let place = line.state().boundary.clone()?;
+            line.state().parts().is_empty().then_some((line.seq, place))
+        };
+        let early = lab.journal.find(whole, "its first σ", whole_range);
+        let (seq, place) = early.await;
+        let body = Ledger::new(&lab.broker)
+            .by_sequence(seq)
+            .await
+            .unwrap()
+            .body;
+        assert_eq!(Digest::of(&body), place.digest);
+        let hex: String = body.iter().map(|byte| format!("{byte:02x}")).collect();
+        lab.execute(&format!(
+            "UPDATE boundary_state SET index = {}, digest = decode('{}', 'hex'), bytes = {}, \
+             state = decode('{hex}', 'hex') WHERE execution = '{whole}'",
+            place.index, place.digest, place.bytes
+        ))
+        .await;
+    }
+
+    lose_the_store(&mut lab).await;
+    let said = lab.fiec(&["repair"]).await.expect(0).stdout;
+    let ended = format!("{part}: is cancelled: {whole}, of which it is a part, does without it");
+    assert!(said.contains(&ended), "{said}");
+    let again = lab.fiec(&["repair"]).await.expect(0).stdout;
+    assert!(again.contains("began 0 ledgers anew"), "{again}");
+    lab.fiec(&["resume", "whole"]).await.expect(0);
+    let journal = Journal::open(&lab.broker);
+    let ended = journal.ended(whole, "completed").await;
+    assert_eq!(digest_of(&ended), undisturbed("gemm@1", &params).await);
+    for (id, ledger) in journal.by_execution() {
+        let last = ledger.last().unwrap().state();
+        assert!(last.phase.is_terminal(), "{id} lives: {last:?}");
+        assert_eq!(matches!(last.phase, Phase::Cancelled), id == part, "{id}");
+    }
+
+    until("PostgreSQL has the end of all", async || {
+        let live = "SELECT count(*) FROM executions WHERE finished_at IS NULL";
+        (lab.count(live).await == 0).then_some(())
+    })
+    .await;
+    let twice = "SELECT count(*) - count(DISTINCT (execution, index)) FROM boundaries \
+                 WHERE withdrawn_at IS NULL";
+    assert_eq!(lab.count(twice).await, 0);
+    let tiles = format!(
+        "SELECT count(*) - count(DISTINCT name) FROM whole_outputs WHERE whole = '{whole}'"
+    );
+    assert_eq!(lab.count(tiles).await, 0, "each tile counts once");
+    let dropped = format!(
+        "SELECT count(*) FROM spread_parts WHERE part = '{part}' AND phase = 'cancelled' \
+         AND dropped_at IS NOT NULL AND merged_at IS NULL"
+    );
+    assert_eq!(lab.count(dropped).await, 1);
+    lab.none_ended().unwrap();
+    (lab, whole, part, said)
+}
+
+#[tokio::test]
+async fn a_whole_goes_on_with_what_it_kept_and_a_new_part_does_what_its_part_had() {
+    a_new_part_does_it(When::Computing).await;
+}
+
+#[tokio::test]
+async fn a_whole_that_waits_for_its_part_takes_a_new_one_back() {
+    a_new_part_does_it(When::AtItsEnd).await;
+}
+
+async fn a_new_part_does_it(when: When) {
+    let (lab, whole, part, said) = a_whole_goes_on(when).await;
+    assert!(said.contains("1 parts of its range begin anew"), "{said}");
+    let journal = Journal::open(&lab.broker);
+    let new = part_of(&journal, whole).await;
+    let first = journal.of(whole).swap_remove(0);
+    let waits = first.state().spread.as_ref().unwrap().waits;
+    // Before it was paused it may have come to its end as well.
+    assert!(waits || when == When::Computing, "{first:?}");
+    assert_ne!(new, part);
+    journal.ended(new, "completed").await;
+    journal
+        .find(whole, "it took the new part back", |line| {
+            let merged = Event::Merged { part: new };
+            line.message.events.contains(&merged).then_some(())
+        })
+        .await;
+    let merged =
+        format!("SELECT count(*) FROM spread_parts WHERE part = '{new}' AND merged_at IS NOT NULL");
+    assert_eq!(lab.count(merged).await, 1);
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn a_whole_whose_state_is_older_than_its_last_split_does_its_whole_range_again() {
+    let (lab, whole, _, said) = a_whole_goes_on(When::Behind).await;
+    assert!(said.contains(&format!("{whole}: begins anew")), "{said}");
+    let kept = format!(
+        "SELECT count(*) FROM boundaries WHERE execution = '{whole}' AND ordinal < \
+        (SELECT min(ordinal) FROM execution_events WHERE execution = '{whole}' AND kind = 'healed') \
+        AND withdrawn_at IS NULL"
+    );
+    assert_eq!(lab.count(kept).await, 0);
     lab.stop().await;
 }

@@ -5,8 +5,9 @@
 mod world;
 
 use fiec_policy::Input;
+use fiec_policy::holds::Seen;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Cause, Event, ExecutionId, Phase};
+use fiec_schemas::{Cause, Digest, Event, ExecutionId, Phase};
 use proptest::prelude::*;
 use world::scenes::{holder_at_its_end, quota, whole};
 use world::spread::{Tiled, tiled};
@@ -125,6 +126,67 @@ fn a_holder_at_its_end_has_no_node_and_is_not_bound_before_its_last_part_has_end
         merged.contains(&Event::Merged { part }),
         "the part was taken back: {merged:?}"
     );
+}
+
+#[test]
+fn parts_without_which_their_holder_began_anew_are_cancelled_and_the_holder_does_it_all() {
+    for replaced in [false, true] {
+        let (mut world, mut work, part, _) = holder_at_its_end();
+        // As `fiec repair` begins a lost ledger anew.
+        let holder = World::id(1);
+        let state = &mut world.ledgers.get_mut(&holder).unwrap().state;
+        let spread = state.spread.as_mut().unwrap();
+        spread.parts.clear();
+        (spread.since, spread.end, spread.waits) = (0, Some(100), false);
+        let over = Digest::of(b"lost");
+        let reason = "the broker lost its ledger".to_owned();
+        let anew = vec![
+            Event::Healed {
+                kept: 0,
+                lost: 9,
+                over,
+            },
+            Event::SteppedBack {
+                to: None,
+                cause: Cause::Orphaned { reason },
+            },
+        ];
+        work.of.remove(&holder);
+        world.append(holder, anew, "operator/repair", !replaced);
+        if replaced {
+            world.replace_policy(77);
+        }
+        while !world.state_of(part).phase.is_terminal() {
+            assert!(world.now < 86_400_000 + 120_000, "{}", world.stand(&[part]));
+            world.work(&mut work, 250);
+        }
+        assert!(matches!(world.state_of(part).phase, Phase::Cancelled));
+        assert!(
+            !world.phase(1).is_terminal(),
+            "it does not wait for its holder's end"
+        );
+        world.work_out(&mut work, 60_000);
+        assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_part_whose_holder_comes_back_late_is_not_cancelled() {
+    let (mut world, mut work, part, _) = holder_at_its_end();
+    let holder = World::id(1);
+    // The worker of the part has appended it again, that of its holder not yet.
+    let lost = world.ledgers.remove(&holder).unwrap();
+    world.replace_policy(77);
+    let seen = Seen::Vanished;
+    world.step(Input::Ended {
+        execution: holder,
+        seen,
+    });
+    world.ledgers.insert(holder, lost);
+    world.tell(holder, false);
+    world.work_out(&mut work, 120_000);
+    assert!(matches!(world.state_of(part).phase, Phase::Completed));
+    assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
 }
 
 /// One whose part is suspended where its node is not viable any more.

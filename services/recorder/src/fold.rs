@@ -18,7 +18,7 @@ use fiec_schemas::{
 use self::rewind::is_healed;
 use crate::changes;
 pub use crate::known::{Known, Message, Tracked};
-use crate::parts::{MergeRow, SplitRow};
+use crate::parts::{DropRow, MergeRow, SplitRow};
 use crate::results;
 use crate::rows::{
     BatchRow, BoundaryRow, DecisionRow, EventRow, ExecutionRow, MissingRow, PlacementRow,
@@ -256,6 +256,7 @@ impl Folder {
                 self.happened(place, tracked, "healed", None, detail);
                 if is_anew {
                     self.close(tracked, place, "lost", place.at);
+                    self.parts_anew(state, place);
                 }
             }
             Event::Refused { reason, offer } => {
@@ -404,6 +405,25 @@ impl Folder {
                 self.close(tracked, place, "cancelled", place.at);
             }
         }
+    }
+
+    /// The parts of a holder whose ledger was begun anew: other ones than it had.
+    fn parts_anew(&mut self, state: &ExecutionState, place: Place) {
+        if state.spread.is_none() {
+            return;
+        }
+        let parts = state.parts();
+        self.rows.drops.push(DropRow {
+            holder: place.id,
+            kept: parts.iter().map(|part| part.id).collect(),
+            at: place.stored_at,
+        });
+        self.rows.splits.extend(parts.iter().map(|part| SplitRow {
+            holder: place.id,
+            part: *part,
+            nth: None,
+            at: Some(place.stored_at),
+        }));
     }
 
     fn bound(

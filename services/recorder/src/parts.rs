@@ -29,13 +29,36 @@ pub struct MergeRow {
     pub at: Timestamp,
 }
 
-/// Writes both. A split that was taken from a later state is filled in by its own message, should
+/// A holder whose ledger was begun anew: parts that it does not have any more are nobody's.
+#[derive(Debug, Clone)]
+pub struct DropRow {
+    /// Which.
+    pub holder: ExecutionId,
+    /// The parts that it has.
+    pub kept: Vec<ExecutionId>,
+    /// When the broker stored it.
+    pub at: Timestamp,
+}
+
+/// Writes all of them. A split that was taken from a later state is filled in by its own message, should
 /// that come.
 pub(crate) async fn write(
     tx: &mut PgConnection,
+    drops: &[DropRow],
     splits: &[SplitRow],
     merges: &[MergeRow],
 ) -> sqlx::Result<()> {
+    for row in drops {
+        sqlx::query(
+            "UPDATE spread_splits SET dropped_at = $3 WHERE holder = $1 AND NOT part = ANY($2) \
+             AND merged_at IS NULL AND dropped_at IS NULL",
+        )
+        .bind(row.holder.0)
+        .bind(row.kept.iter().map(|id| id.0).collect::<Vec<_>>())
+        .bind(PgTime(row.at))
+        .execute(&mut *tx)
+        .await?;
+    }
     for row in splits {
         sqlx::query(
             "INSERT INTO spread_splits (part, holder, nth, from_tile, to_tile, split_at) \

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::changes::ChangeRow;
 use crate::columns::{BOUNDARIES, DECISIONS, EVENTS, EXECUTIONS, PLACEMENTS};
 use crate::copy::CopyBuffer;
-use crate::parts::{MergeRow, SplitRow};
+use crate::parts::{DropRow, MergeRow, SplitRow};
 use crate::results::ResultRow;
 
 /// Microseconds of a day.
@@ -52,6 +52,8 @@ pub struct Rows {
     pub missing: Vec<MissingRow>,
     /// Executions that went back to an earlier boundary.
     pub steps_back: Vec<StepBackRow>,
+    /// Holders that began anew, with fewer parts.
+    pub drops: Vec<DropRow>,
     /// Parts that were split off.
     pub splits: Vec<SplitRow>,
     /// Parts that were taken back.

@@ -424,7 +424,7 @@ async fn steps_back(tx: &mut PgConnection, rows: &[StepBackRow]) -> sqlx::Result
 
 async fn small(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
     steps_back(&mut *tx, &rows.steps_back).await?;
-    crate::parts::write(&mut *tx, &rows.splits, &rows.merges).await?;
+    crate::parts::write(&mut *tx, &rows.drops, &rows.splits, &rows.merges).await?;
     crate::changes::write(&mut *tx, &rows.changes).await?;
     crate::results::write(&mut *tx, &rows.results).await?;
     if !rows.gaps_closed.is_empty() {

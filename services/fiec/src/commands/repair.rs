@@ -2,8 +2,11 @@
 //!
 //! An execution goes on from its last boundary whose σ PostgreSQL has, under its next epoch; its
 //! ordinals go on, so that its history stays one. Boundaries beyond it do not count any more: the
-//! execution steps back. A submission over 2 KiB goes back to the broker's store. A ledger that is there is left alone: a worker
+//! execution steps back. A submission over 2 KiB goes back to the broker's store. Of a range that is
+//! shared, the holder goes on and its parts are new ones ([`ranges`]). A ledger that is there is left alone: a worker
 //! that still held its execution has appended it again itself.
+
+mod ranges;
 
 use std::sync::Arc;
 
@@ -25,6 +28,9 @@ use crate::exit::Outcome;
 
 /// Who the author of what is appended here is.
 const AUTHOR: &str = "operator/repair";
+
+/// Another author was first.
+const THERE_AGAIN: &str = "its ledger is there again";
 
 /// What to repair.
 #[derive(Debug, Args)]
@@ -54,7 +60,12 @@ pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome
             there += 1;
             continue;
         }
-        match begin_anew(&broker, &pool, &ledger, (id, tenant), &row, args.dry_run).await {
+        let lost = Lost { id, tenant, row };
+        let done = match ranges::holder_of(&pool, id).await? {
+            None => begin_anew(&broker, &pool, &ledger, &lost, args.dry_run).await,
+            Some(holder) => end_part(&broker, &pool, &ledger, (&lost, holder), args.dry_run).await,
+        };
+        match done {
             Ok(words) => {
                 begun += 1;
                 println!("{id}: {words}");
@@ -74,9 +85,12 @@ pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome
     })
 }
 
-/// All executions that have not ended, as PostgreSQL knows them.
+/// All executions that have not ended, as PostgreSQL knows them: holders before their parts.
 async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
-    let rows = sqlx::query("SELECT id FROM executions WHERE finished_at IS NULL ORDER BY id");
+    let rows = sqlx::query(
+        "SELECT e.id FROM executions e LEFT JOIN spread_members m ON m.execution = e.id \
+         WHERE e.finished_at IS NULL ORDER BY coalesce(m.depth, 0), e.id",
+    );
     let rows = rows.fetch_all(pool).await?;
     rows.iter()
         .map(|row| Ok(ExecutionId(row.try_get(0)?)))
@@ -102,92 +116,168 @@ async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, 
     Ok(Some((tenant.parse()?, row)))
 }
 
+/// An execution that lives and whose ledger is gone.
+struct Lost {
+    id: ExecutionId,
+    tenant: Tenant,
+    row: PgRow,
+}
+
+impl Lost {
+    /// Its state, but for the boundary, as PostgreSQL knows it.
+    async fn state(&self, pool: &PgPool, spec: Submission) -> anyhow::Result<ExecutionState> {
+        let row = &self.row;
+        let batch: Option<uuid::Uuid> = row.try_get("batch_id")?;
+        let line: Option<i32> = row.try_get("batch_line")?;
+        let batch = batch.map(|id| BatchPlace {
+            id: BatchId(id),
+            line: line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+        });
+        let submitted_at = row.try_get::<PgTime, _>("submitted_at")?.0;
+        let (id, tenant) = (self.id, self.tenant.clone());
+        let mut state = ExecutionState::unborn(tenant, id, Arc::new(spec), batch, submitted_at);
+        state.ordinal = number(row, "ordinal")?;
+        state.epoch = number(row, "epoch")?;
+        state.totals = Totals {
+            commits: number(row, "commits")?,
+            state_bytes: number(row, "all_bytes")?,
+            rebindings: number(row, "rebindings")?,
+            pressure: number(row, "pressure_rebindings")?,
+            crashes: number(row, "crashes")?,
+            compute_us: number(row, "compute_us")?,
+            ..Totals::default()
+        };
+        state.adjusted = adjusted(pool, id).await?.map(Box::new);
+        if row.try_get::<String, _>("phase")? == "paused" {
+            let who: Option<String> = row.try_get("paused_by")?;
+            state.phase = Phase::Paused {
+                who: who.unwrap_or_default(),
+            };
+        }
+        Ok(state)
+    }
+
+    /// Appends the first message of the new ledger: the state, which goes on from `to`, and what
+    /// happens to it. False if another author was first.
+    async fn append(
+        &self,
+        broker: &Broker,
+        ledger: &Ledger,
+        mut state: ExecutionState,
+        to: Option<StatePlace>,
+        more: Option<Event>,
+    ) -> anyhow::Result<bool> {
+        let over = digest(self.row.try_get("digest")?).unwrap_or(state.submission);
+        let healed = Event::Healed {
+            kept: 0,
+            lost: state.ordinal,
+            over,
+        };
+        let mut events = vec![healed];
+        state.boundary = last_boundary(&self.row)?;
+        let index = |place: &StatePlace| place.index;
+        if state.boundary.as_ref().map(index) == to.as_ref().map(index) {
+            state.boundary = to;
+        } else {
+            events.push(Event::SteppedBack {
+                to,
+                cause: Cause::Orphaned {
+                    reason: "the broker lost its ledger".to_owned(),
+                },
+            });
+        }
+        events.extend(more);
+        let tip = Tip {
+            seq: 0,
+            digest: None,
+            state,
+            seen_in: 0,
+        };
+        let draft = Draft::new(&tip, events, AUTHOR, broker.now())?;
+        match ledger.append(draft, Bytes::new()).await {
+            Ok(_) => Ok(true),
+            Err(AppendError::Conflict) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
 async fn begin_anew(
     broker: &Broker,
     pool: &PgPool,
     ledger: &Ledger,
-    (id, tenant): (ExecutionId, Tenant),
-    row: &PgRow,
+    lost: &Lost,
     dry_run: bool,
 ) -> anyhow::Result<String> {
+    let (id, row) = (lost.id, &lost.row);
     let spec = submission(row)?;
-    anyhow::ensure!(
-        spec.spread.is_none(),
-        "its range is shared with parts; cancel it and submit it again"
-    );
-    let batch: Option<uuid::Uuid> = row.try_get("batch_id")?;
-    let line: Option<i32> = row.try_get("batch_line")?;
-    let batch = batch.map(|id| BatchPlace {
-        id: BatchId(id),
-        line: line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
-    });
-    let submitted_at = row.try_get::<PgTime, _>("submitted_at")?.0;
     let canonical = spec.to_json();
-    let mut state = ExecutionState::unborn(tenant, id, Arc::new(spec), batch, submitted_at);
-    state.ordinal = number(row, "ordinal")?;
-    state.epoch = number(row, "epoch")?;
-    state.totals = Totals {
-        commits: number(row, "commits")?,
-        state_bytes: number(row, "all_bytes")?,
-        rebindings: number(row, "rebindings")?,
-        pressure: number(row, "pressure_rebindings")?,
-        crashes: number(row, "crashes")?,
-        compute_us: number(row, "compute_us")?,
-        ..Totals::default()
-    };
-    state.adjusted = adjusted(pool, id).await?.map(Box::new);
-    if row.try_get::<String, _>("phase")? == "paused" {
-        let who: Option<String> = row.try_get("paused_by")?;
-        state.phase = Phase::Paused {
-            who: who.unwrap_or_default(),
-        };
+    let mut kept = kept_state(row)?;
+    let place = kept.as_ref().map(|(place, _)| place);
+    let last = last_boundary(row)?;
+    let (spread, goes_on) = ranges::spreading(pool, id, &spec, place, last.as_ref()).await?;
+    if !goes_on {
+        kept = None;
     }
-    let kept = kept_state(row)?;
-    let from = match &kept {
+    let mut words = match &kept {
         Some((place, _)) => format!("goes on from boundary {}", place.index),
         None => "begins anew".to_owned(),
     };
+    if let Some(parts) = spread.as_ref().map(|s| s.parts.len()).filter(|n| *n > 0) {
+        words += &format!("; {parts} parts of its range begin anew");
+    }
     if dry_run {
-        return Ok(from);
+        return Ok(words);
     }
     if let Some((place, sigma)) = &kept {
         store::keep_state(broker, id, place.digest, sigma).await?;
     }
+    let mut state = lost.state(pool, spec).await?;
+    state.spread = spread.map(Box::new);
     if state.spec.is_none() {
         store::put_data(broker, state.submission, &canonical).await?;
     }
-    let over = digest(row.try_get("digest")?).unwrap_or(state.submission);
-    let healed = Event::Healed {
-        kept: 0,
-        lost: state.ordinal,
-        over,
-    };
-    let mut events = vec![healed];
-    state.boundary = last_boundary(row)?;
-    let index = |place: &StatePlace| place.index;
     let to = kept.map(|(place, _)| place);
-    if state.boundary.as_ref().map(index) == to.as_ref().map(index) {
-        state.boundary = to;
+    let is_first = lost.append(broker, ledger, state, to, None).await?;
+    Ok(if is_first {
+        words
     } else {
-        events.push(Event::SteppedBack {
-            to,
-            cause: Cause::Orphaned {
-                reason: "the broker lost its ledger".to_owned(),
-            },
-        });
+        THERE_AGAIN.to_owned()
+    })
+}
+
+/// Ends a part of which nobody takes the tiles back any more.
+async fn end_part(
+    broker: &Broker,
+    pool: &PgPool,
+    ledger: &Ledger,
+    (lost, holder): (&Lost, ExecutionId),
+    dry_run: bool,
+) -> anyhow::Result<String> {
+    let of = (lost.id, holder);
+    match ranges::fate(pool, ledger, &lost.tenant, of, dry_run).await? {
+        ranges::Fate::MadeAgain => {
+            return Ok(format!(
+                "the policy service makes it again, as a part of {holder}"
+            ));
+        }
+        ranges::Fate::Cancelled if dry_run => {}
+        ranges::Fate::Cancelled => {
+            let spec = submission(&lost.row)?;
+            let mut state = lost.state(pool, spec).await?;
+            if let Some(spread) = &mut state.spread {
+                spread.part_of = Some(holder);
+            }
+            let who = format!("{AUTHOR}: {holder}, of which it is a part, does without it");
+            let cancelled = Some(Event::Cancelled { who });
+            if !lost.append(broker, ledger, state, None, cancelled).await? {
+                return Ok(THERE_AGAIN.to_owned());
+            }
+        }
     }
-    let tip = Tip {
-        seq: 0,
-        digest: None,
-        state,
-        seen_in: 0,
-    };
-    let draft = Draft::new(&tip, events, AUTHOR, broker.now())?;
-    match ledger.append(draft, Bytes::new()).await {
-        Ok(_) => Ok(from),
-        Err(AppendError::Conflict) => Ok("its ledger is there again".to_owned()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(format!(
+        "is cancelled: {holder}, of which it is a part, does without it"
+    ))
 }
 
 /// The submission, if PostgreSQL has it as it was submitted: `jsonb` writes some numbers in another

@@ -164,7 +164,11 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         Event::Yielded { cause, .. } => format!("yielded: {}", cause.in_words()),
         Event::Refused { reason, .. } => format!("refused by its node: {reason}"),
         Event::Healed { lost, .. } => {
-            format!("the broker had lost {lost} messages; its node appended them again")
+            let how = match state.phase.binding() {
+                Some(_) => "its node appended them again",
+                None => "it begins anew from PostgreSQL",
+            };
+            format!("the broker had lost {lost} messages; {how}")
         }
         Event::Paused { who } => format!("paused by {who}"),
         Event::Resumed { who } => format!("resumed by {who}"),

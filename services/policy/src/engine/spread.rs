@@ -5,7 +5,7 @@
 //! node and is bound again when that has ended. A part that has found no place for
 //! [`crate::Config::spread_dwell_ms`] while its holder waits for it is given back: the holder goes
 //! on with what it left. Where a part fails or is cancelled its holder fails, and where a holder
-//! ends without its parts these are cancelled.
+//! ends without its parts, or begins anew without them, these are cancelled.
 
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, ExecutionId};
@@ -95,7 +95,41 @@ impl Policy {
             left,
             first,
         };
+        let is_anew = view.event("healed").is_some() || self.spread.holders.contains_key(&id);
         self.spread.members.insert(id, member);
+        self.note_dropped(now, id, is_anew);
+    }
+
+    /// Learns of parts that their holder does not list: its ledger was begun anew without them. A part
+    /// is compared at each of its messages, all parts of a holder when its ledger begins anew or is
+    /// learned later than theirs.
+    fn note_dropped(&mut self, now: Now, id: ExecutionId, is_anew: bool) {
+        let members = &self.spread.members;
+        let of = |part: ExecutionId| members.get(&part)?.spreading.part_of;
+        let mut dropped: Vec<_> = of(id).map(|holder| (id, holder)).into_iter().collect();
+        if is_anew {
+            let parts = members.keys().filter(|part| of(**part) == Some(id));
+            dropped.extend(parts.map(|part| (*part, id)));
+        }
+        dropped.retain(|(part, holder)| {
+            let holder = members.get(holder);
+            holder.is_some_and(|m| m.part(*part).is_none())
+        });
+        // What is known of its holder may be older: it is compared again before the part ends.
+        let again = now.mono.plus(2 * self.config.look_ms);
+        for (part, holder) in dropped {
+            let who = format!("policy: {holder}, of which it is a part, does without it");
+            let orphan = Orphan { who, again };
+            self.spread.orphans.entry(part).or_insert(orphan);
+        }
+    }
+
+    /// True for a part that its holder lists.
+    fn is_listed(&self, part: ExecutionId) -> bool {
+        let member = self.spread.members.get(&part);
+        let holder = member.and_then(|m| m.spreading.part_of);
+        let holder = holder.and_then(|holder| self.spread.members.get(&holder));
+        holder.is_some_and(|m| m.part(part).is_some())
     }
 
     /// An execution has ended, as its last message says or an append of ours. `part_of`: its holder,
@@ -333,6 +367,12 @@ impl Policy {
             .collect();
         let again = now.mono.plus(self.config.order_retry_ms);
         for (part, who) in due {
+            if self.is_listed(part) {
+                // Its holder was not known at first, or not as it is now.
+                self.spread.orphans.remove(&part);
+                self.wait_if_pending(part);
+                continue;
+            }
             let Some(e) = self.cluster.execution(part) else {
                 // It was never made, or has ended.
                 self.spread.orphans.remove(&part);

@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, id: ExecutionId, reread: bool) {
+    pub fn tell(&mut self, id: ExecutionId, reread: bool) {
         self.tell_events(id, Vec::new(), reread);
     }
 

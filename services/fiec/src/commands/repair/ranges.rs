@@ -1,0 +1,154 @@
+//! Ranges that are shared ([`fiec_schemas::spread`]): the holder's ledger begins anew, its parts do not.
+//!
+//! The holder goes on with the tiles that it kept, if the σ that PostgreSQL has is not older than its
+//! last split or merge: σ has the end of its range. The range of each part that was out becomes a new
+//! part, with an id of its own, and the policy service makes it. Otherwise the holder begins with its
+//! whole range. In both cases the parts that it had are cancelled: nobody takes them back.
+
+use fiec_broker::Ledger;
+use fiec_recorder::PgTime;
+use fiec_schemas::programs::TileRange;
+use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading, part_id};
+use fiec_schemas::{ExecutionId, StatePlace, Submission, Tenant};
+use sqlx::{PgPool, Row};
+
+/// The holder of a part; none for an execution that is no part.
+pub(super) async fn holder_of(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<ExecutionId>> {
+    let holder = sqlx::query_scalar("SELECT holder FROM spread_splits WHERE part = $1");
+    let holder = holder.bind(id.0).fetch_optional(pool).await?;
+    Ok(holder.map(ExecutionId))
+}
+
+/// What becomes of a part whose ledger is gone.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Its holder has it still: the policy service makes it again.
+    MadeAgain,
+    /// Nobody takes it back.
+    Cancelled,
+}
+
+/// Says what becomes of a part whose ledger is gone. Its holder's ledger, if it was gone, has begun
+/// anew by now.
+///
+/// # Errors
+/// When its holder could not be repaired.
+pub(super) async fn fate(
+    pool: &PgPool,
+    ledger: &Ledger,
+    tenant: &Tenant,
+    (part, holder): (ExecutionId, ExecutionId),
+    dry_run: bool,
+) -> anyhow::Result<Fate> {
+    let Some(last) = ledger.last(tenant, holder).await? else {
+        let lives = "SELECT EXISTS (SELECT FROM executions WHERE id = $1 AND finished_at IS NULL)";
+        let lives: bool = sqlx::query_scalar(lives)
+            .bind(holder.0)
+            .fetch_one(pool)
+            .await?;
+        anyhow::ensure!(
+            !lives || dry_run,
+            "the ledger of {holder}, of which it is a part, is gone"
+        );
+        return Ok(Fate::Cancelled);
+    };
+    let state = last.message.state;
+    let is_listed = state.parts().iter().any(|p| p.id == part);
+    Ok(if is_listed && !state.phase.is_terminal() {
+        Fate::MadeAgain
+    } else {
+        Fate::Cancelled
+    })
+}
+
+/// How a holder shares its range when its ledger begins anew, and whether it goes on from `place`.
+pub(super) async fn spreading(
+    pool: &PgPool,
+    id: ExecutionId,
+    spec: &Submission,
+    place: Option<&StatePlace>,
+    last: Option<&StatePlace>,
+) -> anyhow::Result<(Option<Spreading>, bool)> {
+    let Some(mut own) = Spreading::of(spec) else {
+        return Ok((None, true));
+    };
+    let splits = splits(pool, id).await?;
+    if splits.is_empty() {
+        return Ok((Some(own), true));
+    }
+    // Ids of parts derive from this number: no new part has the id of an old one.
+    let nth = splits.iter().filter_map(|s| s.nth).max();
+    let nth = nth.map_or(0, |nth| nth + 1).max(splits.len() as i64);
+    own.splits = u32::try_from(nth)?;
+    let Some(place) = place else {
+        return Ok((Some(own), false));
+    };
+    let row = sqlx::query(
+        "SELECT b.committed_at, coalesce(p.end_reason = 'parts', false) AS is_end \
+         FROM boundaries b LEFT JOIN placements p ON p.execution = b.execution AND p.epoch = b.epoch \
+         WHERE b.execution = $1 AND b.index = $2 AND b.withdrawn_at IS NULL",
+    )
+    .bind(id.0)
+    .bind(i64::try_from(place.index)?)
+    .fetch_optional(pool)
+    .await?;
+    let Some(row) = row else {
+        return Ok((Some(own), false));
+    };
+    let committed_at: PgTime = row.try_get("committed_at")?;
+    let is_newest = splits.iter().all(|s| {
+        s.split_at.is_some_and(|at| at <= committed_at) && s.gone_at <= Some(committed_at)
+    });
+    let out: Vec<TileRange> = splits
+        .iter()
+        .filter(|s| s.gone_at.is_none())
+        .map(|s| s.range)
+        .collect();
+    let is_in_one_piece = out
+        .windows(2)
+        .all(|pair| matches!(pair, [above, below] if below.to == above.from));
+    if !is_newest || !is_in_one_piece || out.len() > PARTS_LIMIT {
+        return Ok((Some(own), false));
+    }
+    own.since = place.index;
+    for range in out {
+        let id = part_id(id, own.splits, range);
+        own.splits += 1;
+        own.end = Some(range.from);
+        let TileRange { from, to } = range;
+        own.parts.push(Part { id, from, to });
+    }
+    // It waits for its parts if it has done all that it kept: σ of its end came with that word.
+    let is_last = last.is_some_and(|last| last.index == place.index);
+    own.waits = is_last && row.try_get("is_end")? && !own.parts.is_empty();
+    Ok((Some(own), true))
+}
+
+/// A part that was split off.
+struct Split {
+    range: TileRange,
+    nth: Option<i64>,
+    split_at: Option<PgTime>,
+    /// When its holder took it back, or began anew without it.
+    gone_at: Option<PgTime>,
+}
+
+/// All parts that a holder has split off, the one with the last tiles first.
+async fn splits(pool: &PgPool, holder: ExecutionId) -> anyhow::Result<Vec<Split>> {
+    let rows = sqlx::query(
+        "SELECT from_tile, to_tile, nth, split_at, coalesce(merged_at, dropped_at) AS gone_at \
+         FROM spread_splits WHERE holder = $1 ORDER BY from_tile DESC",
+    );
+    let rows = rows.bind(holder.0).fetch_all(pool).await?;
+    let split = |row: &sqlx::postgres::PgRow| {
+        let from = u64::try_from(row.try_get::<i64, _>("from_tile")?)?;
+        let to = u64::try_from(row.try_get::<i64, _>("to_tile")?)?;
+        Ok(Split {
+            range: TileRange { from, to },
+            nth: row.try_get("nth")?,
+            split_at: row.try_get("split_at")?,
+            gone_at: row.try_get("gone_at")?,
+        })
+    };
+    rows.iter().map(split).collect()
+}
