@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use fiec::cluster::ClusterOptions;
 use fiec_broker::Ledger;
-use fiec_schemas::{Digest, Event, ExecutionId, Phase};
+use fiec_schemas::{Digest, Event, ExecutionId, NodeId, Phase};
 use serde_json::json;
 use support::{
     Journal, Lab, args, digest_of, undisturbed, undisturbed_synthetic, until, workers_with_history,
@@ -30,6 +30,25 @@ async fn recorded_paused(lab: &Lab, id: ExecutionId) {
         (lab.count(kept).await == 1).then_some(())
     })
     .await;
+}
+
+/// Replaces all workers: those that had yielded an execution would say its last message again.
+async fn replace_workers(lab: &mut Lab) {
+    for number in 1..=lab.workers.len() {
+        let node = NodeId::new(format!("n{number}")).unwrap();
+        let instance = async |lab: &Lab| {
+            let status = lab.status_of(&node).await.ok()?;
+            Some(status.descriptor.instance)
+        };
+        let before = instance(lab).await;
+        lab.workers[number - 1].kill();
+        lab.restart_worker(number).unwrap();
+        until("the new worker is there", async || {
+            let now = instance(lab).await;
+            (now.is_some() && now != before).then_some(())
+        })
+        .await;
+    }
 }
 
 /// Starts the broker again without its store, and sets it up.
@@ -90,6 +109,7 @@ async fn everything_goes_on_after_the_store_was_lost_from_workers_and_from_postg
         .await;
     lab.execute("INSERT INTO boundary_state SELECT * FROM early")
         .await;
+    replace_workers(&mut lab).await;
     let held = lab.publish_json(&body("held")).await;
     lab.journal.computing(held, 2).await;
     let before = lab
@@ -233,6 +253,7 @@ async fn a_whole_goes_on(when: When) -> (Lab, ExecutionId, ExecutionId, String) 
         .await;
     }
 
+    replace_workers(&mut lab).await;
     lose_the_store(&mut lab).await;
     let said = lab.fiec(&["repair"]).await.expect(0).stdout;
     let ended = format!("{part}: is cancelled: {whole}, of which it is a part, does without it");
