@@ -69,7 +69,8 @@ pub(crate) const EXECUTIONS: &Columns = &[
     ("digest", "bytea", Take),
 ];
 
-/// A column of `placements` as the sum of both, null where both are.
+/// A column of `placements` as the sum of both, null where both are. A sum beyond `bigint` becomes
+/// its greatest value: PostgreSQL would refuse the whole batch.
 macro_rules! added {
     ($column:literal) => {
         concat!(
@@ -77,11 +78,11 @@ macro_rules! added {
             $column,
             " IS NULL THEN placements.",
             $column,
-            " ELSE coalesce(placements.",
+            " ELSE least(9223372036854775807, coalesce(placements.",
             $column,
-            ", 0) + excluded.",
+            ", 0)::numeric + excluded.",
             $column,
-            " END"
+            ")::bigint END"
         )
     };
 }

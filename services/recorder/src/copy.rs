@@ -91,7 +91,7 @@ impl CopyBuffer {
 
     /// `timestamptz`.
     pub fn time(&mut self, value: Timestamp) -> &mut Self {
-        self.i64(value.micros().saturating_sub(EPOCH_MICROS))
+        self.i64(pg_micros(value))
     }
 
     /// `jsonb`: a version byte, then text that the server parses.
@@ -111,6 +111,16 @@ impl CopyBuffer {
             None => self.null(),
         }
     }
+}
+
+/// `timestamptz`: microseconds since 2000. Without a limit, one message with a time before 4714 BC
+/// would make PostgreSQL refuse its whole batch.
+pub(crate) fn pg_micros(value: Timestamp) -> i64 {
+    // MIN_TIMESTAMP and END_TIMESTAMP of PostgreSQL's datatype/timestamp.h.
+    const MIN: i64 = -211_813_488_000_000_000;
+    const END: i64 = 9_223_371_331_200_000_000;
+    let micros = value.micros().saturating_sub(EPOCH_MICROS);
+    micros.clamp(MIN, END - 1)
 }
 
 /// `bigint` from a count.

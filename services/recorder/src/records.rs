@@ -137,18 +137,28 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
         let (records, gaps) = (&records, &gaps);
         let written = again(shared, Part::Records, || async move {
             let mut connection = shared.pool.acquire().await?;
-            write(&mut connection, records, gaps, expected, (last, known)).await
+            let mut write = async |apart| {
+                let to = (last, known);
+                write(&mut connection, records, gaps, expected, to, apart).await
+            };
+            match write(false).await {
+                // The other records of the batch must not wait for ever.
+                Err(error) if cannot_hold(&error) => write(true).await,
+                written => written,
+            }
         });
         match written.await {
-            Some(true) => {
-                shared.metrics.records.inc_by(records.len() as u64);
+            Some(Some(refused)) => {
+                shared.metrics.unreadable.inc_by(refused);
+                let held = (records.len() as u64).saturating_sub(refused);
+                shared.metrics.records.inc_by(held);
                 shared.metrics.gaps.inc_by(gaps.len() as u64);
                 for Gap { first, last, .. } in gaps {
                     tracing::error!(first, last, "records were lost before they were recorded");
                 }
             }
             // Another recorder is ahead, or it is time to stop.
-            Some(false) | None => return,
+            Some(None) | None => return,
         };
         expected = last;
         shared.health.read(Part::Records, last);
@@ -156,14 +166,16 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
 }
 
 /// Writes records and moves the checkpoint to the last of them, which is known by its digest and by
-/// when the broker stored it; false where the checkpoint is not where it was expected.
-pub(crate) async fn write(
+/// when the broker stored it; none where the checkpoint is not where it was expected. `apart`: a
+/// record that PostgreSQL cannot hold is passed over; returns their number.
+async fn write(
     connection: &mut PgConnection,
     records: &[(Sequence, Record)],
     gaps: &[Gap],
     expected: Sequence,
     (last, known): (Sequence, Option<(Digest, Timestamp)>),
-) -> sqlx::Result<bool> {
+    apart: bool,
+) -> sqlx::Result<Option<u64>> {
     let mut tx = connection.begin().await?;
     for gap in gaps {
         sqlx::query(
@@ -180,120 +192,147 @@ pub(crate) async fn write(
     }
     if !advance(&mut tx, subjects::RECORD_STREAM, expected, last, known).await? {
         tx.rollback().await?;
-        return Ok(false);
+        return Ok(None);
     }
+    let mut refused = 0;
     for (seq, record) in records {
-        match record {
-            Record::Rejection {
-                tenant,
-                seq: submission,
-                error,
-                excerpt,
-                at,
-            } => {
-                sqlx::query(
-                    "INSERT INTO rejections (seq, tenant, submission_seq, line, field, reason, \
-                     excerpt, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
-                )
-                .bind(saturate(*seq))
-                .bind(without_nul(tenant))
-                .bind(submission.map(saturate))
-                .bind(line(error.line))
-                .bind(without_nul(&error.field))
-                .bind(without_nul(&error.reason))
-                .bind(without_nul(excerpt))
-                .bind(PgTime(*at))
-                .execute(&mut *tx)
-                .await?;
+        if !apart {
+            apply(&mut tx, *seq, record).await?;
+            continue;
+        }
+        let mut savepoint = tx.begin().await?;
+        match apply(&mut savepoint, *seq, record).await {
+            Ok(()) => savepoint.commit().await?,
+            Err(error) if cannot_hold(&error) => {
+                savepoint.rollback().await?;
+                tracing::error!(seq, %error, "PostgreSQL cannot hold a record; it is passed over");
+                refused += 1;
             }
-            Record::Node {
-                node,
-                instance,
-                what,
-                detail,
-                who,
-                at,
-                descriptor,
-            } => {
-                sqlx::query(
-                    "INSERT INTO node_events (seq, node, instance, what, detail, at, who) \
-                     VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
-                )
-                .bind(saturate(*seq))
-                .bind(node.as_str())
-                .bind(instance.map(|i| i.0))
-                .bind(without_nul(what))
-                .bind(without_nul(detail))
-                .bind(PgTime(*at))
-                .bind(who.as_deref().map(without_nul))
-                .execute(&mut *tx)
-                .await?;
-                node_status(&mut tx, node.as_str(), what, detail, *at).await?;
-                if let Some(descriptor) = descriptor {
-                    describe(&mut tx, descriptor).await?;
-                }
-            }
-            Record::Proof { proof, refused, at } => {
-                trust::proof(&mut tx, *seq, proof, refused.as_deref(), *at).await?;
-            }
-            Record::Verification {
-                execution,
-                from,
-                to,
-                node,
-                by,
-                outcome,
-                detail,
-                at,
-            } => {
-                let verification = trust::Verification {
-                    execution: *execution,
-                    from: *from,
-                    to: *to,
-                    node: node.as_ref(),
-                    by,
-                    outcome,
-                    detail,
-                    at: *at,
-                };
-                trust::verification(&mut tx, *seq, &verification).await?;
-            }
-            Record::Waiting {
-                execution,
-                summary,
-                candidates,
-                omitted,
-                would_help,
-                at,
-            } => {
-                let clean = |text: String| json_without_nul(&text).into_owned();
-                sqlx::query(
-                    "INSERT INTO waiting_verdicts AS w (execution, at, summary, candidates, \
-                     omitted, would_help) VALUES ($1, $2, $3, $4::text::jsonb, $5, \
-                     $6::text::jsonb) ON CONFLICT (execution) DO UPDATE SET at = excluded.at, \
-                     summary = excluded.summary, candidates = excluded.candidates, \
-                     omitted = excluded.omitted, would_help = excluded.would_help \
-                     WHERE w.at < excluded.at",
-                )
-                .bind(execution.0)
-                .bind(PgTime(*at))
-                .bind(without_nul(summary))
-                .bind(clean(json(candidates)))
-                .bind(line(*omitted))
-                .bind(clean(json(would_help)))
-                .execute(&mut *tx)
-                .await?;
-            }
-            Record::Envelopes { node, envelopes } => {
-                self::envelopes(&mut tx, *seq, node.as_str(), envelopes).await?;
-            }
-            Record::Quota { tenant, quota } => {
-                self::quota(&mut tx, *seq, tenant, quota).await?;
-            }
+            Err(error) => return Err(error),
         }
     }
     tx.commit().await?;
-    Ok(true)
+    Ok(Some(refused))
+}
+
+/// True where PostgreSQL can never hold a value: SQLSTATE class 22 (data exception) or 54 (program
+/// limit exceeded).
+fn cannot_hold(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|e| e.code());
+    code.is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
+}
+
+/// Writes one record.
+async fn apply(tx: &mut PgConnection, seq: Sequence, record: &Record) -> sqlx::Result<()> {
+    match record {
+        Record::Rejection {
+            tenant,
+            seq: submission,
+            error,
+            excerpt,
+            at,
+        } => {
+            sqlx::query(
+                "INSERT INTO rejections (seq, tenant, submission_seq, line, field, reason, \
+                 excerpt, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+            )
+            .bind(saturate(seq))
+            .bind(without_nul(tenant))
+            .bind(submission.map(saturate))
+            .bind(line(error.line))
+            .bind(without_nul(&error.field))
+            .bind(without_nul(&error.reason))
+            .bind(without_nul(excerpt))
+            .bind(PgTime(*at))
+            .execute(&mut *tx)
+            .await?;
+        }
+        Record::Node {
+            node,
+            instance,
+            what,
+            detail,
+            who,
+            at,
+            descriptor,
+        } => {
+            sqlx::query(
+                "INSERT INTO node_events (seq, node, instance, what, detail, at, who) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
+            )
+            .bind(saturate(seq))
+            .bind(node.as_str())
+            .bind(instance.map(|i| i.0))
+            .bind(without_nul(what))
+            .bind(without_nul(detail))
+            .bind(PgTime(*at))
+            .bind(who.as_deref().map(without_nul))
+            .execute(&mut *tx)
+            .await?;
+            node_status(tx, node.as_str(), what, detail, *at).await?;
+            if let Some(descriptor) = descriptor {
+                describe(tx, descriptor).await?;
+            }
+        }
+        Record::Proof { proof, refused, at } => {
+            trust::proof(tx, seq, proof, refused.as_deref(), *at).await?;
+        }
+        Record::Verification {
+            execution,
+            from,
+            to,
+            node,
+            by,
+            outcome,
+            detail,
+            at,
+        } => {
+            let verification = trust::Verification {
+                execution: *execution,
+                from: *from,
+                to: *to,
+                node: node.as_ref(),
+                by,
+                outcome,
+                detail,
+                at: *at,
+            };
+            trust::verification(tx, seq, &verification).await?;
+        }
+        Record::Waiting {
+            execution,
+            summary,
+            candidates,
+            omitted,
+            would_help,
+            at,
+        } => {
+            let clean = |text: String| json_without_nul(&text).into_owned();
+            sqlx::query(
+                "INSERT INTO waiting_verdicts AS w (execution, at, summary, candidates, \
+                 omitted, would_help) VALUES ($1, $2, $3, $4::text::jsonb, $5, \
+                 $6::text::jsonb) ON CONFLICT (execution) DO UPDATE SET at = excluded.at, \
+                 summary = excluded.summary, candidates = excluded.candidates, \
+                 omitted = excluded.omitted, would_help = excluded.would_help \
+                 WHERE w.at < excluded.at",
+            )
+            .bind(execution.0)
+            .bind(PgTime(*at))
+            .bind(without_nul(summary))
+            .bind(clean(json(candidates)))
+            .bind(line(*omitted))
+            .bind(clean(json(would_help)))
+            .execute(&mut *tx)
+            .await?;
+        }
+        Record::Envelopes { node, envelopes } => {
+            self::envelopes(tx, seq, node.as_str(), envelopes).await?;
+        }
+        Record::Quota { tenant, quota } => {
+            self::quota(tx, seq, tenant, quota).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn node_status(

@@ -7,7 +7,7 @@ use sqlx::postgres::types::Oid;
 use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueFormat, PgValueRef};
 use sqlx::{Decode, Encode, Postgres, Type};
 
-use crate::copy::EPOCH_MICROS;
+use crate::copy::{EPOCH_MICROS, pg_micros};
 
 /// A [`Timestamp`] on its way to or from PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,8 +35,7 @@ impl PgHasArrayType for PgTime {
 
 impl Encode<'_, Postgres> for PgTime {
     fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        let micros = self.0.micros().saturating_sub(EPOCH_MICROS);
-        buffer.extend_from_slice(&micros.to_be_bytes());
+        buffer.extend_from_slice(&pg_micros(self.0).to_be_bytes());
         Ok(IsNull::No)
     }
 }

@@ -1,7 +1,7 @@
 //! What nodes proved, and what was computed once more.
 
 use fiec_schemas::trust::{Proof, SignedProof};
-use fiec_schemas::{BoundaryIndex, ExecutionId, NodeId, Sequence, Timestamp};
+use fiec_schemas::{BoundaryIndex, ExecutionId, NodeId, Sequence, Timestamp, limits};
 use sqlx::PgConnection;
 
 use crate::copy::{saturate, without_nul};
@@ -24,6 +24,9 @@ pub(crate) async fn proof(
         }
     };
     for result in &statement.results {
+        // It is part of the key, and PostgreSQL refuses a long key.
+        let mut substrate = without_nul(&result.substrate);
+        limits::cut(&mut substrate, limits::WORD_LIMIT);
         sqlx::query(
             "INSERT INTO node_proofs (seq, node, instance, substrate, contract, suite, \
              environment, passed, detail, cases, ran_on, digest, refused, proved_at, expires_at, \
@@ -33,7 +36,7 @@ pub(crate) async fn proof(
         .bind(saturate(seq))
         .bind(statement.node.as_str())
         .bind(statement.instance.0)
-        .bind(without_nul(&result.substrate))
+        .bind(substrate)
         .bind(contract(result.contract))
         .bind(line(statement.suite))
         .bind(statement.environment.0.as_slice())

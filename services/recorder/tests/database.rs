@@ -377,3 +377,46 @@ async fn short_executions_become_the_rows_that_plain_copy_writes() {
     assert_eq!(copied.rows, 600);
     assert_eq!(everything(&db.pool).await, floor);
 }
+
+/// Records messages that PostgreSQL would refuse as they are: each in a batch of its own.
+async fn projects(pool: &PgPool, items: Vec<FeedItem>) {
+    for item in items {
+        let seq = item.seq;
+        let recorded = project(pool, vec![item]);
+        let recorded = tokio::time::timeout(std::time::Duration::from_secs(60), recorded).await;
+        assert!(recorded.is_ok(), "message {seq} is tried again for ever");
+        recorded.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_sum_of_energies_beyond_bigint_becomes_its_greatest_value() {
+    let db = database().await;
+    let (_, mut items) = handover(1);
+    for item in &mut items {
+        for energy in [r#""host_uj":30000"#, r#""host_uj":50000"#] {
+            let greatest = format!(r#""host_uj":{}"#, u64::MAX);
+            item.header = item.header.replace(energy, &greatest);
+        }
+    }
+    projects(&db.pool, items).await;
+    let joules = "SELECT host_uj FROM placements WHERE epoch = 1";
+    assert_eq!(number(&db.pool, joules).await, i64::MAX);
+}
+
+#[tokio::test]
+async fn times_before_the_calendar_of_postgresql_become_its_first() {
+    let db = database().await;
+    let (_, mut items) = handover(1);
+    for item in &mut items {
+        let time = at(0).to_string();
+        assert!(item.header.contains(&time));
+        item.header = item.header.replace(&time, "-009998-01-01T00:00:00Z");
+    }
+    projects(&db.pool, items).await;
+    let first = "SELECT count(*) FROM executions JOIN placements ON execution = id \
+                 WHERE extract(julian FROM submitted_at AT TIME ZONE 'UTC') = 0 \
+                 AND extract(julian FROM placements.bound_at AT TIME ZONE 'UTC') = 0 \
+                 AND executions.ordinal = 5";
+    assert_eq!(number(&db.pool, first).await, 1);
+}

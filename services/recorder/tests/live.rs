@@ -409,6 +409,84 @@ fn vector(node: &str, value: f64) -> HardwareVector {
     }
 }
 
+#[tokio::test]
+async fn a_proof_with_a_long_substrate_is_recorded_with_its_beginning() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    // Random text: PostgreSQL would compress any other.
+    let substrate: String = (0..100)
+        .map(|_| uuid::Uuid::new_v4().simple().to_string())
+        .collect();
+    let at = Timestamp::now();
+    let statement = serde_json::json!({
+        "v": 1, "node": "n1", "instance": uuid::Uuid::from_u128(1), "suite": 1,
+        "environment": "00".repeat(32), "at": at, "expires_at": at,
+        "results": [{"substrate": substrate, "contract": "bitwise", "digest": "00".repeat(32),
+                     "cases": 1, "passed": true, "ran_on": "", "detail": ""}],
+    });
+    let proof = Record::Proof {
+        proof: serde_json::from_value(serde_json::json!({
+            "v": 1, "statement": statement.to_string(), "key": "", "sig": "",
+        }))
+        .unwrap(),
+        refused: None,
+        at,
+    };
+    record(&broker, &[proof]).await;
+    let sql = format!(
+        "SELECT count(*) FROM node_proofs WHERE substrate = '{}'",
+        &substrate[..128]
+    );
+    until(&pool, &sql, 1).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+/// Publishes records.
+async fn record(broker: &Broker, records: &[Record]) {
+    let message = |record| {
+        let payload = serde_json::to_vec(record).unwrap();
+        let message = PublishMessage::build().payload(payload.into());
+        (subjects::rejection("lab"), message)
+    };
+    publish_all(broker, records.iter().map(message).collect()).await;
+}
+
+#[tokio::test]
+async fn a_record_that_postgresql_cannot_hold_does_not_stop_those_beside_it() {
+    let (_servers, broker, pool) = servers().await;
+    // Line 13 is a value that this table cannot hold (SQLSTATE 22012).
+    let check = "ALTER TABLE rejections ADD CHECK (1 / (line - 13) IS NOT NULL)";
+    sqlx::query(check).execute(&pool).await.unwrap();
+    let on_line = |n: u32| match rejection() {
+        Record::Rejection {
+            tenant,
+            seq,
+            error,
+            excerpt,
+            at,
+        } => Record::Rejection {
+            tenant,
+            seq,
+            error: LineError { line: n, ..error },
+            excerpt,
+            at,
+        },
+        record => record,
+    };
+    let records: Vec<_> = [12, 13, 14, 13, 15].map(on_line).into();
+    record(&broker, &records).await;
+    let (stop, recorder) = start(&broker, &pool);
+    let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_RECORD'";
+    until(&pool, checkpoint, 5).await;
+    let lines = "SELECT count(*) FROM rejections WHERE line IN (12, 14, 15)";
+    until(&pool, lines, 3).await;
+    until(&pool, "SELECT count(*) FROM rejections", 3).await;
+    until(&pool, "SELECT count(*) FROM record_gaps", 0).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
 /// Publishes without waiting for each message's acknowledgement.
 async fn publish_all(broker: &Broker, messages: Vec<(String, PublishMessage)>) {
     let mut acks = Vec::new();
