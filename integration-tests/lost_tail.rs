@@ -14,6 +14,8 @@ use support::{Lab, digest_of, undisturbed_synthetic, until, workers, workers_wit
 
 /// Of the end of the ledger stream, in bytes: some five messages.
 const TAIL: u64 = 8 * 1024;
+/// So much has the ends of two executions in it.
+const TWO_ENDS: u64 = 2 * TAIL;
 
 fn params(capsules: u32) -> Value {
     json!({"capsules": capsules, "work_us": 2_000, "state_bytes": 1_024})
@@ -35,9 +37,9 @@ async fn last_sequence(lab: &Lab) -> u64 {
     stream.unwrap().cached_info().state.last_sequence
 }
 
-async fn lose_the_tail(lab: &mut Lab) {
+async fn lose_the_tail(lab: &mut Lab, bytes: u64) {
     lab.servers.nats.kill().await;
-    cut_tail(lab, subjects::LEDGER_STREAM, TAIL);
+    cut_tail(lab, subjects::LEDGER_STREAM, bytes);
     lab.servers.nats.restart().await.unwrap();
 }
 
@@ -55,7 +57,7 @@ async fn a_worker_says_again_what_the_broker_lost_and_computes_nothing_twice() {
     let params = params(3_000);
     let id = submit(&lab, "steps", &params).await;
     lab.journal.computing(id, 10).await;
-    lose_the_tail(&mut lab).await;
+    lose_the_tail(&mut lab, TAIL).await;
     let journal = support::Journal::open(&lab.broker);
     completed(&lab, id).await;
     let ended = journal.ended(id, "completed").await;
@@ -121,7 +123,7 @@ async fn what_nobody_holds_any_more_is_computed_again_from_what_is_left() {
         .node
         .clone();
     lab.worker(&node).kill();
-    lose_the_tail(&mut lab).await;
+    lose_the_tail(&mut lab, TAIL).await;
     completed(&lab, id).await;
     let journal = support::Journal::open(&lab.broker);
     let ended = journal.ended(id, "completed").await;
@@ -133,13 +135,13 @@ async fn what_nobody_holds_any_more_is_computed_again_from_what_is_left() {
 #[tokio::test]
 async fn a_worker_says_again_the_ends_that_the_broker_lost() {
     let mut lab = Lab::start(workers_with_history(2)).await;
-    let (steps, small) = (params(300), params(1));
+    let (steps, small) = (params(1_500), params(1));
     let id = submit(&lab, "steps", &steps).await;
     let end = lab.journal.ended(id, "completed").await;
     let tiny = submit(&lab, "tiny", &small).await;
     let tiny_end = lab.journal.ended(tiny, "completed").await;
     lab.recorded(2).await;
-    lose_the_tail(&mut lab).await;
+    lose_the_tail(&mut lab, TWO_ENDS).await;
     for id in [id, tiny] {
         let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
         assert_ne!(left, Some("completed"), "its end was not lost");
@@ -175,7 +177,7 @@ async fn what_ended_on_a_worker_that_has_gone_is_computed_again_with_the_same_bi
     // The recorder looks once every lost sequence was given out again.
     let signal = |lab: &Lab, signal| lab.recorder.as_ref().unwrap().signal(signal).unwrap();
     signal(&lab, Signal::STOP);
-    lose_the_tail(&mut lab).await;
+    lose_the_tail(&mut lab, TAIL).await;
     let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
     assert_ne!(left, Some("completed"), "its end was not lost");
     completed(&lab, id).await;
