@@ -15,7 +15,7 @@ use fiec_schemas::{
     Ordinal, Phase, Sequence, Timestamp,
 };
 
-use self::rewind::is_healed;
+use self::rewind::{epoch_before, is_healed};
 use crate::changes;
 pub use crate::known::{Known, Message, Tracked};
 use crate::parts::{DropRow, MergeRow, SplitRow};
@@ -97,6 +97,11 @@ impl Folder {
                 return;
             }
             self.rewind(tracked, &events, &state, place);
+        } else if epoch_before(&state, &events) < tracked.epoch {
+            // No valid message lowers the epoch: the last binding recorded is void.
+            let ordinal = tracked.ordinal;
+            self.rewind(tracked, &events, &state, place);
+            tracked.ordinal = ordinal;
         }
         if state.ordinal > tracked.ordinal + 1 {
             self.rows.missing.push(MissingRow {
@@ -436,16 +441,18 @@ impl Folder {
         cause: Cause,
     ) {
         let key = (place.id, epoch);
-        self.placements.insert(key, self.rows.placements.len());
-        self.rows.placements.push(PlacementRow {
-            fresh: true,
+        let known = self.placements.contains_key(&key);
+        let row = self.placement(place.id, epoch);
+        *row = PlacementRow {
+            // A second row of the same key would make PostgreSQL refuse the batch.
+            fresh: row.fresh || !known,
             node: Some(node.clone()),
             instance: Some(instance),
             substrate: Some(substrate.to_owned()),
             cause: Some(cause.as_str()),
             bound_at: Some(place.at),
             ..no_placement(place.id, epoch)
-        });
+        };
         if epoch <= 1 {
             return;
         }

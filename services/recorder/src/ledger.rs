@@ -239,7 +239,8 @@ async fn read(
         if known.len() > KNOWN_LIMIT {
             known.forget_up_to(shared.health.checkpoint());
         }
-        let unknown = known.unknown(&messages, last_seq <= careful_until);
+        let careful = last_seq <= careful_until;
+        let unknown = known.unknown(&messages, careful);
         if !unknown.is_empty() {
             let loaded = again(shared, Part::Ledger, || look_up(&shared.pool, &unknown));
             let Some(loaded) = loaded.await else {
@@ -254,6 +255,10 @@ async fn read(
             // Also past what could not be read at the batch's end.
             rows.last_seq = last_seq;
             rows.last = last;
+            if careful {
+                // COPY refuses a placement that is there, each time.
+                rows.placements.iter_mut().for_each(|p| p.fresh = false);
+            }
             (Prepared::new(rows), known)
         });
         let prepared;

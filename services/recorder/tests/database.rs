@@ -420,3 +420,78 @@ async fn times_before_the_calendar_of_postgresql_become_its_first() {
                  AND executions.ordinal = 5";
     assert_eq!(number(&db.pool, first).await, 1);
 }
+
+/// A node is bound again on top of a message that the broker then loses: that binding is void. The
+/// holder heals its ledger, and the execution is bound with the epoch of the void binding.
+fn void_binding() -> Vec<FeedItem> {
+    let tenant = Tenant::new("lab").unwrap();
+    let submission = Arc::new(Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap());
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let (a, b, c) = (
+        InstanceId::random(),
+        InstanceId::random(),
+        InstanceId::random(),
+    );
+    let lost = || Cause::Lost { silent_ms: 5_000 };
+    let resumed = |who: &str| Event::Requested {
+        who: who.into(),
+        what: "yield".into(),
+    };
+    let begin = || {
+        let mut w = LedgerWriter::new(tenant.clone(), id, Arc::clone(&submission), at(0));
+        let first = vec![Event::Submitted, bound(1, "a", a, Cause::Initial)];
+        let started = vec![Event::Started {
+            epoch: 1,
+            computing_since: at(1),
+        }];
+        let items = [
+            w.append(first, "policy/p", at(0), 1).unwrap(),
+            w.append(started, &format!("worker/a/{a}"), at(1), 2)
+                .unwrap(),
+        ];
+        (w, items)
+    };
+    let (mut other, items) = begin();
+    other
+        .append(vec![resumed("x")], "policy/p", at(2), 3)
+        .unwrap();
+    let void = vec![bound(2, "b", b, lost())];
+    let void = other.append(void, "policy/p", at(3), 3).unwrap();
+    let (mut w, _) = begin();
+    for seq in 3..6 {
+        w.append(vec![resumed("y")], "policy/p", at(2), seq)
+            .unwrap();
+    }
+    let healed = Event::Healed {
+        kept: 2,
+        lost: 3,
+        over: Digest::of(b""),
+    };
+    let healed = w
+        .append(vec![healed], &format!("worker/a/{a}"), at(4), 4)
+        .unwrap();
+    let valid = vec![bound(2, "c", c, lost())];
+    let valid = w.append(valid, "policy/p", at(5), 5).unwrap();
+    items.into_iter().chain([void, healed, valid]).collect()
+}
+
+#[tokio::test]
+async fn the_epoch_of_a_void_binding_is_given_out_again() {
+    let db = database().await;
+    let nodes = "SELECT string_agg(concat_ws(' ', epoch, node, end_reason), ', ' ORDER BY epoch) \
+                 FROM placements";
+    for at_once in [true, false] {
+        let items = void_binding();
+        if at_once {
+            project(&db.pool, items).await.unwrap();
+        } else {
+            projects(&db.pool, items).await;
+        }
+        assert_eq!(words(&db.pool, nodes).await, "1 a lost, 2 c", "{at_once}");
+        let last = "SELECT node || ' ' || epoch || ' ' || ordinal FROM executions";
+        assert_eq!(words(&db.pool, last).await, "c 2 7");
+        let moves = "SELECT string_agg(from_node || ' ' || to_node, ', ') FROM rebindings";
+        assert_eq!(words(&db.pool, moves).await, "a c");
+        clear(&db.pool).await.unwrap();
+    }
+}

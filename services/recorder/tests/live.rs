@@ -193,6 +193,41 @@ async fn the_last_state_is_mirrored_while_it_is_needed() {
 }
 
 #[tokio::test]
+async fn a_placement_that_is_there_already_does_not_stop_the_recording() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let now = Timestamp::now();
+    let mut w = LedgerWriter::new(Tenant::new("lab").unwrap(), id, Arc::new(submission), now);
+    let bound = |epoch, cause| Event::Bound {
+        epoch,
+        node: "n1".parse().unwrap(),
+        instance: InstanceId::random(),
+        substrate: "host".into(),
+        cause,
+        decision: None,
+    };
+    let first = vec![Event::Submitted, bound(1, Cause::Initial)];
+    let item = w.append(first, "policy/p", now, 1).unwrap();
+    publish(&broker, &item, Bytes::new()).await;
+    until(&pool, "SELECT count(*) FROM placements", 1).await;
+    sqlx::query("INSERT INTO placements (execution, epoch) VALUES ($1, 2)")
+        .bind(id.0)
+        .execute(&pool)
+        .await
+        .unwrap();
+    let again = vec![bound(2, Cause::Lost { silent_ms: 5_000 })];
+    let item = w.append(again, "policy/p", now, 2).unwrap();
+    publish(&broker, &item, Bytes::new()).await;
+    until(&pool, "SELECT ordinal FROM executions", 2).await;
+    let filled = "SELECT count(*) FROM placements WHERE epoch = 2 AND node = 'n1'";
+    until(&pool, filled, 1).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn rejections_and_node_events_are_recorded() {
     let (_servers, broker, pool) = servers().await;
     let (stop, recorder) = start(&broker, &pool);

@@ -1,7 +1,7 @@
 //! Where a ledger does not go on from what is recorded of it: messages were dropped in between, or the
 //! broker has lost them and others stand in their place.
 
-use fiec_schemas::{Event, ExecutionState};
+use fiec_schemas::{Epoch, Event, ExecutionState};
 
 use super::{Folder, Place, Tracked, worker_of};
 use crate::parts::SplitRow;
@@ -17,8 +17,7 @@ impl Folder {
         place: Place,
     ) {
         let (id, from) = (place.id, state.ordinal);
-        let bindings = events.iter().filter(|e| matches!(e, Event::Bound { .. }));
-        let epoch = state.epoch.saturating_sub(bindings.count() as u64);
+        let epoch = epoch_before(state, events);
         // Rows of this very batch have not been written yet.
         self.rows
             .boundaries
@@ -39,7 +38,10 @@ impl Folder {
             .placements
             .retain(|r| r.execution != id || r.epoch <= epoch);
         self.placements.clear();
-        for (at, row) in self.rows.placements.iter().enumerate() {
+        for (at, row) in self.rows.placements.iter_mut().enumerate() {
+            if (row.execution, row.epoch) == (id, epoch) {
+                (row.ended_at, row.end_reason) = (None, None);
+            }
             self.placements.insert((row.execution, row.epoch), at);
         }
         self.rebindings.clear();
@@ -81,11 +83,7 @@ impl Folder {
             at: None,
         });
         self.rows.splits.extend(known);
-        let bindings = events
-            .iter()
-            .filter(|e| matches!(e, Event::Bound { .. }))
-            .count();
-        let epoch = state.epoch.saturating_sub(bindings as u64);
+        let epoch = epoch_before(state, events);
         if epoch == tracked.epoch {
             return;
         }
@@ -93,7 +91,7 @@ impl Folder {
         tracked.epoch = epoch;
         // Only its worker writes while an execution is started.
         let author = worker_of(&state.author);
-        let binding = state.phase.binding().filter(|_| bindings == 0);
+        let binding = state.phase.binding().filter(|_| epoch == state.epoch);
         let node = binding
             .map(|b| b.node.clone())
             .or(author.map(|(node, _)| node));
@@ -106,6 +104,12 @@ impl Folder {
         row.substrate = binding.map(|b| b.substrate.clone());
         row.bound_at = binding.map(|b| b.at);
     }
+}
+
+/// The epoch before a message's own bindings.
+pub(super) fn epoch_before(state: &ExecutionState, events: &[Event]) -> Epoch {
+    let bindings = events.iter().filter(|e| matches!(e, Event::Bound { .. }));
+    state.epoch.saturating_sub(bindings.count() as u64)
 }
 
 /// True for a message by which a holder appends again what the broker has lost.
