@@ -53,6 +53,7 @@ pub struct Contents {
     /// The objects.
     pub objects: Vec<Stored>,
     /// Subjects of chunks without a description: of puts that are under way, or that were cut off.
+    /// None while a description cannot be read: it may be theirs.
     pub orphans: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ async fn subjects_of(
     listed.map_err(BrokerError::operation(what()))
 }
 
-/// Lists a bucket.
+/// Lists a bucket. An object whose description cannot be read is left out.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -83,21 +84,35 @@ pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerE
     let objects = stream::iter(described)
         .map(|subject| {
             let bucket = &bucket;
-            async move { bucket.described_on(&subject).await }
+            async move {
+                match bucket.described_on(&subject).await {
+                    Err(error @ BrokerError::Malformed { .. }) => {
+                        tracing::warn!(%error, "an object is left out of this sweep");
+                        Ok(None)
+                    }
+                    found => found.map(Some),
+                }
+            }
         })
         .buffer_unordered(AT_ONCE)
-        .try_filter_map(async |found| {
-            Ok(found.map(|found| Stored {
-                name: found.info.name,
-                bytes: found.info.size as u64,
-                age: found.age,
-                nuid: found.info.nuid,
-                seq: found.seq,
-            }))
+        .map_ok(|found| {
+            found.map(|found| {
+                found.map(|found| Stored {
+                    name: found.info.name,
+                    bytes: found.info.size as u64,
+                    age: found.age,
+                    nuid: found.info.nuid,
+                    seq: found.seq,
+                })
+            })
         });
-    let objects: Vec<Stored> = objects.try_collect().await?;
+    let listed: Vec<Option<Option<Stored>>> = objects.try_collect().await?;
+    // Whose chunks are those of an object that cannot be read? Nobody's are orphans then.
+    let all_read = listed.iter().all(Option::is_some);
+    let objects: Vec<Stored> = listed.into_iter().flatten().flatten().collect();
     let known: HashSet<String> = objects.iter().map(|o| bucket.chunks(&o.nuid)).collect();
-    let orphans = chunk_subjects.into_iter().filter(|s| !known.contains(s));
+    let orphans = chunk_subjects.into_iter();
+    let orphans = orphans.filter(|subject| all_read && !known.contains(subject));
     Ok(Contents {
         orphans: orphans.collect(),
         objects,

@@ -7,7 +7,7 @@ use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, Tenant, Timesta
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
 
-use crate::reader::{Delivered, Reader};
+use crate::reader::{Delivered, Reader, next_fetched};
 use crate::{Broker, BrokerError};
 
 /// Where a feed begins.
@@ -229,8 +229,7 @@ pub async fn of_execution(
         .await
         .map_err(BrokerError::operation(&what))?;
     let mut items = Vec::new();
-    while let Some(message) = messages.next().await {
-        let message = message.map_err(BrokerError::operation(&what))?;
+    while let Some(message) = next_fetched(&mut messages, &what).await? {
         items.push(item(&Delivered::new(message, &what)?)?);
     }
     Ok(items)

@@ -29,5 +29,5 @@ pub use connection::{
     Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged, without_secrets,
 };
 pub use ledger::{AppendError, Draft, Entry, Ledger, Tip};
-pub use reader::{Delivered, Reader};
+pub use reader::{Delivered, Reader, next_fetched};
 pub use upkeep::Upkeep;

@@ -88,8 +88,11 @@ impl<'a> Bucket<'a> {
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(BrokerError::operation(what)(error)),
         };
-        let info =
-            serde_json::from_slice(&message.payload).map_err(BrokerError::operation(what))?;
+        let unreadable = |error: serde_json::Error| BrokerError::Malformed {
+            what: format!("the description of an object on {subject}"),
+            reason: error.to_string(),
+        };
+        let info = serde_json::from_slice(&message.payload).map_err(unreadable)?;
         let age = std::time::SystemTime::now().duration_since(message.time.into());
         Ok(Some(Described {
             seq: message.sequence,

@@ -16,6 +16,36 @@ use crate::{Broker, BrokerError};
 /// The server deletes the consumer of a reader that asked for nothing for so long.
 const INACTIVE: Duration = Duration::from_secs(60);
 
+/// A fetch without a word for so long has lost its end: its own end is the server's last answer.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// The next message of a fetch; none at its end.
+///
+/// # Errors
+/// When neither comes in time: what came until then may not be all.
+pub async fn next_fetched<S, T, E>(messages: &mut S, what: &str) -> Result<Option<T>, BrokerError>
+where
+    S: Stream<Item = Result<T, E>> + Unpin,
+    E: Into<async_nats::Error>,
+{
+    next_within(messages, what, SILENCE).await
+}
+
+async fn next_within<S, T, E>(
+    messages: &mut S,
+    what: &str,
+    time: Duration,
+) -> Result<Option<T>, BrokerError>
+where
+    S: Stream<Item = Result<T, E>> + Unpin,
+    E: Into<async_nats::Error>,
+{
+    match tokio::time::timeout(time, messages.next()).await {
+        Ok(next) => next.transpose().map_err(BrokerError::operation(what)),
+        Err(silence) => Err(BrokerError::operation(what)(silence)),
+    }
+}
+
 /// A message, and where it stands in its stream.
 #[derive(Debug)]
 pub struct Delivered {
@@ -129,5 +159,25 @@ impl Stream for Reader {
         });
         self.has_failed = !matches!(item, Some(Ok(_)));
         Poll::Ready(item)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+
+    #[tokio::test]
+    async fn a_fetch_whose_end_is_lost_fails() {
+        let one = || stream::iter([Ok::<_, std::io::Error>(1)]);
+        let mut whole = one();
+        assert_eq!(next_fetched(&mut whole, "read").await.unwrap(), Some(1));
+        assert_eq!(next_fetched(&mut whole, "read").await.unwrap(), None);
+        let mut broken = one().chain(stream::pending());
+        let soon = Duration::from_millis(10);
+        assert_eq!(next_fetched(&mut broken, "read").await.unwrap(), Some(1));
+        let failed = next_within(&mut broken, "read", soon).await.unwrap_err();
+        assert!(failed.to_string().contains("cannot read"), "{failed}");
     }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fiec_broker::topology::{self, Profile};
-use fiec_broker::{Broker, ConnectOptions, store};
+use fiec_broker::{Broker, ConnectOptions, collect, store};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_schemas::{Digest, subjects};
 use futures_util::future::join_all;
@@ -116,4 +116,25 @@ async fn reading_an_object_whose_chunks_are_gone_ends_with_an_error() {
     let read = tokio::time::timeout(Duration::from_secs(30), read).await;
     let error = read.expect("the reader waits without a limit").unwrap_err();
     assert!(error.to_string().contains("nothing came for 4s"), "{error}");
+}
+
+#[tokio::test]
+async fn an_unreadable_description_keeps_no_other_object_from_the_list() {
+    let world = world().await;
+    let broker = &world.broker;
+    let data = data(1);
+    let digest = Digest::of(&data);
+    store::put_data(broker, digest, &data).await.unwrap();
+    // Chunks that seem to belong to nothing may be those of the unreadable one.
+    let unreadable = [("M", "{"), ("C", "chunk")];
+    for (kind, payload) in unreadable {
+        let subject = format!("$O.{}.{kind}.unreadable", subjects::DATA_BUCKET);
+        let sent = broker.js.publish(subject, payload.into()).await.unwrap();
+        sent.await.unwrap();
+    }
+    let contents = collect::contents(broker, collect::Store::Data).await;
+    let contents = contents.unwrap();
+    let names: Vec<_> = contents.objects.iter().map(|o| o.name.clone()).collect();
+    assert_eq!(names, [digest.to_string()]);
+    assert!(contents.orphans.is_empty(), "{:?}", contents.orphans);
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, Upkeep, sight};
 use fiec_schemas::InstanceId;
@@ -26,6 +27,11 @@ const OUTCOMES: usize = 4_096;
 
 /// Looks through submissions that wait to be taken in, at the same time.
 const LOOKING: usize = 4;
+
+/// Pause before the ledgers of a broker that has lost messages are taken over again, doubled after
+/// each failure.
+const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A policy service, ready to run.
 pub struct PolicyService {
@@ -73,7 +79,7 @@ impl PolicyService {
             end.clone()
                 .run_until_cancelled_owned(broker.clone().keep_clock()),
         );
-        let mut after_loss = false;
+        let (mut after_loss, mut wait) = (false, AGAIN);
         loop {
             let life = Life {
                 options: options.clone(),
@@ -90,6 +96,19 @@ impl PolicyService {
                     loaded.store(false, Ordering::Relaxed);
                     options.id = InstanceId::random();
                     after_loss = true;
+                    wait = AGAIN;
+                }
+                // A broker that has lost messages may still be coming back.
+                Err(ServiceError::Broker(error))
+                    if after_loss && !loaded.load(Ordering::Relaxed) =>
+                {
+                    tracing::warn!(%error, ?wait, "taking over the ledgers again after a pause");
+                    let _ = tokio::time::timeout(wait, stop.cancelled()).await;
+                    if stop.is_cancelled() {
+                        return Ok(());
+                    }
+                    options.id = InstanceId::random();
+                    wait = (2 * wait).min(AGAIN_LIMIT);
                 }
                 ended => return ended,
             }
@@ -238,7 +257,7 @@ impl Life {
                 }
             }
         };
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), farewell).await;
+        let _ = tokio::time::timeout(Duration::from_secs(2), farewell).await;
         tasks.shutdown().await;
         result
     }

@@ -10,7 +10,7 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::kv;
 use fiec_broker::feed::{self, FeedItem, Start};
 use fiec_broker::identity::Identity;
-use fiec_broker::{Broker, BrokerError, registry};
+use fiec_broker::{Broker, BrokerError, next_fetched, registry};
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::trust::Quarantine;
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
@@ -270,8 +270,7 @@ pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, Broker
         .await
         .map_err(BrokerError::operation("read the last vectors"))?;
     let mut vectors = Vec::new();
-    while let Some(message) = messages.next().await {
-        let message = message.map_err(BrokerError::operation("read the last vectors"))?;
+    while let Some(message) = next_fetched(&mut messages, "read the last vectors").await? {
         vectors.extend(read::<HardwareVector>(&message.subject, &message.payload));
     }
     Ok(vectors)

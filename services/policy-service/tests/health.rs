@@ -4,13 +4,15 @@
 mod stage;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::Config;
+use fiec_broker::topology;
 use fiec_policy_service::Options;
 use fiec_schemas::messages::SubmitReply;
 use fiec_schemas::subjects;
-use futures_util::TryStreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use stage::{Stage, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -111,4 +113,37 @@ async fn health_is_red_while_the_ledgers_cannot_be_read() {
     ledgers.delete_consumer("other").await.unwrap();
     until(|| says("200 OK")).await;
     assert_eq!(submit(&stage).await.accepted.len(), 1);
+}
+
+#[tokio::test]
+async fn a_broker_that_lacks_something_after_a_loss_is_waited_for() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let address = free_address().await;
+    let options = Options {
+        http: Some(address),
+        ..Options::default()
+    };
+    let service = stage.service_with(options).await;
+    let says = async |words: &str| healthz(address).await.contains(words);
+    until(|| says("200 OK")).await;
+    assert_eq!(submit(&stage).await.accepted.len(), 1);
+    let js = &stage.broker.js;
+    let ledgers = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+    until(|| async { ledgers.get_info().await.unwrap().state.messages > 0 }).await;
+
+    let nodes = format!("KV_{}", subjects::NODES_BUCKET);
+    let looks = format!("$JS.API.STREAM.INFO.{nodes}");
+    let mut looks = stage.broker.client.subscribe(looks).await.unwrap();
+    js.delete_stream(nodes).await.unwrap();
+    js.delete_stream(subjects::LEDGER_STREAM).await.unwrap();
+    let config = ledgers.cached_info().config.clone();
+    js.create_stream(config).await.unwrap();
+    // It asks for the bucket in vain, and asks again.
+    let again = looks.by_ref().take(4).count();
+    let again = tokio::time::timeout(Duration::from_secs(60), again).await;
+    assert!(again.is_ok(), "it does not try again");
+    let profile = topology::Profile::default();
+    topology::apply(&stage.broker, &profile).await.unwrap();
+    until(|| says("200 OK")).await;
+    service.stop().await;
 }

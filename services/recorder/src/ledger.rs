@@ -100,7 +100,10 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             match moved.await {
                 None => return Ok(()),
                 Some(true) => {}
-                Some(false) => continue,
+                Some(false) => {
+                    backoff.wait(&shared.stop).await;
+                    continue;
+                }
             }
         }
         shared.health.recorded(at);

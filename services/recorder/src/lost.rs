@@ -2,6 +2,7 @@
 //! becomes of the rows.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
@@ -67,11 +68,20 @@ pub(crate) struct Resume {
     pub lost: bool,
 }
 
+/// A comparison takes a few requests, each with a deadline of seconds.
+const COMPARED_WITHIN: Duration = Duration::from_secs(30);
+
 /// Compares the stream with what was read of it.
 ///
 /// # Errors
-/// When the broker does not answer.
+/// When the broker does not answer in time.
 pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
+    let what = format!("look at the stream {}", mark.of.stream());
+    let compared = tokio::time::timeout(COMPARED_WITHIN, compare(broker, mark)).await;
+    compared.map_err(BrokerError::operation(what))?
+}
+
+async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
     let what = || format!("look at the stream {}", mark.of.stream());
     let stream = broker.js.get_stream(mark.of.stream()).await;
     let stream = stream.map_err(BrokerError::operation(what()))?;
@@ -84,7 +94,9 @@ pub(crate) async fn resume(broker: &Broker, mark: &Mark) -> Result<Resume, Broke
         lost,
     };
     if mark.created.is_some_and(|then| then != created) {
-        return Ok(resume(0, true));
+        // `fiec setup` lets a new stream of records begin behind those that are recorded.
+        let before = info.state.first_sequence.saturating_sub(1);
+        return Ok(resume(before.min(mark.seq), true));
     }
     let Some((digest, stored_at)) = mark.last.filter(|_| mark.seq > 0) else {
         let from = mark.seq.min(last);
@@ -125,7 +137,7 @@ async fn first_after(
         ack_policy: AckPolicy::None,
         headers_only: true,
         deliver_policy: DeliverPolicy::ByStartTime { start_time },
-        inactive_threshold: std::time::Duration::from_secs(10),
+        inactive_threshold: Duration::from_secs(10),
         ..Default::default()
     };
     let consumer = broker.js.create_consumer_on_stream(config, of.stream());
@@ -191,14 +203,16 @@ pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Re
     let mut tx = pool.begin().await?;
     let done = sqlx::query(
         "UPDATE recorder_checkpoint SET seq = $3, created_ns = $4::numeric, updated_at = now(), \
-         digest = CASE WHEN $3 = seq THEN digest END, \
-         stored_at = CASE WHEN $3 = seq THEN stored_at END \
+         digest = CASE WHEN $5 THEN NULL ELSE digest END, \
+         stored_at = CASE WHEN $5 THEN NULL ELSE stored_at END \
          WHERE stream = $1 AND seq = $2",
     )
     .bind(mark.of.stream())
     .bind(saturate(mark.seq))
     .bind(saturate(to.from))
     .bind(to.created.to_string())
+    // The message at the checkpoint may be another one by now.
+    .bind(to.lost)
     .execute(&mut *tx)
     .await?;
     if done.rows_affected() != 1 {

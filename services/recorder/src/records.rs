@@ -64,7 +64,6 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
                 if again(&shared, Part::Records, moved).await.is_none() {
                     return Ok(());
                 }
-                continue;
             }
             Ok(_) => match open(&broker, mark.seq).await {
                 Ok(messages) => tokio::select! {

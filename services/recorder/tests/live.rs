@@ -680,3 +680,52 @@ async fn a_record_stream_that_was_made_anew_is_read_from_its_beginning_each_time
     until(&pool, lives, 3).await;
     until(&pool, "SELECT count(*) FROM record_gaps", 0).await;
 }
+
+#[tokio::test]
+async fn a_record_stream_that_begins_behind_what_is_recorded_has_no_gap() {
+    let (_servers, broker, pool) = servers().await;
+    record(&broker, &[rejection(), rejection(), rejection()]).await;
+    let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_RECORD'";
+    let (stop, recorder) = start(&broker, &pool);
+    until(&pool, checkpoint, 3).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    let stream = subjects::RECORD_STREAM;
+    broker.js.delete_stream(stream).await.unwrap();
+    // As `fiec setup` does.
+    let profile = Profile {
+        record_first_sequence: Some(4),
+        ..Profile::default()
+    };
+    apply(&broker, &profile).await.unwrap();
+    let (stop, recorder) = start(&broker, &pool);
+    let created = "SELECT count(*) FROM recorder_checkpoint WHERE stream = 'FIEC_RECORD' \
+                   AND seq = 3 AND digest IS NULL";
+    until(&pool, created, 1).await;
+    record(&broker, &[rejection()]).await;
+    until(&pool, checkpoint, 4).await;
+    until(&pool, "SELECT count(*) FROM rejections WHERE seq > 0", 4).await;
+    until(&pool, "SELECT count(*) FROM record_gaps", 0).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn another_record_at_the_checkpoint_is_noticed_once() {
+    let (_servers, broker, pool) = servers().await;
+    record(&broker, &[rejection()]).await;
+    let checkpoint = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_RECORD'";
+    let (stop, recorder) = start(&broker, &pool);
+    until(&pool, checkpoint, 1).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    // The recorded one was another, and the clock of its broker was ahead.
+    let other = "UPDATE recorder_checkpoint SET digest = sha256('another'), \
+                 stored_at = now() + interval '1 day' WHERE stream = 'FIEC_RECORD'";
+    sqlx::query(other).execute(&pool).await.unwrap();
+    record(&broker, &[rejection()]).await;
+    let (stop, recorder) = start(&broker, &pool);
+    until(&pool, checkpoint, 2).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
