@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence, Tenant, Timestamp, subjects};
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
@@ -74,6 +75,22 @@ pub async fn bounds_of(broker: &Broker, stream: &str) -> Result<(Sequence, Seque
         .map_err(BrokerError::operation(format!("look at stream {stream}")))?;
     let state = &stream.cached_info().state;
     Ok((state.first_sequence, state.last_sequence))
+}
+
+/// True where a stream holds a message with this sequence or a later one. A deleted last message
+/// leaves the stream's last sequence as it is.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn has_from(broker: &Broker, stream: &str, seq: Sequence) -> Result<bool, BrokerError> {
+    let what = || format!("look for message {seq} of stream {stream}");
+    let opened = broker.js.get_stream_no_info(stream).await;
+    let opened = opened.map_err(BrokerError::operation(what()))?;
+    match opened.get_first_raw_message_by_subject(">", seq).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(false),
+        Err(error) => Err(BrokerError::operation(what())(error)),
+    }
 }
 
 /// Messages that the server sends ahead.

@@ -218,10 +218,18 @@ async fn announce(broker: Broker, shared: Shared) -> Result<()> {
             continue;
         };
         let (health, now) = (&shared.health, Instant::now());
+        let read = health.read_up_to(Part::Ledger);
+        let recorded = health.read_up_to(Part::Records);
         let troubles = [
-            ledger_read.check(health.read_up_to(Part::Ledger), ledger, now),
+            match ledger_read.check(read, ledger, now) {
+                Some(_) if !waits(&broker, subjects::LEDGER_STREAM, read).await => None,
+                trouble => trouble,
+            },
             ledger_written.check(health.checkpoint(), (1, health.to_write()), now),
-            records_written.check(health.read_up_to(Part::Records), records, now),
+            match records_written.check(recorded, records, now) {
+                Some(_) if !waits(&broker, subjects::RECORD_STREAM, recorded).await => None,
+                trouble => trouble,
+            },
         ];
         match troubles.into_iter().flatten().next() {
             Some(trouble) => health.unwell(Part::Reading, trouble),
@@ -232,6 +240,12 @@ async fn announce(broker: Broker, shared: Shared) -> Result<()> {
         announce_one(&broker, &shared, seq, last).await;
     }
     Ok(())
+}
+
+/// False where a stream is known to hold nothing behind a sequence: its last messages were deleted.
+async fn waits(broker: &Broker, stream: &str, done: Sequence) -> bool {
+    let found = feed::has_from(broker, stream, done.saturating_add(1)).await;
+    found.unwrap_or(true)
 }
 
 /// Tells workers what is recorded. `last`: the last sequence of the stream, as far as is known.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use clap::Args;
-use fiec_broker::{AppendError, Broker, Draft, Ledger, Tip, store};
+use fiec_broker::{AppendError, Broker, BrokerError, Draft, Ledger, Tip, store};
 use fiec_recorder::PgTime;
 use fiec_schemas::event::{BatchPlace, Totals};
 use fiec_schemas::scheduling::Adjustment;
@@ -56,9 +56,19 @@ pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome
             // It has ended meanwhile.
             None => continue,
         };
-        if ledger.last(&tenant, id).await?.is_some() {
-            there += 1;
-            continue;
+        match ledger.last(&tenant, id).await {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                there += 1;
+                continue;
+            }
+            // Those behind it can still be repaired.
+            Err(error @ BrokerError::Malformed { .. }) => {
+                failed += 1;
+                println!("{id}: cannot be repaired: its ledger is there, but {error}");
+                continue;
+            }
+            Err(error) => return Err(error.into()),
         }
         let lost = Lost { id, tenant, row };
         let done = match ranges::holder_of(&pool, id).await? {
