@@ -13,7 +13,7 @@ use fiec_policy_service::Options;
 use fiec_schemas::messages::SubmitReply;
 use fiec_schemas::subjects;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use stage::{Stage, until};
+use stage::{Running, Stage, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -26,10 +26,16 @@ async fn healthz(address: SocketAddr) -> String {
     answer
 }
 
-/// An address that nobody listens on.
-async fn free_address() -> SocketAddr {
+/// A service, and where it says how it is.
+async fn watched(stage: &Stage) -> (Running, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap()
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let options = Options {
+        http: Some(address),
+        ..Options::default()
+    };
+    (stage.service_with(options).await, address)
 }
 
 async fn submit(stage: &Stage) -> SubmitReply {
@@ -43,12 +49,7 @@ async fn submit(stage: &Stage) -> SubmitReply {
 async fn health_is_red_while_the_broker_lacks_something_and_memory_streams_come_back_by_themselves()
 {
     let stage = Stage::with_nodes(&["n1"]).await;
-    let address = free_address().await;
-    let options = Options {
-        http: Some(address),
-        ..Options::default()
-    };
-    let _service = stage.service_with(options).await;
+    let (_service, address) = watched(&stage).await;
     let says = async |words: &str| healthz(address).await.contains(words);
     until(|| says("200 OK")).await;
     let js = &stage.broker.js;
@@ -89,12 +90,7 @@ async fn health_is_red_while_the_ledgers_cannot_be_read() {
     };
     js.delete_stream(subjects::LEDGER_STREAM).await.unwrap();
     let ledgers = js.create_stream(config).await.unwrap();
-    let address = free_address().await;
-    let options = Options {
-        http: Some(address),
-        ..Options::default()
-    };
-    let _service = stage.service_with(options).await;
+    let (_service, address) = watched(&stage).await;
     let says = async |words: &str| healthz(address).await.contains(words);
     until(|| says("200 OK")).await;
 
@@ -118,12 +114,7 @@ async fn health_is_red_while_the_ledgers_cannot_be_read() {
 #[tokio::test]
 async fn a_broker_that_lacks_something_after_a_loss_is_waited_for() {
     let stage = Stage::with_nodes(&["n1"]).await;
-    let address = free_address().await;
-    let options = Options {
-        http: Some(address),
-        ..Options::default()
-    };
-    let service = stage.service_with(options).await;
+    let (service, address) = watched(&stage).await;
     let says = async |words: &str| healthz(address).await.contains(words);
     until(|| says("200 OK")).await;
     assert_eq!(submit(&stage).await.accepted.len(), 1);

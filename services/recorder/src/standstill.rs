@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use fiec_schemas::Sequence;
 
-/// What stands still for so long while messages wait is not well. Several times what a reader needs
-/// to open its feed anew.
+/// After this time without progress, while messages wait, the recorder is not well. A reader opens
+/// its feed anew in much less.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where reading or writing was when it last moved.

@@ -397,7 +397,7 @@ fn rejection() -> Record {
 async fn values_that_no_column_can_hold_do_not_stop_the_recording_of_vectors() {
     let (_servers, broker, pool) = servers().await;
     let (stop, recorder) = start(&broker, &pool);
-    // What is published before the recorder listens is for nobody.
+    // The recorder does not get what was published before it listened, so this publishes again.
     let speak = async {
         loop {
             for (node, value) in [("large", 1e300), ("small", 1e-300), ("good", 0.25)] {

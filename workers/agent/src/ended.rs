@@ -1,8 +1,9 @@
 //! What ended here lately. A broker that was started again may have lost the end of an execution
 //! that it had acknowledged. This worker then says it again, and nothing is computed twice.
 //!
-//! What is not kept is computed again from the last boundary that is left, with the same bits: an
-//! end that is older or larger than the limits below, and that of a worker that has gone.
+//! Some ends are not kept: those older or larger than the limits below, and those of a worker that
+//! has gone. Their executions are computed again from the last boundary that is left, with the same
+//! bits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +30,7 @@ const ALL_BYTES: usize = 8 << 20;
 /// Ends that are looked at at once.
 const AT_ONCE: usize = 16;
 
-/// The last message of an execution here, with what it takes to append that again.
+/// The last message of an execution, and everything needed to append it again.
 #[derive(Debug)]
 pub struct End {
     ground: Ground,
@@ -40,8 +41,8 @@ pub struct End {
 }
 
 impl End {
-    /// `draft` is to be appended with `body` to `ground`, once the outputs are stored. None where
-    /// that is too much to keep, or does not end the execution: whoever holds it next heals it.
+    /// `draft` is to be appended with `body` to `ground`, once the outputs are stored. None if that is
+    /// too much to keep, or if the execution does not end with it: its next holder heals it then.
     pub(crate) fn new(
         ground: Ground,
         draft: &Draft,

@@ -115,7 +115,7 @@ impl Policy {
             let holder = members.get(holder);
             holder.is_some_and(|m| m.part(*part).is_none())
         });
-        // What is known of its holder may be older: it is compared again before the part ends.
+        // The holder's newest state may not be known yet. The part is compared again before it ends.
         let again = now.mono.plus(2 * self.config.look_ms);
         for (part, holder) in dropped {
             let who = format!("policy: {holder}, of which it is a part, does without it");
