@@ -4,7 +4,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -42,28 +41,47 @@ fn reachable() -> tempfile::TempDir {
     dir
 }
 
-/// Cargo builds the examples of a package for its tests.
-fn hold() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let target = test.parent().and_then(|p| p.parent()).unwrap();
-    target.join("examples/hold")
+/// Names the data folder of the process that holds servers.
+const DATA_DIR: &str = "FIEC_ORPHANS_DATA_DIR";
+/// Begins the line in which that process names the servers.
+const MARK: &str = "servers: ";
+
+#[tokio::test]
+#[ignore = "started by servers_die_with_a_parent_that_is_killed as another process"]
+async fn hold_servers() {
+    let Some(data_dir) = std::env::var_os(DATA_DIR) else {
+        return;
+    };
+    let options = Options {
+        data_dir: Some(data_dir.into()),
+        ..Options::default()
+    };
+    let servers = DevServers::start(options, &NoProgress).await.unwrap();
+    let nats = servers.nats.pid();
+    let postgres = servers.postgres.as_ref().unwrap().pid();
+    println!("\n{MARK}{nats} {postgres}");
+    std::future::pending::<()>().await;
 }
 
 #[test]
 fn servers_die_with_a_parent_that_is_killed() {
     let dir = reachable();
-    let mut parent = Command::new(hold())
-        .arg(dir.path().join("data"))
+    let mut parent = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture", "hold_servers"])
+        .env(DATA_DIR, dir.path().join("data"))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut line = String::new();
-    BufReader::new(parent.stdout.take().unwrap())
-        .read_line(&mut line)
+    let output = BufReader::new(parent.stdout.take().unwrap());
+    let servers = output
+        .lines()
+        .map(Result::unwrap)
+        .find_map(|line| line.strip_prefix(MARK).map(str::to_owned))
         .unwrap();
-    let told: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let pid = |name: &str| u32::try_from(told[name].as_u64().unwrap()).unwrap();
-    let (nats, postgres) = (pid("nats_pid"), pid("postgres_pid"));
+    let pids: Vec<u32> = servers.split(' ').map(|p| p.parse().unwrap()).collect();
+    let [nats, postgres] = pids[..] else {
+        panic!("two process ids in {servers:?}");
+    };
     let mut all = children_of(postgres);
     assert!(!all.is_empty(), "PostgreSQL has background processes");
     all.extend([nats, postgres]);
