@@ -38,6 +38,9 @@ pub mod view;
 pub mod watch;
 
 pub use config::Config;
-pub use engine::{Action, ControlOutcome, Duties, Good, Input, Policy, ProbeOutcome, Ticket};
+pub use engine::{
+    Action, ControlOutcome, Duties, Good, Input, NewExecution, Policy, ProbeOutcome, Submitted,
+    Ticket,
+};
 pub use time::{Millis, Now};
 pub use view::LedgerView;

@@ -203,7 +203,6 @@ impl Race {
             tenant: &tenant(),
             spec: &spec,
             submitted_at: now.wall,
-            may_hold: false,
         };
         tell(&mut self.services[at], now, input);
     }

@@ -147,7 +147,6 @@ impl Bench {
             tenant: &self.tenant,
             spec: &self.spec,
             submitted_at: WALL,
-            may_hold: false,
         };
         let now = Now {
             mono: START.plus(500),

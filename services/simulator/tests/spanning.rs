@@ -143,7 +143,6 @@ impl Decide for Broken {
                 tenant,
                 spec,
                 submitted_at,
-                may_hold,
             } if self.defect == Defect::ForgetsDependencies => {
                 let mut spec = spec.clone();
                 spec.after.clear();
@@ -152,7 +151,6 @@ impl Decide for Broken {
                     tenant,
                     spec: &spec,
                     submitted_at,
-                    may_hold,
                 };
                 self.inner.step(now, input, &mut mine);
             }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
-use fiec_policy::{Action, Input};
+use fiec_policy::{Input, NewExecution, Submitted};
 use fiec_schemas::{Event, ExecutionId, ExecutionState, LineError, package};
 
 use super::Core;
@@ -68,25 +68,16 @@ impl Core {
         if self.effects.programs.in_container(&line.spec.program) {
             self.step(Input::Container(&line.spec.program));
         }
-        let may_hold = self.held_in_vain != Some(self.policy.completions());
-        let first = self.actions.len();
-        self.step(Input::Submission {
+        let new = NewExecution {
             execution: line.execution,
             tenant: &line.tenant,
             spec: &line.spec,
             submitted_at: line.stamp,
-            may_hold,
-        });
-        // Others may have been given their places before it.
-        let own = |action: &Action| match action {
-            Action::Append { execution, .. } => *execution == line.execution,
-            action => matches!(action, Action::Hold),
         };
-        let mut new = self.actions.iter().skip(first);
-        let Some(at) = new.position(own) else {
-            return true;
-        };
-        let Action::Append { events, .. } = self.actions.remove(first + at) else {
+        let may_hold = self.held_in_vain != Some(self.policy.completions());
+        let now = self.now();
+        let Submitted::Append(events) = self.policy.submit(now, new, may_hold, &mut self.actions)
+        else {
             if self.hold_until.is_none() {
                 self.hold_until = Some(Instant::now() + self.hold());
             }

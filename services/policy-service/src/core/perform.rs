@@ -33,8 +33,6 @@ impl Core {
                         effects.append(tenant, execution, expected, events, ticket, known),
                     );
                 }
-                // Only lines are held, and those never come this way.
-                Action::Hold => {}
                 Action::SendCapsule {
                     execution,
                     tenant,

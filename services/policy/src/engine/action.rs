@@ -37,8 +37,6 @@ pub enum Action {
         /// Who waits for it.
         ticket: Option<Ticket>,
     },
-    /// No node has room yet, but one learns how fast it is: ask again in a moment.
-    Hold,
     /// Send the capsule of a binding that is stored (again).
     SendCapsule {
         /// Which execution.

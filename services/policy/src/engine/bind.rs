@@ -35,29 +35,61 @@ pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
     }
 }
 
+/// A submission whose execution is not known yet.
+#[derive(Debug, Clone, Copy)]
+pub struct NewExecution<'a> {
+    /// Its id.
+    pub execution: ExecutionId,
+    /// Its owner.
+    pub tenant: &'a Tenant,
+    /// Its submission.
+    pub spec: &'a Submission,
+    /// Time of the submission, by the broker's clock.
+    pub submitted_at: Timestamp,
+}
+
+/// The policy's answer to a submission.
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub enum Submitted {
+    /// Append these events as the first message of the ledger: `submitted`, and `bound` if a slot
+    /// is free.
+    Append(Vec<Event>),
+    /// Every node that would take it is full, and nothing is noted. Submit it again when an
+    /// execution has completed.
+    Hold,
+}
+
 impl Policy {
-    #[expect(clippy::too_many_arguments, reason = "the fields of one input")]
-    pub(super) fn submission(
+    /// Takes a submission, and pushes what else follows from it. `may_hold` permits
+    /// [`Submitted::Hold`].
+    pub fn submit(
         &mut self,
         now: Now,
-        id: ExecutionId,
-        tenant: &Tenant,
-        spec: &Submission,
-        submitted_at: Timestamp,
+        new: NewExecution<'_>,
         may_hold: bool,
         out: &mut Vec<Action>,
-    ) {
-        let append = |events| Action::Append {
+    ) -> Submitted {
+        self.begin_step(now);
+        self.take_submission(now, new, may_hold, out)
+    }
+
+    pub(super) fn take_submission(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let NewExecution {
             execution: id,
-            tenant: tenant.clone(),
-            expected: 0,
-            events,
-            ticket: None,
-        };
+            tenant,
+            spec,
+            submitted_at,
+        } = new;
         if self.knows(id) {
             // The compare-and-set will fail and the shell will compare the two submissions.
-            out.push(append(vec![Event::Submitted]));
-            return;
+            return Submitted::Append(vec![Event::Submitted]);
         }
         if self.dirty || self.cluster.freed {
             // Room that has come free is first of all that of those who wait.
@@ -69,8 +101,7 @@ impl Policy {
         if self.begins_held(tenant, hold.as_ref()) {
             self.insert_new(now, id, tenant, profile, submitted_at);
             self.take_holds(id, tenant, hold, false);
-            out.push(append(vec![Event::Submitted]));
-            return;
+            return Submitted::Append(vec![Event::Submitted]);
         }
         let kept = self.kept_from_new(id, tenant, profile, submitted_at);
         let ask = Ask {
@@ -83,8 +114,7 @@ impl Policy {
         let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
         if choice.is_none() && may_hold && on_host && self.is_only_full(now, profile) {
             self.cluster.profiles.release(profile);
-            out.push(Action::Hold);
-            return;
+            return Submitted::Hold;
         }
         // Where a round ended before all that waits was looked at, what is left goes first.
         let choice = choice.filter(|_| !self.share.fresh || self.waiting.is_empty());
@@ -103,7 +133,7 @@ impl Policy {
         if let Stage::Bound(..) = stage {
             self.cluster.set_stage(id, stage, claim, now.mono);
         }
-        out.push(append(events));
+        Submitted::Append(events)
     }
 
     /// Makes a new execution known, pending and with its first append under way.

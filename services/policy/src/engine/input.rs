@@ -40,7 +40,8 @@ pub enum ControlOutcome {
 /// What happened.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// A submission was read; its id is not known yet.
+    /// [`Policy::submit`](super::Policy::submit) without a hold, as an input: its answer is an
+    /// [`Action::Append`](super::Action::Append).
     Submission {
         /// Its id.
         execution: ExecutionId,
@@ -50,8 +51,6 @@ pub enum Input<'a> {
         spec: &'a Submission,
         /// By the broker's clock.
         submitted_at: Timestamp,
-        /// Whether [`Action::Hold`] is a welcome answer.
-        may_hold: bool,
     },
     /// A message of a ledger.
     Ledger(&'a LedgerView<'a>),

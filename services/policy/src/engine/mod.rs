@@ -66,6 +66,7 @@ use crate::time::{Millis, Now};
 use crate::verify::Check;
 
 pub use action::{Action, Good};
+pub use bind::{NewExecution, Submitted};
 pub use duties::Duties;
 pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
 
@@ -146,24 +147,29 @@ impl Policy {
 
     /// Takes one input and pushes what follows from it.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        self.pass(now);
-        // Whatever comes first after a stall of the observer must not be judged by its clock.
-        if self
-            .last_tick
-            .is_some_and(|last| now.mono.since(last) > self.config.stall_ms)
-        {
-            self.last_tick = Some(now.mono);
-            self.start_clocks_anew(now.mono);
-        }
+        self.begin_step(now);
         match input {
             Input::Submission {
                 execution,
                 tenant,
                 spec,
                 submitted_at,
-                may_hold,
             } => {
-                self.submission(now, execution, tenant, spec, submitted_at, may_hold, out);
+                let new = NewExecution {
+                    execution,
+                    tenant,
+                    spec,
+                    submitted_at,
+                };
+                if let Submitted::Append(events) = self.take_submission(now, new, false, out) {
+                    out.push(Action::Append {
+                        execution,
+                        tenant: tenant.clone(),
+                        expected: 0,
+                        events,
+                        ticket: None,
+                    });
+                }
             }
             Input::Ledger(view) => self.follow(now, view, false, out),
             Input::Reread(view) => self.follow(now, view, true, out),
@@ -256,6 +262,18 @@ impl Policy {
         self.dirty |= std::mem::take(&mut self.cluster.freed);
         if self.dirty || self.share.fresh {
             self.fill(now, out);
+        }
+    }
+
+    fn begin_step(&mut self, now: Now) {
+        self.pass(now);
+        // Whatever comes first after a stall of the observer must not be judged by its clock.
+        if self
+            .last_tick
+            .is_some_and(|last| now.mono.since(last) > self.config.stall_ms)
+        {
+            self.last_tick = Some(now.mono);
+            self.start_clocks_anew(now.mono);
         }
     }
 

@@ -200,7 +200,6 @@ impl Cast {
                     tenant: &Tenant::new("t").unwrap(),
                     spec: &spec,
                     submitted_at: self.now().wall,
-                    may_hold: false,
                 });
             }
             Step::End(which) if !self.live.is_empty() => {

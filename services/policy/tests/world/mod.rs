@@ -291,7 +291,6 @@ impl World {
             tenant: &tenant,
             spec: &spec,
             submitted_at: at,
-            may_hold: false,
         })
     }
 

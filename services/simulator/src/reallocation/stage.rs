@@ -266,7 +266,6 @@ impl Stage {
             tenant: &tenant,
             spec: &spec,
             submitted_at: at,
-            may_hold: false,
         });
         self.perform();
     }

@@ -354,7 +354,6 @@ impl<D: Decide> World<'_, D> {
                 tenant: &tenant,
                 spec: &spec,
                 submitted_at,
-                may_hold: false,
             },
         )
     }
