@@ -260,7 +260,7 @@ async fn read(
             rows.last = last;
             if careful {
                 // COPY refuses a placement that is there, each time.
-                rows.placements.iter_mut().for_each(|p| p.fresh = false);
+                rows.placements.values_mut().for_each(|p| p.fresh = false);
             }
             (Prepared::new(rows), known)
         });

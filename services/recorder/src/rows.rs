@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use indexmap::IndexMap;
+
 use fiec_schemas::energy::Measured;
 use fiec_schemas::event::{Evidence, Totals};
 use fiec_schemas::{
@@ -31,9 +33,9 @@ pub struct Rows {
     /// Digest of that message's header, and when the broker stored it.
     pub last: Option<(Digest, Timestamp)>,
     /// One row an execution, however many of its messages are in the batch.
-    pub executions: Vec<ExecutionRow>,
+    pub executions: IndexMap<ExecutionId, ExecutionRow>,
     /// One row a placement that began or changed.
-    pub placements: Vec<PlacementRow>,
+    pub placements: IndexMap<(ExecutionId, Epoch), PlacementRow>,
     /// Choices of nodes.
     pub decisions: Vec<DecisionRow>,
     /// Committed boundaries.
@@ -41,11 +43,11 @@ pub struct Rows {
     /// What else happened.
     pub events: Vec<EventRow>,
     /// Bindings after the first.
-    pub rebindings: Vec<RebindingRow>,
+    pub rebindings: IndexMap<(ExecutionId, Epoch), RebindingRow>,
     /// Rebindings of earlier batches that have now started: their gap.
     pub gaps_closed: Vec<(ExecutionId, Epoch, i64)>,
     /// Batches that executions belong to.
-    pub batches: Vec<BatchRow>,
+    pub batches: IndexMap<BatchId, BatchRow>,
     /// Rows of messages that the ledger has lost, in whose place others stand.
     pub rewinds: Vec<Rewind>,
     /// Messages that were never seen.

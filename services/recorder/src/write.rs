@@ -32,12 +32,12 @@ impl Prepared {
     pub fn new(rows: Rows) -> Self {
         let mut executions = CopyBuffer::default();
         rows.executions
-            .iter()
+            .values()
             .filter(|r| r.fresh)
             .for_each(|r| r.copy(&mut executions));
         let mut placements = CopyBuffer::default();
         rows.placements
-            .iter()
+            .values()
             .filter(|r| r.fresh)
             .for_each(|r| r.copy(&mut placements));
         let mut decisions = CopyBuffer::default();
@@ -218,9 +218,9 @@ async fn transaction(
         crate::lost::rewind(&mut tx, rewind).await?;
     }
     batch.copy_to(&mut tx).await?;
-    executions(&mut tx, &rows.executions).await?;
-    placements(&mut tx, &rows.placements).await?;
-    rebindings(&mut tx, &rows.rebindings).await?;
+    executions(&mut tx, rows.executions.values()).await?;
+    placements(&mut tx, rows.placements.values()).await?;
+    rebindings(&mut tx, &rows.rebindings.values().collect::<Vec<_>>()).await?;
     small(&mut tx, rows).await?;
     tx.commit().await?;
     Ok(Written::Done)
@@ -253,7 +253,10 @@ fn node(value: Option<&NodeId>) -> Option<String> {
     value.map(|n| n.as_str().to_owned())
 }
 
-async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result<()> {
+async fn executions(
+    tx: &mut PgConnection,
+    all: impl Iterator<Item = &ExecutionRow>,
+) -> sqlx::Result<()> {
     static SQL: LazyLock<String> = LazyLock::new(|| {
         upsert(
             "executions",
@@ -262,7 +265,7 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
             " WHERE executions.ordinal < excluded.ordinal",
         )
     });
-    let rows: Vec<&ExecutionRow> = all.iter().filter(|r| !r.fresh).collect();
+    let rows: Vec<&ExecutionRow> = all.filter(|r| !r.fresh).collect();
     if rows.is_empty() {
         return Ok(());
     }
@@ -327,10 +330,13 @@ async fn executions(tx: &mut PgConnection, all: &[ExecutionRow]) -> sqlx::Result
     Ok(())
 }
 
-async fn placements(tx: &mut PgConnection, all: &[PlacementRow]) -> sqlx::Result<()> {
+async fn placements(
+    tx: &mut PgConnection,
+    all: impl Iterator<Item = &PlacementRow>,
+) -> sqlx::Result<()> {
     static SQL: LazyLock<String> =
         LazyLock::new(|| upsert("placements", &["execution", "epoch"], PLACEMENTS, ""));
-    let rows: Vec<&PlacementRow> = all.iter().filter(|r| !r.fresh).collect();
+    let rows: Vec<&PlacementRow> = all.filter(|r| !r.fresh).collect();
     if rows.is_empty() {
         return Ok(());
     }
@@ -355,11 +361,11 @@ async fn placements(tx: &mut PgConnection, all: &[PlacementRow]) -> sqlx::Result
     Ok(())
 }
 
-async fn rebindings(tx: &mut PgConnection, rows: &[RebindingRow]) -> sqlx::Result<()> {
+async fn rebindings(tx: &mut PgConnection, rows: &[&RebindingRow]) -> sqlx::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let evidence = |r: &RebindingRow| r.evidence.clone();
+    let evidence = |r: &&RebindingRow| r.evidence.clone();
     sqlx::query(
         "INSERT INTO rebindings (execution, epoch, at, from_node, to_node, cause, cause_detail, \
          signal, device, value, high, low, dwell_ms, since, vector, state_index, state_digest, \
@@ -439,16 +445,17 @@ async fn small(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
         .execute(&mut *tx)
         .await?;
     }
-    if !rows.batches.is_empty() {
+    let batches: Vec<_> = rows.batches.values().collect();
+    if !batches.is_empty() {
         sqlx::query(
             "INSERT INTO batches (id, tenant, name, first_seen_at) \
              SELECT * FROM UNNEST($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) \
              ON CONFLICT (id) DO NOTHING",
         )
-        .bind(column!(rows.batches, |b| b.id.0))
-        .bind(column!(rows.batches, |b| b.tenant.as_str().to_owned()))
-        .bind(column!(rows.batches, |b| b.name.clone()))
-        .bind(column!(rows.batches, |b| PgTime(b.first_seen_at)))
+        .bind(column!(batches, |b| b.id.0))
+        .bind(column!(batches, |b| b.tenant.as_str().to_owned()))
+        .bind(column!(batches, |b| b.name.clone()))
+        .bind(column!(batches, |b| PgTime(b.first_seen_at)))
         .execute(&mut *tx)
         .await?;
     }

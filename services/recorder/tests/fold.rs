@@ -81,12 +81,12 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     );
     assert!(
         rows.executions
-            .iter()
+            .values()
             .all(|e| e.fresh && e.phase == "completed" && e.spec.is_some())
     );
     assert!(
         rows.placements
-            .iter()
+            .values()
             .all(|p| p.fresh && p.end_reason == Some("completed"))
     );
     assert_eq!((rows.messages, rows.last_seq), (6, 6));
@@ -162,7 +162,7 @@ fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
     assert_eq!(placement.bound_at, Some(at(10)));
     assert_eq!(placement.end_reason, Some("completed"));
     // Nothing but the count of messages differs.
-    let mut row = whole.executions.into_iter().next().unwrap();
+    let mut row = whole.executions.into_values().next().unwrap();
     assert_eq!(row.ordinal, 1);
     row.ordinal = 2;
     row.digest = apart.executions[0].digest;
@@ -217,13 +217,12 @@ fn a_lost_node_ends_its_placement_and_begins_a_rebinding() {
     let rows = fold(lost_ledger(), &mut Known::default());
     let ends: Vec<_> = rows
         .placements
-        .iter()
+        .values()
         .map(|p| (p.epoch, p.end_reason))
         .collect();
     assert_eq!(ends, [(1, Some("lost")), (2, Some("cancelled"))]);
-    let [rebinding] = rows.rebindings.as_slice() else {
-        panic!("{:?}", rows.rebindings)
-    };
+    assert_eq!(rows.rebindings.len(), 1, "{:?}", rows.rebindings);
+    let rebinding = &rows.rebindings[0];
     assert_eq!(rebinding.from_node.as_ref().unwrap().as_str(), "a");
     assert_eq!((rebinding.cause, rebinding.yielded_at), ("lost", None));
     assert_eq!(
@@ -255,7 +254,7 @@ fn a_gap_is_stated_once_and_the_placement_is_taken_from_the_state() {
     assert_eq!((gap.first, gap.last), (2, 3));
     let ends: Vec<_> = rows
         .placements
-        .iter()
+        .values()
         .map(|p| (p.epoch, p.end_reason))
         .collect();
     assert_eq!(ends, [(1, Some("unseen")), (2, Some("cancelled"))]);

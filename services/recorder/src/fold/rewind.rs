@@ -1,109 +1,82 @@
-//! Where a ledger does not go on from what is recorded of it: messages were dropped in between, or the
-//! broker has lost them and others stand in their place.
+//! A ledger that does not go on from what is recorded of it: messages in between were dropped, or
+//! the broker has lost recorded messages and others stand in their place.
 
-use fiec_schemas::{Epoch, Event, ExecutionState};
+use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId};
 
-use super::{Folder, Place, Tracked, worker_of};
-use crate::parts::SplitRow;
+use super::{Step, Tracked};
 use crate::rows::Rewind;
 
-impl Folder {
+impl Step<'_> {
     /// The ledger has lost what was recorded from this message on, and goes on with this one.
-    pub(super) fn rewind(
-        &mut self,
-        tracked: &mut Tracked,
-        events: &[Event],
-        state: &ExecutionState,
-        place: Place,
-    ) {
-        let (id, from) = (place.id, state.ordinal);
-        let epoch = epoch_before(state, events);
+    pub(super) fn rewind(&mut self, events: &[Event]) {
+        let (id, from) = (self.id(), self.state.ordinal);
+        let epoch = epoch_before(self.state, events);
         // Rows of this very batch have not been written yet.
-        self.rows
-            .boundaries
+        let rows = &mut *self.rows;
+        rows.boundaries
             .retain(|r| r.execution != id || r.ordinal < from);
-        self.rows
-            .decisions
+        rows.decisions
             .retain(|r| r.execution != id || r.ordinal < from);
-        self.rows
-            .events
+        rows.events
             .retain(|r| r.execution != id || r.ordinal < from);
-        self.rows
-            .changes
+        rows.changes
             .retain(|r| r.execution != id || r.ordinal < from);
-        self.rows
-            .rebindings
-            .retain(|r| r.execution != id || r.epoch <= epoch);
-        self.rows
-            .placements
-            .retain(|r| r.execution != id || r.epoch <= epoch);
-        self.placements.clear();
-        for (at, row) in self.rows.placements.iter_mut().enumerate() {
-            if (row.execution, row.epoch) == (id, epoch) {
-                (row.ended_at, row.end_reason) = (None, None);
-            }
-            self.placements.insert((row.execution, row.epoch), at);
+        let stands = |(of, at): &(_, Epoch)| *of != id || *at <= epoch;
+        rows.rebindings.retain(|key, _| stands(key));
+        rows.placements.retain(|key, _| stands(key));
+        if let Some(row) = rows.placements.get_mut(&(id, epoch)) {
+            (row.ended_at, row.end_reason) = (None, None);
         }
-        self.rebindings.clear();
-        for (at, row) in self.rows.rebindings.iter().enumerate() {
-            self.rebindings.insert((row.execution, row.epoch), at);
-        }
-        self.rows.rewinds.push(Rewind {
+        rows.rewinds.push(Rewind {
             execution: id,
             from,
             epoch,
-            at: place.stored_at,
+            at: self.stored_at,
         });
-        *tracked = Tracked {
+        *self.tracked = Tracked {
             ordinal: from.saturating_sub(1),
             epoch,
             ..Tracked::default()
         };
-        let binding = state.phase.binding();
         if epoch > 0 {
-            // Its placement goes on; where no later binding says otherwise the node is this one.
-            let author = worker_of(&state.author).map(|(node, _)| node);
-            tracked.node = binding.map(|b| b.node.clone()).or(author);
-            tracked.open = true;
+            // Its placement goes on. If no later binding says otherwise, the node is this one.
+            let binding = self.state.phase.binding();
+            let author = worker_of(&self.state.author).map(|(node, _)| node);
+            self.tracked.node = binding.map(|b| b.node.clone()).or(author);
+            self.tracked.open = true;
         }
     }
 
     /// After a gap: brings the placement up to what the message takes for granted.
-    pub(super) fn bridge(
-        &mut self,
-        tracked: &mut Tracked,
-        events: &[Event],
-        state: &ExecutionState,
-        place: Place,
-    ) {
-        let known = state.parts().iter().map(|part| SplitRow {
-            holder: place.id,
-            part: *part,
-            nth: None,
-            at: None,
-        });
-        self.rows.splits.extend(known);
-        let epoch = epoch_before(state, events);
-        if epoch == tracked.epoch {
+    pub(super) fn bridge(&mut self, events: &[Event]) {
+        self.add_parts(None);
+        let epoch = epoch_before(self.state, events);
+        if epoch == self.tracked.epoch {
             return;
         }
-        self.close(tracked, place, "unseen", place.at);
-        tracked.epoch = epoch;
+        self.end_placement("unseen");
+        self.tracked.epoch = epoch;
         // Only its worker writes while an execution is started.
-        let author = worker_of(&state.author);
-        let binding = state.phase.binding().filter(|_| epoch == state.epoch);
+        let author = worker_of(&self.state.author);
+        let binding = self.state.phase.binding();
+        let binding = binding.filter(|_| epoch == self.state.epoch);
         let node = binding
             .map(|b| b.node.clone())
             .or(author.map(|(node, _)| node));
-        tracked.open = node.is_some();
-        tracked.node = node.clone();
-        let instance = binding.map(|b| b.instance);
-        let row = self.placement(place.id, epoch);
+        self.tracked.open = node.is_some();
+        self.tracked.node = node.clone();
+        let row = self.placement(epoch);
         row.node = node;
-        row.instance = instance;
+        row.instance = binding.map(|b| b.instance);
         row.substrate = binding.map(|b| b.substrate.clone());
         row.bound_at = binding.map(|b| b.at);
     }
+}
+
+/// The node and instance that an author of a worker's message names.
+fn worker_of(author: &str) -> Option<(NodeId, InstanceId)> {
+    let (node, instance) = author.strip_prefix("worker/")?.split_once('/')?;
+    Some((node.parse().ok()?, instance.parse().ok()?))
 }
 
 /// The epoch before a message's own bindings.

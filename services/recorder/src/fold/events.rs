@@ -1,0 +1,183 @@
+//! Each kind of event, and the rows that it leads to.
+
+use fiec_schemas::{Event, NodeId};
+
+use super::Step;
+use super::placements::Placed;
+use crate::rows::{BatchRow, EventRow, day_of};
+
+impl Step<'_> {
+    /// Records one event. `is_handover`: the message yields and binds the execution anew.
+    pub(super) fn record(&mut self, event: Event, is_handover: bool) {
+        match event {
+            Event::Submitted => self.record_batch(),
+            Event::Bound {
+                epoch,
+                node,
+                instance,
+                substrate,
+                cause,
+                decision,
+            } => {
+                let placed = Placed {
+                    epoch,
+                    node,
+                    instance,
+                    substrate,
+                    cause,
+                };
+                self.bind(placed, decision);
+            }
+            Event::Started {
+                epoch,
+                computing_since,
+            } => self.start(epoch, computing_since),
+            Event::Boundary(boundary) => self.commit(boundary),
+            Event::Emitted { outbox } => {
+                let (count, through) = (outbox.count, outbox.through);
+                let detail = format!("{count} messages, the last at boundary {through}");
+                self.note("emitted", detail);
+            }
+            Event::Yielded {
+                cause,
+                computed_until,
+            } => self.yield_up(&cause, computed_until, is_handover),
+            Event::Refused { reason, offer } => {
+                let detail = format!("{reason} (the node offers {offer} slots)");
+                self.note("refused", detail);
+                self.end_placement("refused");
+            }
+            Event::Paused { who } => {
+                self.note_by(who, "paused", |who| format!("paused by {who}"));
+                self.end_placement("paused");
+            }
+            Event::Resumed { who } => {
+                self.note_by(who, "resumed", |who| format!("resumed by {who}"));
+            }
+            Event::Requested { who, what } => {
+                self.note_by(who, "requested", |who| format!("{what} asked for by {who}"));
+            }
+            Event::Reconfigured { who, grant } => {
+                let grant = serde_json::to_string(&grant).unwrap_or_default();
+                self.note_by(who, "reconfigured", |who| format!("given {grant} by {who}"));
+            }
+            Event::Adjusted { who, change } => {
+                let change = change.in_words();
+                let words = |who: &str| format!("changed by {who}: {change}");
+                self.note_by(who, "adjusted", words);
+            }
+            Event::Parked {
+                cause,
+                keep,
+                computed_until,
+            } => {
+                self.tracked.computed_until = Some(computed_until);
+                let detail = format!("keeps its {}: {}", keep.as_str(), cause.in_words());
+                self.note("parked", detail);
+            }
+            Event::Unparked { reason, .. } => self.note("unparked", reason),
+            Event::Split {
+                part,
+                nth,
+                from,
+                to,
+            } => self.split(part, nth, from..to),
+            Event::Merged { part } => self.merge(part),
+            Event::Returned { to } => {
+                let detail = format!("what is left is done by its holder, {to}");
+                self.note("returned", detail);
+                self.end_placement("returned");
+            }
+            Event::Crashed {
+                attempt,
+                exit,
+                stderr,
+                backoff_ms,
+            } => {
+                let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
+                self.note("crashed", detail);
+                self.row().stderr_tail = Some(stderr);
+            }
+            Event::Completed {
+                result,
+                computed_until,
+                capsules,
+                outputs,
+                energy,
+                ..
+            } => {
+                self.end_computing("completed", computed_until, energy);
+                self.complete(capsules, &result, &outputs);
+            }
+            Event::Computed {
+                computed_until,
+                energy,
+                ..
+            } => {
+                // Result and outputs are not for readers before `completed` says them again.
+                let detail = "computed to its end; others compute it once more before it counts";
+                self.note("computed", detail.to_owned());
+                self.end_computing("computed", computed_until, energy);
+            }
+            Event::Verified { by, segments } => {
+                let by: Vec<_> = by.iter().map(NodeId::as_str).collect();
+                let by = by.join(", ");
+                let detail =
+                    format!("computed once more in {segments} parts by {by}, with the same bits");
+                self.note("verified", detail);
+            }
+            Event::SteppedBack { to, cause } => self.step_back(to, &cause),
+            Event::Healed { kept, lost, .. } => self.heal(kept, lost),
+            Event::Failed { reason, stderr } => self.fail(reason, stderr),
+            Event::Cancelled { who } => {
+                self.note_by(who, "cancelled", |who| format!("cancelled by {who}"));
+                self.end_placement("cancelled");
+            }
+        }
+    }
+
+    /// The batch of a new execution.
+    fn record_batch(&mut self) {
+        let Some(batch) = self.state.batch else {
+            return;
+        };
+        let (state, first_seen_at) = (self.state, self.stored_at);
+        let row = self.rows.batches.entry(batch.id);
+        row.or_insert_with(|| {
+            let spec = state.spec.as_ref();
+            let name = spec.and_then(|s| s.batch.as_ref());
+            BatchRow {
+                id: batch.id,
+                tenant: state.tenant.clone(),
+                name: name.map(|name| name.as_str().to_owned()),
+                first_seen_at,
+            }
+        });
+    }
+
+    /// Adds a row to `execution_events`, with the placement in force.
+    pub(super) fn note(&mut self, kind: &'static str, detail: String) {
+        self.add_event(kind, None, detail);
+    }
+
+    /// The same for an event that somebody asked for.
+    fn note_by(&mut self, who: String, kind: &'static str, words: impl FnOnce(&str) -> String) {
+        let detail = words(&who);
+        self.add_event(kind, Some(who), detail);
+    }
+
+    fn add_event(&mut self, kind: &'static str, who: Option<String>, detail: String) {
+        let tracked = &*self.tracked;
+        self.rows.days.insert(day_of(self.stored_at));
+        self.rows.events.push(EventRow {
+            execution: self.state.execution,
+            ordinal: self.state.ordinal,
+            at: self.stored_at,
+            kind,
+            epoch: tracked.epoch,
+            node: tracked.node.clone().filter(|_| tracked.open),
+            who,
+            detail,
+        });
+    }
+}

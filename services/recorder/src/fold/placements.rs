@@ -1,0 +1,167 @@
+//! Placements: how they begin, start and end, and the rebinding that each after the first is.
+
+use fiec_schemas::energy::Energy;
+use fiec_schemas::{Cause, Decision, Epoch, InstanceId, NodeId, Timestamp};
+
+use super::Step;
+use crate::rows::{DecisionRow, PlacementRow, RebindingRow, day_of, no_placement};
+
+/// A binding as its event says it.
+pub(super) struct Placed {
+    pub epoch: Epoch,
+    pub node: NodeId,
+    pub instance: InstanceId,
+    pub substrate: String,
+    pub cause: Cause,
+}
+
+impl Step<'_> {
+    /// Ends the placement in force, and begins the next one.
+    pub(super) fn bind(&mut self, placed: Placed, decision: Option<Decision>) {
+        let entrusted = decision.as_ref().and_then(|d| d.entrusted.as_ref());
+        let at = entrusted.map_or(self.at(), |e| e.at);
+        self.end_placement_at(placed.cause.as_str(), at);
+        if let Some(decision) = decision {
+            self.add_decision(&placed, decision);
+        }
+        self.begin_placement(&placed, at);
+        self.tracked.epoch = placed.epoch;
+        self.row().substrate = Some(placed.substrate.clone());
+        if placed.epoch > 1 {
+            self.add_rebinding(&placed, at);
+        }
+        self.tracked.node = Some(placed.node);
+        self.tracked.open = true;
+    }
+
+    fn begin_placement(&mut self, placed: &Placed, at: Timestamp) {
+        let (id, epoch) = (self.id(), placed.epoch);
+        let is_known = self.rows.placements.contains_key(&(id, epoch));
+        let row = self.placement(epoch);
+        *row = PlacementRow {
+            // A second row of the same key would make PostgreSQL refuse the batch.
+            fresh: row.fresh || !is_known,
+            node: Some(placed.node.clone()),
+            instance: Some(placed.instance),
+            substrate: Some(placed.substrate.clone()),
+            cause: Some(placed.cause.as_str()),
+            bound_at: Some(at),
+            ..no_placement(id, epoch)
+        };
+    }
+
+    /// The move from the node that is tracked to the one of the new binding.
+    fn add_rebinding(&mut self, placed: &Placed, at: Timestamp) {
+        let cause = &placed.cause;
+        let is_silent = matches!(cause, Cause::Lost { .. } | Cause::NotTaken { .. });
+        let row = RebindingRow {
+            execution: self.id(),
+            epoch: placed.epoch,
+            at,
+            from_node: self.tracked.node.clone(),
+            to_node: placed.node.clone(),
+            cause: cause.as_str(),
+            cause_detail: cause.in_words(),
+            state: self.state.boundary.clone(),
+            // A yield of an earlier binding says nothing about a node that fell silent.
+            yielded_at: self.tracked.yielded_at.filter(|_| !is_silent),
+            evidence: match cause {
+                Cause::Pressure { evidence } => Some(evidence.clone()),
+                _ => None,
+            },
+            gap_us: None,
+        };
+        let key = (row.execution, row.epoch);
+        self.rows.rebindings.insert(key, row);
+    }
+
+    fn add_decision(&mut self, placed: &Placed, decision: Decision) {
+        self.rows.days.insert(day_of(self.stored_at));
+        self.rows.decisions.push(DecisionRow {
+            execution: self.state.execution,
+            epoch: placed.epoch,
+            ordinal: self.state.ordinal,
+            at: self.stored_at,
+            cause: placed.cause.as_str(),
+            chosen: placed.node.clone(),
+            candidates: decision.candidates,
+            omitted: decision.omitted,
+        });
+    }
+
+    /// The node computes: the gap since the last capsule elsewhere is known.
+    pub(super) fn start(&mut self, epoch: Epoch, computing_since: Timestamp) {
+        let (id, at) = (self.id(), self.at());
+        let gap_us = self
+            .tracked
+            .computed_until
+            .filter(|_| epoch > 1)
+            .map(|until| computing_since.micros().saturating_sub(until.micros()));
+        let row = self.placement(epoch);
+        row.started_at = Some(at);
+        row.computing_since = Some(computing_since);
+        row.gap_us = gap_us;
+        if let Some(gap_us) = gap_us {
+            match self.rows.rebindings.get_mut(&(id, epoch)) {
+                Some(row) => row.gap_us = Some(gap_us),
+                None => self.rows.gaps_closed.push((id, epoch, gap_us)),
+            }
+        }
+        let row = self.row();
+        row.first_started_at = row.first_started_at.or(Some(at));
+    }
+
+    /// The node gave the execution up at a boundary.
+    pub(super) fn yield_up(&mut self, cause: &Cause, computed_until: Timestamp, handover: bool) {
+        self.tracked.computed_until = Some(computed_until);
+        self.tracked.yielded_at = Some(self.at());
+        // In a handover the rebinding's row says all of it.
+        if !handover {
+            self.note("yielded", cause.in_words());
+        }
+        self.end_placement(cause.as_str());
+    }
+
+    /// Ends the placement in force, if there is one.
+    pub(super) fn end_placement(&mut self, why: &'static str) {
+        self.end_placement_at(why, self.at());
+    }
+
+    fn end_placement_at(&mut self, why: &'static str, at: Timestamp) {
+        if !std::mem::take(&mut self.tracked.open) {
+            return;
+        }
+        let computed_until = self.tracked.computed_until;
+        let row = self.placement(self.tracked.epoch);
+        row.ended_at = Some(at);
+        row.end_reason = Some(why);
+        // A capsule that ended before this placement's first one is not its own. If the first one
+        // is in an earlier batch, the upsert decides.
+        row.computed_until = match row.computing_since {
+            Some(since) => computed_until.filter(|until| *until >= since),
+            None if row.fresh => None,
+            None => computed_until,
+        };
+    }
+
+    /// Adds the energy of an interval to the placement in force.
+    pub(super) fn add_energy(&mut self, energy: Option<Energy>) {
+        if let Some(energy) = energy {
+            let row = self.placement(self.tracked.epoch);
+            let add = |sum: &mut Option<u64>, uj: Option<u64>| {
+                if let Some(uj) = uj {
+                    *sum = Some(sum.unwrap_or(0).saturating_add(uj));
+                }
+            };
+            add(&mut row.host_uj, energy.host_uj);
+            add(&mut row.device_uj, energy.device_uj);
+        }
+    }
+
+    /// The row of a placement of this execution.
+    pub(super) fn placement(&mut self, epoch: Epoch) -> &mut PlacementRow {
+        let id = self.state.execution;
+        let row = self.rows.placements.entry((id, epoch));
+        row.or_insert_with(|| no_placement(id, epoch))
+    }
+}
