@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::messages::SubmitReply;
 use serde_json::{Value, json};
 use support::{Lab, Ran, audit, digest_of, run, slots, undisturbed, until, workers_with_history};

@@ -8,7 +8,7 @@ mod support;
 
 use std::path::Path;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::messages::QuotaReply;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Event, ExecutionId, Tenant};

@@ -6,7 +6,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use fiec::bench::against::{Plan, Verdict, compare};
+use fiec_lab::bench::against::{Plan, Verdict, compare};
 
 /// A build that notes its arguments in `log` and prints these lines.
 fn build(folder: &Path, name: &str, lines: &str) -> PathBuf {

@@ -8,7 +8,7 @@ mod support;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 
 use fiec_broker::registry;
 use fiec_schemas::package::{Manifest, ProgramRecord};

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use fiec::process::Process;
 use fiec_kit::foreign::container::{Engine, Kind};
+use fiec_lab::process::Process;
 
 use crate::support::{BINARY, proc};
 

@@ -262,7 +262,7 @@ async fn a_hog_beside_a_worker_moves_its_execution_to_another_container() {
 }
 
 /// `fiec pressure` inside a container, up to 88 % of its limit; it ends with the container.
-fn hog_in(lab: &Lab, images: &Images, container: &Container) -> fiec::process::Process {
+fn hog_in(lab: &Lab, images: &Images, container: &Container) -> fiec_lab::process::Process {
     let words = ["exec", &container.name, "/usr/bin/fiec", "pressure"];
     let more = ["--share", "0.88", "--hold", "120"];
     let all: Vec<String> = [&words[..], &more]
@@ -271,7 +271,7 @@ fn hog_in(lab: &Lab, images: &Images, container: &Container) -> fiec::process::P
         .map(|w| (*w).to_owned())
         .collect();
     let log = lab.data_dir().join("logs").join("hog.log");
-    fiec::process::Process::start("hog", &images.engine.program, &all, &[], log).unwrap()
+    fiec_lab::process::Process::start("hog", &images.engine.program, &all, &[], log).unwrap()
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use serde_json::Value;
 const EMULATED: &str = "GPU-00112233-4455-6677-8899-aabbccddeeff";
 
 fn fiec(arguments: &[&str], libraries: Option<&Path>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fiec"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fiec-lab"));
     command.args(arguments);
     if let Some(folder) = libraries {
         command.env("LD_LIBRARY_PATH", folder);

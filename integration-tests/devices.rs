@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::Cause;
 use fiec_schemas::messages::ApiReply;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use fiec::cluster::ClusterOptions;
 use fiec_broker::Ledger;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Digest, Event, ExecutionId, NodeId, Phase};
 use serde_json::json;
 use support::{

@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use fiec::cluster::{Cluster, ClusterOptions};
+use fiec_lab::cluster::{Cluster, ClusterOptions};
 use fiec_schemas::{Cause, Event, ExecutionId};
 use rustix::process::Signal;
 use serde_json::{Value, json};

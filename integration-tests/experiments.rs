@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(400);
 /// The rows of the summary, and the last line with the claims.
 async fn experiment(name: &str, more: &[&str], out: &Path) -> (Vec<Value>, Value) {
     let _one = ONE_AT_A_TIME.lock().await;
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec"));
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec-lab"));
     command
         .args(["experiment", name, "--quick", "--json", "--out"])
         .arg(out)
@@ -202,7 +202,7 @@ async fn without_enough_devices_a_run_on_real_ones_is_refused_with_the_reason() 
         return;
     }
     let out = tempfile::tempdir().unwrap();
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec"))
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec-lab"))
         .args(["experiment", "trigger2", "--devices", "real", "--out"])
         .arg(out.path().join("never"))
         .kill_on_drop(true)

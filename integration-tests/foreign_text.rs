@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use futures_util::TryStreamExt as _;
 use serde_json::json;
 use support::{BINARY, Lab, Ran, run, until, workers, workers_with_history};

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use fiec::client;
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::quota::Reservations;
 use fiec_schemas::{Event, ExecutionId, InstanceId, Timestamp, subjects};

@@ -11,8 +11,8 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use fiec::cluster::{Cluster, ClusterOptions};
-use fiec::process::Process;
+use fiec_lab::cluster::{Cluster, ClusterOptions};
+use fiec_lab::process::Process;
 use fiec_schemas::messages::{
     CapsuleBinding, CapsuleMessage, ControlReply, ControlRequest, HANDOVER_HEADER, Handover,
 };

@@ -5,7 +5,7 @@
 
 mod support;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::Event;
 use serde_json::json;
 use support::{Lab, Line, audit, slots, until, workers_with_history};

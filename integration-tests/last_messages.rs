@@ -7,7 +7,7 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::limits::{RESULT_LIMIT, STDERR_LIMIT, text_len};
 use fiec_schemas::{Event, Phase};
 use serde_json::{Value, json};

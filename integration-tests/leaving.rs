@@ -5,7 +5,7 @@
 
 mod support;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Cause, Event, ExecutionId, NodeId, Timestamp};
 use rustix::process::Signal;
 use serde_json::{Value, json};

@@ -13,8 +13,8 @@ mod support;
 use std::io::Write as _;
 use std::time::Duration;
 
-use fiec::cluster::ClusterOptions;
-use fiec::process::Process;
+use fiec_lab::cluster::ClusterOptions;
+use fiec_lab::process::Process;
 use fiec_schemas::{Cause, Event, Evidence, NodeId, Reading, Signal};
 use link_support::{Door, Link};
 use serde_json::{Value, json};

@@ -11,7 +11,7 @@ use fiec::local::{self, Event, Session, Subject};
 use fiec_schemas::package::Protocol;
 use serde_json::{Value, json};
 
-const FIEC: &str = env!("CARGO_BIN_EXE_fiec");
+const FIEC: &str = env!("CARGO_BIN_EXE_fiec-lab");
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 /// It brings the schemas, and a reader of YAML.
 const VALIDATOR: [&str; 1] = ["kubernetes-validate==1.37.0"];
-const BINARY: &str = env!("CARGO_BIN_EXE_fiec");
+const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 
 fn deployed() -> PathBuf {
     root().join("services/deploy")

@@ -5,8 +5,8 @@
 
 mod support;
 
-use fiec::cluster::Cluster;
 use fiec_broker::Ledger;
+use fiec_lab::cluster::Cluster;
 use fiec_schemas::{Cause, Event, NodeId, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Event, subjects};
 use serde_json::json;
 use support::{
@@ -108,7 +108,7 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
 
     lab.policies
         .iter_mut()
-        .for_each(fiec::process::Process::kill);
+        .for_each(fiec_lab::process::Process::kill);
     lab.policies.clear();
     let ran = lab.fiec(&["nodes"]).await.expect(4);
     assert!(
@@ -180,7 +180,7 @@ async fn a_fresh_one_takes_over_though_garbage_is_the_last_of_all_ledgers() {
     let replace = async |lab: &mut Lab| {
         lab.policies
             .iter_mut()
-            .for_each(fiec::process::Process::kill);
+            .for_each(fiec_lab::process::Process::kill);
         lab.policies.clear();
         garbage(lab).await;
         lab.start_policy().unwrap();
@@ -230,7 +230,7 @@ async fn a_verification_goes_on_where_it_was_when_all_policies_are_replaced() {
     .await;
     lab.policies
         .iter_mut()
-        .for_each(fiec::process::Process::kill);
+        .for_each(fiec_lab::process::Process::kill);
     lab.policies.clear();
     let told = "SELECT coalesce(max(seq), 0) AS seq FROM verifications";
     let told = number(&lab.sql(told).await, "seq").unwrap();
@@ -280,7 +280,7 @@ async fn work_goes_only_to_nodes_whose_keys_an_operator_has_pinned() {
     let pinned = lab.file("keys", format!("n1 = {}\nn2 = {}\n", key("n1"), key("n1")));
     lab.policies
         .iter_mut()
-        .for_each(fiec::process::Process::kill);
+        .for_each(fiec_lab::process::Process::kill);
     lab.policies.clear();
     let pinned = pinned.display().to_string();
     let mut policy = lab.command(&["policy", "--node-keys", &pinned]);

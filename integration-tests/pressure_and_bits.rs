@@ -10,8 +10,8 @@ mod support;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use fiec::cluster::ClusterOptions;
-use fiec::demo::matrix;
+use fiec_lab::cluster::ClusterOptions;
+use fiec_lab::demo::matrix;
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::{Cause, Event, Evidence, HardwareVector, NodeId, Signal, Timestamp, subjects};
 use futures_util::StreamExt as _;
@@ -66,7 +66,9 @@ fn pressed(line: &Line) -> Option<(NodeId, Evidence)> {
 }
 
 /// Real pressure, one rebinding, equal bits, history in SQL.
-async fn an_execution_leaves_a_node_under_pressure(lab: &Lab) -> (NodeId, fiec::process::Process) {
+async fn an_execution_leaves_a_node_under_pressure(
+    lab: &Lab,
+) -> (NodeId, fiec_lab::process::Process) {
     let reference = tokio::task::spawn_blocking(|| REFERENCE.clone());
     let id = lab
         .publish_json(&json!({"id": "dam", "program": "cg@1", "params": params(),
@@ -166,7 +168,7 @@ async fn recovery(mut vectors: async_nats::Subscriber) -> Timestamp {
 async fn the_node_returns_after_sustained_recovery(
     lab: &Lab,
     node: &NodeId,
-    mut pressure: fiec::process::Process,
+    mut pressure: fiec_lab::process::Process,
 ) {
     let pinned = json!({"id": "pinned", "program": "synthetic@1", "requires": {"nodes": [node]}});
     let file = lab.file("pinned.json", pinned.to_string());

@@ -8,7 +8,7 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::package::{ProgramName, ProgramRecord};
 use fiec_schemas::{Digest, Event, ExecutionId, subjects};
 use serde_json::{Value, json};

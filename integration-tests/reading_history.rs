@@ -7,9 +7,9 @@ mod support;
 
 use std::path::Path;
 
-use fiec::cluster::ClusterOptions;
-use fiec::process::Process;
 use fiec::sql;
+use fiec_lab::cluster::ClusterOptions;
+use fiec_lab::process::Process;
 use fiec_schemas::ExecutionId;
 use serde_json::json;
 use sqlx::postgres::PgPoolOptions;

@@ -6,7 +6,7 @@
 
 mod support;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Cause, Event};
 use serde_json::{Value, json};
 use support::{Lab, args, audit, digest_of, undisturbed_synthetic, until, workers_with_history};

@@ -5,7 +5,7 @@
 
 mod support;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, Event, ExecutionId, Timestamp};
 use serde_json::{Value, json};

@@ -8,8 +8,8 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fiec::process::Process;
 use fiec_broker::{Draft, Ledger, Tip};
+use fiec_lab::process::Process;
 use fiec_schemas::duty::Actor;
 use fiec_schemas::messages::{ApiReply, NodeStatus};
 use fiec_schemas::{
@@ -209,7 +209,7 @@ async fn what_waits_is_told_why_and_what_would_help() {
 
 #[tokio::test]
 async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
-    let mut lab = Lab::start(fiec::cluster::ClusterOptions {
+    let mut lab = Lab::start(fiec_lab::cluster::ClusterOptions {
         worker_args: args(&["--slots", "2", "--log-json", "--label", "rack=7"]),
         ..workers_with_history(1)
     })

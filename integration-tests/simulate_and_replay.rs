@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use serde_json::{Value, json};
 use support::{BINARY, Lab, Ran, run, slots, until, workers_with_history};
 

@@ -8,8 +8,8 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fiec::cluster::ClusterOptions;
 use fiec_broker::{Draft, Ledger, Tip};
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{
     BoundaryEvent, Event, ExecutionId, ExecutionState, Submission, Tenant, Timestamp, subjects,
 };

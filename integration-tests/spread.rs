@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use fiec::cluster::ClusterOptions;
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Event, ExecutionId, ExecutionState, NodeId, Phase};
 use serde_json::{Value, json};
 use support::{Lab, Line, PATIENCE, args, audit, digest_of, until, workers, workers_with_history};
@@ -207,7 +207,7 @@ async fn a_killed_worker_and_a_replaced_policy_service_change_no_bit_of_what_is_
     // Whoever takes over finds the part, or makes it.
     lab.policies
         .iter_mut()
-        .for_each(fiec::process::Process::kill);
+        .for_each(fiec_lab::process::Process::kill);
     lab.policies.clear();
     lab.start_policy().unwrap();
     let node = lab.journal.computing(part, 1).await;

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
-use fiec::process::Process;
+use fiec_lab::process::Process;
 use fiec_schemas::messages::NodeStatus;
 use fiec_schemas::{HardwareVector, Phase, Reading, Signal, Timestamp, subjects};
 use futures_util::StreamExt as _;

@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use fiec::cluster::{Cluster, ClusterOptions};
-use fiec::process::Process;
 use fiec::sql::{self, Rows};
-use fiec_dev_servers::NoProgress;
+use fiec::ui::Steps;
+use fiec_lab::cluster::{Cluster, ClusterOptions};
+use fiec_lab::process::Process;
 use fiec_schemas::duty::Actor;
 use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
 
 /// The binary under test.
-pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 /// How long anything may take before a test gives up; nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -159,7 +159,7 @@ impl Lab {
             patience: PATIENCE,
             ..options
         };
-        let cluster = Cluster::start(options, &NoProgress).await.unwrap();
+        let cluster = Cluster::start(options, &Steps::new(true)).await.unwrap();
         let journal = Journal::open(&cluster.broker);
         Self {
             cluster: Some(cluster),

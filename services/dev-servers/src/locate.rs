@@ -400,13 +400,6 @@ pub(crate) fn is_program(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
-    path_dirs()
-        .into_iter()
-        .map(|d| d.join(name))
-        .find(|p| is_program(p))
-}
-
 async fn version_of(program: &Path) -> Result<Version, String> {
     let text = output_of(program, &["--version"]).await?;
     Version::parse(&text).ok_or_else(|| format!("it says {:?} about its version", text.trim()))

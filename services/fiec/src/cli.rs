@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use fiec_schemas::NodeId;
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
     adjust, batch, check, data, device, doctor, health, history, logs, ls, node, nodes, operate,
-    output, program, quota, reconfigure, rejections, repair, replay, result, run_local, serve,
-    simulate, submit, wait, watch,
+    output, program, quota, reconfigure, rejections, repair, result, run_local, serve, submit,
+    wait, watch,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
-use crate::{bench, client, demo, experiment, pressure, up};
+use crate::{client, lab};
 
 /// Long computations that outlive their nodes: capsules, semantic boundaries, measured pressure,
 /// history in SQL.
@@ -26,10 +26,9 @@ struct Cli {
     command: Command,
 }
 
+/// The commands of the product. `fiec-lab` has them too.
 #[derive(Debug, Subcommand)]
-enum Command {
-    Demo(demo::DemoArgs),
-    Up(up::UpArgs),
+pub enum Command {
     Submit(submit::SubmitArgs),
     Run(run_local::RunArgs),
     Check(check::CheckArgs),
@@ -94,18 +93,8 @@ enum Command {
     Policy(serve::PolicyArgs),
     /// Run the recorder, which folds the ledgers into PostgreSQL
     Recorder(serve::RecorderArgs),
-    /// Measure; every figure with its floor from the same run
-    Bench(bench::BenchArgs),
-    Experiment(experiment::ExperimentArgs),
     Device(device::DeviceArgs),
-    Simulate(simulate::SimulateArgs),
-    Replay(replay::ReplayArgs),
     Health(health::HealthArgs),
-    /// Fill a node's memory, for experiments
-    Pressure(pressure::PressureArgs),
-    /// Take processors, for experiments
-    #[command(hide = true)]
-    Burn(experiment::burn::BurnArgs),
     /// The process in which an agent runs programs
     #[command(hide = true)]
     ProgramChild,
@@ -122,19 +111,45 @@ pub fn parse_node(text: &str) -> Result<NodeId, String> {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut matches = lab::with_commands(Cli::command()).get_matches();
+    if let Some(name) = matches.subcommand_name().filter(|name| lab::has(name)) {
+        let error = lab::start(name);
+        eprintln!("fiec: {error:#}");
+        return Outcome::Failed.into();
+    }
+    match Cli::from_arg_matches_mut(&mut matches) {
+        Ok(cli) => start(cli.command, &cli.global),
+        Err(error) => error.format(&mut Cli::command()).exit(),
+    }
+}
+
+/// Runs a command of the product to its end.
+pub fn start(command: Command, global: &Global) -> ExitCode {
     // A child speaks frames on a socket and has no use for a run time.
-    if matches!(cli.command, Command::ProgramChild) {
+    if matches!(command, Command::ProgramChild) {
         let devices = fiec_cuda::CudaDevices::default();
         return fiec_kit::child_main_with(std::sync::Arc::new(devices));
     }
-    log_to_stderr(&cli.global, is_service(&cli.command));
+    let is_service = matches!(
+        command,
+        Command::Worker(_) | Command::Policy(_) | Command::Recorder(_)
+    );
+    complete(global, is_service, run(command, global))
+}
+
+/// Runs a command on this thread, with logs on stderr. Gives the exit code.
+pub fn complete(
+    global: &Global,
+    is_service: bool,
+    command: impl Future<Output = anyhow::Result<Outcome>>,
+) -> ExitCode {
+    log_to_stderr(global, is_service);
     end_quietly_with_the_reader();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let outcome = match runtime {
-        Ok(runtime) => runtime.block_on(run(cli.command, &cli.global)),
+        Ok(runtime) => runtime.block_on(command),
         Err(error) => Err(error.into()),
     };
     match outcome {
@@ -159,13 +174,6 @@ fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
     } else {
         Outcome::Failed
     }
-}
-
-fn is_service(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::Worker(_) | Command::Policy(_) | Command::Recorder(_)
-    )
 }
 
 /// `fiec history | head`: a reader that has gone is no mistake of ours, and no reason for a trace.
@@ -206,8 +214,6 @@ fn log_to_stderr(global: &Global, service: bool) {
 
 async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
     match command {
-        Command::Demo(args) => demo::run(args, global.json).await,
-        Command::Up(args) => up::run(args, global.json).await,
         Command::Submit(args) => submit::run(args, global).await,
         Command::Run(args) => run_local::run(&args, global),
         Command::Check(args) => check::run(&args, global),
@@ -242,20 +248,14 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Uncordon(args) => nodes::flag("uncordon", args, global).await,
         Command::Drain(args) => nodes::drain(args, global).await,
         Command::Undrain(args) => nodes::flag("undrain", args, global).await,
-        Command::Doctor => doctor::run(global).await,
+        Command::Doctor => doctor::run(global, Vec::new()).await,
         Command::Setup(args) => serve::setup(args, global).await,
         Command::Repair(args) => repair::repair(args, global).await,
         Command::Worker(args) => serve::worker(args, global).await,
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
-        Command::Bench(args) => bench::run(args, global).await,
-        Command::Experiment(args) => experiment::run(args, global).await,
         Command::Device(args) => device::run(&args, global),
-        Command::Simulate(args) => simulate::run(&args, global),
-        Command::Replay(args) => replay::run(args, global).await,
         Command::Health(args) => health::run(args).await,
-        Command::Pressure(args) => pressure::run(&args).map(|()| Outcome::Done),
-        Command::Burn(args) => experiment::burn::run(&args).map(|()| Outcome::Done),
         Command::ProgramChild => Ok(Outcome::BadInput),
     }
 }
@@ -263,10 +263,9 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        lab::with_commands(Cli::command()).debug_assert();
     }
 }

@@ -1,40 +1,39 @@
-//! FIEC's one command, as a library so that tests drive the very code that operators run.
+//! The product's command, as a library: what operators call and what runs in production.
 //!
-//! The binary depends on every other crate; no other crate depends on it.
+//! `fiec-lab` links it and adds what measures, plays and shows the product. Nothing here depends on
+//! the lab, the simulator or the servers for development.
 
-/// In place of the standard ones in all of this crate: see [`terminal`].
+/// In place of the standard ones, here and in the lab: see [`terminal`].
+#[macro_export]
 macro_rules! println {
     ($($text:tt)*) => {
         ::std::println!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
     };
 }
+#[macro_export]
 macro_rules! print {
     ($($text:tt)*) => {
         ::std::print!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
     };
 }
+#[macro_export]
 macro_rules! eprintln {
     ($($text:tt)*) => {
         ::std::eprintln!("{}", $crate::terminal::safe(&::std::format!($($text)*)))
     };
 }
 
-pub mod bench;
+pub mod allocator;
 pub mod cli;
 pub mod client;
-pub mod cluster;
 pub mod commands;
 pub mod context;
-pub mod demo;
 pub mod exit;
-pub mod experiment;
+pub mod lab;
 pub mod local;
 pub mod node_keys;
 pub mod package;
-pub mod pressure;
-pub mod process;
 pub mod sql;
 pub mod terminal;
 pub mod transfer;
 pub mod ui;
-pub mod up;

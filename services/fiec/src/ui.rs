@@ -26,7 +26,8 @@ impl Steps {
         }
     }
 
-    fn begin(&self, message: &str) {
+    /// Shows that something begins which may take longer than a second.
+    pub fn step(&self, message: &str) {
         if self.quiet {
             return;
         }
@@ -49,7 +50,7 @@ impl Steps {
     }
 
     /// Ends the spinner and leaves a line.
-    pub fn finish(&self, message: &str) {
+    pub fn done(&self, message: &str) {
         if self.quiet {
             return;
         }
@@ -59,15 +60,6 @@ impl Steps {
             bar.finish_and_clear();
         }
         eprintln!("✓ {message}");
-    }
-}
-
-impl fiec_dev_servers::Progress for Steps {
-    fn step(&self, message: &str) {
-        self.begin(message);
-    }
-    fn done(&self, message: &str) {
-        self.finish(message);
     }
 }
 

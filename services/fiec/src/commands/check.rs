@@ -1,7 +1,6 @@
 //! `fiec check PROGRAM`: the four invariants of a capsule program.
 
 use clap::Args;
-use fiec_dev_servers::Progress as _;
 
 use super::run_local::{ProgramArgs, Throttle};
 use crate::context::Global;

@@ -4,13 +4,20 @@
 use clap::{Args, Subcommand};
 use fiec_cuda::suite::{self, Case, Life, Report, Sizes, Verdict};
 use fiec_cuda::{CudaDevices, Found, fp64_peak};
-use fiec_dev_servers::Progress as _;
 use serde_json::json;
 
-use crate::bench::device::QUICK;
 use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
+
+/// Problems that take seconds: the bits mean as much as those of large ones, the rates little.
+pub const QUICK: Sizes = Sizes {
+    gemm: 1000,
+    factor: (700, 96),
+    grid: 150,
+    iterations: 200,
+    threads: 0,
+};
 
 /// List the devices that programs can compute on, or say why there is none; `fiec device test`
 /// checks and measures one, `fiec bench device` gives figures

@@ -1,9 +1,10 @@
 //! `fiec doctor`: what is missing or misconfigured on this machine, and what to do.
 
+mod machine;
+
 use std::time::Duration;
 
 use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
-use fiec_dev_servers::{Check, Status};
 use fiec_recorder::PgTime;
 use fiec_schemas::{ClockReading, subjects};
 use serde_json::json;
@@ -15,13 +16,36 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
-/// Checks the machine, and the servers where they are known.
+/// Result of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// All is well.
+    Ok,
+    /// Something works less well, or must be fetched first.
+    Warning,
+    /// Something will not work.
+    Missing,
+}
+
+/// One thing that was checked.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// Name of the thing.
+    pub name: &'static str,
+    /// The result.
+    pub status: Status,
+    /// What was found.
+    pub detail: String,
+    /// What to do; empty if all is well.
+    pub remedy: String,
+}
+
+/// Checks the machine, and the servers where they are known. Prints `more` after these checks.
 ///
 /// # Errors
 /// Never for what it finds; that is in the outcome: 0 all well, 1 something is missing.
-pub async fn run(global: &Global) -> anyhow::Result<Outcome> {
-    let mut checks = fiec_dev_servers::checks().await;
-    checks.extend(devices());
+pub async fn run(global: &Global, more: Vec<Check>) -> anyhow::Result<Outcome> {
+    let mut checks = machine::checks();
     let mut clock = None;
     if let Ok(url) = global.nats_url() {
         let (found, known) = broker(&url).await;
@@ -31,6 +55,7 @@ pub async fn run(global: &Global) -> anyhow::Result<Outcome> {
     if global.database_url().is_ok() {
         checks.extend(database(global, clock.as_ref()).await);
     }
+    checks.extend(more);
     let mut outcome = Outcome::Done;
     let mut rows = Vec::new();
     for check in &checks {
@@ -72,20 +97,6 @@ fn check(name: &'static str, status: Status, detail: String, remedy: &str) -> Ch
         detail,
         remedy: remedy.to_owned(),
     }
-}
-
-fn devices() -> Vec<Check> {
-    let found = fiec_probes::devices::cuda_devices();
-    let detail = if found.is_empty() {
-        "no CUDA device: programs run on the host".to_owned()
-    } else {
-        found
-            .iter()
-            .map(|d| d.name.clone())
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    vec![check("CUDA devices", Status::Ok, detail, "")]
 }
 
 /// Findings about the broker, and its clock.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use fiec_dev_servers::Progress as _;
 use fiec_schemas::package::{DeviceGrant, Protocol};
 use serde_json::{Value, json};
 

@@ -1,0 +1,346 @@
+//! `fiec bench NAME`: measurements as commands of ours, each with its floor from the same run.
+//! Every bench runs the real processes: workers with their program children, services, servers.
+
+pub mod against;
+pub mod boundary;
+pub mod canary;
+pub mod chain;
+pub mod cpu;
+pub mod device;
+pub mod disciplines;
+pub mod figures;
+pub mod follow;
+pub mod history;
+pub mod idle;
+pub mod interleave;
+pub mod interval;
+pub mod kernels;
+pub mod latency;
+pub mod launch;
+mod library;
+pub mod policy;
+pub mod python;
+pub mod rebind;
+pub mod recover;
+pub mod state;
+pub mod telemetry;
+pub mod throughput;
+pub mod waiting;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use async_nats::HeaderMap;
+use clap::{Args, ValueEnum};
+use fiec_broker::Broker;
+use fiec_policy_service::STAMP_HEADER;
+use fiec_schemas::{ExecutionId, Tenant, Timestamp, subjects};
+
+use crate::cluster::{Cluster, ClusterOptions};
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui::Steps;
+use figures::Figures;
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Bench {
+    /// CG through FIEC with the default commit policy, against the bare loop
+    Boundary,
+    /// One execution with 32 KiB of state committed at every capsule, against raw appends
+    Chain,
+    /// End of the last capsule on A to start of the first on B
+    Rebind,
+    /// 24 MB of σ of which 1 % changes: what is stored, what is sent, and how long that takes
+    State,
+    /// Publish of a submission to the start of its first capsule, on an idle system
+    Latency,
+    /// The same for Rust and Python programs, with a warm child and with a new one each time
+    Launch,
+    /// No-op executions, history complete in PostgreSQL
+    Throughput,
+    /// A fresh policy service takes over 100,000 live executions
+    Recover,
+    /// 100,000 executions that wait beside as many: restart, `why`, requests about the whole batch
+    Waiting,
+    /// Ledger events into PostgreSQL, against plain COPY of the same rows
+    History,
+    /// What worker, policy service and recorder cost at rest
+    Idle,
+    /// From memory pressure to the first capsule elsewhere, by stage; the cost of telemetry
+    Telemetry,
+    /// How long a node takes to join, with its canaries and without
+    Canary,
+    /// Placements a second on one core at 100, 1,000 and 10,000 nodes; memory of each
+    Policy,
+    /// Heavy-tailed jobs under FIFO, priority, least attained service and ours: completion times
+    Disciplines,
+    /// GEMM, LU and QR against faer, CG against the plain loop: what reproducible bits cost
+    Kernels,
+    /// A GPU: GEMM, LU, QR and CG against its peak, a warm context against a new one, what moves;
+    /// exit code 5 where there is none
+    Device,
+    /// All of them, one after the other
+    All,
+}
+
+/// Default of `--workers`.
+const WORKERS: u32 = 2;
+/// Default of `--slots`.
+const SLOTS: u32 = 4;
+
+/// Measure; every figure with its floor from the same run
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub name: Bench,
+    /// A tenth of the samples: for trying the bench itself, not for figures to quote
+    #[arg(long)]
+    pub quick: bool,
+    /// For `throughput`: worker processes
+    #[arg(long, default_value_t = WORKERS)]
+    pub workers: u32,
+    /// For `throughput`: executions that each worker runs at once
+    #[arg(long, default_value_t = SLOTS)]
+    pub slots: u32,
+    /// For `disciplines`: scaled down with real processes instead, beside the same jobs simulated; ten
+    /// minutes
+    #[arg(long)]
+    pub real: bool,
+    /// Compare with another build: alternating pairs of runs of BINARY (old) and of this program
+    /// (new), the exact 95 % interval of the median ratio by order statistics, and a verdict for
+    /// each figure. Worse means that the interval lies wholly beyond 3 % (10 % for a p99); then the
+    /// exit code is 1
+    #[arg(long, value_name = "BINARY")]
+    pub against: Option<PathBuf>,
+    /// For `--against`: pairs of runs, 10 to 1,000
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(10..=1_000))]
+    pub pairs: u16,
+}
+
+impl BenchArgs {
+    /// The same command line without `--against`, with JSON. Options that have their default are
+    /// left out, so that a build which does not know them can be compared with.
+    fn alone(&self) -> Vec<OsString> {
+        let Self {
+            name,
+            quick,
+            workers,
+            slots,
+            real,
+            against: _,
+            pairs: _,
+        } = self;
+        let name = name.to_possible_value();
+        let name = name.as_ref().map_or("all", |name| name.get_name());
+        let mut args = vec!["bench".to_owned(), name.to_owned(), "--json".to_owned()];
+        for (flag, set) in [("--quick", *quick), ("--real", *real)] {
+            args.extend(set.then(|| flag.to_owned()));
+        }
+        for (option, value, default) in
+            [("--workers", *workers, WORKERS), ("--slots", *slots, SLOTS)]
+        {
+            if value != default {
+                args.extend([option.to_owned(), value.to_string()]);
+            }
+        }
+        args.into_iter().map(OsString::from).collect()
+    }
+}
+
+/// Compares this program with another build of it.
+async fn compare(old: &Path, args: &BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let new = std::env::current_exe().context("cannot find this program's own file")?;
+    let steps = Steps::new(global.json);
+    let plan = against::Plan {
+        old,
+        new: &new,
+        args: args.alone(),
+        pairs: args.pairs,
+    };
+    let step = |text: &str| steps.step(text);
+    let compared = against::compare(&plan, step).await?;
+    steps.done("measured");
+    against::print(&compared, global.json)?;
+    let is_worse = |c: &against::Compared| c.verdict == against::Verdict::Worse;
+    Ok(if compared.iter().any(is_worse) {
+        Outcome::Failed
+    } else {
+        Outcome::Done
+    })
+}
+
+/// What every bench is handed.
+pub struct Lab<'a> {
+    /// Where figures go.
+    pub figures: &'a mut Figures,
+    /// Progress for people.
+    pub steps: &'a Steps,
+    /// A tenth of the samples.
+    pub quick: bool,
+}
+
+impl Lab<'_> {
+    /// Shows what is going on.
+    pub fn steps_message(&self, message: &str) {
+        self.steps.step(message);
+    }
+
+    /// Says what is left out and why; also where figures go to a script.
+    pub fn left_out(&self, what: &str, why: &str) {
+        eprintln!("left out: {what}: {why}");
+    }
+
+    /// So many samples, or a tenth of them.
+    pub fn samples(&self, full: usize) -> usize {
+        if self.quick { (full / 10).max(1) } else { full }
+    }
+}
+
+/// Runs a bench and prints its figures.
+///
+/// # Errors
+/// When something could not be started or measured.
+pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
+    if let Some(old) = &args.against {
+        return compare(old, &args, global).await;
+    }
+    let mut figures = Figures::new(global.json);
+    let steps = Steps::new(global.json);
+    let all = [
+        Bench::Boundary,
+        Bench::Chain,
+        Bench::Rebind,
+        Bench::State,
+        Bench::Latency,
+        Bench::Launch,
+        Bench::Throughput,
+        Bench::Recover,
+        Bench::Waiting,
+        Bench::History,
+        Bench::Idle,
+        Bench::Telemetry,
+        Bench::Canary,
+        Bench::Policy,
+        Bench::Disciplines,
+        Bench::Kernels,
+        Bench::Device,
+    ];
+    let mut outcome = Outcome::Done;
+    for bench in all {
+        if args.name != bench && args.name != Bench::All {
+            continue;
+        }
+        let mut lab = Lab {
+            figures: &mut figures,
+            steps: &steps,
+            quick: args.quick,
+        };
+        match bench {
+            Bench::Boundary => boundary::run(&mut lab).await,
+            Bench::Chain => chain::run(&mut lab).await,
+            Bench::Rebind => rebind::run(&mut lab).await,
+            Bench::State => state::run(&mut lab).await,
+            Bench::Latency => latency::run(&mut lab).await,
+            Bench::Launch => launch::run(&mut lab).await,
+            Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,
+            Bench::Recover => recover::run(&mut lab).await,
+            Bench::Waiting => waiting::run(&mut lab).await,
+            Bench::History => history::run(&mut lab).await,
+            Bench::Idle => idle::run(&mut lab).await,
+            Bench::Telemetry => telemetry::run(&mut lab).await,
+            Bench::Canary => canary::run(&mut lab).await,
+            Bench::Policy => policy::run(&mut lab),
+            Bench::Disciplines => disciplines::run(&mut lab, args.real).await,
+            Bench::Kernels => kernels::run(&mut lab).await,
+            Bench::Device => device::run(&mut lab).map(|found| {
+                // Of all, this one is left out where there is none, which was said.
+                if args.name == Bench::Device {
+                    outcome = found;
+                }
+            }),
+            Bench::All => Ok(()),
+        }
+        .with_context(|| format!("bench {bench:?}"))?;
+    }
+    figures.finish();
+    Ok(outcome)
+}
+
+/// The tenant of all benches.
+fn tenant() -> anyhow::Result<Tenant> {
+    Ok(Tenant::new("bench")?)
+}
+
+/// A cluster for a bench: so many workers with these arguments.
+async fn cluster(
+    lab: &Lab<'_>,
+    workers: u32,
+    worker_args: &[&str],
+    history: bool,
+) -> anyhow::Result<Cluster> {
+    Cluster::start(
+        ClusterOptions {
+            workers,
+            worker_args: worker_args.iter().map(|a| (*a).to_owned()).collect(),
+            history,
+            ..ClusterOptions::default()
+        },
+        lab.steps,
+    )
+    .await
+}
+
+/// Publishes a body to the submission stream and waits until it is stored.
+async fn publish(broker: &Broker, body: String) -> anyhow::Result<()> {
+    broker
+        .js
+        .publish(subjects::submit(&tenant()?), body.into())
+        .await?
+        .await
+        .context("the submission was not stored")?;
+    Ok(())
+}
+
+/// Submits one line with an id of ours.
+async fn submit(
+    broker: &Broker,
+    id: &str,
+    mut submission: serde_json::Value,
+) -> anyhow::Result<ExecutionId> {
+    if let Some(object) = submission.as_object_mut() {
+        object.insert("id".to_owned(), id.into());
+    }
+    publish(broker, submission.to_string()).await?;
+    Ok(ExecutionId::from_client(
+        &tenant()?,
+        &fiec_schemas::ClientId::new(id)?,
+    ))
+}
+
+/// Submits one line without an id, as most do.
+async fn submit_unnamed(
+    broker: &Broker,
+    submission: &serde_json::Value,
+) -> anyhow::Result<ExecutionId> {
+    let tenant = tenant()?;
+    // Fixed here, the id is known without asking anybody.
+    let stamp = Timestamp::now();
+    let mut headers = HeaderMap::new();
+    headers.insert(STAMP_HEADER, stamp.micros().to_string().as_str());
+    let body = submission.to_string().into();
+    let stored = broker
+        .js
+        .publish_with_headers(subjects::submit(&tenant), headers, body)
+        .await?
+        .await
+        .context("the submission was not stored")?;
+    Ok(ExecutionId::from_submission(
+        &tenant,
+        stamp,
+        stored.sequence,
+        1,
+    ))
+}

@@ -1,0 +1,437 @@
+//! A whole FIEC on this machine: private servers, a policy service, a recorder and workers as
+//! separate processes of this very binary. Used by `fiec up`, `fiec demo`, `fiec bench` and the
+//! tests.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use fiec::client;
+use fiec::ui::Steps;
+use fiec_broker::{Broker, ConnectOptions, topology};
+use fiec_dev_servers::{DevServers, Progress};
+use fiec_schemas::NodeId;
+use fiec_schemas::messages::NodeStatus;
+use sqlx::PgPool;
+
+use crate::process::Process;
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// Where data and logs stay; a temporary folder otherwise.
+    pub data_dir: Option<PathBuf>,
+    /// Worker processes `n1`, `n2`, ….
+    pub workers: u32,
+    /// Arguments for every worker, e.g. `--slots 2`.
+    pub worker_args: Vec<String>,
+    /// Folders whose files submissions may name; the current one by default.
+    pub input_dirs: Vec<PathBuf>,
+    /// Policy services.
+    pub policies: u32,
+    /// Arguments for every policy service, e.g. `--slice-ms 1000`.
+    pub policy_args: Vec<String>,
+    /// PostgreSQL and a recorder, or neither.
+    pub history: bool,
+    /// The `fiec` binary to run; this one by default.
+    pub binary: Option<PathBuf>,
+    /// How long a part may take to be ready.
+    pub patience: Duration,
+    /// Ports to use; free ones otherwise.
+    pub nats_port: Option<u16>,
+    /// Ports to use; free ones otherwise.
+    pub postgres_port: Option<u16>,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        Self {
+            data_dir: None,
+            workers: 3,
+            worker_args: Vec::new(),
+            input_dirs: std::env::current_dir().into_iter().collect(),
+            policies: 1,
+            policy_args: Vec::new(),
+            history: true,
+            binary: None,
+            patience: Duration::from_secs(30),
+            nats_port: None,
+            postgres_port: None,
+        }
+    }
+}
+
+/// True once a node's canaries have said yes or no.
+fn is_judged(node: &NodeStatus) -> bool {
+    let pending = |standing: &str| matches!(standing, "unproved" | "outdated");
+    let mut host = node.contracts.iter().filter(|c| c.substrate == "host");
+    host.all(|c| !pending(&c.standing))
+}
+
+/// Shows the steps of finding and starting servers.
+struct ServerSteps<'a>(&'a Steps);
+
+impl Progress for ServerSteps<'_> {
+    fn step(&self, message: &str) {
+        self.0.step(message);
+    }
+    fn done(&self, message: &str) {
+        self.0.done(message);
+    }
+}
+
+/// A running cluster; everything ends when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    /// A connection for whoever holds the cluster.
+    pub broker: Broker,
+    /// A pool for whoever holds the cluster, where there is history.
+    pub pool: Option<PgPool>,
+    /// Workers by number; `n1` is the first.
+    pub workers: Vec<Process>,
+    /// Policy services.
+    pub policies: Vec<Process>,
+    /// The recorder.
+    pub recorder: Option<Process>,
+    /// The servers.
+    pub servers: DevServers,
+    options: ClusterOptions,
+    binary: PathBuf,
+    /// What each worker was started with beyond the arguments of all.
+    own_args: Vec<Vec<String>>,
+    /// For the worker that is being started.
+    more_environment: Vec<(String, String)>,
+}
+
+impl Cluster {
+    /// Starts everything and waits until every worker can be placed on.
+    ///
+    /// # Errors
+    /// When a part cannot be started or is not ready in time; the message ends with its log.
+    pub async fn start(options: ClusterOptions, steps: &Steps) -> anyhow::Result<Self> {
+        let binary = match &options.binary {
+            Some(binary) => binary.clone(),
+            None => std::env::current_exe().context("cannot find this program's own file")?,
+        };
+        let servers = DevServers::start(
+            fiec_dev_servers::Options {
+                data_dir: options.data_dir.clone(),
+                want_postgres: options.history,
+                nats_port: options.nats_port,
+                postgres_port: options.postgres_port,
+                ..fiec_dev_servers::Options::default()
+            },
+            &ServerSteps(steps),
+        )
+        .await?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(servers.data_dir().join("logs"))?;
+        steps.step("creating streams, buckets and tables");
+        let broker =
+            Broker::connect(ConnectOptions::new(servers.nats_url(), "fiec cluster")).await?;
+        topology::apply(&broker, &topology::Profile::default()).await?;
+        let pool = match servers.postgres_url() {
+            Some(url) => {
+                let pool = fiec_recorder::connect(&url).await?;
+                fiec_recorder::migrate(&pool).await?;
+                Some(pool)
+            }
+            None => None,
+        };
+        let mut cluster = Self {
+            broker,
+            pool,
+            workers: Vec::new(),
+            policies: Vec::new(),
+            recorder: None,
+            servers,
+            options,
+            binary,
+            own_args: Vec::new(),
+            more_environment: Vec::new(),
+        };
+        steps.step("starting the policy service, the recorder and the workers");
+        if cluster.options.history {
+            cluster.start_recorder()?;
+        }
+        for _ in 0..cluster.options.policies {
+            cluster.start_policy()?;
+        }
+        for _ in 0..cluster.options.workers {
+            cluster.start_worker(&[])?;
+        }
+        cluster.ready().await?;
+        steps.done(&format!(
+            "{} workers, {} policy service{}{}",
+            cluster.workers.len(),
+            cluster.policies.len(),
+            if cluster.policies.len() == 1 { "" } else { "s" },
+            if cluster.recorder.is_some() {
+                ", a recorder"
+            } else {
+                ""
+            }
+        ));
+        Ok(cluster)
+    }
+
+    /// Where data, logs and run-time files are.
+    pub fn data_dir(&self) -> &Path {
+        self.servers.data_dir()
+    }
+
+    /// The name of the worker with this number, from 1.
+    pub fn node(number: usize) -> NodeId {
+        NodeId::from_host_name(&format!("n{number}"))
+    }
+
+    /// Environment that points a `fiec` command at this cluster.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let mut environment = vec![("FIEC_NATS_URL".to_owned(), self.servers.nats_url())];
+        if let Some(url) = self.servers.postgres_url() {
+            environment.push(("FIEC_DATABASE_URL".to_owned(), url));
+        }
+        environment
+    }
+
+    fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
+        let log = self.data_dir().join("logs").join(format!("{name}.log"));
+        let mut environment = self.environment();
+        environment.extend_from_slice(&self.more_environment);
+        Process::start(name, &self.binary, args, &environment, log)
+    }
+
+    /// Starts one more policy service.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_policy(&mut self) -> anyhow::Result<()> {
+        let name = format!("policy-{}", self.policies.len() + 1);
+        let mut args = vec!["policy".to_owned()];
+        args.extend_from_slice(&self.options.policy_args);
+        let process = self.spawn(&name, &args)?;
+        self.policies.push(process);
+        Ok(())
+    }
+
+    /// Starts the recorder, anew where it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_recorder(&mut self) -> anyhow::Result<()> {
+        self.recorder = Some(self.spawn("recorder", &["recorder".to_owned()])?);
+        Ok(())
+    }
+
+    /// Starts one more worker, with arguments beyond those of every worker.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_worker(&mut self, more: &[String]) -> anyhow::Result<NodeId> {
+        let number = self.workers.len() + 1;
+        let process = self.spawn_worker(number, more)?;
+        self.workers.push(process);
+        self.own_args.push(more.to_vec());
+        Ok(Self::node(number))
+    }
+
+    /// Starts one more worker with this in its environment.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_worker_in(&mut self, environment: &[(String, String)]) -> anyhow::Result<NodeId> {
+        let before = self.more_environment.len();
+        self.more_environment.extend_from_slice(environment);
+        let started = self.start_worker(&[]);
+        self.more_environment.truncate(before);
+        started
+    }
+
+    /// Starts the worker with this number again, after it has ended, with the arguments that it had.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
+        let own = self.own_args.get(number.wrapping_sub(1));
+        let process = self.spawn_worker(number, own.map_or(&[], Vec::as_slice))?;
+        match self.workers.get_mut(number.wrapping_sub(1)) {
+            Some(slot) => *slot = process,
+            None => bail!("there is no worker n{number}"),
+        }
+        Ok(())
+    }
+
+    fn spawn_worker(&self, number: usize, more: &[String]) -> anyhow::Result<Process> {
+        let node = Self::node(number).to_string();
+        let mut args = vec!["worker".to_owned(), "--node".to_owned(), node.clone()];
+        args.push("--run-dir".to_owned());
+        args.push(self.data_dir().join("run").display().to_string());
+        for folder in &self.options.input_dirs {
+            args.push("--input-dir".to_owned());
+            args.push(folder.display().to_string());
+        }
+        args.extend(self.options.worker_args.iter().cloned());
+        args.extend(more.iter().cloned());
+        self.spawn(&node, &args)
+    }
+
+    /// Waits until every worker is known to a policy service, viable, and has run its canaries.
+    ///
+    /// # Errors
+    /// At the deadline, or when a process ends; the message holds the end of its log.
+    pub async fn ready(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.options.patience;
+        let mut last = String::from("no policy service answered");
+        while Instant::now() < deadline {
+            self.none_ended()?;
+            match client::nodes(&self.broker).await {
+                Ok(reply) => {
+                    let viable = reply
+                        .nodes
+                        .iter()
+                        .filter(|n| n.viability == "viable" && is_judged(n))
+                        .count();
+                    if viable >= self.workers.len() {
+                        return Ok(());
+                    }
+                    last = format!("{viable} of {} workers are viable", self.workers.len());
+                }
+                Err(error) => last = error.to_string(),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bail!(
+            "the cluster was not ready after {:?}: {last}; its logs are in {}",
+            self.options.patience,
+            self.data_dir().join("logs").display()
+        )
+    }
+
+    /// What a policy service knows of a node.
+    ///
+    /// # Errors
+    /// When nobody answers or the node is not known.
+    pub async fn status_of(&self, node: &NodeId) -> anyhow::Result<NodeStatus> {
+        let reply = client::nodes(&self.broker).await?;
+        reply
+            .nodes
+            .into_iter()
+            .find(|n| n.descriptor.node == *node)
+            .with_context(|| format!("node {node} is not known"))
+    }
+
+    /// Fails when a process that should run has ended.
+    ///
+    /// # Errors
+    /// Names the process, with the end of its log.
+    pub fn none_ended(&mut self) -> anyhow::Result<()> {
+        let all = self
+            .workers
+            .iter_mut()
+            .chain(&mut self.policies)
+            .chain(&mut self.recorder);
+        for process in all {
+            if let Some(status) = process.ended() {
+                bail!(
+                    "{} ended with {status}:\n{}",
+                    process.name,
+                    process.tail(20)
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts anew what has ended: a service at once, a worker after `pause`, so that what it ran
+    /// is seen to go on elsewhere. Says what it did and will do.
+    ///
+    /// # Errors
+    /// When a server has ended, or something cannot be started.
+    pub fn revive(
+        &mut self,
+        down: &mut BTreeMap<usize, Instant>,
+        pause: Duration,
+    ) -> anyhow::Result<Vec<String>> {
+        if !self.servers.nats.is_running() {
+            bail!(
+                "nats-server has ended: see {}",
+                self.servers.nats.log().display()
+            );
+        }
+        if let Some(postgres) = &self.servers.postgres
+            && !postgres.is_running()
+        {
+            bail!("PostgreSQL has ended: see {}", postgres.log().display());
+        }
+        let mut said = Vec::new();
+        if let Some(status) = self.recorder.as_mut().and_then(Process::ended) {
+            said.push(format!("the recorder ended ({status}); started again"));
+            self.start_recorder()?;
+        }
+        let before = self.policies.len();
+        self.policies.retain_mut(|policy| policy.ended().is_none());
+        while self.policies.len() < before {
+            said.push("a policy service ended; started again".to_owned());
+            self.start_policy()?;
+        }
+        for number in 1..=self.workers.len() {
+            let ended = self.workers.get_mut(number - 1).and_then(Process::ended);
+            let Some(status) = ended else { continue };
+            let node = Self::node(number);
+            match down.get(&number) {
+                None => {
+                    said.push(format!(
+                        "{node} ended ({status}); what it ran goes on elsewhere, and {node} \
+                         starts again in {pause:?}"
+                    ));
+                    down.insert(number, Instant::now());
+                }
+                Some(since) if since.elapsed() >= pause => {
+                    down.remove(&number);
+                    self.restart_worker(number)?;
+                    said.push(format!("{node} started again"));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(said)
+    }
+
+    /// Stops everything in order: workers drain, then the services, then the servers.
+    pub async fn stop(mut self) {
+        let deadline = Duration::from_secs(5);
+        // Asked all at once, so that the waits overlap.
+        for process in self
+            .workers
+            .iter()
+            .chain(&self.policies)
+            .chain(&self.recorder)
+        {
+            let _ = process.signal(rustix::process::Signal::TERM);
+        }
+        for process in self
+            .workers
+            .iter_mut()
+            .chain(&mut self.policies)
+            .chain(&mut self.recorder)
+        {
+            if !process.stop(deadline).await {
+                tracing::warn!(
+                    process = process.name,
+                    "did not stop in time and was killed"
+                );
+            }
+        }
+        // A connection that is drained does not complain when its server ends.
+        let _ = self.broker.client.drain().await;
+        if let Some(pool) = &self.pool {
+            // A pool whose server is gone has nothing to close.
+            let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
+        }
+        self.servers.stop(deadline).await;
+    }
+}

@@ -1,0 +1,19 @@
+//! The lab: what measures, plays and shows the product, and its servers for development.
+//!
+//! It links the product and has the product's commands too, so that the services and workers of a
+//! demo, a bench or a test are processes of one executable. The product never depends on the lab.
+
+#[macro_use(eprintln, println)]
+extern crate fiec;
+
+pub mod bench;
+pub mod cli;
+pub mod cluster;
+pub mod demo;
+pub mod doctor;
+pub mod experiment;
+pub mod pressure;
+pub mod process;
+pub mod replay;
+pub mod simulate;
+pub mod up;

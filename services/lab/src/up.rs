@@ -1,0 +1,145 @@
+//! `fiec up`: the demo's cluster, without the demo; it stays until it is ended.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cluster::{Cluster, ClusterOptions};
+use fiec::context::UpFile;
+use fiec::exit::Outcome;
+use fiec::ui::Steps;
+
+/// Start a private cluster on this machine and keep it until Ctrl-C
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Keep data and logs here, and go on from them next time [default: a temporary folder]
+    #[arg(long)]
+    pub data_dir: Option<PathBuf>,
+    /// Worker processes
+    #[arg(long, default_value_t = 3)]
+    pub workers: u32,
+    /// Executions that each worker runs at once
+    #[arg(long, default_value_t = 1)]
+    pub slots: u32,
+    /// Memory limit of each worker, e.g. 2GiB [default: the host's]
+    #[arg(long)]
+    pub memory_limit: Option<String>,
+    /// Folder of inputs: submissions may name files in it, and in no other; repeatable
+    /// [default: the working directory]
+    #[arg(long, value_name = "DIR")]
+    pub input_dir: Vec<PathBuf>,
+    /// Policy services; none is a leader
+    #[arg(long, default_value_t = 1)]
+    pub policies: u32,
+    /// Seconds after which a worker that has ended is started again
+    #[arg(long, default_value_t = 15.0)]
+    pub revive_seconds: f64,
+    /// Port of nats-server [default: a free one]
+    #[arg(long)]
+    pub nats_port: Option<u16>,
+    /// Port of PostgreSQL [default: a free one]
+    #[arg(long)]
+    pub postgres_port: Option<u16>,
+}
+
+/// Starts, prints where everything is, and waits.
+///
+/// # Errors
+/// When something could not be started, or a server ends by itself.
+pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
+    let steps = Steps::new(json);
+    let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
+    // The servers ask for a password that only this user can read, so whoever can push here is the
+    // user who started this.
+    worker_args.extend(["--allow-program".to_owned(), "*".to_owned()]);
+    if let Some(limit) = &args.memory_limit {
+        worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);
+    }
+    let defaults = ClusterOptions::default();
+    let input_dirs = match args.input_dir.is_empty() {
+        true => defaults.input_dirs.clone(),
+        false => args.input_dir.clone(),
+    };
+    let mut cluster = Cluster::start(
+        ClusterOptions {
+            data_dir: args.data_dir.clone(),
+            input_dirs,
+            workers: args.workers,
+            worker_args,
+            policies: args.policies,
+            nats_port: args.nats_port,
+            postgres_port: args.postgres_port,
+            ..defaults
+        },
+        &steps,
+    )
+    .await?;
+    let file = UpFile {
+        pid: std::process::id(),
+        nats: cluster.servers.nats_url(),
+        database: cluster.servers.postgres_url().unwrap_or_default(),
+    };
+    file.write()?;
+    if json {
+        println!(
+            "{}",
+            json!({"pid": file.pid, "nats": file.nats, "database": file.database,
+                   "data_dir": cluster.data_dir()})
+        );
+    } else {
+        print_urls(&file, &cluster);
+    }
+    let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
+    let ended = watch(&mut cluster, pause).await;
+    file.remove();
+    steps.done("stopping");
+    cluster.stop().await;
+    ended?;
+    Ok(Outcome::Done)
+}
+
+fn print_urls(file: &UpFile, cluster: &Cluster) {
+    println!(
+        "
+NATS        {nats}
+PostgreSQL  {database}
+logs        {logs}
+
+Your other `fiec` commands on this machine find it by themselves. With the usual tools (the URLs
+hold passwords: whoever has them runs programs as you):
+
+  export NATS_URL={nats}
+  nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.default < examples/batch.jsonl
+  nats micro info fiec
+
+  export FIEC_DATABASE_URL={database}
+  psql \"$FIEC_DATABASE_URL\" -c 'SELECT * FROM execution_summary'
+
+Ctrl-C ends everything.",
+        nats = file.nats,
+        database = file.database,
+        logs = cluster.data_dir().join("logs").display()
+    );
+}
+
+/// Until a signal, or until a server ends. A worker that has ended stays away for `pause`.
+async fn watch(cluster: &mut Cluster, pause: Duration) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut look = tokio::time::interval(Duration::from_secs(1));
+    let mut down = BTreeMap::new();
+    loop {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            _ = look.tick() => {
+                for line in cluster.revive(&mut down, pause)? {
+                    eprintln!("{line}");
+                }
+            }
+        }
+    }
+}
