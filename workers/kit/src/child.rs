@@ -25,7 +25,7 @@ use crate::frames::{
 };
 use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step, check_result};
-use crate::programs::{self, Instance};
+use crate::programs::{self, Instance, RunEnd};
 use crate::writer::{Writer, describe};
 use crate::{foreign, frames, simulated};
 
@@ -131,7 +131,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
                 child.writer.report(&Report::Prepared { error }, &[])?;
             }
             Order::Run(run) => child.run(&run, body)?,
-            Order::Yield(stop) if stop.at.is_some() => child.ahead = Some(stop),
+            Order::Yield(order) if order.at.is_some() => child.ahead = Some(order),
             // Crossed with the end of the run that they were meant for.
             Order::Yield(_)
             | Order::Cancel
@@ -328,7 +328,7 @@ impl Child {
                 later: self
                     .ahead
                     .take()
-                    .and_then(|stop| Some((stop.at?, stop.cause))),
+                    .and_then(|order| Some((order.at?, order.cause))),
                 ..Orders::default()
             },
             lease: Duration::from_millis(u64::from(run.lease_ms.max(1))),
@@ -401,7 +401,7 @@ impl Child {
                 && *at <= cx.index()
             {
                 running.orders.cause.clone_from(cause);
-                running.orders.stop = Some(Reason::Yield);
+                running.orders.reason = Some(Reason::Yield);
             }
             if running.orders.grant.is_some()
                 && let Some(grant) = running.orders.grant.take()
@@ -424,11 +424,11 @@ impl Child {
             if due == Due::No && (shared || much) {
                 due = Due::CommitWhenAcknowledged;
             }
-            if due != Due::No || running.orders.stop.is_some() || running.orders.cancel {
+            if due != Due::No || running.orders.reason.is_some() || running.orders.cancel {
                 let computed_at = Timestamp::now();
                 if due == Due::CommitWhenAcknowledged {
                     while running.schedule.is_full()
-                        && running.orders.stop.is_none()
+                        && running.orders.reason.is_none()
                         && !running.orders.cancel
                     {
                         self.wait(&mut running)?;
@@ -438,11 +438,11 @@ impl Child {
                     }
                 }
                 if running.orders.cancel {
-                    kept.instance.stop("cancel");
+                    kept.instance.end_run(RunEnd::Cancel);
                     self.kept = Some(kept);
                     return Ok(self.writer.report(&Report::Cancelled, &[])?);
                 }
-                let reason = running.orders.stop.unwrap_or(Reason::Commit);
+                let reason = running.orders.reason.unwrap_or(Reason::Commit);
                 let instance = kept.instance.as_mut();
                 let committed =
                     self.commit(&mut running, instance, &mut cx, computed_at, now, reason);
@@ -452,7 +452,8 @@ impl Child {
                 if reason == Reason::Yield {
                     self.brief = false;
                     let cause = running.orders.cause.take();
-                    kept.instance.stop(cause.as_deref().unwrap_or("yield"));
+                    let cause = cause.as_deref().unwrap_or("yield");
+                    kept.instance.end_run(RunEnd::Yield { cause });
                     self.kept = Some(kept);
                     return Ok(());
                 }

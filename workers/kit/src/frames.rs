@@ -64,9 +64,9 @@ pub enum Order {
     },
     /// Compute. The body is σ.
     Run(Box<Run>),
-    /// Commit the next boundary and stop there.
+    /// Commit the next boundary; the run ends there and the execution goes on elsewhere or later.
     Yield(Yield),
-    /// Stop at the next boundary without a commit. A parked run stops where it is.
+    /// End the run at the next boundary without a commit. A parked run ends where it is.
     Cancel,
     /// Commit the next boundary and wait there for `unpark` or `cancel`. The run is not over.
     Park(Park),
@@ -124,7 +124,7 @@ pub struct Package {
     pub program: String,
 }
 
-/// Why and until when an execution is to stop at a boundary.
+/// Cause and deadline of an order to yield.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Yield {
     /// In a few words; told to programs that can be told.
@@ -134,7 +134,7 @@ pub struct Yield {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u32>,
     /// Not before this boundary; for tests that cut at a certain one. It may come before the
-    /// `run` that it is meant for. A program that does not know it stops sooner.
+    /// `run` that it is meant for. A program that does not know it yields sooner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<BoundaryIndex>,
 }
@@ -196,7 +196,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub enum Reason {
     /// The commit policy.
     Commit,
-    /// A `yield`; the execution has stopped.
+    /// A `yield`; the run has ended at this boundary.
     Yield,
     /// A `park`; the execution waits at this boundary.
     Park,
@@ -349,7 +349,7 @@ pub enum Report {
         /// Why, for a person.
         reason: String,
     },
-    /// It stopped because of a `cancel`.
+    /// A `cancel` has ended the run.
     Cancelled,
 }
 

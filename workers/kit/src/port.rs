@@ -27,9 +27,9 @@ type Orders = VecDeque<(Order, Vec<u8>)>;
 /// What an agent wants of a capsule that computes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wanted {
-    /// To stop at a boundary.
-    pub stop: Option<Yield>,
-    /// To stop, boundary or not.
+    /// To reach a boundary soon: a yield, or a park with its cause.
+    pub yields: Option<Yield>,
+    /// To end the run, at a boundary or not.
     pub cancel: bool,
     /// Another grant from the next boundary on.
     pub grant: Option<Grant>,
@@ -191,10 +191,10 @@ impl Wishes for Port {
         let mut wanted = Wanted::default();
         for (order, _) in waiting.iter() {
             match order {
-                Order::Yield(stop) => wanted.stop = Some(stop.clone()),
+                Order::Yield(order) => wanted.yields = Some(order.clone()),
                 Order::Park(park) => {
                     let cause = park.cause.clone();
-                    wanted.stop.get_or_insert(Yield {
+                    wanted.yields.get_or_insert(Yield {
                         cause,
                         ..Yield::default()
                     });

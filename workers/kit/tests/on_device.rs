@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fiec_kernels::device::{HostDevices, Ledger};
 use fiec_kit::local::run_local;
-use fiec_kit::programs::{self, Instance};
+use fiec_kit::programs::{self, Instance, RunEnd};
 use fiec_kit::{Capsule, Inputs, Step};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::programs::{CG, GEMM, LU, QR};
@@ -211,7 +211,9 @@ fn a_yield_gives_the_device_back_cold_and_the_state_goes_on_elsewhere() {
         assert!(devices.ledger().held > 0, "{program} holds nothing");
         let mut state = Vec::new();
         instance.encode(&mut state, &mut cx).unwrap();
-        instance.stop("memory pressure");
+        instance.end_run(RunEnd::Yield {
+            cause: "memory pressure",
+        });
         assert_all_given_back(devices.ledger());
         assert_eq!(devices.ledger().kept_warm, 0);
         let mut elsewhere = start(program, &params, &devices);

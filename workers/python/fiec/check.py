@@ -28,7 +28,7 @@ def _run(script: str, params: Path, folder: Path, cut: int | None) -> tuple[dict
     """Runs to the end; gives digests by name, and the number of processes."""
     command = [sys.executable, script, "--params", str(params), "--folder", str(folder), "--quiet"]
     if cut is not None:
-        command += ["--stop-after", str(cut)]
+        command += ["--yield-after", str(cut)]
     processes = 0
     while True:
         processes += 1

@@ -58,14 +58,12 @@ def parser(program: str) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog=program,
         description="Runs here, without a worker. Interrupt it and run it again: it goes on.",
-        epilog="exit status: 0 completed, 1 crashed, 65 failed for good, 85 stopped at a boundary",
+        epilog="exit status: 0 completed, 1 crashed, 65 failed for good, 85 yielded at a boundary",
     )
     p.add_argument("param", nargs="*", help="name=value; the value is JSON or else a text")
     p.add_argument("--params", metavar="FILE", help="a JSON file of parameters")
     p.add_argument("--fresh", action="store_true", help="begin anew")
-    p.add_argument(
-        "--stop-after", type=_number, metavar="K", help="commit the K-th boundary and stop there"
-    )
+    p.add_argument("--yield-after", type=_number, metavar="K", help="yield at the K-th boundary")
     p.add_argument(
         "--commit", type=_commit, default="auto", metavar="WHEN", help="auto, 5, or 200ms"
     )
@@ -151,7 +149,7 @@ def _here(program: worker.Main, params: dict[str, Any] | None, name: str) -> int
             params,
             root=Path(given.folder),
             fresh=given.fresh,
-            stop_after=given.stop_after,
+            yield_after=given.yield_after,
             commit=given.commit,
             quiet=given.quiet,
         )

@@ -53,8 +53,8 @@ class Start:
     shares: Shares | None = None
     # What is taken back first; how many bytes of the body are its σ.
     merge: Message | None = None
-    # Local runs only: commit this boundary and stop there.
-    stop_at: float = math.inf
+    # Local runs and tests only: the boundary at which to yield.
+    yield_at: float = math.inf
 
     @classmethod
     def parse(cls, head: Message) -> Start:
@@ -106,13 +106,14 @@ class Boundaries:
         self.outputs: dict[str, bytes] = {}
         self.emits: list[Message] = []
         self._emitted = (0, 0, 0)
-        self.stop: str | None = None
+        # Cause of an order to yield that the next boundary carries out.
+        self.yield_cause: str | None = None
         self.cancel = False
         self.ended: Stop | None = None
 
     def wanted(self) -> bool:
-        """Whether a stop at the next boundary is wanted, for good or for a while."""
-        return self.stop is not None or self.cancel
+        """Whether a yield, park or cancel is ordered for the next boundary."""
+        return self.yield_cause is not None or self.cancel
 
     def check(self) -> None:
         """Raises again what has ended the run, where a program has caught it."""
@@ -244,8 +245,8 @@ class Engine(Boundaries):
         # A boundary does nothing before this time, and before this index.
         self._at_time = 0.0
         self._gate = 0.0
-        # A stop that waits for a certain boundary.
-        self._stop_at, self._cause = start.stop_at, "it was asked to stop here"
+        # A yield that waits for a certain boundary.
+        self._yield_at, self._cause = start.yield_at, "it was asked to yield here"
         self._set_gate()
         self._grant: Message | None = None
         # An order to park that waits for the next boundary, and whether it may go on again.
@@ -273,7 +274,7 @@ class Engine(Boundaries):
             self._at_time = 0.0
 
     def _set_gate(self) -> None:
-        self._gate = min(self._schedule.gate(), self._stop_at)
+        self._gate = min(self._schedule.gate(), self._yield_at)
 
     def edge(self, merged: bool = False) -> None:
         self.index += 1
@@ -290,8 +291,8 @@ class Engine(Boundaries):
         due = self._schedule.boundary(self.index, at)
         if due == NO and (self._much or merged or self._asked_to_split):
             due = COMMIT_WHEN_ACKNOWLEDGED
-        if self.index >= self._stop_at and self.stop is None:
-            self.stop = self._cause
+        if self.index >= self._yield_at and self.yield_cause is None:
+            self.yield_cause = self._cause
         if due != NO or self.wanted():
             computed_at = now()
             if due == COMMIT_WHEN_ACKNOWLEDGED:
@@ -301,9 +302,9 @@ class Engine(Boundaries):
                 self._end(Cancelled(), {"is": "cancelled"})
             parks, self._parks = self._parks, None
             more: Message = {"merged": True} if merged else {}
-            if self.stop is not None:
+            if self.yield_cause is not None:
                 self._commit(at, computed_at, "yield", more)
-                self._end(Yielded(self.stop))
+                self._end(Yielded(self.yield_cause))
             if self._asked_to_split and parks is None:
                 self._asked_to_split = False
                 if (given := self.give_away()) is None:
@@ -321,11 +322,11 @@ class Engine(Boundaries):
             grant, self._grant = self._grant, None
             self._reconfigure(grant)
 
-    def _end(self, stop: Stop, report: Message | None = None) -> NoReturn:
-        self.ended = stop
+    def _end(self, end: Stop, report: Message | None = None) -> NoReturn:
+        self.ended = end
         if report is not None:
             self._writer.report(report)
-        raise stop
+        raise end
 
     def take_outputs(self) -> tuple[list[Message], list[bytes]]:
         """The outputs made since the last report, described, and their bytes."""
@@ -381,10 +382,10 @@ class Engine(Boundaries):
         self._writer.report({"is": "aside"})
         self._goes_on = False
         # One order at a time: what follows the one to go on is for the capsules after that.
-        while not self._goes_on and self.stop is None and not self.cancel:
+        while not self._goes_on and self.yield_cause is None and not self.cancel:
             self._take_order()
             self._parks = None  # it is parked already
-        if self.stop is not None or self.cancel:
+        if self.yield_cause is not None or self.cancel:
             self._end(Cancelled(), {"is": "cancelled"})
         self._mark = self._clock()
 
@@ -400,14 +401,14 @@ class Engine(Boundaries):
         self.look()
 
     def _park(self) -> None:
-        """No commit was possible for a lease: waits until one is, or for an order to stop."""
+        """No commit was possible for a lease: waits until one is, or for a yield or cancel."""
         print(
             f"fiec: boundary not acknowledged within {self._start.lease * 1000:.0f} ms; "
             f"{self._start.execution} waits at a boundary",
             file=sys.stderr,
             flush=True,
         )
-        while self._sent and not self.cancel and self.stop is None:
+        while self._sent and not self.cancel and self.yield_cause is None:
             self._wait()
 
     def _take_order(self) -> None:
@@ -420,10 +421,10 @@ class Engine(Boundaries):
                 cause = str(head.get("cause") or "FIEC asked for it")
                 at = head.get("at")
                 if isinstance(at, int) and at > self.index:
-                    self._stop_at, self._cause = at, cause
+                    self._yield_at, self._cause = at, cause
                     self._set_gate()
                 else:
-                    self.stop = cause
+                    self.yield_cause = cause
             case {"is": "cancel"}:
                 self.cancel = True
             case {"is": "committed", "index": int(index)}:
@@ -437,7 +438,7 @@ class Engine(Boundaries):
             case {"is": "reconfigure", "grant": dict(grant)}:
                 self._grant = grant
             case {"is": "park"}:
-                if self.stop is None:
+                if self.yield_cause is None:
                     self._parks, self._goes_on = head, False
             case {"is": "unpark"}:
                 self._parks, self._goes_on = None, True

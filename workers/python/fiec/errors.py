@@ -39,7 +39,7 @@ class StateError(Failed):
 
 
 class Stop(BaseException):
-    """The run has ended at a boundary; the program is being unwound.
+    """The run has ended at a boundary; the program is being unwound. See the subclasses.
 
     Not an ``Exception``: ``except Exception`` lets it pass. ``finally`` blocks and context
     managers run as usual. Do not catch it.

@@ -101,8 +101,8 @@ class Lines(Boundaries):
                     )
                 case {"is": "reconfigure", "grant": dict(grant)}:
                     self._reconfigure(grant)
-                case {"is": "stop"} as stop:
-                    self._end(Yielded(str(stop.get("cause") or "FIEC asked for it")))
+                case {"is": "yield"} as order:
+                    self._end(Yielded(str(order.get("cause") or "FIEC asked for it")))
                 case {"is": "cancel"}:
                     self._end(Cancelled())
                 case other:
@@ -133,9 +133,9 @@ class Lines(Boundaries):
     def ask(self, change: Message) -> Message:
         return self._converse({"is": "ask", **change}, "asked")
 
-    def _end(self, stop: Stop) -> NoReturn:
-        self.ended = stop
-        raise stop
+    def _end(self, end: Stop) -> NoReturn:
+        self.ended = end
+        raise end
 
     def look(self) -> None:
         """Nothing can come between two boundaries."""

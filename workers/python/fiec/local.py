@@ -208,8 +208,8 @@ class LocalLink:
 
 
 @contextlib.contextmanager
-def _stopping(link: LocalLink, terminal: Terminal) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop at the next boundary; a second Ctrl-C stops at once."""
+def _yield_on_signals(link: LocalLink, terminal: Terminal) -> Iterator[None]:
+    """Ctrl-C and SIGTERM yield at the next boundary; a second Ctrl-C ends the run at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -220,7 +220,7 @@ def _stopping(link: LocalLink, terminal: Terminal) -> Iterator[None]:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked = True
-        terminal.say("stopping at the next boundary (Ctrl-C again: at once)")
+        terminal.say("yields at the next boundary (Ctrl-C again: ends at once)")
         link.order({"is": "yield", "cause": signal.Signals(number).name})
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -238,7 +238,7 @@ def run(
     *,
     root: Path,
     fresh: bool = False,
-    stop_after: int | None = None,
+    yield_after: int | None = None,
     commit: Any = "auto",
     quiet: bool = False,
 ) -> tuple[Ending, Any]:
@@ -256,11 +256,11 @@ def run(
         commit=commit,
         boundary=store.boundary,
     )
-    if stop_after is not None:
-        start = Start(**{**vars(start), "stop_at": (store.boundary or 0) + stop_after})
+    if yield_after is not None:
+        start = Start(**{**vars(start), "yield_at": (store.boundary or 0) + yield_after})
     server = Server(link, main, None, local=True)
     try:
-        with _stopping(link, terminal), terminal.beside():
+        with _yield_on_signals(link, terminal), terminal.beside():
             ending = server.run(start, store.state)
         if ending == "completed":
             text = "" if server.result is None else f": {dumps(server.result)}"
@@ -268,7 +268,7 @@ def run(
             if store.outputs.exists():
                 terminal.say(f"outputs in {store.outputs}")
         elif ending == "yielded":
-            terminal.say(f"stopped at boundary {link.committed}; run it again to go on")
+            terminal.say(f"yielded at boundary {link.committed}; run it again to go on")
         return ending, server.result
     finally:
         store.close()

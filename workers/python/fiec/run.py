@@ -311,7 +311,8 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a stop at the next boundary is wanted. Never let results depend on it."""
+        """Whether a yield, park or cancel is ordered for the next boundary. Never let results
+        depend on it."""
         engine = self._engine
         engine.look()
         return engine.wanted() or engine.ended is not None

@@ -136,7 +136,7 @@ def run(
     execution = str(uuid.uuid4())
     while True:
         runs += 1
-        stop_at = (link.boundary or 0) + yield_every if yield_every else float("inf")
+        yield_at = (link.boundary or 0) + yield_every if yield_every else float("inf")
         start = Start(
             execution=execution,
             epoch=runs,
@@ -145,7 +145,7 @@ def run(
             commit=commit,
             boundary=link.boundary,
             grant=grant or {},
-            stop_at=stop_at,
+            yield_at=yield_at,
         )
         server = _attempt(main, link, start, link.state)
         if server.ending != "yielded" or yield_every is None:
@@ -219,7 +219,7 @@ class _Spread:
             params={**self._params, "tiles": write_range(member.range)},
             commit=self._commit,
             boundary=link.boundary,
-            stop_at=(link.boundary or 0) + self._draw.randint(2, 6),
+            yield_at=(link.boundary or 0) + self._draw.randint(2, 6),
             shares=Shares(member.part, len(member.parts)),
             merge=merge,
         )

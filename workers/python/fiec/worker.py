@@ -142,7 +142,7 @@ def attempt(main: Main, run: Run, local: bool) -> End:
     engine = run._engine
     try:
         result = main(run)
-        engine.check()  # a program that caught a stop has not completed
+        engine.check()  # a program that caught a Stop has not completed
         run._ready()
         if run._merge is not None:
             raise Failed("a part is to be taken back, but the program has no run.each(tiles)")
@@ -155,7 +155,7 @@ def attempt(main: Main, run: Run, local: bool) -> End:
     except (AgentGone, FrameError):
         raise
     except BaseException as error:
-        # While it is unwound after a stop a program may raise something else.
+        # While a Stop unwinds it, a program may raise something else.
         if engine.ended is not None:
             if not isinstance(error, Stop):
                 show(error)

@@ -115,7 +115,7 @@ class Containers(unittest.TestCase):
             self.assertTrue((self.folder / "outputs" / "last.txt").exists())
             state = answer["state"]
             self.assertTrue(base64.b64decode(state).startswith(b"fiec\x01"))
-            talk.tell(**{"is": "stop", "cause": "a test"})
+            talk.tell(**{"is": "yield", "cause": "a test"})
             self.assertEqual(talk.end(), (0, ""))
         talk = self.talk(params, boundary, state)
         self.assertEqual(talk.hear()["is"], "boundary")

@@ -86,7 +86,7 @@ class LocalRuns(Folder):
         whole = self.result()
         output = (self.home() / "outputs" / "last.txt").read_bytes()
         last = -1
-        self.assertEqual(self.run_it(*words, "--fresh", "--stop-after", "1").returncode, 85)
+        self.assertEqual(self.run_it(*words, "--fresh", "--yield-after", "1").returncode, 85)
         for _ in range(4):
             process = self.start(*words, "--commit", "1")
             until("another commit", lambda: self.boundary() > last + 5)
@@ -109,7 +109,7 @@ class LocalRuns(Folder):
         assert isinstance(inner, dict)
         return inner["total"]
 
-    def test_ctrl_c_and_sigterm_stop_at_a_boundary_that_is_kept(self) -> None:
+    def test_ctrl_c_and_sigterm_yield_at_a_boundary_that_is_kept(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(number):
                 before = self.boundary()
@@ -119,7 +119,7 @@ class LocalRuns(Folder):
                 process.send_signal(number)
                 _, said = process.communicate(timeout=30)
                 self.assertEqual(process.returncode, 85)
-                self.assertIn(b"stopping at the next boundary", said)
+                self.assertIn(b"yields at the next boundary", said)
                 self.assertGreater(self.boundary(), before)
 
     def test_a_second_ctrl_c_stops_at_once_and_the_last_commit_is_kept(self) -> None:
@@ -127,15 +127,15 @@ class LocalRuns(Folder):
         assert process.stdout is not None and process.stderr is not None
         self.assertIn(b"said by the program", process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        self.assertIn(b"stopping at the next boundary", process.stderr.readline())
+        self.assertIn(b"yields at the next boundary", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
         self.assertEqual(process.returncode, 130)
 
     def test_other_parameters_are_another_execution_and_fresh_begins_anew(self) -> None:
-        self.assertEqual(self.run_it("steps=9", "--stop-after", "4").returncode, 85)
+        self.assertEqual(self.run_it("steps=9", "--yield-after", "4").returncode, 85)
         self.assertEqual(self.boundary(), 4)
-        self.assertEqual(self.run_it("steps=10", "--stop-after", "4").returncode, 85)
+        self.assertEqual(self.run_it("steps=10", "--yield-after", "4").returncode, 85)
         self.assertEqual(len(list((self.cwd / ".fiec" / "sums").iterdir())), 2)
         done = self.run_it("steps=9", "--fresh")
         self.assertNotIn("goes on", done.stderr)
@@ -153,7 +153,7 @@ class LocalRuns(Folder):
         self.assertIn(f"in use by process {process.pid}", done.stderr)
 
     def test_a_damaged_state_is_named_and_not_used(self) -> None:
-        self.run_it("--stop-after", "2")
+        self.run_it("--yield-after", "2")
         path = self.home() / "state"
         raw = bytearray(path.read_bytes())
         raw[-1] ^= 1
@@ -169,7 +169,7 @@ class LocalRuns(Folder):
             (("mode=fail",), 65, "params.mode: must not be fail"),
             (("mode=fetch",), 1, "there is no worker to ask"),
             (("steps",), 2, "'steps' is no name=value"),
-            (("--stop-after", "0"), 2, "whole number above 0"),
+            (("--yield-after", "0"), 2, "whole number above 0"),
             (("--commit", "never"), 2, "must be auto"),
             (("--params", "nothing.json"), 2, "nothing.json"),
         ):

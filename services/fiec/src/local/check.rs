@@ -399,9 +399,9 @@ impl Check<'_> {
         let mut session = Session::start(self.subject)?;
         self.report.processes += 1;
         self.report.resumed += 1;
-        // The next boundary is committed, or it stops there if it hears of that in time.
-        let stop = (!cut_off).then_some(from.0 + 1);
-        session.run(Some(from), Some(1), stop)?;
+        // The next boundary is committed, or it yields there if the order comes in time.
+        let yield_at = (!cut_off).then_some(from.0 + 1);
+        session.run(Some(from), Some(1), yield_at)?;
         let found = point(&mut session)?;
         if let Some(what) = expected.difference(&found) {
             let what = format!("resumed from boundary {}: {what}", from.0);

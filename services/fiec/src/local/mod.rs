@@ -264,7 +264,7 @@ impl Record {
     }
 }
 
-/// Runs a program to its end; with `yield_every`, it is stopped at each boundary whose index is a
+/// Runs a program to its end; with `yield_every`, it yields at each boundary whose index is a
 /// multiple of that and goes on in a fresh process with fresh folders. Without `cut` the same
 /// boundaries are only looked at. `progress` hears where it stands.
 ///
@@ -313,11 +313,11 @@ pub fn run(
                     }
                     match until {
                         Some(until) if yielded && index < until => bail!(
-                            "it stopped at boundary {index}, and was asked to stop at boundary \
+                            "it yielded at boundary {index}, and was to yield at boundary \
                              {until}: a yield with \"at\" does not hold before that boundary"
                         ),
                         None if yielded => {
-                            bail!("it stopped at boundary {index}, and nobody had asked it to")
+                            bail!("it yielded at boundary {index} without an order")
                         }
                         _ => {}
                     }

@@ -58,7 +58,7 @@ pub enum Event {
         state: Vec<u8>,
         /// Outputs since the last one.
         outputs: Vec<Made>,
-        /// It has stopped here.
+        /// It has yielded here.
         yielded: bool,
     },
     /// It is done.
@@ -232,7 +232,7 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Starts a run: with commits at every so many boundaries, and a stop at one.
+    /// Starts a run: with commits at every so many boundaries, and a yield at one.
     ///
     /// # Errors
     /// When the process is gone.
@@ -240,7 +240,7 @@ impl<'a> Session<'a> {
         &mut self,
         from: Option<(BoundaryIndex, &[u8])>,
         commit_every: Option<u64>,
-        stop_at: Option<BoundaryIndex>,
+        yield_at: Option<BoundaryIndex>,
     ) -> anyhow::Result<()> {
         let every = NonZeroU64::new(commit_every.unwrap_or(u64::MAX)).unwrap_or(NonZeroU64::MAX);
         let run = Run {
@@ -258,7 +258,7 @@ impl<'a> Session<'a> {
             merge: None,
         };
         let state = from.map_or(&[][..], |(_, state)| state);
-        let stop = stop_at.map(|at| {
+        let order = yield_at.map(|at| {
             Order::Yield(frames::Yield {
                 cause: Some("fiec run --local cuts here".to_owned()),
                 deadline_ms: None,
@@ -267,13 +267,13 @@ impl<'a> Session<'a> {
         });
         let send = || -> Result<(), FrameError> {
             // Before the run, which may pass the boundary before it hears another order.
-            if let Some(stop) = &stop {
-                frames::write(&self.socket, stop, &[])?;
+            if let Some(order) = &order {
+                frames::write(&self.socket, order, &[])?;
             }
             frames::write(&self.socket, &Order::Run(Box::new(run)), &[state])?;
             // Others may take an order for a run that they do not have yet for nothing.
-            if let (Some(stop), true) = (&stop, self.subject.speaks_frames()) {
-                frames::write(&self.socket, stop, &[])?;
+            if let (Some(order), true) = (&order, self.subject.speaks_frames()) {
+                frames::write(&self.socket, order, &[])?;
             }
             Ok(())
         };

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use fiec_cuda::suite::{self, Case, Report, Sizes, Verdict};
 use fiec_cuda::{CudaDevices, Found};
 use fiec_kernels::device::Devices;
+use fiec_kit::programs::RunEnd;
 use fiec_kit::{Capsule, Inputs, Step, programs};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::programs::{GEMM, LU, QR};
@@ -162,7 +163,7 @@ fn moved(
         if 2 * capsules >= of {
             let mut state = Vec::new();
             instance.encode(&mut state, &mut cx)?;
-            instance.stop("rebinding");
+            instance.end_run(RunEnd::Yield { cause: "rebinding" });
             let new = cx.outputs().iter().skip(stored);
             let outputs: usize = new.map(|output| output.bytes.len()).sum();
             return Ok((state.len() + outputs) as u64);

@@ -8,16 +8,17 @@ use fiec_schemas::package::Grant;
 use super::{Child, End, Running};
 use crate::frames::{self, FrameError, Order, Reason, Report};
 use crate::program::Capsule;
-use crate::programs::Instance;
+use crate::programs::{Instance, RunEnd};
 
-/// What is wanted at the next boundary.
+/// Orders that the next boundary carries out.
 #[derive(Default)]
 pub(super) struct Orders {
-    pub(super) stop: Option<Reason>,
+    /// The reason that the next boundary is reported with, if an order gives one: `Yield` or `Park`.
+    pub(super) reason: Option<Reason>,
     pub(super) cancel: bool,
-    /// Why it is to stop, for programs that can be told.
+    /// Cause of the yield or park, for programs that can be told.
     pub(super) cause: Option<String>,
-    /// A `yield` that is not due before this boundary.
+    /// A yield that is not due before this boundary.
     pub(super) later: Option<(BoundaryIndex, Option<String>)>,
     pub(super) grant: Option<Grant>,
     /// What it may use while it is parked, where that is to change.
@@ -37,25 +38,28 @@ impl Child {
         instance: &mut dyn Instance,
     ) -> Result<bool, End> {
         self.brief = false;
-        running.orders.stop = None;
+        running.orders.reason = None;
         let aside = running.orders.aside.take();
         if let Some(grant) = &aside {
             instance.configure(grant)?;
         }
         self.writer.report(&Report::Aside, &[])?;
-        let ended = |orders: &Orders| orders.cancel || orders.stop.is_some();
+        let ended = |orders: &Orders| orders.cancel || orders.reason.is_some();
         // One order at a time: what follows the one to go on is for the capsules after that.
         while !running.orders.go_on && !ended(&running.orders) {
             self.take_order(running)?;
-            if running.orders.stop == Some(Reason::Park) {
+            if running.orders.reason == Some(Reason::Park) {
                 // It is parked already.
-                running.orders.stop = None;
+                running.orders.reason = None;
             }
         }
         running.empty_at = self.now();
         running.orders.go_on = false;
         if ended(&running.orders) {
-            instance.stop(running.orders.cause.as_deref().unwrap_or("cancel"));
+            instance.end_run(match running.orders.cause.as_deref() {
+                Some(cause) => RunEnd::Yield { cause },
+                None => RunEnd::Cancel,
+            });
             return Ok(false);
         }
         if let Some(grant) = running.orders.grant.take() {
@@ -72,7 +76,7 @@ impl Child {
         instance: &mut dyn Instance,
         cx: &Capsule,
     ) -> Result<(), End> {
-        if running.orders.stop.is_none() && !running.orders.cancel {
+        if running.orders.reason.is_none() && !running.orders.cancel {
             running.split = instance.split(cx)?;
         }
         match (&mut running.shares, running.split) {
@@ -99,14 +103,15 @@ impl Child {
         self.look(running)
     }
 
-    /// No commit was possible for a lease: waits until one is, or for an order to stop.
+    /// No commit was possible for a lease: waits until one is, or for a yield, park or cancel.
     pub(super) fn park(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
         eprintln!(
             "fiec: boundary not acknowledged within {} ms; {} waits at a boundary",
             running.lease.as_millis(),
             running.run.execution
         );
-        while !running.sent.is_empty() && !running.orders.cancel && running.orders.stop.is_none() {
+        while !running.sent.is_empty() && !running.orders.cancel && running.orders.reason.is_none()
+        {
             self.wait(running)?;
         }
         Ok(())
@@ -122,16 +127,16 @@ impl Child {
                 cause,
                 ..
             }) => running.orders.later = Some((at, cause)),
-            Order::Yield(stop) => {
-                running.orders.cause = stop.cause;
-                running.orders.stop = Some(Reason::Yield);
+            Order::Yield(order) => {
+                running.orders.cause = order.cause;
+                running.orders.reason = Some(Reason::Yield);
             }
-            // A stop for good stands.
-            Order::Park(_) if running.orders.stop.is_some() => {}
+            // A yield stands, and so does an earlier park.
+            Order::Park(_) if running.orders.reason.is_some() => {}
             Order::Park(park) => {
                 running.orders.cause = park.cause;
                 running.orders.aside = park.grant;
-                running.orders.stop = Some(Reason::Park);
+                running.orders.reason = Some(Reason::Park);
                 running.orders.go_on = false;
             }
             Order::Unpark { grant } => {
@@ -139,8 +144,8 @@ impl Child {
                 if grant.is_some() {
                     running.orders.grant = grant;
                 }
-                if running.orders.stop == Some(Reason::Park) {
-                    running.orders.stop = None;
+                if running.orders.reason == Some(Reason::Park) {
+                    running.orders.reason = None;
                 }
             }
             Order::Reconfigure { grant } => running.orders.grant = Some(grant),

@@ -19,7 +19,7 @@ use super::work::{Work, check_result};
 use super::{Package, check_state};
 use crate::frames::Shares;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
-use crate::programs::Instance;
+use crate::programs::{Instance, RunEnd};
 
 /// How long a process may take to connect, or to send σ, where it declares no `boundary_ms`.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
@@ -462,10 +462,10 @@ impl Instance for JsonLines {
         self.tell(&Told::Reconfigure { grant })
     }
 
-    fn stop(&mut self, cause: &str) {
-        let told = match cause {
-            "cancel" => Told::Cancel,
-            cause => Told::Stop { cause },
+    fn end_run(&mut self, end: RunEnd<'_>) {
+        let told = match end {
+            RunEnd::Cancel => Told::Cancel,
+            RunEnd::Yield { cause } => Told::Yield { cause },
         };
         if let Err(error) = self.tell(&told) {
             eprintln!("fiec: {error}");

@@ -186,8 +186,8 @@ pub enum Told<'a> {
     Split,
     /// Send σ.
     State,
-    /// End here.
-    Stop {
+    /// End here; the execution goes on elsewhere or later.
+    Yield {
         /// Why.
         cause: &'a str,
     },
@@ -405,7 +405,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut lines = Lines::new(ours, 100).unwrap();
         let cause = "c".repeat(3 << 20);
-        lines.tell(&Told::Stop { cause: &cause }).unwrap();
+        lines.tell(&Told::Yield { cause: &cause }).unwrap();
         assert!(lines.has_more_to_say());
         let mut read = Vec::new();
         let mut chunk = vec![0; 1 << 20];

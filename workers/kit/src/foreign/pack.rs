@@ -15,7 +15,7 @@ use crate::beneath::{self, Folder, Links};
 use crate::program::ProgramError;
 
 const MAGIC: &[u8; 8] = b"FIECDIR1";
-/// The file that says that a stop is wanted.
+/// The file that tells a program to yield.
 pub const YIELD_FILE: &str = "yield";
 /// Most files in a state or a folder of outputs.
 const FILES_LIMIT: usize = 1 << 20;

@@ -44,8 +44,9 @@ pub struct Patience<'a> {
     since: Instant,
     limit: Option<Instant>,
     deadline: Option<(Instant, u32)>,
-    stop: Option<String>,
-    told_stop: bool,
+    /// Cause of the order to yield or cancel.
+    yield_cause: Option<String>,
+    is_yield_told: bool,
     ending: Option<(Ending, Instant)>,
     killed: bool,
     /// Something that is not known here is due then.
@@ -63,8 +64,8 @@ impl<'a> Patience<'a> {
             since,
             limit: limit.map(|ms| since + Duration::from_millis(ms)),
             deadline: None,
-            stop: None,
-            told_stop: false,
+            yield_cause: None,
+            is_yield_told: false,
             ending: None,
             killed: false,
             other: None,
@@ -79,18 +80,18 @@ impl<'a> Patience<'a> {
     }
 
     fn heard(&mut self, wanted: Wanted, process: &Process) {
-        if let Some(stop) = wanted.stop
-            && self.stop.is_none()
-            && stop.at.is_none_or(|at| at <= self.next)
+        if let Some(order) = wanted.yields
+            && self.yield_cause.is_none()
+            && order.at.is_none_or(|at| at <= self.next)
         {
-            self.deadline = stop.deadline_ms.map(|ms| {
+            self.deadline = order.deadline_ms.map(|ms| {
                 let until = Instant::now() + Duration::from_millis(ms.into());
                 (until, ms)
             });
-            self.stop = Some(stop.cause.unwrap_or_else(|| "yield".to_owned()));
+            self.yield_cause = Some(order.cause.unwrap_or_else(|| "yield".to_owned()));
         }
         if wanted.cancel {
-            self.stop.get_or_insert_with(|| "cancel".to_owned());
+            self.yield_cause.get_or_insert_with(|| "cancel".to_owned());
             self.end(process, Ending::Cancelled);
         }
     }
@@ -164,13 +165,13 @@ impl<'a> Patience<'a> {
         self.package.manifest.limits.boundary_ms.is_none()
     }
 
-    /// Why it is to stop, once: to be told to the program.
-    pub fn news_of_stop(&mut self) -> Option<&str> {
-        if self.told_stop || self.stop.is_none() {
+    /// The cause of an order to yield, once: the caller tells it to the program.
+    pub fn take_yield_cause(&mut self) -> Option<&str> {
+        if self.is_yield_told || self.yield_cause.is_none() {
             return None;
         }
-        self.told_stop = true;
-        self.stop.as_deref()
+        self.is_yield_told = true;
+        self.yield_cause.as_deref()
     }
 
     /// Why it is being ended, if it is.

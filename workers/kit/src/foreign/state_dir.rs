@@ -15,7 +15,7 @@ use super::work::Work;
 use super::{Package, check_state, pack};
 use crate::beneath::Links;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
-use crate::programs::Instance;
+use crate::programs::{Instance, RunEnd};
 
 /// Exit status: a boundary was reached.
 pub const BOUNDARY: i32 = 85;
@@ -51,16 +51,16 @@ impl StateDir {
 
     /// One process from its start to its end.
     fn process(&mut self, cx: &Capsule) -> Result<(Option<i32>, String), ProgramError> {
-        // Left from a stop after which it goes on here.
-        self.work.forget_stop()?;
+        // Left from a park after which it goes on here.
+        self.work.remove_yield_file()?;
         let mut process = self.work.spawn(&self.package, cx, true)?;
         let mut words = Words::new(process.take_stderr())?;
         let mut patience = Patience::new(&self.package, cx);
         let wishes = cx.wishes.clone();
         loop {
             patience.tick(&process, wishes.as_deref())?;
-            if let Some(cause) = patience.news_of_stop() {
-                self.work.ask_to_stop(cause)?;
+            if let Some(cause) = patience.take_yield_cause() {
+                self.work.write_yield_file(cause)?;
             }
             let fd = process.fd();
             let mut fds = vec![PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -151,7 +151,7 @@ impl Instance for StateDir {
 
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError> {
         let ended = self.process(cx);
-        self.work.forget_stop()?;
+        self.work.remove_yield_file()?;
         let (code, last) = ended?;
         if code == Some(FAILED) {
             return Err(ProgramError::Permanent(match last.is_empty() {
@@ -187,7 +187,7 @@ impl Instance for StateDir {
         Ok(())
     }
 
-    fn stop(&mut self, _cause: &str) {
+    fn end_run(&mut self, _end: RunEnd<'_>) {
         // The folders are not needed any more; should they stay, the next run empties them.
         if let Err(error) = self.work.clear() {
             eprintln!("fiec: {error}");

@@ -251,23 +251,23 @@ impl Work {
         Ok(())
     }
 
-    /// Asks the program to stop, by a file that is whole when it appears.
+    /// Tells the program to yield, by a file that is whole when it appears.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn ask_to_stop(&self, cause: &str) -> Result<(), ProgramError> {
+    pub fn write_yield_file(&self, cause: &str) -> Result<(), ProgramError> {
         let (path, part) = (self.dir.path().join("part"), Path::new("part"));
         fs::write(&path, cause).map_err(cannot("write", &path))?;
         let state = self.state()?;
         let moved = self.top.rename(part, &state, Path::new(pack::YIELD_FILE));
-        moved.map_err(cannot("write a stop to", state.path()))
+        moved.map_err(cannot("write the yield file in", state.path()))
     }
 
-    /// Takes back what asked it to stop.
+    /// Removes the file that told it to yield.
     ///
     /// # Errors
     /// When it cannot be removed.
-    pub fn forget_stop(&self) -> Result<(), ProgramError> {
+    pub fn remove_yield_file(&self) -> Result<(), ProgramError> {
         let state = match self.run.folder(Path::new(STATE)) {
             // A program may have removed it at its end.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -275,7 +275,7 @@ impl Work {
         };
         match state.remove(Path::new(pack::YIELD_FILE)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(cannot("remove a stop from", state.path())(error))
+                Err(cannot("remove the yield file in", state.path())(error))
             }
             _ => Ok(()),
         }

@@ -69,9 +69,20 @@ pub trait Instance: Send {
     ) -> Result<Step, ProgramError> {
         Err(does_not_spread())
     }
-    /// The run stops at this boundary; no capsule follows. The cause is for programs that can be
-    /// told.
-    fn stop(&mut self, _cause: &str) {}
+    /// An order ends the run at this boundary; no capsule follows.
+    fn end_run(&mut self, _end: RunEnd<'_>) {}
+}
+
+/// The order that ends a run at a boundary, as a program can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunEnd<'a> {
+    /// A yield: the boundary is committed, and the execution goes on elsewhere or later.
+    Yield {
+        /// Cause, in a few words.
+        cause: &'a str,
+    },
+    /// A cancel.
+    Cancel,
 }
 
 struct With<P: Program> {
@@ -149,7 +160,7 @@ impl<P: Program> Instance for With<P> {
         Ok(step)
     }
 
-    fn stop(&mut self, _: &str) {
+    fn end_run(&mut self, _: RunEnd<'_>) {
         self.program.let_go(false);
     }
 }

@@ -164,7 +164,7 @@ while n < 4:
         out.write(str(n))
     say(**{"is": "boundary", "of": 4, "emit": [{"name": "n", "text": str(n)}]})
     while (told := hear())["is"] != "go":
-        if told["is"] == "stop":
+        if told["is"] == "yield":
             sys.exit(0)
         say(**{"is": "state", "state": pack(n), "outputs": ["out-%d" % n]})
 say(**{"is": "completed", "result": {"n": n}})

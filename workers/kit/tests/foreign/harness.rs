@@ -170,7 +170,7 @@ impl Child {
         frames::write(&self.socket, &Order::Run(Box::new(run)), &[state, part]).unwrap();
     }
 
-    pub fn stop(&self, deadline_ms: Option<u32>) {
+    pub fn order_yield(&self, deadline_ms: Option<u32>) {
         self.send(&Order::Yield(Yield {
             cause: Some("memory pressure".to_owned()),
             deadline_ms,

@@ -30,7 +30,7 @@ while n < run["params"]["upto"]:
             made = []
         if told["is"] == "reconfigure":
             grants.append(told["grant"])
-        if told["is"] in ("stop", "cancel"):
+        if told["is"] in ("yield", "cancel"):
             if "left" in run["params"]:
                 with open(run["params"]["left"], "w") as out:
                     out.write(json.dumps(told))
@@ -113,14 +113,14 @@ say(**{"is": "completed"})
 }
 
 #[test]
-fn a_yield_reaches_it_as_stop_with_its_cause_and_a_cancel_as_cancel() {
+fn a_yield_reaches_it_with_its_cause_and_a_cancel_as_cancel() {
     // One that is computing when a cancel comes is asked to end by SIGTERM; this one goes on to
     // its boundary and is told there.
     let script = format!("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SUM}");
     let made = json_lines(&script, json!({ "outputs": ["third-*"] }));
     let left = made.folder.path().join("left.json");
     for (order, expected) in [
-        (None, json!({ "is": "stop", "cause": "memory pressure" })),
+        (None, json!({ "is": "yield", "cause": "memory pressure" })),
         (Some(Order::Cancel), json!({ "is": "cancel" })),
     ] {
         let child = Child::start();
@@ -129,7 +129,7 @@ fn a_yield_reaches_it_as_stop_with_its_cause_and_a_cancel_as_cancel() {
         assert!(matches!(child.next(), Next::Boundary(..)));
         let cancels = order.is_some();
         match order {
-            None => child.stop(None),
+            None => child.order_yield(None),
             Some(order) => child.send(&order),
         }
         let outcome = child.all();

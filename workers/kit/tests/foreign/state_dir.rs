@@ -111,7 +111,7 @@ exit 85
     let child = Child::start();
     child.run(&made.package, &json!({}), None);
     assert!(matches!(child.hear().0, Report::Began { .. }));
-    child.stop(None);
+    child.order_yield(None);
     let Next::Boundary(report, body) = child.next() else {
         panic!("no boundary")
     };
@@ -157,7 +157,7 @@ fn after_the_deadline_a_boundary_that_it_still_reaches_counts_and_nothing_else()
         let child = Child::start();
         child.run(&made.package, &json!({}), None);
         assert!(matches!(child.hear().0, Report::Began { .. }));
-        child.stop(Some(2_000));
+        child.order_yield(Some(2_000));
         let outcome = child.all();
         if counts {
             assert_eq!(pack::list(outcome.state(0)).unwrap()[0].1, b"saved\n");
