@@ -19,7 +19,11 @@ use crate::ledger::{Ended, Shared, decode, marked, pump};
 use crate::lost::Marked;
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
+use crate::records::{nodes, proofs, tables};
+pub use crate::table::Column;
+use crate::table::Table;
 use crate::write::{Prepared, ensure_day};
+use crate::{parts, results, rows, telemetry};
 
 /// Rows and how long they took.
 #[derive(Debug, Clone, Copy)]
@@ -225,7 +229,7 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
 pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
     let (messages, _) = decode(items)?;
     let prepared = Prepared::new(fold(messages, &mut Known::default()));
-    let (rows, _) = prepared.copied();
+    let rows = prepared.copied();
     let failed = RecorderError::database;
     let mut connection = pool.acquire().await.map_err(failed("connect"))?;
     for day in &prepared.rows.days {
@@ -269,4 +273,52 @@ pub async fn clear(pool: &PgPool) -> Result<()> {
             .map_err(RecorderError::database("empty the tables"))?;
     }
     Ok(())
+}
+
+/// A declaration of a table's rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Declared {
+    /// The table.
+    pub table: &'static str,
+    /// The columns that a row has, in their order.
+    pub columns: &'static [Column],
+    /// The columns that only other statements set.
+    pub later: &'static [Column],
+}
+
+impl Declared {
+    fn of<R: Table>() -> Self {
+        Self {
+            table: R::NAME,
+            columns: R::COLUMNS,
+            later: R::LATER,
+        }
+    }
+}
+
+/// All declarations. `nodes` has several, each of some columns.
+pub fn declarations() -> Vec<Declared> {
+    vec![
+        Declared::of::<rows::ExecutionRow>(),
+        Declared::of::<rows::PlacementRow>(),
+        Declared::of::<rows::DecisionRow>(),
+        Declared::of::<rows::RebindingRow>(),
+        Declared::of::<rows::BatchRow>(),
+        Declared::of::<rows::BoundaryRow>(),
+        Declared::of::<rows::EventRow>(),
+        Declared::of::<rows::ChangeRow>(),
+        Declared::of::<rows::MissingRow>(),
+        Declared::of::<parts::SplitRow>(),
+        Declared::of::<results::ResultRow>(),
+        Declared::of::<tables::RejectionRow>(),
+        Declared::of::<tables::NodeEventRow>(),
+        Declared::of::<tables::QuotaRow>(),
+        Declared::of::<tables::WaitingRow>(),
+        Declared::of::<proofs::ProofRow>(),
+        Declared::of::<proofs::VerificationRow>(),
+        Declared::of::<nodes::DescriptionRow>(),
+        Declared::of::<nodes::LoadRow>(),
+        Declared::of::<nodes::OfferRow>(),
+        Declared::of::<telemetry::VectorRow>(),
+    ]
 }

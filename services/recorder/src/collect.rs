@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::error::{RecorderError, Result};
 use crate::ledger::{Shared, pause};
+use crate::read;
 
 /// A sweep waits so long for the tables to have what the ledger says.
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);
@@ -274,18 +275,15 @@ async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>
     let mut submissions = HashSet::new();
     let mut verifying = Vec::new();
     for row in rows {
-        let read = |error| failed("read a live execution")(error);
-        let submission: Vec<u8> = row.try_get("submission").map_err(read)?;
-        if row.try_get("large").map_err(read)?
-            && let Ok(digest) = <[u8; 32]>::try_from(submission)
-        {
-            submissions.insert(Digest(digest));
+        let unread = |error| failed("read a live execution")(error);
+        if row.try_get("large").map_err(unread)? {
+            submissions.extend(read::digest(&row, "submission").map_err(unread)?);
         }
-        let tenant: String = row.try_get("tenant").map_err(read)?;
-        if row.try_get("verifying").map_err(read)?
+        let tenant: String = row.try_get("tenant").map_err(unread)?;
+        if row.try_get("verifying").map_err(unread)?
             && let Ok(tenant) = Tenant::new(tenant)
         {
-            verifying.push((tenant, ExecutionId(row.try_get("id").map_err(read)?)));
+            verifying.push((tenant, read::execution(&row, "id").map_err(unread)?));
         }
     }
     let ledger = Ledger::new(broker);

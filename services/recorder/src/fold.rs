@@ -12,14 +12,12 @@ mod rewind;
 mod spread;
 
 use fiec_schemas::{
-    Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Phase, Sequence, Timestamp,
+    Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Sequence, Timestamp,
 };
 
 use self::rewind::{epoch_before, is_healed};
-use crate::changes;
 pub use crate::known::{Known, Message, Tracked};
-use crate::results;
-use crate::rows::{ExecutionRow, MissingRow, Rows, blank};
+use crate::rows::{ExecutionRow, MissingRow, Rows};
 
 /// Folds a batch. The messages must be in the stream's order. The caller must have looked up the
 /// executions that [`Known::unknown`] names.
@@ -36,10 +34,10 @@ pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
     for row in rows.executions.values() {
         if row.finished_at.is_some() {
             known.tracked.remove(&row.id);
-            if row.totals.commits > 0 {
+            if row.commits > 0 {
                 rows.finished.push(row.id);
             }
-        } else if let (true, Some(state)) = (row.state_changed, &row.boundary) {
+        } else if let (true, Some(state)) = (row.has_new_boundary, &row.boundary) {
             rows.states.push((row.id, state.clone()));
         }
     }
@@ -67,23 +65,20 @@ fn fold_message(message: Message, rows: &mut Rows, known: &mut Known) {
         seq,
         stored_at,
         is_recorded,
+        changes: 0,
     };
     step.follow_recorded(&events);
     step.tracked.ordinal = state.ordinal;
     step.tracked.seq = seq;
     step.tracked.digest = Some(digest);
     step.tracked.stored_at = stored_at;
-    let (id, ordinal) = (state.execution, state.ordinal);
-    let changes = changes::of(id, ordinal, stored_at, &events);
-    step.rows.changes.extend(changes);
-    step.rows.results.extend(results::of(id, &events));
     let is_handover = is_handover(&events);
     for event in events {
         step.record(event, is_handover);
     }
-    let row = rows.executions.entry(id);
-    let row = row.or_insert_with(|| blank(&state, is_recorded));
-    copy_state(row, tracked, state);
+    let row = rows.executions.entry(state.execution);
+    let row = row.or_insert_with(|| ExecutionRow::new(&state, is_recorded));
+    row.update(tracked, state);
 }
 
 /// True if the holder binds the execution anew in the message in which it yields.
@@ -104,6 +99,8 @@ struct Step<'a> {
     stored_at: Timestamp,
     /// True if the table has the execution already.
     is_recorded: bool,
+    /// Changes of the execution that the message has told so far.
+    changes: u32,
 }
 
 impl Step<'_> {
@@ -120,7 +117,7 @@ impl Step<'_> {
     fn row(&mut self) -> &mut ExecutionRow {
         let (state, is_recorded) = (self.state, self.is_recorded);
         let row = self.rows.executions.entry(state.execution);
-        row.or_insert_with(|| blank(state, is_recorded))
+        row.or_insert_with(|| ExecutionRow::new(state, is_recorded))
     }
 
     /// Compares the message with what is recorded before it: withdraws rows of messages that the
@@ -157,34 +154,11 @@ impl Step<'_> {
     fn note_missing(&mut self, first: Ordinal, last: Ordinal, reason: &'static str) {
         self.rows.missing.push(MissingRow {
             execution: self.id(),
-            first,
-            last,
+            first_missing: first,
+            last_missing: last,
             seq: self.seq,
             reason,
             at: self.stored_at,
         });
     }
-}
-
-/// Puts the cumulative state into the execution's row. The events have put the rest there.
-fn copy_state(row: &mut ExecutionRow, tracked: &Tracked, state: ExecutionState) {
-    row.phase = state.phase.as_str();
-    row.node.clone_from(&tracked.node);
-    row.epoch = state.epoch;
-    row.bound_at = state.moved_at;
-    row.yielded_at = tracked.yielded_at;
-    row.computed_until = tracked.computed_until;
-    row.totals = state.totals;
-    row.finished_at = state.phase.is_terminal().then_some(state.at);
-    row.requested = state.requested.map(|r| format!("{} by {}", r.what, r.who));
-    row.paused_by = match state.phase {
-        Phase::Paused { who } => Some(who),
-        _ => None,
-    };
-    row.boundary = state.boundary;
-    row.ordinal = state.ordinal;
-    row.seq = tracked.seq;
-    row.digest = tracked.digest;
-    row.author = state.author;
-    row.recorded_at = tracked.stored_at;
 }

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, BrokerError, feed};
 use fiec_schemas::event::MessageError;
-use fiec_schemas::{Digest, ExecutionId, LedgerMessage, Sequence};
+use fiec_schemas::{ExecutionId, LedgerMessage, Sequence};
 use futures_util::{Stream, StreamExt};
+use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,8 @@ use crate::fold::{Known, Message, Tracked, fold};
 use crate::lost::{self, Mark, Marked};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
+use crate::read;
+use crate::table::argument;
 use crate::time::PgTime;
 use crate::write::{Prepared, Writer, Written};
 
@@ -260,7 +263,7 @@ async fn read(
             rows.last = last;
             if careful {
                 // COPY refuses a placement that is there, each time.
-                rows.placements.values_mut().for_each(|p| p.fresh = false);
+                rows.placements.values_mut().for_each(|p| p.is_new = false);
             }
             (Prepared::new(rows), known)
         });
@@ -360,7 +363,7 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
         .checkpoint
         .set(i64::try_from(rows.last_seq).unwrap_or(i64::MAX));
     for gap in &rows.missing {
-        tracing::warn!(execution = %gap.execution, first = gap.first, last = gap.last,
+        tracing::warn!(execution = %gap.execution, first = gap.first_missing, last = gap.last_missing,
             "ledger messages were never seen: {}", gap.reason);
     }
     shared.mirror.changed(&rows.states, &rows.finished);
@@ -368,39 +371,29 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
 
 async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
     let rows = sqlx::query(
-        "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, phase IN ('bound', 'started') AS open, yielded_at, \
-         computed_until FROM executions WHERE id = ANY($1)",
+        "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, \
+         phase IN ('bound', 'started') AS open, yielded_at, computed_until \
+         FROM executions WHERE id = ANY($1)",
     )
-    .bind(ids.iter().map(|id| id.0).collect::<Vec<_>>())
+    .bind(argument(&ids.to_vec()))
     .fetch_all(pool)
     .await?;
-    let number = |n: i64| u64::try_from(n).unwrap_or(0);
-    rows.iter()
-        .map(|row| {
-            let tracked = Tracked {
-                ordinal: number(row.try_get("ordinal")?),
-                seq: number(row.try_get("seq")?),
-                digest: digest_of(row.try_get("digest")?),
-                stored_at: row.try_get::<PgTime, _>("recorded_at")?.0,
-                epoch: number(row.try_get("epoch")?),
-                node: row
-                    .try_get::<Option<String>, _>("node")?
-                    .and_then(|n| n.parse().ok()),
-                open: row.try_get("open")?,
-                yielded_at: row.try_get::<Option<PgTime>, _>("yielded_at")?.map(|t| t.0),
-                computed_until: row
-                    .try_get::<Option<PgTime>, _>("computed_until")?
-                    .map(|t| t.0),
-            };
-            Ok((ExecutionId(row.try_get("id")?), tracked))
-        })
-        .collect()
-}
-
-fn digest_of(bytes: Option<Vec<u8>>) -> Option<Digest> {
-    bytes
-        .and_then(|bytes| <[u8; 32]>::try_from(bytes).ok())
-        .map(Digest)
+    let tracked = |row: &PgRow| {
+        let node: Option<String> = row.try_get("node")?;
+        let tracked = Tracked {
+            ordinal: read::count(row, "ordinal")?,
+            seq: read::count(row, "seq")?,
+            digest: read::digest(row, "digest")?,
+            stored_at: row.try_get::<PgTime, _>("recorded_at")?.0,
+            epoch: read::count(row, "epoch")?,
+            node: node.and_then(|node| node.parse().ok()),
+            open: row.try_get("open")?,
+            yielded_at: read::time(row, "yielded_at")?,
+            computed_until: read::time(row, "computed_until")?,
+        };
+        Ok((read::execution(row, "id")?, tracked))
+    };
+    rows.iter().map(tracked).collect()
 }
 
 /// A stream's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.

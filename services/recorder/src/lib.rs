@@ -1,23 +1,23 @@
-//! The recorder: folds the ledger stream into PostgreSQL, for people and for recovery.
+//! The recorder: writes the ledger stream to PostgreSQL, for people and for recovery.
 //!
-//! Flow: feed of all ledgers → batches ([`ledger`]) → pure fold ([`fold`]) → rows ([`rows`]) →
-//! one transaction with the checkpoint ([`write`]).
+//! Flow, each step a module: the feed of all ledgers in batches (`ledger`), the pure fold into rows
+//! (`fold`, `rows`), one transaction with the checkpoint (`write`). Facts that belong to no ledger come
+//! from a stream of their own (`records`), hardware vectors from telemetry (`telemetry`). Each table's
+//! columns are declared once (`table`).
 //!
 //! Invariants:
-//! - A message is applied exactly once: the checkpoint moves in the transaction that writes its
+//! - Each message is applied exactly once: the checkpoint moves in the transaction that writes its
 //!   rows, under a guard on its former value.
-//! - What [`collect`] removes from the broker is referred to by nothing; [`restore`] gives workers
-//!   states that the broker has lost.
-//! - PostgreSQL is a projection: nothing here is needed for an execution to go on.
-//! - Nothing is written by anybody else, and nothing that is written changes an execution.
+//! - No row and no live execution refers to an object that `collect` removes from the broker.
+//! - `restore` gives workers the states that the broker has lost.
+//! - PostgreSQL is a projection: no execution waits for it.
+//! - Only the recorder writes these tables, and no row of them changes an execution.
 //!
-//! Absent on purpose: re-seeding a lost stream from these tables; it is an operator's decision.
+//! Absent on purpose: the recorder does not seed a lost stream from these tables. That is an
+//! operator's decision (`fiec repair`).
 
 pub mod bench_support;
-pub mod changes;
 mod collect;
-mod columns;
-pub mod copy;
 mod error;
 pub mod fold;
 mod known;
@@ -26,20 +26,21 @@ mod lost;
 mod metrics;
 mod mirror;
 pub mod missing;
-pub mod parts;
+mod parts;
+mod read;
 mod recorder;
 mod records;
 pub mod report;
 mod restore;
-pub mod results;
+mod results;
 pub mod rows;
 mod schema;
 mod standstill;
 mod submissions;
-pub mod telemetry;
+mod table;
+mod telemetry;
 mod time;
-mod trust;
-pub mod write;
+mod write;
 
 pub use collect::Collection;
 pub use error::{RecorderError, Result};

@@ -12,9 +12,9 @@ use fiec_schemas::{Digest, Sequence, Timestamp, subjects};
 use futures_util::StreamExt;
 use sqlx::{PgConnection, PgPool, Row};
 
-use crate::copy::saturate;
+use crate::read;
 use crate::rows::Rewind;
-use crate::time::PgTime;
+use crate::table::argument;
 
 /// A stream with a checkpoint by which it is known again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,16 +167,12 @@ pub(crate) async fn mark(pool: &PgPool, of: Marked) -> sqlx::Result<Option<Mark>
     .await?;
     let Some(row) = row else { return Ok(None) };
     let created: Option<String> = row.try_get("created_ns")?;
-    let digest = row.try_get::<Option<Vec<u8>>, _>("digest")?;
-    let digest = digest
-        .and_then(|d| <[u8; 32]>::try_from(d).ok())
-        .map(Digest);
-    let stored_at = row.try_get::<Option<PgTime>, _>("stored_at")?.map(|t| t.0);
+    let digest = read::digest(&row, "digest")?;
     Ok(Some(Mark {
         of,
-        seq: u64::try_from(row.try_get::<i64, _>("seq")?).unwrap_or(0),
+        seq: read::count(&row, "seq")?,
         created: created.and_then(|text| text.parse().ok()),
-        last: digest.zip(stored_at),
+        last: digest.zip(read::time(&row, "stored_at")?),
     }))
 }
 
@@ -187,10 +183,7 @@ pub(crate) async fn mark(pool: &PgPool, of: Marked) -> sqlx::Result<Option<Mark>
 pub async fn checkpoints(pool: &PgPool) -> sqlx::Result<BTreeMap<String, Sequence>> {
     let rows = sqlx::query("SELECT stream, seq FROM recorder_checkpoint");
     let rows = rows.fetch_all(pool).await?;
-    let read = |row: &sqlx::postgres::PgRow| {
-        let seq = u64::try_from(row.try_get::<i64, _>("seq")?).unwrap_or(0);
-        Ok((row.try_get("stream")?, seq))
-    };
+    let read = |row| Ok((Row::try_get(row, "stream")?, read::count(row, "seq")?));
     rows.iter().map(read).collect()
 }
 
@@ -208,8 +201,8 @@ pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Re
          WHERE stream = $1 AND seq = $2",
     )
     .bind(mark.of.stream())
-    .bind(saturate(mark.seq))
-    .bind(saturate(to.from))
+    .bind(argument(&mark.seq))
+    .bind(argument(&to.from))
     .bind(to.created.to_string())
     // The message at the checkpoint may be another one by now.
     .bind(to.lost)
@@ -242,7 +235,7 @@ async fn renumber(tx: &mut PgConnection, to: Sequence) -> sqlx::Result<()> {
              FROM (SELECT least(min(seq), 0) AS lowest FROM {table}) given WHERE t.seq > $1"
         );
         sqlx::query(sqlx::AssertSqlSafe(renumber))
-            .bind(saturate(to))
+            .bind(argument(&to))
             .execute(&mut *tx)
             .await?;
     }
@@ -255,7 +248,7 @@ async fn renumber(tx: &mut PgConnection, to: Sequence) -> sqlx::Result<()> {
 /// # Errors
 /// What PostgreSQL says.
 pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Result<()> {
-    let (from, epoch) = (saturate(rewind.from), saturate(rewind.epoch));
+    let (from, epoch) = (rewind.from, rewind.epoch);
     let moves = [
         ("boundaries", "ordinal >= $2", from),
         ("decisions", "ordinal >= $2", from),
@@ -270,9 +263,9 @@ pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Resu
              INSERT INTO lost_rows (execution, table_name, row, found_at) \
              SELECT $1, '{table}', to_jsonb(gone), $3 FROM gone"
         )))
-        .bind(rewind.execution.0)
-        .bind(bound)
-        .bind(PgTime(rewind.at))
+        .bind(argument(&rewind.execution))
+        .bind(argument(&bound))
+        .bind(argument(&rewind.at))
         .execute(&mut *tx)
         .await?;
     }
@@ -280,16 +273,16 @@ pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Resu
         "UPDATE placements SET ended_at = NULL, end_reason = NULL \
          WHERE execution = $1 AND epoch = $2",
     )
-    .bind(rewind.execution.0)
-    .bind(epoch)
+    .bind(argument(&rewind.execution))
+    .bind(argument(&epoch))
     .execute(&mut *tx)
     .await?;
     sqlx::query(
         "UPDATE executions SET ordinal = $2 - 1, finished_at = NULL, capsules = NULL, \
          result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL WHERE id = $1",
     )
-    .bind(rewind.execution.0)
-    .bind(from)
+    .bind(argument(&rewind.execution))
+    .bind(argument(&from))
     .execute(&mut *tx)
     .await?;
     Ok(())

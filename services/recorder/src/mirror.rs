@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, store};
-use fiec_schemas::{Digest, ExecutionId, StatePlace};
+use fiec_schemas::{ExecutionId, StatePlace};
 use futures_util::StreamExt;
-use sqlx::{PgPool, Row};
+use sqlx::PgPool;
 
-use crate::copy::saturate;
 use crate::ledger::{Shared, again, pause};
 use crate::metrics::Part;
+use crate::read;
+use crate::table::argument;
 
 /// States on their way at once.
 const CONCURRENT: usize = 4;
@@ -146,10 +147,10 @@ async fn copy(
          bytes = excluded.bytes, state = excluded.state, stored_at = now() \
          WHERE s.index < excluded.index",
     )
-    .bind(id.0)
-    .bind(saturate(place.index))
-    .bind(place.digest.0.as_slice())
-    .bind(saturate(place.bytes))
+    .bind(argument(&id))
+    .bind(argument(&place.index))
+    .bind(argument(&place.digest))
+    .bind(argument(&place.bytes))
     .bind(state.as_deref())
     .execute(pool)
     .await
@@ -166,20 +167,19 @@ async fn outstanding(pool: &PgPool) -> sqlx::Result<Vec<(ExecutionId, StatePlace
     )
     .fetch_all(pool)
     .await?;
-    let number = |n: i64| u64::try_from(n).unwrap_or(0);
     let mut found = Vec::new();
-    for row in rows {
-        let Ok(digest) = <[u8; 32]>::try_from(row.try_get::<Vec<u8>, _>("state_digest")?) else {
+    for row in &rows {
+        let Some(digest) = read::digest(row, "state_digest")? else {
             continue;
         };
         let place = StatePlace {
-            index: number(row.try_get("boundary_index")?),
-            digest: Digest(digest),
-            bytes: number(row.try_get("last_state_bytes")?),
-            seq: row.try_get::<Option<i64>, _>("state_seq")?.map(number),
-            ordinal: number(row.try_get("state_ordinal")?),
+            index: read::count(row, "boundary_index")?,
+            digest,
+            bytes: read::count(row, "last_state_bytes")?,
+            seq: read::optional_count(row, "state_seq")?,
+            ordinal: read::count(row, "state_ordinal")?,
         };
-        found.push((ExecutionId(row.try_get("id")?), place));
+        found.push((read::execution(row, "id")?, place));
     }
     Ok(found)
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
 
-use crate::report::time;
+use crate::read::time;
 use crate::time::PgTime;
 
 /// Gaps that are named one by one.

@@ -1,38 +1,47 @@
-//! Parts that executions have split off and taken back ([`fiec_schemas::spread`]).
+//! Parts of a range of tiles that executions have split off and taken back
+//! ([`fiec_schemas::spread`]).
 
-use fiec_schemas::spread::Part;
 use fiec_schemas::{ExecutionId, Timestamp};
 use sqlx::PgConnection;
 
-use crate::copy::saturate;
-use crate::time::PgTime;
+use crate::table::Merge::Key;
+use crate::table::{argument, table, write_one};
 
-/// A row of `spread_splits`.
-#[derive(Debug, Clone)]
-pub struct SplitRow {
-    /// Who has split it off.
-    pub holder: ExecutionId,
-    /// The part.
-    pub part: Part,
-    /// How often the holder was split before; none where the message was not seen.
-    pub nth: Option<u32>,
-    /// When the broker stored it; none where the message was not seen.
-    pub at: Option<Timestamp>,
+table! {
+    /// A row of `spread_splits`: a part that was split off.
+    struct SplitRow in "spread_splits" {
+        /// The part.
+        part: ExecutionId = Key,
+        /// The execution that has split it off.
+        holder: ExecutionId,
+        /// How often the holder was split before; none if the message was not seen.
+        nth: Option<u64>,
+        /// The part's first tile.
+        from_tile: u64,
+        /// The tile behind its last.
+        to_tile: u64,
+        /// When the broker stored it; none if the message was not seen.
+        split_at: Option<Timestamp>,
+    }
+    later {
+        merged_at: Option<Timestamp>,
+        dropped_at: Option<Timestamp>,
+    }
 }
 
 /// A part that its holder has taken back.
 #[derive(Debug, Clone, Copy)]
-pub struct MergeRow {
-    /// Which.
+pub struct MergedPart {
+    /// Which part.
     pub part: ExecutionId,
     /// When the broker stored it.
     pub at: Timestamp,
 }
 
-/// A holder whose ledger was begun anew: parts that it does not have any more are nobody's.
+/// A holder whose ledger was begun anew. It has given up the parts that are not in `kept`.
 #[derive(Debug, Clone)]
-pub struct DropRow {
-    /// Which.
+pub struct DroppedParts {
+    /// Which holder.
     pub holder: ExecutionId,
     /// The parts that it has.
     pub kept: Vec<ExecutionId>,
@@ -40,45 +49,33 @@ pub struct DropRow {
     pub at: Timestamp,
 }
 
-/// Writes all of them. A split that was taken from a later state is filled in by its own message, should
-/// that come.
+/// Writes all of them. A split that was taken from a later state is completed by its own message, if
+/// that message comes.
 pub(crate) async fn write(
     tx: &mut PgConnection,
-    drops: &[DropRow],
+    drops: &[DroppedParts],
     splits: &[SplitRow],
-    merges: &[MergeRow],
+    merges: &[MergedPart],
 ) -> sqlx::Result<()> {
     for row in drops {
         sqlx::query(
             "UPDATE spread_splits SET dropped_at = $3 WHERE holder = $1 AND NOT part = ANY($2) \
              AND merged_at IS NULL AND dropped_at IS NULL",
         )
-        .bind(row.holder.0)
-        .bind(row.kept.iter().map(|id| id.0).collect::<Vec<_>>())
-        .bind(PgTime(row.at))
+        .bind(argument(&row.holder))
+        .bind(argument(&row.kept))
+        .bind(argument(&row.at))
         .execute(&mut *tx)
         .await?;
     }
+    // One by one: a batch may have the same part twice.
     for row in splits {
-        sqlx::query(
-            "INSERT INTO spread_splits (part, holder, nth, from_tile, to_tile, split_at) \
-             VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (part) DO UPDATE SET \
-             nth = coalesce(spread_splits.nth, excluded.nth), \
-             split_at = coalesce(spread_splits.split_at, excluded.split_at)",
-        )
-        .bind(row.part.id.0)
-        .bind(row.holder.0)
-        .bind(row.nth.map(i64::from))
-        .bind(saturate(row.part.from))
-        .bind(saturate(row.part.to))
-        .bind(row.at.map(PgTime))
-        .execute(&mut *tx)
-        .await?;
+        write_one(&mut *tx, row).await?;
     }
     for row in merges {
         sqlx::query("UPDATE spread_splits SET merged_at = $2 WHERE part = $1")
-            .bind(row.part.0)
-            .bind(PgTime(row.at))
+            .bind(argument(&row.part))
+            .bind(argument(&row.at))
             .execute(&mut *tx)
             .await?;
     }

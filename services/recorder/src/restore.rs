@@ -9,8 +9,8 @@ use fiec_schemas::subjects;
 use futures_util::StreamExt;
 use sqlx::PgPool;
 
-use crate::copy::saturate;
 use crate::ledger::{Shared, pause};
+use crate::table::argument;
 
 /// Restores at once; each holds a whole state.
 const AT_ONCE: usize = 2;
@@ -54,9 +54,9 @@ async fn restore(broker: &Broker, pool: &PgPool, payload: &[u8]) -> Result<(), S
     let state: Option<Option<Vec<u8>>> = sqlx::query_scalar(
         "SELECT state FROM boundary_state WHERE execution = $1 AND index = $2 AND digest = $3",
     )
-    .bind(request.execution.0)
-    .bind(saturate(request.index))
-    .bind(request.digest.0.as_slice())
+    .bind(argument(&request.execution))
+    .bind(argument(&request.index))
+    .bind(argument(&request.digest))
     .fetch_optional(pool)
     .await
     .map_err(|error| format!("PostgreSQL cannot be asked: {error}"))?;

@@ -8,13 +8,15 @@
 use std::time::{Duration, Instant};
 
 use fiec_broker::{Broker, store};
-use fiec_schemas::{Digest, ExecutionId, Submission};
-use sqlx::{PgPool, Row};
+use fiec_schemas::{Digest, ExecutionId, Submission, Timestamp};
+use serde_json::value::RawValue;
+use sqlx::PgPool;
+use sqlx::types::Json;
 
-use crate::copy::{json_without_nul, without_nul};
 use crate::ledger::{Shared, again, pause};
 use crate::metrics::Part;
-use crate::time::PgTime;
+use crate::read;
+use crate::table::argument;
 
 /// Interval of looking for submissions to copy.
 const TICK: Duration = Duration::from_millis(500);
@@ -31,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// An execution without its submission. The first two fields are its place in the queue.
 #[derive(Debug, Clone, Copy)]
 struct Due {
-    submitted_at: PgTime,
+    submitted_at: Timestamp,
     execution: ExecutionId,
     submission: Digest,
 }
@@ -84,8 +86,11 @@ async fn copy(broker: &Broker, shared: &Shared, row: Due) -> Option<Result<usize
         Ok(spec) => spec,
         Err(error) => return Some(Err(format!("it cannot be read: {error}"))),
     };
-    let json = String::from_utf8_lossy(&text);
-    let json = json_without_nul(&json);
+    // As its client wrote it: `fiec repair` compares digests.
+    let json: Json<&RawValue> = match serde_json::from_slice(&text) {
+        Ok(json) => Json(json),
+        Err(error) => return Some(Err(format!("it cannot be read: {error}"))),
+    };
     let stored = again(shared, Part::Housekeeping, || async {
         match store(&shared.pool, row.execution, &spec, &json).await {
             // PostgreSQL refuses this one. That must not hold back the others.
@@ -105,34 +110,44 @@ async fn due(pool: &PgPool, passed: Option<Due>) -> sqlx::Result<Vec<Due>> {
          (coalesce($1, '-infinity'), coalesce($2, '00000000-0000-0000-0000-000000000000')) \
          ORDER BY submitted_at, id LIMIT $3",
     )
-    .bind(passed.map(|row| row.submitted_at))
-    .bind(passed.map(|row| row.execution.0))
+    .bind(argument(&passed.map(|row| row.submitted_at)))
+    .bind(argument(&passed.map(|row| row.execution)))
     .bind(i64::try_from(AT_ONCE).unwrap_or(i64::MAX))
     .fetch_all(pool)
     .await?;
-    let read = |row: &sqlx::postgres::PgRow| {
-        let digest: Vec<u8> = row.try_get("submission")?;
-        let submission = <[u8; 32]>::try_from(digest)
-            .map_err(|_| sqlx::Error::Decode("executions.submission is no digest".into()))?;
-        Ok(Due {
-            submitted_at: row.try_get("submitted_at")?,
-            execution: ExecutionId(row.try_get("id")?),
-            submission: Digest(submission),
-        })
-    };
-    rows.iter().map(read).collect()
+    let mut found = Vec::new();
+    for row in &rows {
+        let (submitted_at, submission) = (
+            read::time(row, "submitted_at")?,
+            read::digest(row, "submission")?,
+        );
+        if let (Some(submitted_at), Some(submission)) = (submitted_at, submission) {
+            let execution = read::execution(row, "id")?;
+            found.push(Due {
+                submitted_at,
+                execution,
+                submission,
+            });
+        }
+    }
+    Ok(found)
 }
 
-async fn store(pool: &PgPool, id: ExecutionId, spec: &Submission, json: &str) -> sqlx::Result<()> {
+async fn store(
+    pool: &PgPool,
+    id: ExecutionId,
+    spec: &Submission,
+    json: &Json<&RawValue>,
+) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE executions SET spec = $2::jsonb, program = coalesce(program, $3), \
+        "UPDATE executions SET spec = $2, program = coalesce(program, $3), \
          client_id = coalesce(client_id, $4) \
          WHERE id = $1 AND spec IS NULL AND finished_at IS NULL",
     )
-    .bind(id.0)
-    .bind(json)
-    .bind(without_nul(&spec.program))
-    .bind(spec.id.as_ref().map(|id| id.as_str()))
+    .bind(argument(&id))
+    .bind(argument(json))
+    .bind(argument(&spec.program))
+    .bind(argument(&spec.id))
     .execute(pool)
     .await?;
     Ok(())

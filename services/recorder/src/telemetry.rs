@@ -1,19 +1,20 @@
 //! Hardware vectors, thinned out: one row a node every few seconds, or when a signal moved.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use fiec_broker::{Broker, BrokerClock, BrokerError};
-use fiec_schemas::{HardwareVector, NodeId, Signal, Timestamp};
+use fiec_schemas::{HardwareVector, InstanceId, NodeId, Reading, Signal, Timestamp};
 use futures_util::StreamExt;
 use sqlx::PgPool;
+use sqlx::types::Json;
 
-use crate::copy::json_without_nul;
 use crate::error::Result;
 use crate::ledger::{Shared, pause, trouble};
 use crate::metrics::Part;
-use crate::rows::{day_of, json, line};
-use crate::time::PgTime;
+use crate::records::nodes;
+use crate::rows::day_of;
+use crate::table::{table, write_all};
 use crate::write::ensure_day;
 
 /// Nodes that are remembered.
@@ -167,116 +168,92 @@ async fn listen(
     }
 }
 
+table! {
+    /// A row of `hardware_vectors`.
+    struct VectorRow in "hardware_vectors" {
+        /// Which node.
+        node: NodeId,
+        /// When it was made.
+        at: Timestamp,
+        /// Which life of the node's agent.
+        instance: InstanceId,
+        /// The worst value of the signal, of the node and its devices, in [0, 1]; and so on for the
+        /// others.
+        memory: Option<f32>,
+        /// `memory_stall`.
+        memory_stall: Option<f32>,
+        /// `power`.
+        power: Option<f32>,
+        /// `thermal`.
+        thermal: Option<f32>,
+        /// `latency`.
+        latency: Option<f32>,
+        /// `contention`.
+        contention: Option<f32>,
+        /// `fabric`.
+        fabric: Option<f32>,
+        /// `errors`.
+        errors: Option<f32>,
+        /// True if the node is to be left.
+        draining: bool,
+        /// Executions that it runs at once.
+        slots: u32,
+        /// Executions that it runs.
+        running: u32,
+        /// Executions that wait there.
+        queued: u32,
+        /// All readings.
+        readings: Json<Vec<Reading>>,
+    }
+}
+
+impl VectorRow {
+    fn new(vector: &HardwareVector) -> Self {
+        let [
+            memory,
+            memory_stall,
+            power,
+            thermal,
+            latency,
+            contention,
+            fabric,
+            errors,
+        ] = worst(vector);
+        Self {
+            node: vector.node.clone(),
+            at: vector.at,
+            instance: vector.instance,
+            memory,
+            memory_stall,
+            power,
+            thermal,
+            latency,
+            contention,
+            fabric,
+            errors,
+            draining: vector.draining,
+            slots: vector.slots,
+            running: vector.running_count,
+            queued: vector.queued_count,
+            readings: Json(vector.readings.clone()),
+        }
+    }
+}
+
 async fn insert(pool: &PgPool, vectors: &[HardwareVector]) -> sqlx::Result<()> {
     let mut connection = pool.acquire().await?;
-    let mut days: Vec<i32> = vectors.iter().map(|v| day_of(v.at)).collect();
-    days.sort_unstable();
-    days.dedup();
+    let days: BTreeSet<i32> = vectors.iter().map(|v| day_of(v.at)).collect();
     for day in days {
         ensure_day(&mut connection, day).await?;
     }
-    let worst: Vec<Worst> = vectors.iter().map(worst).collect();
-    let mut insert = sqlx::query(
-        "INSERT INTO hardware_vectors (node, at, instance, draining, slots, running, queued, \
-         readings, memory, memory_stall, power, thermal, latency, contention, fabric, errors) \
-         SELECT node, at, instance, draining, slots, running, queued, readings::jsonb, memory, \
-         memory_stall, power, thermal, latency, contention, fabric, errors \
-         FROM UNNEST($1::text[], $2::timestamptz[], $3::uuid[], $4::boolean[], $5::integer[], \
-         $6::integer[], $7::integer[], $8::text[], $9::float4[], $10::float4[], $11::float4[], \
-         $12::float4[], $13::float4[], $14::float4[], $15::float4[], $16::float4[]) \
-         AS u(node, at, instance, draining, slots, running, queued, readings, memory, \
-         memory_stall, power, thermal, latency, contention, fabric, errors) \
-         ON CONFLICT DO NOTHING",
-    )
-    .bind(
-        vectors
-            .iter()
-            .map(|v| v.node.as_str().to_owned())
-            .collect::<Vec<_>>(),
-    )
-    .bind(vectors.iter().map(|v| PgTime(v.at)).collect::<Vec<_>>())
-    .bind(vectors.iter().map(|v| v.instance.0).collect::<Vec<_>>())
-    .bind(vectors.iter().map(|v| v.draining).collect::<Vec<_>>())
-    .bind(vectors.iter().map(|v| line(v.slots)).collect::<Vec<_>>())
-    .bind(
-        vectors
-            .iter()
-            .map(|v| line(v.running_count))
-            .collect::<Vec<_>>(),
-    )
-    .bind(
-        vectors
-            .iter()
-            .map(|v| line(v.queued_count))
-            .collect::<Vec<_>>(),
-    )
-    .bind(
-        vectors
-            .iter()
-            .map(|v| json_without_nul(&json(&v.readings)).into_owned())
-            .collect::<Vec<_>>(),
-    );
-    for signal in 0..Signal::ALL.len() {
-        insert = insert.bind(worst.iter().map(|w| w[signal]).collect::<Vec<_>>());
-    }
-    insert.execute(&mut *connection).await?;
-    // The last vector of each node says what it is doing.
-    let mut last: HashMap<&NodeId, &HardwareVector> = HashMap::new();
-    vectors.iter().for_each(|v| {
-        last.insert(&v.node, v);
-    });
-    let mut last: Vec<&HardwareVector> = last.into_values().collect();
-    // Always in the same order, so that two recorders cannot wait for each other.
-    last.sort_unstable_by(|a, b| a.node.cmp(&b.node));
-    sqlx::query(
-        "INSERT INTO nodes AS n (node, instance, last_seen_at, draining, slots, running, queued, \
-         clock_ahead_us, clock_within_us) \
-         SELECT * FROM UNNEST($1::text[], $2::uuid[], $3::timestamptz[], $4::boolean[], \
-         $5::integer[], $6::integer[], $7::integer[], $8::bigint[], $9::bigint[]) \
-         ON CONFLICT (node) DO UPDATE SET last_seen_at = excluded.last_seen_at, \
-         draining = excluded.draining, slots = excluded.slots, running = excluded.running, \
-         queued = excluded.queued, clock_ahead_us = excluded.clock_ahead_us, \
-         clock_within_us = excluded.clock_within_us \
-         WHERE n.last_seen_at IS NULL OR n.last_seen_at < excluded.last_seen_at",
-    )
-    .bind(
-        last.iter()
-            .map(|v| v.node.as_str().to_owned())
-            .collect::<Vec<_>>(),
-    )
-    .bind(last.iter().map(|v| v.instance.0).collect::<Vec<_>>())
-    .bind(last.iter().map(|v| PgTime(v.at)).collect::<Vec<_>>())
-    .bind(last.iter().map(|v| v.draining).collect::<Vec<_>>())
-    .bind(last.iter().map(|v| line(v.slots)).collect::<Vec<_>>())
-    .bind(
-        last.iter()
-            .map(|v| line(v.running_count))
-            .collect::<Vec<_>>(),
-    )
-    .bind(
-        last.iter()
-            .map(|v| line(v.queued_count))
-            .collect::<Vec<_>>(),
-    )
-    .bind(
-        last.iter()
-            .map(|v| Some(v.clock?.ahead_us))
-            .collect::<Vec<_>>(),
-    )
-    .bind(
-        last.iter()
-            .map(|v| i64::try_from(v.clock?.within_us).ok())
-            .collect::<Vec<_>>(),
-    )
-    .execute(&mut *connection)
-    .await?;
-    Ok(())
+    let rows: Vec<VectorRow> = vectors.iter().map(VectorRow::new).collect();
+    write_all(&mut connection, &rows).await?;
+    nodes::set_loads(&mut connection, vectors.iter()).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fiec_schemas::{InstanceId, Reading};
 
     fn vector(node: &str, memory: Option<f64>) -> HardwareVector {
         HardwareVector {

@@ -7,7 +7,7 @@ use sqlx::postgres::types::Oid;
 use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueFormat, PgValueRef};
 use sqlx::{Decode, Encode, Postgres, Type};
 
-use crate::copy::{EPOCH_MICROS, pg_micros};
+use crate::table::{EPOCH_MICROS, pg_micros};
 
 /// A [`Timestamp`] on its way to or from PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

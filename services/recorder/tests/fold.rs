@@ -82,12 +82,12 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     assert!(
         rows.executions
             .values()
-            .all(|e| e.fresh && e.phase == "completed" && e.spec.is_some())
+            .all(|e| e.is_new && e.phase == "completed" && e.spec.is_some())
     );
     assert!(
         rows.placements
             .values()
-            .all(|p| p.fresh && p.end_reason == Some("completed"))
+            .all(|p| p.is_new && p.end_reason == Some("completed"))
     );
     assert_eq!((rows.messages, rows.last_seq), (6, 6));
     assert!(known.is_empty(), "finished executions are forgotten");
@@ -206,9 +206,9 @@ fn a_split_between_batches_changes_the_row_instead_of_making_another() {
     let messages: Vec<_> = short_ledgers(1, 1).unwrap().iter().map(message).collect();
     let (first, second) = messages.split_at(1);
     let mut known = Known::default();
-    assert!(fold(first.to_vec(), &mut known).executions[0].fresh);
+    assert!(fold(first.to_vec(), &mut known).executions[0].is_new);
     let rows = fold(second.to_vec(), &mut known);
-    assert!(!rows.executions[0].fresh && !rows.placements[0].fresh);
+    assert!(!rows.executions[0].is_new && !rows.placements[0].is_new);
     assert!(rows.executions[0].spec.is_none(), "the table has it");
 }
 
@@ -251,7 +251,7 @@ fn a_gap_is_stated_once_and_the_placement_is_taken_from_the_state() {
     let [gap] = rows.missing.as_slice() else {
         panic!("{:?}", rows.missing)
     };
-    assert_eq!((gap.first, gap.last), (2, 3));
+    assert_eq!((gap.first_missing, gap.last_missing), (2, 3));
     let ends: Vec<_> = rows
         .placements
         .values()

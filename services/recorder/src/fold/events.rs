@@ -1,10 +1,13 @@
 //! Each kind of event, and the rows that it leads to.
 
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{Event, NodeId};
+use sqlx::types::Json;
 
 use super::Step;
 use super::placements::Placed;
-use crate::rows::{BatchRow, EventRow, day_of};
+use super::progress::Completed;
+use crate::rows::{BatchRow, ChangeRow, EventRow, day_of};
 
 impl Step<'_> {
     /// Records one event. `is_handover`: the message yields and binds the execution anew.
@@ -61,11 +64,7 @@ impl Step<'_> {
                 let grant = serde_json::to_string(&grant).unwrap_or_default();
                 self.note_by(who, "reconfigured", |who| format!("given {grant} by {who}"));
             }
-            Event::Adjusted { who, change } => {
-                let change = change.in_words();
-                let words = |who: &str| format!("changed by {who}: {change}");
-                self.note_by(who, "adjusted", words);
-            }
+            Event::Adjusted { who, change } => self.adjust(who, change),
             Event::Parked {
                 cause,
                 keep,
@@ -100,14 +99,19 @@ impl Step<'_> {
             }
             Event::Completed {
                 result,
+                object,
                 computed_until,
                 capsules,
                 outputs,
                 energy,
-                ..
             } => {
                 self.end_computing("completed", computed_until, energy);
-                self.complete(capsules, &result, &outputs);
+                self.complete(Completed {
+                    result,
+                    object,
+                    capsules,
+                    outputs,
+                });
             }
             Event::Computed {
                 computed_until,
@@ -153,6 +157,22 @@ impl Step<'_> {
                 first_seen_at,
             }
         });
+    }
+
+    /// Somebody has changed something about a live execution.
+    fn adjust(&mut self, who: String, change: Adjustment) {
+        self.rows.changes.push(ChangeRow {
+            execution: self.state.execution,
+            ordinal: self.state.ordinal,
+            nth: self.changes,
+            at: self.stored_at,
+            who: who.clone(),
+            change: Json(change.clone()),
+        });
+        self.changes += 1;
+        let change = change.in_words();
+        let words = |who: &str| format!("changed by {who}: {change}");
+        self.note_by(who, "adjusted", words);
     }
 
     /// Adds a row to `execution_events`, with the placement in force.

@@ -3,8 +3,10 @@
 use fiec_schemas::energy::Energy;
 use fiec_schemas::{Cause, Decision, Epoch, InstanceId, NodeId, Timestamp};
 
+use sqlx::types::Json;
+
 use super::Step;
-use crate::rows::{DecisionRow, PlacementRow, RebindingRow, day_of, no_placement};
+use crate::rows::{DecisionRow, PlacementRow, RebindingRow, day_of};
 
 /// A binding as its event says it.
 pub(super) struct Placed {
@@ -40,13 +42,13 @@ impl Step<'_> {
         let row = self.placement(epoch);
         *row = PlacementRow {
             // A second row of the same key would make PostgreSQL refuse the batch.
-            fresh: row.fresh || !is_known,
+            is_new: row.is_new || !is_known,
             node: Some(placed.node.clone()),
             instance: Some(placed.instance),
             substrate: Some(placed.substrate.clone()),
             cause: Some(placed.cause.as_str()),
             bound_at: Some(at),
-            ..no_placement(id, epoch)
+            ..PlacementRow::new(id, epoch)
         };
     }
 
@@ -54,6 +56,11 @@ impl Step<'_> {
     fn add_rebinding(&mut self, placed: &Placed, at: Timestamp) {
         let cause = &placed.cause;
         let is_silent = matches!(cause, Cause::Lost { .. } | Cause::NotTaken { .. });
+        let evidence = match cause {
+            Cause::Pressure { evidence } => Some(evidence),
+            _ => None,
+        };
+        let boundary = self.state.boundary.as_ref();
         let row = RebindingRow {
             execution: self.id(),
             epoch: placed.epoch,
@@ -62,13 +69,19 @@ impl Step<'_> {
             to_node: placed.node.clone(),
             cause: cause.as_str(),
             cause_detail: cause.in_words(),
-            state: self.state.boundary.clone(),
+            signal: evidence.map(|e| e.signal),
+            device: evidence.and_then(|e| e.device.clone()),
+            value: evidence.map(|e| e.value),
+            high: evidence.map(|e| e.threshold.high),
+            low: evidence.map(|e| e.threshold.low),
+            dwell_ms: evidence.map(|e| e.threshold.dwell_ms),
+            since: evidence.map(|e| e.since),
+            vector: evidence.map(|e| Json(e.vector.clone())),
+            state_index: boundary.map(|place| place.index),
+            state_digest: boundary.map(|place| place.digest),
+            state_bytes: boundary.map(|place| place.bytes),
             // A yield of an earlier binding says nothing about a node that fell silent.
             yielded_at: self.tracked.yielded_at.filter(|_| !is_silent),
-            evidence: match cause {
-                Cause::Pressure { evidence } => Some(evidence.clone()),
-                _ => None,
-            },
             gap_us: None,
         };
         let key = (row.execution, row.epoch);
@@ -84,7 +97,7 @@ impl Step<'_> {
             at: self.stored_at,
             cause: placed.cause.as_str(),
             chosen: placed.node.clone(),
-            candidates: decision.candidates,
+            candidates: Json(decision.candidates),
             omitted: decision.omitted,
         });
     }
@@ -104,7 +117,7 @@ impl Step<'_> {
         if let Some(gap_us) = gap_us {
             match self.rows.rebindings.get_mut(&(id, epoch)) {
                 Some(row) => row.gap_us = Some(gap_us),
-                None => self.rows.gaps_closed.push((id, epoch, gap_us)),
+                None => _ = self.rows.gaps_closed.insert((id, epoch), gap_us),
             }
         }
         let row = self.row();
@@ -139,7 +152,7 @@ impl Step<'_> {
         // is in an earlier batch, the upsert decides.
         row.computed_until = match row.computing_since {
             Some(since) => computed_until.filter(|until| *until >= since),
-            None if row.fresh => None,
+            None if row.is_new => None,
             None => computed_until,
         };
     }
@@ -162,6 +175,6 @@ impl Step<'_> {
     pub(super) fn placement(&mut self, epoch: Epoch) -> &mut PlacementRow {
         let id = self.state.execution;
         let row = self.rows.placements.entry((id, epoch));
-        row.or_insert_with(|| no_placement(id, epoch))
+        row.or_insert_with(|| PlacementRow::new(id, epoch))
     }
 }

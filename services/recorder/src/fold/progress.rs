@@ -1,30 +1,50 @@
 //! What an execution reaches, and how it ends.
 
 use fiec_schemas::energy::Energy;
-use fiec_schemas::{BoundaryEvent, BoundaryIndex, Cause, Ordinal, Output, StatePlace, Timestamp};
+use fiec_schemas::{
+    BoundaryEvent, BoundaryIndex, Cause, Ordinal, Output, ResultObject, StatePlace, Timestamp,
+};
 use serde_json::Value;
+use sqlx::types::Json;
 
 use super::Step;
-use crate::rows::{BoundaryRow, StepBackRow, day_of, json};
+use crate::results::ResultRow;
+use crate::rows::{BoundaryRow, StepBack, day_of};
+
+/// A completion as its event says it.
+pub(super) struct Completed {
+    pub result: Value,
+    pub object: Option<ResultObject>,
+    pub capsules: BoundaryIndex,
+    pub outputs: Vec<Output>,
+}
 
 impl Step<'_> {
     /// A boundary is committed.
     pub(super) fn commit(&mut self, event: BoundaryEvent) {
         self.tracked.computed_until = Some(event.computed_at);
         let row = self.row();
-        row.state_changed = true;
+        row.has_new_boundary = true;
         row.boundary_of = event.of.or(row.boundary_of);
-        row.note = event.note.clone().or(row.note.take());
+        row.progress_note = event.note.clone().or(row.progress_note.take());
         self.add_energy(event.energy);
         self.rows.days.insert(day_of(self.stored_at));
         self.rows.boundaries.push(BoundaryRow {
             execution: self.state.execution,
+            index: event.index,
             epoch: self.tracked.epoch,
             node: self.tracked.node.clone(),
-            event,
+            digest: event.digest,
+            bytes: event.bytes,
+            computed_at: event.computed_at,
             committed_at: self.stored_at,
+            compute_us: event.compute_us,
             seq: self.seq,
             ordinal: self.state.ordinal,
+            note: event.note,
+            outputs: (!event.outputs.is_empty()).then_some(Json(event.outputs)),
+            host_uj: event.energy.and_then(|energy| energy.host_uj),
+            device_uj: event.energy.and_then(|energy| energy.device_uj),
         });
     }
 
@@ -40,11 +60,20 @@ impl Step<'_> {
         self.end_placement(why);
     }
 
-    pub(super) fn complete(&mut self, capsules: BoundaryIndex, result: &Value, outputs: &[Output]) {
+    pub(super) fn complete(&mut self, completed: Completed) {
+        let Completed {
+            result,
+            object,
+            capsules,
+            outputs,
+        } = completed;
         let row = self.row();
         row.capsules = Some(capsules);
-        row.result = (!result.is_null()).then(|| json(result));
-        row.outputs = (!outputs.is_empty()).then(|| json(&outputs));
+        row.result = (!result.is_null()).then_some(Json(result));
+        row.outputs = (!outputs.is_empty()).then_some(Json(outputs));
+        let execution = self.state.execution;
+        let object = object.map(|object| ResultRow::new(execution, object));
+        self.rows.results.extend(object);
     }
 
     pub(super) fn fail(&mut self, reason: String, stderr: String) {
@@ -66,8 +95,8 @@ impl Step<'_> {
         };
         self.note("stepped_back", detail);
         self.end_placement(cause.as_str());
-        self.row().state_changed = true;
-        self.rows.steps_back.push(StepBackRow {
+        self.row().has_new_boundary = true;
+        self.rows.steps_back.push(StepBack {
             execution: self.state.execution,
             to: to.map_or(0, |to| to.index),
             ordinal: self.state.ordinal,

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use fiec_schemas::ExecutionId;
-use fiec_schemas::spread::Part;
+use fiec_schemas::{ExecutionId, Timestamp};
 
 use super::Step;
-use crate::parts::{DropRow, MergeRow, SplitRow};
+use crate::parts::{DroppedParts, MergedPart, SplitRow};
 
 impl Step<'_> {
     pub(super) fn split(&mut self, part: ExecutionId, nth: u32, tiles: Range<u64>) {
@@ -17,10 +16,12 @@ impl Step<'_> {
         let detail = format!("tiles {from} to {to} are part {part}");
         self.note("split", detail);
         self.rows.splits.push(SplitRow {
+            part,
             holder: self.state.execution,
-            part: Part { id: part, from, to },
-            nth: Some(nth),
-            at: Some(self.stored_at),
+            nth: Some(nth.into()),
+            from_tile: from,
+            to_tile: to,
+            split_at: Some(self.stored_at),
         });
     }
 
@@ -28,7 +29,7 @@ impl Step<'_> {
         let detail = format!("has taken what part {part} has done");
         self.note("merged", detail);
         let at = self.stored_at;
-        self.rows.merges.push(MergeRow { part, at });
+        self.rows.merges.push(MergedPart { part, at });
     }
 
     /// The parts of a holder whose ledger was begun anew: other ones than it had.
@@ -37,7 +38,7 @@ impl Step<'_> {
             return;
         }
         let parts = self.state.parts();
-        self.rows.drops.push(DropRow {
+        self.rows.drops.push(DroppedParts {
             holder: self.id(),
             kept: parts.iter().map(|part| part.id).collect(),
             at: self.stored_at,
@@ -45,15 +46,17 @@ impl Step<'_> {
         self.add_parts(Some(self.stored_at));
     }
 
-    /// The parts that the state names. `at`: when they were split off, if that is known.
-    pub(super) fn add_parts(&mut self, at: Option<fiec_schemas::Timestamp>) {
+    /// The parts that the state names. `split_at`: when they were split off, if that is known.
+    pub(super) fn add_parts(&mut self, split_at: Option<Timestamp>) {
         let holder = self.id();
         let parts = self.state.parts();
         self.rows.splits.extend(parts.iter().map(|part| SplitRow {
+            part: part.id,
             holder,
-            part: *part,
             nth: None,
-            at,
+            from_tile: part.from,
+            to_tile: part.to,
+            split_at,
         }));
     }
 }

@@ -6,7 +6,8 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
 
-use super::facts::{Rebinding, TABLE_ROWS, text, time};
+use super::facts::{Rebinding, TABLE_ROWS, text};
+use crate::read::time;
 
 /// What somebody changed while it was live.
 pub(super) struct Change {

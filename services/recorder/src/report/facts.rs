@@ -9,6 +9,7 @@ use sqlx::{PgPool, Row};
 
 use super::changes::{Change, changes, limits, limits_over_time};
 use crate::error::{RecorderError, Result};
+use crate::read::time;
 use crate::time::PgTime;
 
 /// Most points of a figure's line, and rows of a table.
@@ -73,10 +74,6 @@ pub(super) struct Signal {
     pub limits: Vec<(Timestamp, (f64, f64))>,
     /// Points of each node.
     pub lines: Vec<(String, Vec<(Timestamp, f64)>)>,
-}
-
-pub(crate) fn time(row: &PgRow, column: &str) -> sqlx::Result<Option<Timestamp>> {
-    Ok(row.try_get::<Option<PgTime>, _>(column)?.map(|t| t.0))
 }
 
 pub(super) fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
