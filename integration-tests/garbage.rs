@@ -231,10 +231,7 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
     let models = [
         part(1, 7),
         part(u32::MAX, u64::MAX),
-        Handover::Entrusted {
-            bindings: 2,
-            appended: false,
-        },
+        Handover::Entrusted { bindings: 2 },
         Handover::Confirmed {
             execution,
             epoch,
@@ -242,11 +239,7 @@ async fn handovers(lab: &Lab, dice: &mut Dice, node: &NodeId, count: usize) {
             bound: None,
             server: None,
         },
-        Handover::Abandoned {
-            execution,
-            epoch,
-            bound: None,
-        },
+        Handover::Abandoned { execution, epoch },
     ];
     let models = models.map(|model| json!(model));
     for n in 0..count {

@@ -70,18 +70,14 @@ tagged! { "is", "Handover",
             #[serde(default, skip_serializing_if = "Option::is_none")]
             delta: Option<u64>,
         },
-        /// First bindings that the node is entrusted with: each line of the body is the header of a
-        /// ledger message that was not appended. The node computes at once and appends the
-        /// binding's events together with its own, as the first message of that ledger. Where it
-        /// does not in time the policy service appends the line as it stands, and the capsule
-        /// message that follows confirms it.
+        /// First bindings that the node is entrusted with. Each line of the body is the header of a
+        /// ledger message that was not appended. The node computes at once, and appends the
+        /// binding's events together with its own as the first message of that ledger. If it does
+        /// not do so in time, the policy service appends the line as it stands, and sends a capsule
+        /// message.
         Entrusted {
-            /// Lines of the body.
+            /// Number of lines of the body.
             bindings: u32,
-            /// The policy service is appending them itself at this moment: the node begins, and
-            /// appends nothing before the capsule message has come.
-            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-            appended: bool,
         },
         /// The append was acknowledged: `started` must follow this sequence.
         Confirmed {
@@ -105,10 +101,6 @@ tagged! { "is", "Handover",
             execution: ExecutionId,
             /// The epoch.
             epoch: Epoch,
-            /// Digest of the ledger message that was not appended; a node that has heard of another
-            /// one passes this over.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            bound: Option<Digest>,
         },
     }
 }

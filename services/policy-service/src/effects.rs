@@ -265,7 +265,7 @@ impl Effects {
         for _ in 0..20 {
             found = self
                 .ledger
-                .last(&line.tenant, line.execution)
+                .last(&line.tip.state.tenant, line.execution())
                 .await
                 .map(|entry| entry.map(Box::new))
                 .map_err(|error| error.to_string());

@@ -66,8 +66,6 @@ pub enum Outcome {
     Program(Box<Line>, Result<bool, String>),
     /// A message was looked at as a whole.
     Vetted(Box<Cursor>, Result<Refused, String>),
-    /// A line that had to wait for another.
-    Again(Box<Line>),
     /// A later append.
     Later(ExecutionId, Option<Ticket>, Later),
     /// A capsule that was to be sent again.

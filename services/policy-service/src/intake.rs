@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
+use fiec_broker::Tip;
 use fiec_schemas::array::Elements;
 use fiec_schemas::submission::ATOMIC_HEADER;
 use fiec_schemas::{
-    BatchId, BatchName, BatchPlace, ClientId, Digest, Epoch, ExecutionId, FieldError, LineError,
-    NodeId, Sequence, Submission, Tenant, Timestamp, subjects, submission,
+    BatchId, BatchName, BatchPlace, ClientId, ExecutionId, ExecutionState, FieldError, LineError,
+    Sequence, Submission, Tenant, Timestamp, subjects, submission,
 };
 
 use crate::bounds::{Gauge, Share, weight_of};
@@ -44,34 +45,39 @@ const LINES_BYTES: usize = 48 * 1024 * 1024;
 pub struct Line {
     /// Sequence of its message.
     pub message: Sequence,
-    /// Its number.
+    /// Its number in the message, from 1.
     pub number: u32,
-    /// Whose.
-    pub tenant: Tenant,
-    /// Its id.
-    pub execution: ExecutionId,
-    /// Its batch.
-    pub batch: Option<BatchPlace>,
-    /// When it was stored.
-    pub stamp: Timestamp,
-    /// It.
+    /// The submission.
     pub spec: Arc<Submission>,
-    /// It is not to be expected that it has a ledger: its id is no client's, it was not delivered
-    /// before, and its message need not be refused as a whole.
-    pub fresh: bool,
-    /// It was delivered before, or lay here for so long that it may have been.
-    pub again: bool,
+    /// Its ledger before the first message.
+    pub tip: Tip,
+    /// False if nobody else can have begun that ledger: the id is no client's, the message was not
+    /// delivered before, and it need not be refused as a whole.
+    pub can_have_ledger: bool,
     /// When its message was asked for.
     pub asked: Asked,
+    /// The next step towards its ledger.
+    pub check: Check,
     /// Its share of the memory.
     pub _share: Share,
-    /// The node that was told of its first binding while that is appended, its epoch, and the
-    /// digest of its message.
-    pub told: Option<(NodeId, Epoch, Digest)>,
-    /// True once a large one lies in `FIEC_DATA`.
-    pub stored: bool,
-    /// True once its program was found to be registered.
-    pub registered: bool,
+}
+
+impl Line {
+    /// Its id.
+    pub fn execution(&self) -> ExecutionId {
+        self.tip.state.execution
+    }
+}
+
+/// What a line needs next, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// Its program must be registered.
+    Program,
+    /// It must lie in `FIEC_DATA` if it is too large for a ledger message.
+    Size,
+    /// Its first append.
+    Ledger,
 }
 
 /// What the next line is.
@@ -162,19 +168,29 @@ pub struct Intake {
     vetting: usize,
     /// What the lines under way take.
     held: Gauge,
-    /// A line that was read and waits for its turn.
-    pub head: Option<Box<Line>>,
+    /// Lines that were read and go on before further ones are read.
+    ready: VecDeque<Box<Line>>,
 }
 
 impl Intake {
     /// True when nothing is left to read.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.head.is_none()
+        self.queue.is_empty() && self.ready.is_empty()
     }
 
-    /// True while the lines under way take so much that no further one is begun.
+    /// True if the next line is unread, and those under way leave no memory for it.
     pub fn is_full(&self) -> bool {
-        self.held.used() >= LINES_BYTES
+        self.ready.is_empty() && self.held.used() >= LINES_BYTES
+    }
+
+    /// Takes a line back that waits for a slot. It is the next one again.
+    pub fn put_back(&mut self, line: Box<Line>) {
+        self.ready.push_front(line);
+    }
+
+    /// Takes a line back after a check. It follows those that go on already.
+    pub fn resume(&mut self, line: Box<Line>) {
+        self.ready.push_back(line);
     }
 
     /// Takes a message.
@@ -238,6 +254,9 @@ impl Intake {
 
     /// The next line, read and named. It counts as open until [`Intake::done`].
     pub fn next(&mut self) -> Option<Next> {
+        if let Some(line) = self.ready.pop_front() {
+            return Some(Next::Line(line));
+        }
         loop {
             let cursor = self.queue.front_mut()?;
             let vetted = cursor.verdict.is_some() || cursor.given_up.is_some();
@@ -510,22 +529,25 @@ impl Cursor {
         let place = (self.seq, self.number, index);
         let named = (spec.id.as_ref(), spec.batch.as_ref());
         let (execution, batch) = name(tenant, self.stamp, place, self.batch, named);
-        let fresh = spec.id.is_none() && !self.again && !self.atomic;
+        let can_have_ledger = spec.id.is_some() || self.again || self.atomic;
+        let share = self.held.take(weight_of(&spec, self.text));
+        let spec = Arc::new(spec);
+        let tenant = tenant.clone();
+        let state = ExecutionState::unborn(tenant, execution, Arc::clone(&spec), batch, self.stamp);
         Read::Next(Box::new(Next::Line(Box::new(Line {
             message: self.seq,
             number: self.number,
-            tenant: tenant.clone(),
-            execution,
-            batch,
-            stamp: self.stamp,
-            _share: self.held.take(weight_of(&spec, self.text)),
-            spec: Arc::new(spec),
-            fresh,
-            again: self.again,
+            spec,
+            tip: Tip {
+                seq: 0,
+                digest: None,
+                state,
+                seen_in: 0,
+            },
+            can_have_ledger,
             asked: self.asked,
-            told: None,
-            stored: false,
-            registered: false,
+            check: Check::Program,
+            _share: share,
         }))))
     }
 

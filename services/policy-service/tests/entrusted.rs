@@ -12,7 +12,6 @@ use bytes::Bytes;
 use fiec_broker::{Draft, Ledger};
 use fiec_policy_service::Options;
 use fiec_schemas::messages::{BatchReply, Handover};
-use fiec_schemas::package::{Manifest, ProgramRecord};
 use fiec_schemas::{
     Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
 };
@@ -37,12 +36,9 @@ const LINE: &str = r#"{"program":"synthetic@1"}"#;
 fn entrusted(heard: &Heard) -> Vec<String> {
     let mut texts = Vec::new();
     for (word, body) in &*heard.lock().unwrap() {
-        let Handover::Entrusted { bindings, appended } = word else {
+        let Handover::Entrusted { bindings } = word else {
             continue;
         };
-        if *appended {
-            continue;
-        }
         let body = String::from_utf8(body.to_vec()).unwrap();
         let lines: Vec<_> = body.lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), usize::try_from(*bindings).unwrap());
@@ -134,21 +130,18 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
     let heard = stage.hears("n1").await;
     let line = r#"{"id":"a","program":"synthetic@1"}"#;
     stage.publish(line).await;
-    // Nothing else is going on: its node may begin, but not append.
-    until(|| async { heard.lock().unwrap().len() == 1 }).await;
-    let (word, text) = heard.lock().unwrap()[0].clone();
-    let Handover::Entrusted { appended: true, .. } = word else {
-        panic!("{word:?}");
-    };
-    assert_eq!(stage.last("a").await.digest, Digest::of(&text));
+    let capsule = stage.capsule("n1").await;
+    assert_eq!(capsule.bindings[0].seq, stage.last("a").await.seq);
     stage.finish("a", "n1").await;
     stage.publish(line).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(stage.last("a").await.message.state.ordinal, 2);
-    // What it has begun once more is not appended, and it hears of that.
-    until(|| async { heard.lock().unwrap().len() == 3 }).await;
-    let (word, _) = heard.lock().unwrap()[2].clone();
-    assert!(matches!(word, Handover::Abandoned { .. }), "{word:?}");
+    // What is left to the node afterwards is the first that it hears.
+    stage.publish(LINE).await;
+    let (text, _) = told(&heard, 0).await;
+    let words = heard.lock().unwrap().clone();
+    assert_eq!(words.len(), 1, "{words:?}");
+    assert_eq!(words[0].1, text.as_bytes());
 }
 
 #[tokio::test]
@@ -170,37 +163,6 @@ async fn a_submission_that_has_lain_in_the_service_for_long_is_not_left_to_a_nod
     until(|| async { entrusted(&heard).len() > 1 || stage.submissions_left().await == 0 }).await;
     let others = entrusted(&heard).split_off(1);
     assert_eq!(others, [""; 0], "a stale submission was left to a node");
-}
-
-#[tokio::test]
-async fn a_program_of_others_is_not_begun_before_it_is_known_to_have_no_ledger() {
-    let stage = Stage::with_nodes(&[]).await;
-    let programs = ["synthetic@1", "theirs@1"];
-    stage.add_node("n1", &programs, 4).await;
-    let manifest = json!({"entry": ["./run"], "protocol": "frames"});
-    let record = ProgramRecord {
-        program: "theirs@1".to_owned(),
-        manifest: Manifest::parse(manifest.to_string().as_bytes()).unwrap(),
-        artifact: Digest::of(b"a tar"),
-        bytes: 5,
-        pushed_at: Timestamp::now(),
-        pushed_by: "ann".to_owned(),
-    };
-    let js = &stage.broker.js;
-    let bucket = js.get_key_value(subjects::PROGRAMS_BUCKET).await.unwrap();
-    let text = serde_json::to_vec(&record).unwrap();
-    bucket.put("theirs.1", text.into()).await.unwrap();
-    let _service = stage.service_with(patient()).await;
-    let heard = stage.hears("n1").await;
-    stage.publish(r#"{"id":"a","program":"theirs@1"}"#).await;
-    let capsule = stage.capsule("n1").await;
-    assert_eq!(capsule.bindings[0].seq, stage.last("a").await.seq);
-    // What is left to the node afterwards is the first that it hears.
-    stage.publish(LINE).await;
-    let (text, _) = told(&heard, 0).await;
-    let words = heard.lock().unwrap().clone();
-    assert_eq!(words.len(), 1, "{words:?}");
-    assert_eq!(words[0].1, text.as_bytes());
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use fiec_schemas::{Digest, Event};
 use futures_util::future::join_all;
 
 use crate::ended::End;
-use crate::entrusted::{Drafted, Second};
+use crate::entrusted_bindings::EntrustedBinding;
 use crate::healing::Ground;
 use crate::large;
 use crate::message::{After, Message, ahead_of};
@@ -80,14 +80,27 @@ impl Runner {
         if self.flight.is_some() {
             return;
         }
-        if self.birth.is_none() && std::mem::take(&mut self.recheck) {
+        let is_too_old = |b: &EntrustedBinding| b.is_too_old(self.shared.broker.now());
+        if self.entrusted.as_ref().is_some_and(is_too_old) {
+            // Only the policy service can have appended it: the ledger is read.
+            self.entrusted = None;
+            self.recheck = true;
+        }
+        if self.entrusted.is_none() && std::mem::take(&mut self.recheck) {
             self.flight = Some(self.restored());
             return;
         }
         let Some(mut message) = self.staged.pop_front() else {
             return;
         };
-        let mut second = None;
+        if self.entrusted.is_some() && message.handover.is_some() {
+            // The destination gets σ with the message that binds it there, word by word. A first
+            // message may have to be made anew, so the binding goes before, with `started`.
+            let rest = message.events.split_off(1.min(message.events.len()));
+            let started = std::mem::replace(&mut message.events, rest);
+            self.staged.push_front(message);
+            message = Message::of(started);
+        }
         let draft = match message.draft.take() {
             Some(mut draft) => {
                 draft.expected = self.tip.seq;
@@ -96,15 +109,8 @@ impl Runner {
             }
             None => {
                 let events = std::mem::take(&mut message.events);
-                match self.draft(events, message.handover.is_some()) {
-                    Ok(Drafted::Wait(flight, events)) => {
-                        message.events = events;
-                        self.staged.push_front(message);
-                        self.flight = Some(flight);
-                        return;
-                    }
-                    Ok(Drafted::Ready(draft, how)) => {
-                        second = how;
+                match self.draft(events) {
+                    Ok(draft) => {
                         if let Some(to) = &message.handover {
                             let before = self.tip.state.boundary.as_ref();
                             let state = (&message.state, &message.cut);
@@ -141,10 +147,7 @@ impl Runner {
             self.after.push(After::Keep(Arc::new(end)));
         }
         let shared = self.shared.clone();
-        let behind = Behind {
-            second,
-            ground: self.ground(),
-        };
+        let ground = self.ground();
         if !message.is_large() && message.outputs.is_empty() && message.emits.is_empty() {
             if let Some(turn) = message.turn.take() {
                 // The broker would store this before it passes on what it has read already; and
@@ -152,7 +155,7 @@ impl Runner {
                 self.flight = Some(Box::pin(async move {
                     let _until_settled = message.priority;
                     let _ = tokio::time::timeout(TURN, turn).await;
-                    append_or_follow(&shared, draft, behind, message.state).await
+                    append_or_follow(&shared, draft, ground, message.state).await
                 }));
                 return;
             }
@@ -168,11 +171,11 @@ impl Runner {
                         Err(AppendError::Broker(error)) => {
                             tracing::warn!(%error, "append failed; trying again");
                             let state = message.state;
-                            Box::pin(append_or_follow(&shared, draft, behind, state)).await
+                            Box::pin(append_or_follow(&shared, draft, ground, state)).await
                         }
                         Err(AppendError::Conflict) => {
                             let body = async { Ok(message.state) };
-                            Box::pin(behind.append(&shared, &draft, body)).await
+                            Box::pin(ground.append_again(&shared, &draft, body)).await
                         }
                         settled => settled,
                     }
@@ -205,7 +208,7 @@ impl Runner {
                             put_outputs(&shared, &message.outputs, None).await;
                             Ok(state)
                         };
-                        Box::pin(behind.append(&shared, &draft, again)).await?
+                        Box::pin(ground.append_again(&shared, &draft, again)).await?
                     }
                     settled => settled?,
                 };
@@ -225,7 +228,7 @@ impl Runner {
                         stored = Some(ready);
                         Ok(body)
                     };
-                    let tip = Box::pin(behind.append(&shared, &draft, again)).await?;
+                    let tip = Box::pin(ground.append_again(&shared, &draft, again)).await?;
                     (tip, stored.unwrap_or(ready))
                 }
                 settled => (settled?, ready),
@@ -283,29 +286,6 @@ impl Runner {
     }
 }
 
-/// How a message goes on whose append met another one.
-struct Behind {
-    /// It holds a first binding, which may have been appended elsewhere.
-    second: Option<Second>,
-    /// Where it was to be appended.
-    ground: Ground,
-}
-
-impl Behind {
-    /// `store` brings to the broker again what the message refers to, and gives its body.
-    async fn append(
-        self,
-        shared: &Shared,
-        draft: &Draft,
-        store: impl Future<Output = Result<Bytes, AppendError>>,
-    ) -> Result<Tip, AppendError> {
-        match self.second {
-            Some(second) => second.append(shared, draft, store.await?).await,
-            None => self.ground.append_again(shared, draft, store).await,
-        }
-    }
-}
-
 /// Stores outputs, some at once; with `hurry` in turn with others, until somebody waits for them.
 async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option<&Hurry>) {
     for some in outputs.chunks(OUTPUTS_AT_ONCE) {
@@ -323,16 +303,19 @@ async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option
     }
 }
 
-/// Appends; where another message is there already, behind that if it is the binding that this one
-/// holds, or if the broker has lost what this one follows and that could be appended again.
+/// Appends. If another message is there already, appends behind that, as
+/// [`Ground::append_again`] permits.
 async fn append_or_follow(
     shared: &Shared,
     draft: Draft,
-    behind: Behind,
+    ground: Ground,
     body: Bytes,
 ) -> Result<Tip, AppendError> {
     match append(shared, draft.clone(), body.clone()).await {
-        Err(AppendError::Conflict) => behind.append(shared, &draft, async { Ok(body) }).await,
+        Err(AppendError::Conflict) => {
+            let body = async { Ok(body) };
+            ground.append_again(shared, &draft, body).await
+        }
         settled => settled,
     }
 }

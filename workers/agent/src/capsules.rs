@@ -192,7 +192,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<C
 pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
     let tip = match job.start {
         Start::Bound(tip) => tip,
-        Start::Entrusted(mut tip, mut birth) => match birth.confirmed() {
+        Start::Entrusted(mut tip, mut binding) => match binding.confirmed() {
             Some(stored) => {
                 stored.complete(&mut tip);
                 tip

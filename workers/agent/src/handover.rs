@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
-use fiec_broker::{Draft, Tip, store};
+use fiec_broker::{AppendError, Draft, Entry, Tip, store};
 use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
 use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, Phase, StatePlace, subjects};
 use futures_util::StreamExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::entrusted;
+use crate::entrusted_bindings;
 use crate::job::{Job, Live, Sigma, Start, Stored};
 use crate::large::{self, Cut, Known};
+use crate::runner::Flight;
 use crate::shared::{Shared, enqueue, start_now};
 
 const PART_BYTES: usize = 512 * 1024;
@@ -24,6 +25,8 @@ const PART_BYTES: usize = 512 * 1024;
 const ASSEMBLIES: usize = 64;
 const ASSEMBLY_BYTES: u64 = 1 << 30;
 const STALE_AFTER: Duration = Duration::from_secs(10);
+/// The confirmation of a handover is awaited for this time. Then the ledger is read.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
 async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: Bytes) {
     let Ok(text) = serde_json::to_string(handover) else {
@@ -114,14 +117,31 @@ pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, 
     publish(
         shared,
         to,
-        &Handover::Abandoned {
-            execution,
-            epoch,
-            bound: None,
-        },
+        &Handover::Abandoned { execution, epoch },
         Bytes::new(),
     )
     .await;
+}
+
+/// Waits until the append that binds it here is confirmed; `tip` is what that makes.
+pub fn confirmation(
+    shared: Arc<Shared>,
+    mut tip: Tip,
+    confirmed: oneshot::Receiver<Stored>,
+) -> Flight {
+    Box::pin(async move {
+        if let Ok(Ok(stored)) = tokio::time::timeout(CONFIRMED_WITHIN, confirmed).await {
+            stored.complete(&mut tip);
+            return Ok(tip);
+        }
+        // Abandoned, or no word: the ledger knows whether it was appended after all.
+        let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
+        let reached = |last: &Entry| last.message.state.ordinal >= tip.state.ordinal;
+        match shared.ledger.last_once(tenant, execution, reached).await {
+            Ok(Some(last)) if Some(last.digest) == tip.digest => Ok(last.into()),
+            _ => Err(AppendError::Conflict),
+        }
+    })
 }
 
 struct Assembly {
@@ -225,7 +245,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 speculate(shared, execution, epoch, &ledger, moved);
             }
         }
-        Handover::Entrusted { appended, .. } => entrusted::take(shared, &body, appended),
+        Handover::Entrusted { .. } => entrusted_bindings::queue_bindings(shared, &body),
         Handover::Confirmed {
             execution,
             epoch,
@@ -246,16 +266,11 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
                 let _ = confirm.send(Stored { seq, seen_in });
             }
         }
-        Handover::Abandoned {
-            execution,
-            epoch,
-            bound,
-        } => {
+        Handover::Abandoned { execution, epoch } => {
             assemblies.remove(&(execution, epoch));
             let mut live = shared.live();
             if let Some(known) = live.get_mut(&execution)
                 && known.epoch == epoch
-                && bound.is_none_or(|bound| bound == known.bound)
             {
                 // Its runner sees the end of the channel.
                 known.confirm = None;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::appends;
 use crate::ended;
+use crate::entrusted_bindings::BINDING_EVENTS;
 use crate::job::Control;
 use crate::large::{self, Cut, Known};
 use crate::message::After;
@@ -267,7 +268,9 @@ impl Ground {
     }
 
     /// Appends what was drafted behind the restored tip. `store` brings to the broker once more what the
-    /// message refers to, and gives its body: what lies beside the ledger may be lost as well.
+    /// message refers to, and gives its body: what lies beside the ledger may be lost as well. If a
+    /// ledger's first message lost against its own binding, which the policy service appended, only
+    /// the events behind the binding are left to append.
     ///
     /// # Errors
     /// [`AppendError::Conflict`] where somebody else holds the execution.
@@ -279,7 +282,11 @@ impl Ground {
     ) -> Result<Tip, AppendError> {
         let tip = self.restore(shared).await?;
         let body = store.await?;
-        let events = LedgerMessage::decode(&draft.header, 0)?.events;
+        let mut events = LedgerMessage::decode(&draft.header, 0)?.events;
+        if draft.expected == 0 {
+            shared.metrics.overtaken.inc();
+            events.drain(..BINDING_EVENTS.min(events.len()));
+        }
         let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
         appends::append(shared, draft, body).await
     }

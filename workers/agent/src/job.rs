@@ -13,7 +13,7 @@ use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::entrusted::Birth;
+use crate::entrusted_bindings::EntrustedBinding;
 
 /// Orders that one execution may have waiting.
 const ORDERS: usize = 16;
@@ -168,8 +168,8 @@ pub enum Start {
         /// Digest of the binding's message.
         digest: Digest,
     },
-    /// Its first binding was left to this node: what it makes, and it.
-    Entrusted(Box<Tip>, Box<Birth>),
+    /// Its first binding was left to this node: the tip that it makes, and the binding.
+    Entrusted(Box<Tip>, Box<EntrustedBinding>),
 }
 
 /// An execution to take up.

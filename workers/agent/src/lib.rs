@@ -29,7 +29,7 @@ pub mod data;
 pub mod devices;
 mod emitted;
 mod ended;
-mod entrusted;
+mod entrusted_bindings;
 pub mod envelopes;
 mod fetched;
 pub mod handover;

@@ -39,7 +39,7 @@ pub struct Metrics {
     pub fenced: Counter,
     /// Ledgers whose lost messages were appended again.
     pub healed: Counter,
-    /// First bindings left to this node that the policy service has appended after all.
+    /// First bindings left to this node that the policy service appended.
     pub overtaken: Counter,
     /// Bindings refused.
     pub refused: Counter,

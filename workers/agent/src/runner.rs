@@ -28,7 +28,7 @@ use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
-use crate::entrusted::Birth;
+use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
 use crate::job::{CapsuleAck, Control, LEAVING};
@@ -118,9 +118,9 @@ pub(crate) struct Runner {
     /// The broker has begun a new life: before anything else it is looked whether it still has the
     /// tip.
     pub(crate) recheck: bool,
-    /// Its first binding, while that is not known to be stored and may be appended here; the tip
-    /// is what it makes then.
-    pub(crate) birth: Option<Birth>,
+    /// Its first binding, which nobody has appended as far as is known here; the tip is the state
+    /// that it makes.
+    pub(crate) entrusted: Option<EntrustedBinding>,
     /// The binding under which it runs here.
     pub(crate) epoch: u64,
     /// Its place among those that compute; given back as soon as the child is done, while the last

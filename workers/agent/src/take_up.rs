@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::attempts;
 use crate::child_process::Child;
-use crate::entrusted;
+use crate::handover;
 use crate::healing::Older;
 use crate::job::{Job, Start};
 use crate::outside::{self, Fetches};
@@ -45,7 +45,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         control,
         progress,
     } = job;
-    let (tip, sigma, flight, birth) = match start {
+    let (tip, sigma, flight, entrusted) = match start {
         Start::Bound(tip) => (*tip, None, None, None),
         Start::Speculative {
             state,
@@ -59,13 +59,10 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
                 state: *state,
                 seen_in: 0,
             };
-            let flight = entrusted::wait(shared.clone(), tip.clone(), confirmed);
+            let flight = handover::confirmation(shared.clone(), tip.clone(), confirmed);
             (tip, Some(sigma), Some(flight), None)
         }
-        Start::Entrusted(tip, birth) => match birth.or_wait(&shared, &tip) {
-            Ok(birth) => (*tip, None, None, Some(birth)),
-            Err(flight) => (*tip, None, Some(flight), None),
-        },
+        Start::Entrusted(tip, binding) => (*tip, None, None, Some(*binding)),
     };
     let bound = tip.digest;
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);
@@ -104,7 +101,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             tip,
             chain,
             recheck: false,
-            birth,
+            entrusted,
             epoch,
             slot: Some(slot),
             child: None,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use common::{Running, World, bound, poll, result};
 use fiec_broker::{Draft, Tip};
 use fiec_kit::run_local;
-use fiec_schemas::messages::{HANDOVER_HEADER, Handover};
+use fiec_schemas::messages::{ControlRequest, HANDOVER_HEADER, Handover};
 use fiec_schemas::{
     Candidate, Cause, Decision, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage,
     Submission, Timestamp, subjects,
@@ -52,37 +52,18 @@ fn first_events(to: &Running) -> Vec<Event> {
     vec![Event::Submitted, bound]
 }
 
+/// Leaves these bindings to the node, which has heard of them when it answers.
 async fn tell(world: &World, to: &Running, drafts: &[&Draft]) {
-    tell_of(world, to, drafts, false).await;
-}
-
-async fn tell_of(world: &World, to: &Running, drafts: &[&Draft], appended: bool) {
     let lines: Vec<&str> = drafts.iter().map(|d| d.header.as_str()).collect();
     let word = Handover::Entrusted {
         bindings: u32::try_from(lines.len()).unwrap(),
-        appended,
     };
-    say(world, to, &word, lines.join("\n")).await;
-}
-
-/// Says that this was not appended, and gives back whatever was begun because of it.
-async fn take_back(world: &World, to: &Running, draft: &Draft) {
-    let word = Handover::Abandoned {
-        execution: draft.state.execution,
-        epoch: draft.state.epoch,
-        bound: Some(draft.digest),
-    };
-    say(world, to, &word, String::new()).await;
-}
-
-/// The node has heard it when it answers.
-async fn say(world: &World, to: &Running, word: &Handover, body: String) {
     let mut headers = HeaderMap::new();
     headers.insert(HANDOVER_HEADER, serde_json::to_string(&word).unwrap());
     let client = &world.broker.client;
     let subject = subjects::handover(&to.node);
     client
-        .request_with_headers(subject, headers, body.into())
+        .request_with_headers(subject, headers, lines.join("\n").into())
         .await
         .unwrap();
 }
@@ -228,31 +209,73 @@ async fn a_binding_that_is_confirmed_while_it_waits_is_followed() {
 }
 
 #[tokio::test]
-async fn what_is_being_appended_is_computed_and_counts_once_its_capsule_has_come() {
+async fn a_binding_of_hours_ago_is_followed_and_never_appended() {
     let world = World::start().await;
-    let agent = with_one_slot(&world).await;
+    let agent = patient(&world).await;
     can_compute(&world, &agent).await;
-    let params = json!({ "capsules": 0 });
-    let drafts: Vec<_> = (0..2).map(|_| draft(&world, &params, &agent).1).collect();
-    tell_of(&world, &agent, &drafts.iter().collect::<Vec<_>>(), true).await;
-    // What comes behind them has the only slot when both were computed.
-    can_compute(&world, &agent).await;
-    for draft in &drafts {
-        let id = draft.state.execution;
-        let found = world.ledger.last(&world.tenant, id).await.unwrap();
-        assert!(found.is_none(), "{found:?}");
-    }
-    for draft in drafts {
-        let id = draft.state.execution;
-        let tip = world.ledger.append(draft, Bytes::new()).await.unwrap();
-        world.dispatch(&[tip], &agent.node).await;
-        world.wait_phase(id, "completed").await;
-        assert_eq!(
-            messages(&world, id).await,
-            [FIRST, ["started", "completed"]]
-        );
-    }
+    let long_ago = Timestamp::from_micros(Timestamp::now().micros() - 2 * 3_600 * 1_000_000);
+    let of_long_ago = || {
+        let (tip, _) = draft(&world, &json!({ "capsules": 0 }), &agent);
+        Draft::new(&tip, first_events(&agent), "policy/test", long_ago).unwrap()
+    };
+    let (stored, deleted) = (of_long_ago(), of_long_ago());
+    let sent = world.ledger.append(stored.clone(), Bytes::new());
+    sent.await.unwrap();
+    tell(&world, &agent, &[&stored, &deleted]).await;
+    let id = stored.state.execution;
+    world.wait_phase(id, "completed").await;
+    assert_eq!(
+        messages(&world, id).await,
+        [FIRST, ["started", "completed"]]
+    );
+    // The other one was looked up before this one has its slot back.
     agent.leave().await;
+    let id = deleted.state.execution;
+    let found = world.ledger.last(&world.tenant, id).await.unwrap();
+    assert!(found.is_none(), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_binding_whose_execution_moves_at_once_begins_its_ledger_before_the_move() {
+    let world = World::start().await;
+    // Nothing but the move has it say anything.
+    let mut options = world.options("n1");
+    options.started_alone_after = Duration::from_secs(600);
+    let (from, to) = (world.agent_with(options).await, world.agent("n2").await);
+    let params = json!({ "capsules": 300, "work_us": 10_000 });
+    let line = json!({ "program": "synthetic@1", "params": params,
+        "commit": { "every_ms": 600_000 } });
+    let (_, draft) = draft_of(&world, &line.to_string(), &from);
+    let id = draft.state.execution;
+    tell(&world, &from, &[&draft]).await;
+    poll("it computes", async || {
+        let reply = world.control(&from.node, &ControlRequest::Ping).await?;
+        let progress = reply.running.iter().find(|p| p.execution == id)?;
+        (progress.boundary > 0).then_some(())
+    })
+    .await;
+    let order = ControlRequest::Yield {
+        execution: id,
+        epoch: 1,
+        cause: Cause::Operator {
+            who: "test".to_owned(),
+        },
+        to: Some(to.destination()),
+        decision: None,
+    };
+    let reply = world.control(&from.node, &order).await.unwrap();
+    assert_eq!(reply.error, None);
+    let last = world.wait_phase(id, "completed").await;
+    assert_eq!(
+        result(&last),
+        run_local("synthetic@1", &params).unwrap().result
+    );
+    let all = messages(&world, id).await;
+    assert_eq!(all[0], ["submitted", "bound", "started"]);
+    assert_eq!(all[1], ["boundary", "yielded", "bound"]);
+    assert_eq!((last.state.epoch, last.state.totals.rebindings), (2, 1));
+    from.leave().await;
+    to.leave().await;
 }
 
 #[tokio::test]
@@ -292,58 +315,6 @@ async fn another_binding_of_the_same_epoch_wins_over_what_was_left_to_the_node()
     );
     let completed = |e: &&Event| matches!(e, Event::Completed { .. });
     assert_eq!(world.events(id).await.iter().filter(completed).count(), 1);
-    agent.leave().await;
-}
-
-#[tokio::test]
-async fn only_what_was_not_appended_is_taken_back() {
-    let world = World::start().await;
-    let agent = patient(&world).await;
-    can_compute(&world, &agent).await;
-    let params = json!({ "capsules": 0 });
-    // Another service has failed with a binding of its own; the node never heard of that.
-    let (tip, told) = draft(&world, &params, &agent);
-    let events = first_events(&agent);
-    let other = Draft::new(&tip, events, "policy/other", Timestamp::now()).unwrap();
-    tell_of(&world, &agent, &[&told], true).await;
-    take_back(&world, &agent, &other).await;
-    // This one's append was stored, though nobody could say so to whoever sent it.
-    let (_, stored) = draft(&world, &params, &agent);
-    let sent = world.ledger.append(stored.clone(), Bytes::new());
-    sent.await.unwrap();
-    tell_of(&world, &agent, &[&stored], true).await;
-    take_back(&world, &agent, &stored).await;
-    let sent = world.ledger.append(told.clone(), Bytes::new());
-    sent.await.unwrap();
-    // Neither has a capsule message.
-    for draft in [told, stored] {
-        let id = draft.state.execution;
-        world.wait_phase(id, "completed").await;
-        assert_eq!(
-            messages(&world, id).await,
-            [FIRST, ["started", "completed"]]
-        );
-    }
-    agent.leave().await;
-}
-
-#[tokio::test]
-async fn what_was_taken_back_while_it_waits_gives_way_to_the_binding_that_was_appended() {
-    let world = World::start().await;
-    let agent = with_one_slot(&world).await;
-    keep_busy(&world, &agent).await;
-    let (tip, told) = draft(&world, &json!({ "capsules": 0 }), &agent);
-    let id = tip.state.execution;
-    tell_of(&world, &agent, &[&told], true).await;
-    take_back(&world, &agent, &told).await;
-    let tip = world.append(&tip, first_events(&agent)).await;
-    assert_ne!(tip.digest, Some(told.digest));
-    world.dispatch(&[tip], &agent.node).await;
-    world.wait_phase(id, "completed").await;
-    assert_eq!(
-        messages(&world, id).await,
-        [FIRST, ["started", "completed"]]
-    );
     agent.leave().await;
 }
 

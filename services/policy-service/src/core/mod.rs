@@ -1,25 +1,26 @@
 //! The one task that owns the policy: feeds it what happens and starts what it decides.
 
-mod entrusted;
-mod lines;
+mod first_appends;
 mod news;
 mod perform;
 mod specs;
+mod submission_lines;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use entrusted::Entrusted;
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
 use fiec_schemas::trust::SignedProof;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, subjects};
-pub use lines::taken;
+use first_appends::EntrustedBindings;
+pub use first_appends::taken;
 use specs::Specs;
+use submission_lines::Hold;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -33,10 +34,6 @@ use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use crate::pulling::Pulled;
 
-/// Lines taken in before other news is looked at.
-const LINES_AT_ONCE: usize = 64;
-/// Longest time for which lines are taken in before other news: some take long to read.
-const LINES_WITHIN: Duration = Duration::from_millis(10);
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
 /// So many times as long a line is held back after one for which room came meanwhile: one that finds
@@ -73,15 +70,13 @@ pub struct Core {
     /// The monotonic clock's beginning.
     start: Instant,
     intake: Intake,
-    /// Lines on their way into a ledger: at most `options.in_flight`.
+    /// Lines that have left the intake and have no ledger yet: at most `options.in_flight`.
     in_flight: usize,
     /// Appends to ledgers that exist, and their re-readings.
     later: usize,
-    /// Nothing is taken in before, because the nodes are full and learn how fast they are.
-    hold_until: Option<Instant>,
-    /// Completions at the end of the last hold: holding again makes sense only after another.
-    held_in_vain: Option<u64>,
-    /// The last line that was held back found its place.
+    /// Whether the next line waits for a slot.
+    hold: Hold,
+    /// The last line that waited got a slot.
     hold_pays: bool,
     /// First appends to be settled, in the order of sending.
     firsts: Sender<(Box<Line>, InFlight)>,
@@ -89,7 +84,7 @@ pub struct Core {
     acks: Sender<Unacknowledged>,
     outbox: Outbox,
     /// First bindings that were left to their nodes.
-    entrusted: Entrusted,
+    entrusted: EntrustedBindings,
     /// Tips of executions that wait for a node, so that binding them needs no read.
     tips: HashMap<ExecutionId, Box<Tip>>,
     /// Who waits for what became of an order, and what is said if it was taken.
@@ -110,8 +105,6 @@ pub struct Core {
     after_loss: bool,
     /// What nodes have proved, as they signed it.
     proofs: BTreeMap<NodeId, SignedProof>,
-    /// Lines that can go on when no other is held back.
-    taken: VecDeque<Outcome>,
     /// Large submissions that are to be fetched.
     specs: Specs,
 }
@@ -129,7 +122,7 @@ impl Core {
             policy: Policy::new(options.policy.clone(), options.id),
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
             own_author: format!(r#""author":"{}""#, effects.author),
-            entrusted: Entrusted::default(),
+            entrusted: EntrustedBindings::default(),
             options,
             effects,
             metrics,
@@ -138,8 +131,7 @@ impl Core {
             intake: Intake::default(),
             in_flight: 0,
             later: 0,
-            hold_until: None,
-            held_in_vain: None,
+            hold: Hold::default(),
             hold_pays: false,
             firsts,
             acks,
@@ -152,7 +144,6 @@ impl Core {
             loaded,
             after_loss,
             proofs: BTreeMap::new(),
-            taken: VecDeque::new(),
             specs: Specs::default(),
         }
     }
@@ -177,7 +168,7 @@ impl Core {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
         loop {
-            let ready = self.may_take_in();
+            let ready = self.has_lines();
             let may_pull = self.is_loaded() && !self.intake.is_crowded();
             tokio::select! {
                 biased;
@@ -205,11 +196,7 @@ impl Core {
                     }
                 }
                 () = tokio::task::yield_now(), if ready => {}
-                () = Self::until(self.hold_until), if self.hold_until.is_some() => {
-                    self.hold_until = None;
-                    self.hold_pays = false;
-                    self.held_in_vain = Some(self.policy.completions());
-                }
+                () = self.hold.ends() => self.give_up_hold(),
             }
             self.round().await;
             self.entrusted.flush(&self.effects.broker).await;
@@ -219,16 +206,9 @@ impl Core {
                     .await;
             }
         }
-        self.append_what_is_left().await;
+        self.append_open_bindings().await;
         self.say_presence(true).await;
         let _ = self.effects.broker.client.flush().await;
-    }
-
-    async fn until(moment: Option<Instant>) {
-        match moment {
-            Some(moment) => tokio::time::sleep_until(moment.into()).await,
-            None => std::future::pending().await,
-        }
     }
 
     fn is_loaded(&self) -> bool {
@@ -236,36 +216,14 @@ impl Core {
     }
 
     /// How long a line is held back where the nodes are full.
-    fn hold(&self) -> Duration {
+    fn hold_for(&self) -> Duration {
         let times = if self.hold_pays { HOLD_THAT_PAYS } else { 1 };
         self.options.hold * times
     }
 
-    fn may_take_in(&self) -> bool {
-        self.is_loaded()
-            && !self.intake.is_empty()
-            && self.has_room()
-            && (self.hold_until.is_none() || self.held_in_vain != Some(self.policy.completions()))
-            && self.hold_until.is_none()
-    }
-
-    /// True while a line may be placed. One that was read already is counted, and goes on.
-    fn has_room(&self) -> bool {
-        let counted = self.intake.head.is_some();
-        self.in_flight < self.options.in_flight && (counted || !self.intake.is_full())
-    }
-
     /// After news: lines, then what the policy wants to bind, then its actions.
     async fn round(&mut self) {
-        let began = Instant::now();
-        for _ in 0..LINES_AT_ONCE {
-            if !self.has_room() || !self.is_loaded() || began.elapsed() > LINES_WITHIN {
-                break;
-            }
-            if !self.take_in().await {
-                break;
-            }
-        }
+        self.take_lines_in().await;
         if self.later < self.options.in_flight {
             let now = self.now();
             self.policy.act(now, &mut self.actions);
@@ -334,32 +292,11 @@ impl Core {
 
     async fn outcome(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::First(line, settled) => self.first(line, settled).await,
-            Outcome::Existing(line, found) => self.existing(line, found).await,
-            Outcome::Large(mut line, Ok(())) => {
-                line.stored = true;
-                self.again(line);
-            }
-            Outcome::Program(mut line, Ok(true)) => {
-                line.registered = true;
-                self.again(line);
-            }
-            Outcome::Again(line) => self.again(line),
+            Outcome::First(line, settled) => self.settle_first_append(line, settled).await,
+            Outcome::Existing(line, found) => self.compare_with_ledger(line, found).await,
+            Outcome::Large(line, stored) => self.settle_large(line, stored).await,
+            Outcome::Program(line, found) => self.settle_program(line, found).await,
             Outcome::Vetted(cursor, verdict) => self.intake.vetted(cursor, verdict).await,
-            Outcome::Program(line, Ok(false)) => {
-                self.in_flight -= 1;
-                self.refuse_program(&line);
-            }
-            Outcome::Program(line, Err(error)) => {
-                self.in_flight -= 1;
-                tracing::warn!(execution = %line.execution, error, "a program could not be looked up; its submission is delivered again");
-                self.intake.done(line.message, false).await;
-            }
-            Outcome::Large(line, Err(error)) => {
-                self.in_flight -= 1;
-                tracing::warn!(execution = %line.execution, error, "a large submission could not be stored; it is delivered again");
-                self.intake.done(line.message, false).await;
-            }
             Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
             Outcome::Capsule(binding) => self.send(*binding).await,
             Outcome::Spec(execution, found) => self.fetched(execution, found),
@@ -486,15 +423,10 @@ impl Core {
         }
         self.step(Input::Tick);
         // What has arrived of the feed has been looked at before this.
-        self.append_overdue().await;
+        self.append_overdue_bindings().await;
         self.fetch_specs();
         // Whoever asked has given up.
         self.answers.retain(|_, (answer, _)| !answer.is_closed());
-        for _ in 0..self.taken.len() {
-            if let Some(outcome) = self.taken.pop_front() {
-                Box::pin(self.outcome(outcome)).await;
-            }
-        }
         if self
             .spoke
             .is_none_or(|at| at.elapsed().as_millis() >= 1_000)

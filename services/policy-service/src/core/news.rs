@@ -29,7 +29,7 @@ impl Core {
                             self.tips.remove(&item.execution);
                         }
                         self.step(Input::Ledger(&view));
-                        self.came(&view).await;
+                        self.settle_entrusted_binding(&view).await;
                     }
                     Err(error) => {
                         tracing::warn!(execution = %item.execution, seq = item.seq, %error, "a ledger message was passed over");

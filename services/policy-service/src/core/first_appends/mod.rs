@@ -1,0 +1,203 @@
+//! The first message of a ledger takes one of two roads.
+//!
+//! ```text
+//!          entrusted binding                             own append
+//!
+//!   policy service          node             policy service           node
+//!   choose a slot                            choose a slot, or none
+//!   binding  ────────────►  compute          append submitted(+bound)
+//!                           append           acknowledge the submission
+//!                           submitted+bound  capsule message ───────► compute
+//!                           +started+…                                append
+//!   read that in the feed                                             started+…
+//!   acknowledge the submission
+//!
+//!   1 ledger message for a short execution   2 ledger messages for a short execution
+//! ```
+//!
+//! * An entrusted binding is faster: the node does not wait for the broker. It requires that nobody
+//!   else can have begun the ledger, and that the execution shares no limit with others. A client's
+//!   id can have a ledger, so its first binding is appended here.
+//! * The node appends nothing within `--entrust-ms`: the binding is appended here, as it was sent.
+//!   From then on it is on the other road.
+//! * Both append: compare-and-set accepts one message. The node knows its own binding by the digest,
+//!   and appends `started` behind it.
+//! * The service dies: the submission is not acknowledged, so the broker delivers it to another
+//!   policy service. That one finds the ledger, or appends it.
+
+mod entrusted_bindings;
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Entry, Tip};
+use fiec_policy::{Input, LedgerView};
+use fiec_schemas::{Event, ExecutionId, NodeId, Phase};
+
+use super::Core;
+use crate::intake::Line;
+pub use entrusted_bindings::EntrustedBindings;
+
+impl Core {
+    /// Begins the ledger of a submission line with these events.
+    pub(super) async fn begin_ledger(&mut self, mut line: Box<Line>, events: Vec<Event>) {
+        // Another policy service may have taken in a line that waited here for long.
+        line.can_have_ledger |= !line.asked.is_recent();
+        let now = self.effects.broker.now();
+        match Draft::new(&line.tip, events, &self.effects.author, now) {
+            Ok(draft) => match self.entrusted_node(&line, &draft) {
+                Some(node) => self.entrust_first_binding(node, line, draft),
+                None => self.append_first_message(line, draft).await,
+            },
+            Err(error) => self.settle_first_append(line, Err(error)).await,
+        }
+    }
+
+    /// The node that may append this first message itself, if any may.
+    fn entrusted_node(&self, line: &Line, draft: &Draft) -> Option<NodeId> {
+        let state = &draft.state;
+        let Phase::Bound(binding) = &state.phase else {
+            return None;
+        };
+        // Verifiers, and the parts of a range, find each other by ledgers.
+        let is_plain = state.spec.is_some() && state.spread.is_none() && !state.guarded;
+        let may = is_plain
+            && !line.can_have_ledger
+            && !self.options.entrust.is_zero()
+            && !self.policy.reserves_for(state.execution);
+        may.then(|| binding.node.clone())
+    }
+
+    fn entrust_first_binding(&mut self, node: NodeId, line: Box<Line>, draft: Draft) {
+        tracing::debug!(execution = %line.execution(), %node, "submitted, bound and left to its node");
+        let due = Instant::now() + self.options.entrust;
+        self.entrusted.push(node, (line, draft), due);
+    }
+
+    async fn append_first_message(&mut self, line: Box<Line>, draft: Draft) {
+        match self.effects.ledger.send(draft, Bytes::new()).await {
+            Ok(in_flight) => {
+                debug_assert!(self.firsts.is_closed() || self.firsts.capacity() > 0);
+                // Fails only while the service ends.
+                let _ = self.firsts.send((line, in_flight)).await;
+            }
+            Err(error) => self.settle_first_append(line, Err(error)).await,
+        }
+    }
+
+    /// Takes the result of a first append of this service.
+    pub(super) async fn settle_first_append(
+        &mut self,
+        line: Box<Line>,
+        settled: Result<Box<Tip>, AppendError>,
+    ) {
+        let execution = line.execution();
+        match settled {
+            Ok(tip) => {
+                self.metrics.submitted.inc();
+                self.accept_line(&line).await;
+                self.stored(tip, true).await;
+            }
+            Err(AppendError::Conflict) => {
+                self.metrics.conflicts.inc();
+                tokio::spawn(self.effects.clone().existing(line));
+            }
+            Err(error) => {
+                self.metrics.append_failures.inc();
+                self.step(Input::Vanished { execution });
+                match error {
+                    // These would fail in the same way for ever.
+                    AppendError::Transition(_) | AppendError::Message(_) => {
+                        self.refuse_line(&line, "", error.to_string());
+                    }
+                    _ => {
+                        tracing::warn!(%execution, %error, "a submission could not be appended; it is delivered again");
+                        self.retry_line(&line).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes a ledger message of another writer. If it begins the ledger of an entrusted binding,
+    /// the submission is acknowledged.
+    pub(super) async fn settle_entrusted_binding(&mut self, view: &LedgerView<'_>) {
+        let Some((line, draft)) = self.entrusted.take(view.state.execution) else {
+            return;
+        };
+        if view.state.submission() == Some(draft.state.submission) {
+            self.metrics.submitted.inc();
+            if view.worker().is_some() {
+                self.metrics.entrusted.inc();
+            }
+            self.accept_line(&line).await;
+        } else {
+            // Another submission has the id.
+            self.metrics.conflicts.inc();
+            tokio::spawn(self.effects.clone().existing(line));
+        }
+    }
+
+    /// Appends the bindings that their nodes did not append in time.
+    pub(super) async fn append_overdue_bindings(&mut self) {
+        let now = Instant::now();
+        while let Some((line, draft)) = self.entrusted.take_overdue(now) {
+            self.metrics.overdue.inc();
+            self.append_first_message(line, draft).await;
+        }
+    }
+
+    /// Appends all open bindings when the service ends, since nobody would see what the nodes do.
+    /// The submissions are delivered to another service, which finds the ledgers.
+    pub(super) async fn append_open_bindings(&mut self) {
+        for (line, draft) in self.entrusted.drain() {
+            let sent = self.effects.ledger.send(draft, Bytes::new()).await;
+            if let Err(error) = sent {
+                tracing::debug!(execution = %line.execution(), %error, "not appended; it is submitted again");
+            }
+        }
+    }
+
+    /// Takes what was read of a ledger that existed before its first append. The same submission is
+    /// fine, another one is refused.
+    pub(super) async fn compare_with_ledger(
+        &mut self,
+        line: Box<Line>,
+        found: Result<Option<Box<Entry>>, String>,
+    ) {
+        let execution = line.execution();
+        match found {
+            Ok(Some(entry)) => {
+                let other = entry.message.state.submission;
+                // What is forgotten since has ended; the message that was found may be older.
+                if line.can_have_ledger || self.policy.knows(execution) {
+                    self.reread(&entry.message, entry.seq);
+                }
+                if other != line.tip.state.submission {
+                    return self.refuse_line(&line, "id", taken(execution, &other.short()));
+                }
+                match line.can_have_ledger {
+                    false => self.metrics.submitted.inc(),
+                    true => self.metrics.repeated.inc(),
+                };
+                self.accept_line(&line).await;
+            }
+            Ok(None) => {
+                self.step(Input::Vanished { execution });
+                self.retry_line(&line).await;
+            }
+            Err(error) => {
+                tracing::warn!(%execution, error, "a ledger cannot be read; the submission is delivered again");
+                self.retry_line(&line).await;
+            }
+        }
+    }
+}
+
+/// Says that another submission has this id.
+pub fn taken(execution: ExecutionId, digest: &str) -> String {
+    format!(
+        "exists with another body (execution {execution}, submission {digest}): \
+         choose another id, or submit the same body again"
+    )
+}

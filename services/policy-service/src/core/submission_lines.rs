@@ -1,0 +1,212 @@
+//! Submission lines from the intake to their ledgers: the checks before the first append, the wait
+//! for a slot, and the end of each.
+
+use std::time::{Duration, Instant};
+
+use fiec_policy::{Input, NewExecution, Submitted};
+use fiec_schemas::{LineError, package};
+
+use super::Core;
+use crate::intake::{Check, Line, Next, excerpt};
+
+/// Lines taken in before other news is looked at.
+const LINES_AT_ONCE: usize = 64;
+/// Longest time for which lines are taken in before other news: some take long to read.
+const LINES_WITHIN: Duration = Duration::from_millis(10);
+
+/// Whether the next line waits for a slot if all nodes are full. A line that gets a slot before its
+/// first append costs one ledger message; otherwise it costs three. Only lines behind it wait too,
+/// and only for [`Options::hold`](crate::Options): then it is appended without a slot.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Hold {
+    /// It may wait.
+    #[default]
+    Possible,
+    /// It waits until then.
+    Until(Instant),
+    /// The last one got no slot. The next one may wait after another completion than these.
+    InVain { completions: u64 },
+}
+
+impl Hold {
+    /// Comes true when the line has waited long enough.
+    pub async fn ends(self) {
+        match self {
+            Self::Until(moment) => tokio::time::sleep_until(moment.into()).await,
+            Self::Possible | Self::InVain { .. } => std::future::pending().await,
+        }
+    }
+}
+
+impl Core {
+    /// True while a line may be taken in before anything else happens.
+    pub(super) fn has_lines(&self) -> bool {
+        let waits = matches!(self.hold, Hold::Until(_));
+        self.is_loaded() && !self.intake.is_empty() && self.has_room() && !waits
+    }
+
+    fn has_room(&self) -> bool {
+        self.in_flight < self.options.in_flight && !self.intake.is_full()
+    }
+
+    /// Takes lines in, as many as there is room and time for.
+    pub(super) async fn take_lines_in(&mut self) {
+        let began = Instant::now();
+        for _ in 0..LINES_AT_ONCE {
+            if !self.has_room() || !self.is_loaded() || began.elapsed() > LINES_WITHIN {
+                return;
+            }
+            let Some(next) = self.intake.next() else {
+                return;
+            };
+            match next {
+                Next::Line(line) => {
+                    self.in_flight += 1;
+                    if !self.check_line(line).await {
+                        return;
+                    }
+                }
+                Next::End(message) => self.intake.settle(message).await,
+                Next::Bad {
+                    message,
+                    tenant,
+                    error,
+                    excerpt,
+                } => self.reject(Some(message), tenant, error, excerpt),
+                Next::Vet(cursor) => {
+                    tokio::spawn(self.effects.clone().vet_message(cursor));
+                }
+            }
+        }
+    }
+
+    /// Makes the checks that are left, then begins the ledger. Returns false if the line waits for
+    /// a slot.
+    async fn check_line(&mut self, mut line: Box<Line>) -> bool {
+        if line.check == Check::Program {
+            if !self.effects.programs.has(&line.spec.program) {
+                tokio::spawn(self.effects.clone().look_up(line));
+                return true;
+            }
+            line.check = Check::Size;
+        }
+        if line.check == Check::Size && line.tip.state.spec.is_none() {
+            tokio::spawn(self.effects.clone().store_large(line));
+            return true;
+        }
+        if self.policy.knows(line.execution()) {
+            tokio::spawn(self.effects.clone().existing(line));
+            return true;
+        }
+        if self.effects.programs.in_container(&line.spec.program) {
+            self.step(Input::Container(&line.spec.program));
+        }
+        let new = NewExecution {
+            execution: line.execution(),
+            tenant: &line.tip.state.tenant,
+            spec: &line.spec,
+            submitted_at: line.tip.state.submitted_at,
+        };
+        let (now, may_hold) = (self.now(), self.may_hold());
+        match self.policy.submit(now, new, may_hold, &mut self.actions) {
+            Submitted::Append(events) => {
+                self.end_hold();
+                self.begin_ledger(line, events).await;
+                true
+            }
+            Submitted::Hold => {
+                self.in_flight -= 1;
+                self.hold_line(line);
+                false
+            }
+        }
+    }
+
+    fn may_hold(&self) -> bool {
+        match self.hold {
+            Hold::Possible | Hold::Until(_) => true,
+            Hold::InVain { completions } => completions != self.policy.completions(),
+        }
+    }
+
+    fn hold_line(&mut self, line: Box<Line>) {
+        if !matches!(self.hold, Hold::Until(_)) {
+            self.hold = Hold::Until(Instant::now() + self.hold_for());
+        }
+        self.intake.put_back(line);
+    }
+
+    /// The line that waited got its slot.
+    fn end_hold(&mut self) {
+        if matches!(self.hold, Hold::Until(_)) {
+            self.hold = Hold::Possible;
+            self.hold_pays = true;
+        }
+    }
+
+    /// The line that waited got no slot in time, and is appended without one.
+    pub(super) fn give_up_hold(&mut self) {
+        self.hold_pays = false;
+        self.hold = Hold::InVain {
+            completions: self.policy.completions(),
+        };
+    }
+
+    /// A check of this line is done; the next one follows when its turn comes.
+    pub(super) fn resume_line(&mut self, mut line: Box<Line>, next: Check) {
+        self.in_flight -= 1;
+        line.check = next;
+        self.intake.resume(line);
+    }
+
+    /// The line has its ledger.
+    pub(super) async fn accept_line(&mut self, line: &Line) {
+        self.in_flight -= 1;
+        self.intake.done(line.message, true).await;
+    }
+
+    /// The line failed for a reason that may pass: its message is delivered again.
+    pub(super) async fn retry_line(&mut self, line: &Line) {
+        self.in_flight -= 1;
+        self.intake.done(line.message, false).await;
+    }
+
+    /// The line never gets a ledger.
+    pub(super) fn refuse_line(&mut self, line: &Line, field: &str, reason: String) {
+        self.in_flight -= 1;
+        let error = LineError {
+            line: line.number,
+            field: field.to_owned(),
+            reason,
+        };
+        let tenant = line.tip.state.tenant.to_string();
+        let excerpt = excerpt(&line.spec.to_json());
+        self.reject(Some(line.message), tenant, error, excerpt);
+    }
+
+    /// Takes the answer whether the program of a line is registered.
+    pub(super) async fn settle_program(&mut self, line: Box<Line>, found: Result<bool, String>) {
+        match found {
+            Ok(true) => self.resume_line(line, Check::Size),
+            Ok(false) => {
+                let error = package::unregistered(&line.spec.program);
+                self.refuse_line(&line, &error.field, error.reason);
+            }
+            Err(error) => {
+                tracing::warn!(execution = %line.execution(), error, "a program could not be looked up; its submission is delivered again");
+                self.retry_line(&line).await;
+            }
+        }
+    }
+
+    /// Takes the answer whether a large submission is stored.
+    pub(super) async fn settle_large(&mut self, line: Box<Line>, stored: Result<(), String>) {
+        match stored {
+            Ok(()) => self.resume_line(line, Check::Ledger),
+            Err(error) => {
+                tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is delivered again");
+                self.retry_line(&line).await;
+            }
+        }
+    }
+}
