@@ -11,11 +11,11 @@ use fiec_schemas::{
     Cause, Digest, ExecutionId, InstanceId, Output, ResultObject, Sequence, StatePlace, Tenant,
     Timestamp,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// What the policy reads of a ledger message.
-#[derive(Debug, Deserialize)]
+/// What the policy reads of a ledger message. Traces write it out and read it back.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct LedgerView<'a> {
     v: u8,
     /// Its sequence in the stream.
@@ -30,7 +30,7 @@ pub struct LedgerView<'a> {
 }
 
 /// An event, flat.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct EventView<'a> {
     /// Its type.
     #[serde(rename = "type")]
@@ -63,7 +63,7 @@ pub struct EventView<'a> {
 }
 
 /// The state.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct StateView<'a> {
     /// Which execution.
     pub execution: ExecutionId,
@@ -106,7 +106,7 @@ pub struct StateView<'a> {
 }
 
 /// The phase, flat.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct PhaseView<'a> {
     /// Its name.
     pub is: &'a str,
@@ -120,7 +120,7 @@ pub struct PhaseView<'a> {
 }
 
 /// A request to a worker.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct RequestedView<'a> {
     #[serde(borrow)]
     what: Cow<'a, str>,
@@ -128,7 +128,7 @@ pub struct RequestedView<'a> {
 }
 
 /// The last boundary.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct BoundaryView<'a> {
     /// Its index.
     pub index: u64,
@@ -141,7 +141,7 @@ pub struct BoundaryView<'a> {
 }
 
 /// Counters.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct TotalsView {
     #[serde(default)]
     commits: u64,
@@ -152,7 +152,7 @@ struct TotalsView {
 }
 
 /// A node left for pressure.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct LeftView<'a> {
     /// Which.
     pub node: &'a str,

@@ -456,6 +456,7 @@ proptest! {
     fn no_device_is_ever_given_twice(
         steps in proptest::collection::vec((0u8..6, 1u64..40, 10u64..70), 1..80)
     ) {
+        world::trace::untraced();
         let mut w = World::of(vec![with_devices(0, &[100, 50]), with_devices(1, &[100])]);
         let mut known: Vec<(u64, Option<u64>)> = Vec::new();
         for (what, n, bytes) in steps {

@@ -448,6 +448,7 @@ proptest! {
     ) {
         let config = if gives_way { Config::default() } else { patient() };
         let residency = config.preempt_residency_ms;
+        world::trace::untraced();
         let mut lab = lab(config, slots);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
         let size = ((f64::from(slots) * share).ceil() as u32).max(2);

@@ -306,6 +306,7 @@ proptest! {
         every in prop::collection::vec(prop_oneof![Just(200u64), Just(3_000), Just(9_000)], 6),
         lost in prop_oneof![Just(0u32), 1u32..6],
     ) {
+        world::trace::untraced();
         let mut lab = Lab::new(World::with(Config::default(), vec![node(6)]));
         for (n, every) in (1u64..).zip(&every) {
             lab.submit(n, *every, "");

@@ -258,7 +258,7 @@ fn a_pin_elsewhere_moves_it_and_says_who_asked() {
     let from = w.node_of(1);
     let to = (from + 1) % 3;
     let name = format!("n{to}");
-    let words = w.policy.foresee(w.at(), World::id(1), &on(&[&name]));
+    let words = w.foresee(1, &on(&[&name]));
     assert_eq!(
         words,
         Ok(format!(
@@ -282,7 +282,7 @@ fn a_pin_that_nothing_satisfies_says_so_and_leaves_it_where_it_is() {
     w.submit_and_store(1);
     w.start(1);
     let change = on(&["n7"]);
-    let said = w.policy.foresee(w.at(), World::id(1), &change).unwrap_err();
+    let said = w.foresee(1, &change).unwrap_err();
     assert!(said.contains("n7: there is no such node"), "{said}");
     assert!(said.contains("it stays on n"), "{said}");
     adjust(&mut w, 1, change);
@@ -379,7 +379,7 @@ fn a_move_that_cannot_be_made_is_refused_with_the_reason_and_what_there_is() {
         exclude: Some(vec!["n7".parse().unwrap()]),
         ..Adjustment::default()
     };
-    let said = alone.policy.foresee(alone.at(), World::id(1), &unknown);
+    let said = alone.foresee(1, &unknown);
     assert_eq!(said.unwrap_err(), "there is no node n7; there are: n0");
 }
 

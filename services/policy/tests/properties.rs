@@ -12,6 +12,7 @@ use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, Phase, Signal};
 use proptest::prelude::*;
+use world::trace::untraced;
 use world::{World, digest_of};
 
 #[derive(Debug, Clone)]
@@ -62,6 +63,7 @@ struct Checker {
 
 impl Checker {
     fn new() -> Self {
+        untraced();
         let w = World::new(3);
         let shadow = (0..3).map(|_| Automaton::new()).collect();
         let told = [0, 1, 2].map(|i| (w.now, w.reading(i)));

@@ -304,6 +304,7 @@ fn what_is_to_fail_at_its_deadline_does_so_wherever_it_is() {
 
 #[test]
 fn a_hundred_thousand_that_wait_cost_a_round_little() {
+    world::trace::untraced();
     let mut w = lab::lab(1);
     w.submit_line(1, r#""priority":9"#);
     w.start(1);

@@ -103,6 +103,7 @@ proptest! {
             ageing_ms: 60_000,
             ..Config::default()
         };
+        world::trace::untraced();
         let lab = play_all(config, &jobs, parks);
         for n in (1u64..).take(jobs.len()) {
             prop_assert_eq!(lab.phase(n), "completed", "{}", n);

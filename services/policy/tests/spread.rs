@@ -447,6 +447,7 @@ proptest! {
         count in 30_u64..200,
         happens in prop::collection::vec((0_u8..10, 0_usize..4, 1_u64..8), 0..30),
     ) {
+        world::trace::untraced();
         let mut world = cluster(4);
         let mut work = Tiled::new(100);
         world.submit_tiles(1, count, up_to, VIABILITY);

@@ -32,6 +32,7 @@ pub mod scenario;
 pub mod settings;
 pub mod shrink;
 pub mod summary;
+pub mod trace;
 pub mod world;
 
 pub use broken::{Rule, Violation};

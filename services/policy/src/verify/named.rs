@@ -3,10 +3,12 @@
 
 use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionState, Output};
 
+use serde::{Deserialize, Serialize};
+
 use super::Claim;
 
 /// Outputs that count, by the boundary that named them.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Named {
     /// All beyond this boundary are known; none: nothing is.
     after: Option<BoundaryIndex>,

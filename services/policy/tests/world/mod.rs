@@ -8,6 +8,7 @@ pub mod offers;
 pub mod parking;
 pub mod scenes;
 pub mod spread;
+pub mod trace;
 mod trust;
 mod worker;
 
@@ -18,6 +19,7 @@ use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, Now, Policy};
 use fiec_schemas::envelope::EnvelopeNow;
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::trust::{
     Finding, NodeIdentity, Proof, Quarantine, Segment, SignedProof, Verdict, VerifiedUpTo,
 };
@@ -26,7 +28,10 @@ use fiec_schemas::{
     InstanceId, LedgerMessage, NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal,
     Submission, Tenant, Timestamp,
 };
+use fiec_simulator::trace::Traced;
 use uuid::Uuid;
+
+use trace::Trace;
 
 pub struct Ledger {
     pub seq: u64,
@@ -35,7 +40,8 @@ pub struct Ledger {
 }
 
 pub struct World {
-    pub policy: Policy,
+    pub policy: Traced<Policy>,
+    trace: Trace,
     pub now: u64,
     seq: u64,
     pub ledgers: BTreeMap<ExecutionId, Ledger>,
@@ -82,9 +88,10 @@ impl World {
 
     /// The same under these settings.
     pub fn with(config: Config, nodes: Vec<NodeDescriptor>) -> Self {
-        let policy = Policy::new(config, InstanceId(Uuid::from_u128(1)));
+        let trace = Trace::begin();
         let mut world = Self {
-            policy,
+            policy: trace.policy(&config, InstanceId(Uuid::from_u128(1))),
+            trace,
             now: START,
             seq: 0,
             ledgers: BTreeMap::new(),
@@ -511,6 +518,12 @@ impl World {
 
     pub fn sent_capsules(&mut self) -> usize {
         std::mem::take(&mut self.capsules)
+    }
+
+    /// What a change of an execution would come to.
+    pub fn foresee(&mut self, n: u64, change: &Adjustment) -> Result<String, String> {
+        let at = self.at();
+        self.policy.unrecorded().foresee(at, Self::id(n), change)
     }
 
     pub fn why(&self, n: u64) -> Why {

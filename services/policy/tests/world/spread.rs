@@ -165,7 +165,7 @@ impl World {
     /// A policy service that knows nothing takes over: it reads the last message of each ledger.
     pub fn replace_policy(&mut self, own: u128) {
         let config = self.policy.config().clone();
-        self.policy = Policy::new(config, InstanceId(Uuid::from_u128(own)));
+        self.policy = self.trace.policy(&config, InstanceId(Uuid::from_u128(own)));
         self.births.clear();
         self.out.clear();
         for i in 0..self.nodes.len() {

@@ -147,7 +147,7 @@ impl World {
     /// proofs of nodes, their last vectors.
     pub fn another_policy(&mut self, n: u64, last: Vec<Event>) {
         let own = InstanceId(Uuid::from_u128(77));
-        self.policy = Policy::new(Config::default(), own);
+        self.policy = self.trace.policy(&Config::default(), own);
         self.recalls.clear();
         self.controls.clear();
         self.tell_nodes();
@@ -162,7 +162,7 @@ impl World {
             node_keys: Some(Arc::new(keys)),
             ..Config::default()
         };
-        self.policy = Policy::new(config, InstanceId(Uuid::from_u128(1)));
+        self.policy = self.trace.policy(&config, InstanceId(Uuid::from_u128(1)));
         self.tell_nodes();
         self.step(Input::Loaded);
     }

@@ -1,0 +1,277 @@
+//! Recording: a policy with a recorder around it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io::Write;
+use std::ops::Deref;
+use std::rc::Rc;
+
+use fiec_policy::{Action, Config, Input, Now};
+use fiec_schemas::{ExecutionId, ExecutionState, InstanceId};
+use serde_json::{Value, json};
+
+use super::text::{Direction, Line, strip_sentences};
+use super::{TraceError, action, input, settings};
+use crate::decide::Decide;
+
+/// Length of a trace and the digest of its lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Digested {
+    /// Steps.
+    pub steps: u64,
+    /// BLAKE3 in hexadecimal digits, the first 32 of them.
+    pub digest: String,
+}
+
+/// Records the inputs and actions of all policies of one run. Clones share the trace.
+#[derive(Clone, Default)]
+pub struct Recorder(Option<Rc<RefCell<Tape>>>);
+
+#[derive(Default)]
+struct Tape {
+    steps: u64,
+    policies: usize,
+    hasher: blake3::Hasher,
+    /// The lines that are not hashed yet.
+    text: String,
+    writer: Option<Box<dyn Write>>,
+    error: Option<TraceError>,
+}
+
+impl Recorder {
+    /// Records nothing.
+    pub fn off() -> Self {
+        Self(None)
+    }
+
+    /// Keeps the digest alone.
+    pub fn digest() -> Self {
+        Self(Some(Rc::default()))
+    }
+
+    /// Writes the lines, too.
+    pub fn to(writer: impl Write + 'static) -> Self {
+        Self(Some(Rc::new(RefCell::new(Tape {
+            writer: Some(Box::new(writer)),
+            ..Tape::default()
+        }))))
+    }
+
+    /// A policy that is recorded.
+    pub fn policy<D: Decide>(
+        &self,
+        config: &Config,
+        id: InstanceId,
+        make: impl FnOnce(&Config, InstanceId) -> D,
+    ) -> Traced<D> {
+        let number = self.with(|tape| {
+            let number = tape.policies;
+            tape.policies += 1;
+            let body = settings::changed(config).map(|config| json!({"config": config, "id": id}));
+            tape.begin(number, "new", None, body);
+            number
+        });
+        Traced {
+            policy: make(config, id),
+            number: number.unwrap_or_default(),
+            recorder: self.clone(),
+        }
+    }
+
+    /// Steps and digest so far; none if it is off.
+    ///
+    /// # Errors
+    /// The first failure to write.
+    pub fn finish(&self) -> Result<Digested, TraceError> {
+        self.with(Tape::finish).unwrap_or_else(|| {
+            Ok(Digested {
+                steps: 0,
+                digest: String::new(),
+            })
+        })
+    }
+
+    fn with<T>(&self, record: impl FnOnce(&mut Tape) -> T) -> Option<T> {
+        self.0.as_ref().map(|tape| record(&mut tape.borrow_mut()))
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recorder")
+    }
+}
+
+/// Bytes of text that are hashed and written at once.
+const PIECE: usize = 64 << 10;
+
+impl Tape {
+    fn begin(
+        &mut self,
+        policy: usize,
+        kind: &str,
+        now: Option<Now>,
+        body: Result<Value, serde_json::Error>,
+    ) {
+        self.steps += 1;
+        match body {
+            Ok(body) => self.line(policy, Direction::In, kind, now, body),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn end(&mut self, policy: usize, actions: &[Action]) {
+        for action in actions {
+            match action::describe(action) {
+                Ok((kind, body)) => self.line(policy, Direction::Out, kind, None, body),
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    /// A line of the last step; `Null` has no text.
+    fn line(
+        &mut self,
+        policy: usize,
+        direction: Direction,
+        kind: &str,
+        now: Option<Now>,
+        mut body: Value,
+    ) {
+        strip_sentences(&mut body);
+        let line = Line {
+            step: self.steps.saturating_sub(1),
+            policy,
+            direction,
+            kind,
+            now,
+            body: Some(&body).filter(|body| !body.is_null()),
+        };
+        line.write(&mut self.text);
+        if self.text.len() > PIECE {
+            self.flush();
+        }
+    }
+
+    fn finish(&mut self) -> Result<Digested, TraceError> {
+        self.flush();
+        if let Some(writer) = &mut self.writer {
+            let flushed = writer.flush();
+            self.error = self.error.take().or(flushed.err().map(TraceError::Io));
+        }
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        let mut digest = self.hasher.finalize().to_hex().to_string();
+        digest.truncate(32);
+        Ok(Digested {
+            steps: self.steps,
+            digest,
+        })
+    }
+
+    fn flush(&mut self) {
+        self.hasher.update(self.text.as_bytes());
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.write_all(self.text.as_bytes())
+        {
+            self.error.get_or_insert(TraceError::Io(error));
+            self.writer = None;
+        }
+        self.text.clear();
+    }
+
+    fn fail(&mut self, error: serde_json::Error) {
+        let step = self.steps.saturating_sub(1);
+        self.error
+            .get_or_insert(TraceError::Unwritable { step, error });
+    }
+}
+
+/// A policy that is recorded. It answers questions as the policy within does.
+#[derive(Debug)]
+pub struct Traced<D> {
+    policy: D,
+    number: usize,
+    recorder: Recorder,
+}
+
+impl<D> Deref for Traced<D> {
+    type Target = D;
+    fn deref(&self) -> &D {
+        &self.policy
+    }
+}
+
+impl<D> Traced<D> {
+    /// The policy within, for questions that need `&mut` and change nothing. They are not recorded.
+    pub fn unrecorded(&mut self) -> &mut D {
+        &mut self.policy
+    }
+}
+
+impl<D: Decide> Traced<D> {
+    /// Gives the policy an input.
+    pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+        self.recorder.with(|tape| {
+            match input::Recorded::of(&input).and_then(|recorded| recorded.describe()) {
+                Ok((kind, body)) => tape.begin(self.number, &kind, Some(now), Ok(body)),
+                Err(error) => tape.begin(self.number, "", Some(now), Err(error)),
+            }
+        });
+        let before = out.len();
+        self.policy.step(now, input, out);
+        self.end(out, before);
+    }
+
+    /// Has the policy bind what waits.
+    pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
+        self.recorder
+            .with(|tape| tape.begin(self.number, "act", Some(now), Ok(Value::Null)));
+        let before = out.len();
+        self.policy.act(now, out);
+        self.end(out, before);
+    }
+
+    /// Records the actions behind the first `before`.
+    fn end(&self, out: &[Action], before: usize) {
+        let actions = out.get(before..).unwrap_or_default();
+        self.recorder.with(|tape| tape.end(self.number, actions));
+    }
+
+    /// True while the capsule of a binding must wait for others.
+    pub fn withholds(&self, id: ExecutionId) -> bool {
+        let answer = self.policy.withholds(id);
+        self.recorder.with(|tape| {
+            let asked = json!({"execution": id});
+            tape.begin(self.number, "withholds", None, Ok(asked));
+            let said = json!({"withheld": answer});
+            tape.line(self.number, Direction::Out, "answer", None, said);
+        });
+        answer
+    }
+}
+
+impl<D: Decide> Decide for Traced<D> {
+    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+        Traced::step(self, now, input, out);
+    }
+    fn act(&mut self, now: Now, out: &mut Vec<Action>) {
+        Traced::act(self, now, out);
+    }
+    fn knows(&self, id: ExecutionId) -> bool {
+        self.policy.knows(id)
+    }
+    fn withholds(&self, id: ExecutionId) -> bool {
+        Traced::withholds(self, id)
+    }
+    fn store(&self, state: &mut ExecutionState) {
+        self.policy.store(state);
+    }
+    fn overfills(&self) -> bool {
+        self.policy.overfills()
+    }
+    fn keeps_what_it_gives(&self) -> bool {
+        self.policy.keeps_what_it_gives()
+    }
+}
