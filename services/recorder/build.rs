@@ -1,4 +1,4 @@
-//! The migrations are compiled in; a new file among them must lead to a new build.
+//! The migrations and views are compiled in: a changed or new file among them leads to a new build.
 fn main() {
     println!("cargo:rerun-if-changed=../../migrations");
 }

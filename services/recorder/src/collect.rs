@@ -231,7 +231,7 @@ async fn unreferenced(
             old.remove(digest);
         }
     }
-    let mut queries = vec![
+    let queries = [
         "SELECT encode(submission, 'hex') FROM executions WHERE finished_at IS NULL",
         "SELECT m[1] FROM executions, regexp_matches(spec::text, '[0-9a-f]{64}', 'g') m \
          WHERE finished_at IS NULL",
@@ -240,14 +240,8 @@ async fn unreferenced(
         "SELECT o ->> 'digest' FROM boundaries, jsonb_array_elements(outputs) o \
          WHERE outputs IS NOT NULL AND withdrawn_at IS NULL",
         "SELECT digest FROM live_outputs",
+        "SELECT encode(digest, 'hex') FROM results_to_copy",
     ];
-    let there: bool = sqlx::query_scalar("SELECT to_regclass('results_to_copy') IS NOT NULL")
-        .fetch_one(pool)
-        .await
-        .map_err(RecorderError::database("look for results"))?;
-    if there {
-        queries.push("SELECT encode(digest, 'hex') FROM results_to_copy");
-    }
     for query in queries {
         let mut rows = sqlx::query_scalar::<_, Option<String>>(query).fetch(pool);
         while let Some(digest) = rows.next().await {

@@ -4,6 +4,8 @@ use fiec_broker::BrokerError;
 use fiec_schemas::Sequence;
 use fiec_schemas::event::MessageError;
 
+use crate::schema::detail;
+
 /// An error that ends the recorder, or a command that reads its tables.
 #[derive(Debug, thiserror::Error)]
 pub enum RecorderError {
@@ -15,16 +17,32 @@ pub enum RecorderError {
         /// Why it failed.
         source: sqlx::Error,
     },
-    /// The schema could not be brought up to date.
-    #[error("PostgreSQL: cannot bring the schema up to date: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    /// The tables could not be brought up to date.
+    #[error("PostgreSQL: cannot bring the tables up to date: {0}")]
+    Migrate(sqlx::migrate::MigrateError),
+    /// Another version of this program has made the tables.
+    #[error(
+        "PostgreSQL: another version of fiec has made the tables of this database ({0}), and nothing \
+         was changed: use that version, or create an empty database, name it in --database \
+         (`fiec up`: another --data-dir), and run `fiec setup`; the recorder fills it with all that \
+         the ledger stream still has"
+    )]
+    OtherVersion(sqlx::migrate::MigrateError),
+    /// The views could not be brought up to date.
+    #[error("PostgreSQL: cannot bring the views up to date: {source}{advice}")]
+    Views {
+        /// Why it failed.
+        source: sqlx::Error,
+        /// What to do.
+        advice: String,
+    },
     /// The broker refused something.
     #[error(transparent)]
     Broker(#[from] BrokerError),
     /// The tables are not there.
     #[error(
-        "the database has no checkpoint for {stream}: its schema is missing or damaged; run the \
-         migrations (fiec up, or fiec recorder, does it) against an empty database"
+        "the database has no checkpoint for {stream}: its tables are missing or damaged; run \
+         `fiec setup` against an empty database"
     )]
     NoCheckpoint {
         /// Which stream.
@@ -61,6 +79,26 @@ pub enum RecorderError {
 pub type Result<T> = std::result::Result<T, RecorderError>;
 
 impl RecorderError {
+    /// Views that were not applied.
+    pub(crate) fn views(source: sqlx::Error) -> Self {
+        let code = source.as_database_error().and_then(|e| e.code());
+        let advice = match code.as_deref() {
+            // lock_not_available
+            Some("55P03") => {
+                "; somebody reads them: end that transaction (pg_stat_activity), and run \
+                 `fiec setup` again"
+                    .to_owned()
+            }
+            // dependent_objects_still_exist
+            Some("2BP01") => format!(
+                " ({}); drop what is built on them, run `fiec setup`, and create it again",
+                detail(&source).unwrap_or_default().replace('\n', ", ")
+            ),
+            _ => String::new(),
+        };
+        Self::Views { source, advice }
+    }
+
     /// For `map_err`: a statement that failed.
     pub(crate) fn database(what: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| Self::Database { what, source }

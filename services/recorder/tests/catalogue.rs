@@ -10,8 +10,9 @@ use sqlx::Row as _;
 use support::database;
 
 /// Tables that are written by statements of their own, without rows from Rust.
-const BY_STATEMENTS: [&str; 7] = [
+const BY_STATEMENTS: [&str; 8] = [
     "_sqlx_migrations",
+    "applied_views",
     "boundary_state",
     "collection",
     "live_outputs",

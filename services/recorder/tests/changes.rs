@@ -10,7 +10,7 @@ use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::json;
 use sqlx::PgPool;
-use support::{Database, database, number, rows, words};
+use support::{Database, database, number, rows};
 
 /// The ledger of a client's execution that waits, with these messages after its submission.
 async fn record(pool: &PgPool, spec: &str, messages: Vec<Vec<Event>>) {
@@ -114,25 +114,4 @@ async fn a_changed_deadline_is_the_events_own_whatever_its_sentence_says() {
         .await
         .unwrap();
     assert_eq!(deadlines(&db).await, expected);
-}
-
-#[tokio::test]
-async fn a_deadline_that_was_changed_before_changes_were_kept_is_read_from_the_sentence() {
-    let db = database().await;
-    let pool = &db.pool;
-    let spec = r#"{"id":"old","program":"synthetic@1","deadline":{"within_s":60}}"#;
-    let mut change = due(7_200, OnMiss::Fail);
-    change.priority = Some(5);
-    record(pool, spec, vec![vec![adjusted("ann", change)]]).await;
-    // As a recorder of before has left it.
-    sqlx::query("DELETE FROM execution_changes")
-        .execute(pool)
-        .await
-        .unwrap();
-    assert_eq!(deadlines(&db).await, ["old 7200 fail ann"]);
-    let sentence = words(pool, "SELECT detail FROM execution_events").await;
-    assert!(
-        sentence.ends_with("due 7200 s after its submission, else it fails"),
-        "{sentence}"
-    );
 }

@@ -14,7 +14,7 @@ use fiec_schemas::{
     BoundaryEvent, Candidate, Cause, Digest, Event, ExecutionId, InstanceId, NodeId, Signal,
     Submission, Tenant, Threshold, Timestamp,
 };
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::PgPool;
 use support::{database, number, words};
 
 /// Every row of the history as text, to see whether anything changed.
@@ -141,19 +141,6 @@ fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
         .map(|((events, ms), seq)| w.append(events, "worker/a/x", at(ms), seq).unwrap())
         .collect();
     (id, items)
-}
-
-#[tokio::test]
-async fn migrations_apply_twice_and_beside_another_database_of_the_cluster() {
-    let db = database().await;
-    fiec_recorder::migrate(&db.pool).await.unwrap();
-    sqlx::query("CREATE DATABASE other")
-        .execute(&db.pool)
-        .await
-        .unwrap();
-    let url = format!("{}/other", db.url.strip_suffix("/fiec").unwrap());
-    let other = fiec_recorder::connect(&url).await.unwrap();
-    fiec_recorder::migrate(&other).await.unwrap();
 }
 
 #[tokio::test]
@@ -314,55 +301,6 @@ async fn why_tells_the_cause_the_evidence_and_the_candidates_of_the_last_binding
     assert_eq!(candidates[1].rejected, ["memory is above its limit"]);
     let said = row["cause_in_words"].as_str().unwrap();
     assert!(said.contains("memory on a was 93.0 %"), "{said}");
-}
-
-#[tokio::test]
-async fn every_example_query_runs_and_says_what_it_answers() {
-    let db = database().await;
-    let (_, items) = handover(1);
-    project(&db.pool, items).await.unwrap();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/sql");
-    let mut ran = 0;
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.starts_with("-- "), "{} has no head", path.display());
-        let done = sqlx::raw_sql(AssertSqlSafe(text)).execute(&db.pool).await;
-        assert!(done.is_ok(), "{}: {done:?}", path.display());
-        ran += 1;
-    }
-    assert!(ran >= 10, "only {ran} files");
-}
-
-#[tokio::test]
-async fn the_reader_reads_and_cannot_write() {
-    let db = database().await;
-    let (_, items) = handover(1);
-    project(&db.pool, items).await.unwrap();
-    sqlx::raw_sql("ALTER ROLE fiec_reader PASSWORD 'reads'")
-        .execute(&db.pool)
-        .await
-        .unwrap();
-    let (_, server) = db.url.split_once('@').unwrap();
-    let url = format!("postgres://fiec_reader:reads@{server}");
-    let reader = fiec_recorder::connect(&url).await.unwrap();
-    assert_eq!(number(&reader, "SELECT count(*) FROM boundaries").await, 2);
-    assert_eq!(
-        number(&reader, "SELECT count(*) FROM rebinding_history").await,
-        1
-    );
-    // Its session may be made writable by itself; its rights still forbid it.
-    sqlx::query("SET default_transaction_read_only = off")
-        .execute(&reader)
-        .await
-        .unwrap();
-    for sql in [
-        "DELETE FROM executions",
-        "INSERT INTO batches VALUES (gen_random_uuid(), 'x', NULL, now())",
-        "SELECT fiec_drop_partitions(current_date)",
-    ] {
-        assert!(sqlx::query(sql).execute(&reader).await.is_err(), "{sql}");
-    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Each kind of event, and the rows that it leads to.
 
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Event, NodeId};
+use fiec_schemas::{Cause, Event, NodeId};
 use sqlx::types::Json;
 
 use super::Step;
@@ -72,7 +72,7 @@ impl Step<'_> {
             } => {
                 self.tracked.computed_until = Some(computed_until);
                 let detail = format!("keeps its {}: {}", keep.as_str(), cause.in_words());
-                self.note("parked", detail);
+                self.note_cause("parked", &cause, detail);
             }
             Event::Unparked { reason, .. } => self.note("unparked", reason),
             Event::Split {
@@ -177,16 +177,27 @@ impl Step<'_> {
 
     /// Adds a row to `execution_events`, with the placement in force.
     pub(super) fn note(&mut self, kind: &'static str, detail: String) {
-        self.add_event(kind, None, detail);
+        self.add_event(kind, None, None, detail);
+    }
+
+    /// The same for an event that has a cause.
+    pub(super) fn note_cause(&mut self, kind: &'static str, cause: &Cause, detail: String) {
+        self.add_event(kind, Some(cause.as_str()), None, detail);
     }
 
     /// The same for an event that somebody asked for.
     fn note_by(&mut self, who: String, kind: &'static str, words: impl FnOnce(&str) -> String) {
         let detail = words(&who);
-        self.add_event(kind, Some(who), detail);
+        self.add_event(kind, None, Some(who), detail);
     }
 
-    fn add_event(&mut self, kind: &'static str, who: Option<String>, detail: String) {
+    fn add_event(
+        &mut self,
+        kind: &'static str,
+        cause: Option<&'static str>,
+        who: Option<String>,
+        detail: String,
+    ) {
         let tracked = &*self.tracked;
         self.rows.days.insert(day_of(self.stored_at));
         self.rows.events.push(EventRow {
@@ -194,6 +205,7 @@ impl Step<'_> {
             ordinal: self.state.ordinal,
             at: self.stored_at,
             kind,
+            cause,
             epoch: tracked.epoch,
             node: tracked.node.clone().filter(|_| tracked.open),
             who,

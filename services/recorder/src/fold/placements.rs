@@ -69,6 +69,12 @@ impl Step<'_> {
             to_node: placed.node.clone(),
             cause: cause.as_str(),
             cause_detail: cause.in_words(),
+            who: match cause {
+                Cause::Operator { who } | Cause::Drain { who } | Cause::Revoked { who, .. } => {
+                    Some(who.clone())
+                }
+                _ => None,
+            },
             signal: evidence.map(|e| e.signal),
             device: evidence.and_then(|e| e.device.clone()),
             value: evidence.map(|e| e.value),
@@ -130,7 +136,7 @@ impl Step<'_> {
         self.tracked.yielded_at = Some(self.at());
         // In a handover the rebinding's row says all of it.
         if !handover {
-            self.note("yielded", cause.in_words());
+            self.note_cause("yielded", cause, cause.in_words());
         }
         self.end_placement(cause.as_str());
     }

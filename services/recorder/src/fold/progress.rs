@@ -93,7 +93,7 @@ impl Step<'_> {
             Some(to) => format!("goes on from boundary {}: {why}", to.index),
             None => format!("goes on from the beginning: {why}"),
         };
-        self.note("stepped_back", detail);
+        self.note_cause("stepped_back", cause, detail);
         self.end_placement(cause.as_str());
         self.row().has_new_boundary = true;
         self.rows.steps_back.push(StepBack {

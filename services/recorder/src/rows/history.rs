@@ -71,6 +71,8 @@ table! {
         at: Timestamp,
         /// What happened.
         kind: &'static str,
+        /// Why it yielded, was parked or stepped back.
+        cause: Option<&'static str>,
         /// Under which binding.
         epoch: Epoch,
         /// Where.

@@ -137,6 +137,8 @@ table! {
         cause: &'static str,
         /// Why, in a sentence.
         cause_detail: String,
+        /// Who asked for it, if somebody did.
+        who: Option<String>,
         /// The signal that pressed, if pressure was the cause.
         signal: Option<Signal>,
         /// Its device.
