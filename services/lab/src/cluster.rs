@@ -1,6 +1,5 @@
-//! A whole FIEC on this machine: private servers, a policy service, a recorder and workers as
-//! separate processes of this very binary. Used by `fiec up`, `fiec demo`, `fiec bench` and the
-//! tests.
+//! A whole FIEC on this machine: private servers, a policy service, a recorder and workers, each a
+//! process of this executable. Used by `fiec up`, `fiec demo`, `fiec bench` and the tests.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -35,7 +34,7 @@ pub struct ClusterOptions {
     pub policy_args: Vec<String>,
     /// PostgreSQL and a recorder, or neither.
     pub history: bool,
-    /// The `fiec` binary to run; this one by default.
+    /// The executable of the services and workers; this program's own by default.
     pub binary: Option<PathBuf>,
     /// How long a part may take to be ready.
     pub patience: Duration,

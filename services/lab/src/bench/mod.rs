@@ -109,10 +109,10 @@ pub struct BenchArgs {
     /// minutes
     #[arg(long)]
     pub real: bool,
-    /// Compare with another build: alternating pairs of runs of BINARY (old) and of this program
-    /// (new), the exact 95 % interval of the median ratio by order statistics, and a verdict for
-    /// each figure. Worse means that the interval lies wholly beyond 3 % (10 % for a p99); then the
-    /// exit code is 1
+    /// Compare with another build in alternating pairs of runs. BINARY is its `fiec-lab`, or its
+    /// `fiec` with `fiec-lab` beside it; an older `fiec` has the benches itself. Prints the exact
+    /// 95 % interval of the median ratio by order statistics and a verdict for each figure. Worse
+    /// means that the interval lies wholly beyond 3 % (10 % for a p99); then the exit code is 1
     #[arg(long, value_name = "BINARY")]
     pub against: Option<PathBuf>,
     /// For `--against`: pairs of runs, 10 to 1,000

@@ -1,12 +1,11 @@
 //! Figures: one description, drawn as SVG and as PNG.
 
+use std::io::BufWriter;
 use std::path::Path;
 
 use anyhow::Context as _;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-
-use super::canvas::{Canvas, write_png};
 
 const SIZE: (u32, u32) = (960, 360);
 /// Distinguishable also without seeing colours well (Okabe and Ito).
@@ -18,6 +17,8 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
     RGBColor(213, 94, 0),
 ];
+/// Family and size in pixels of the text beside the axes.
+const LABEL: (&str, u32) = ("sans-serif", 14);
 const MARK: RGBColor = RGBColor(190, 30, 45);
 
 /// A line through points.
@@ -58,13 +59,14 @@ pub(super) struct Figure {
 impl Figure {
     /// Writes `<name>.svg` and `<name>.png`.
     pub fn write(&self, folder: &Path, name: &str) -> anyhow::Result<()> {
+        fiec_recorder::report::register_font()?;
         let svg = folder.join(format!("{name}.svg"));
         let mut text = String::new();
         self.draw(SVGBackend::with_string(&mut text, SIZE).into_drawing_area())?;
         std::fs::write(&svg, text).with_context(|| format!("cannot write {}", svg.display()))?;
-        let mut pixels = vec![255; (SIZE.0 * SIZE.1 * 3) as usize];
-        self.draw(Canvas::new(&mut pixels, SIZE.0, SIZE.1).into_drawing_area())?;
-        write_png(&folder.join(format!("{name}.png")), &pixels, SIZE)
+        let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
+        self.draw(BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area())?;
+        write_png(&folder.join(format!("{name}.png")), &pixels)
     }
 
     fn span(&self) -> (f64, f64) {
@@ -102,6 +104,7 @@ impl Figure {
         };
         let mut mesh = chart.configure_mesh();
         mesh.light_line_style(TRANSPARENT)
+            .label_style(LABEL)
             .x_desc(&self.x)
             .y_desc(&self.y);
         if !self.rows.is_empty() {
@@ -156,6 +159,7 @@ impl Figure {
         if !self.lines.is_empty() {
             chart
                 .configure_series_labels()
+                .label_font(LABEL)
                 .background_style(WHITE.mix(0.8))
                 .border_style(RGBColor(200, 200, 200))
                 .position(SeriesLabelPosition::UpperLeft)
@@ -163,4 +167,16 @@ impl Figure {
         }
         Ok(())
     }
+}
+
+/// Writes pixels of three bytes each.
+fn write_png(file: &Path, pixels: &[u8]) -> anyhow::Result<()> {
+    let cannot = || format!("cannot write {}", file.display());
+    let out = BufWriter::new(std::fs::File::create(file).with_context(cannot)?);
+    let mut encoder = png::Encoder::new(out, SIZE.0, SIZE.1);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header().with_context(cannot)?;
+    writer.write_image_data(pixels).with_context(cannot)?;
+    writer.finish().with_context(cannot)
 }

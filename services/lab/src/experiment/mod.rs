@@ -4,7 +4,6 @@
 //! load has a control of ours: the load is on, but never where the execution is.
 
 pub mod burn;
-mod canvas;
 mod container;
 mod device_load;
 mod devices;

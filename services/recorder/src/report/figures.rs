@@ -74,6 +74,16 @@ impl Axis {
     }
 }
 
+/// Registers the font with which plotters measures and draws text: Noto Sans, under the SIL Open
+/// Font License 1.1. Call it before you draw.
+///
+/// # Errors
+/// When the embedded font is not valid.
+pub fn register_font() -> Result<()> {
+    plotters::style::register_font("sans-serif", FontStyle::Normal, notosans::REGULAR_TTF)
+        .map_err(|_| RecorderError::Figure("the embedded font is not valid".to_owned()))
+}
+
 fn failed(error: impl std::fmt::Display) -> RecorderError {
     RecorderError::Figure(error.to_string())
 }

@@ -10,6 +10,7 @@ use sqlx::PgPool;
 
 use crate::error::Result;
 use crate::missing::Missing;
+pub use figures::register_font;
 
 /// The page: figures of location, capsules and pressure over time, placements, decisions in words
 /// facts, and what is missing of all that. It refers to nothing outside itself, and every text in it is escaped.

@@ -101,6 +101,7 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
         }
         html.push_str("</ul>");
     }
+    figures::register_font()?;
     html.push_str("<h2>Where it was</h2>");
     html.push_str(&figures::location(facts, &nodes)?);
     html.push_str("<h2>What it had reached</h2><p class=\"s\">Vertical lines are rebindings.</p>");
