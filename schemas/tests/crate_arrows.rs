@@ -66,10 +66,12 @@ const ARROWS: [(&str, &[&str]); 14] = [
 ];
 
 /// What the tests of a crate need beyond that.
-const ARROWS_OF_TESTS: [(&str, &[&str]); 5] = [
+const ARROWS_OF_TESTS: [(&str, &[&str]); 6] = [
     ("fiec-agent", &["fiec-dev-servers"]),
     ("fiec-broker", &["fiec-dev-servers"]),
     ("fiec-cuda", &["fiec-kit", "fiec-schemas"]),
+    // Its played clusters are recorded as traces.
+    ("fiec-policy", &["fiec-simulator"]),
     ("fiec-policy-service", &["fiec-dev-servers"]),
     ("fiec-recorder", &["fiec-dev-servers"]),
 ];
