@@ -1,0 +1,87 @@
+//! The map is true: each file and function that `ARCHITECTURE.md` and `CONTRIBUTING.md` name exists.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The phrases in code type of a line.
+fn phrases(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+/// True for a path of the tree rather than a word of code.
+fn is_path(phrase: &str) -> bool {
+    let folders = [
+        "schemas/",
+        "services/",
+        "workers/",
+        "broker-config/",
+        "migrations/",
+        "integration-tests/",
+    ];
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+    folders.iter().any(|folder| phrase.starts_with(folder))
+        && phrase.chars().all(plain)
+        && !phrase.contains("NAME")
+}
+
+#[test]
+fn every_path_of_the_map_exists() {
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = read(page);
+        let paths: Vec<&str> = text
+            .lines()
+            .flat_map(phrases)
+            .filter(|p| is_path(p))
+            .collect();
+        assert!(paths.len() >= 10, "{page} names {} paths only", paths.len());
+        for path in paths {
+            assert!(
+                root().join(path).exists(),
+                "{page} names {path}, which does not exist"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_step_of_the_way_names_functions_of_its_files() {
+    let text = read("ARCHITECTURE.md");
+    let way = text.split("## The way of one capsule").nth(1).unwrap();
+    let way = way.split("\n## ").next().unwrap();
+    let invariants = text.split("\n## Invariants").nth(1).unwrap();
+    let invariants = invariants.split("\n## ").next().unwrap();
+    let mut functions = 0;
+    for row in way
+        .lines()
+        .chain(invariants.lines())
+        .filter(|l| l.starts_with('|'))
+    {
+        for cell in row.split(" | ") {
+            // Functions belong to the file before them in the same cell.
+            let mut source = String::new();
+            for phrase in phrases(cell) {
+                if is_path(phrase) {
+                    let is_file = phrase.ends_with(".rs");
+                    source = if is_file { read(phrase) } else { String::new() };
+                } else if !source.is_empty() {
+                    let found = [format!("fn {phrase}("), format!("fn {phrase}<")];
+                    assert!(
+                        found.iter().any(|f| source.contains(f)),
+                        "the map names the function {phrase}, which its file does not have: {row}"
+                    );
+                    functions += 1;
+                }
+            }
+        }
+    }
+    assert!(functions >= 30, "the map names {functions} functions only");
+}
