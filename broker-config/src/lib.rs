@@ -8,6 +8,7 @@ mod clock;
 pub mod collect;
 mod connection;
 pub mod feed;
+pub mod figures;
 pub mod flags;
 pub mod identity;
 pub mod ledger;
@@ -23,6 +24,9 @@ pub mod store;
 pub mod topology;
 pub mod trust;
 mod upkeep;
+
+#[doc(hidden)]
+pub use prometheus_client;
 
 pub use clock::BrokerClock;
 pub use connection::{

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use fiec_broker::figures;
 use fiec_policy::Duties;
 use fiec_schemas::duty::Actor;
 use fiec_schemas::{ClockReading, NodeId};
@@ -16,142 +17,62 @@ type ByActor = Family<[(&'static str, &'static str); 1], Gauge>;
 type ByNode = Family<[(&'static str, String); 1], Gauge<f64, AtomicU64>>;
 type ByCause = Family<[(&'static str, &'static str); 1], Counter>;
 
-/// All figures; cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Metrics {
-    /// Lines that became executions.
-    pub submitted: Counter,
-    /// First bindings that their nodes appended.
-    pub entrusted: Counter,
-    /// First bindings that their nodes did not append in time.
-    pub overdue: Counter,
-    /// Lines that were refused.
-    pub rejected: Counter,
-    /// Lines that were there before.
-    pub repeated: Counter,
-    /// Bindings by cause.
-    pub bindings: ByCause,
-    /// Races lost to another writer.
-    pub conflicts: Counter,
-    /// Appends whose fate is not known.
-    pub append_failures: Counter,
-    /// Bindings sent to nodes.
-    pub capsules: Counter,
-    /// Publishes that were not acknowledged.
-    pub publish_failures: Counter,
-    /// Yield orders.
-    pub orders: Counter,
-    /// Probes.
-    pub probes: Counter,
-    /// Live executions.
-    pub live: Gauge,
-    /// Executions that wait for a node.
-    pub waiting: Gauge,
-    /// Live executions by who must act next.
-    pub duties: ByActor,
-    /// Those of them on which that is overdue.
-    pub duties_overdue: ByActor,
-    /// Appends under way.
-    pub in_flight: Gauge,
-    /// Submission messages not yet acknowledged.
-    pub open_submissions: Gauge,
-    /// Policy services present.
-    pub replicas: Gauge,
-    /// Names of nodes that are kept.
-    pub nodes: Gauge,
-    /// Names that sent vectors and have not joined, as far as they are kept.
-    pub strangers: Gauge,
-    /// Clocks of nodes that have joined, less the broker's, in seconds.
-    pub node_clock_skew: ByNode,
+figures! {
+    /// All figures; cheap to clone.
+    pub struct Metrics in "fiec_policy" {
+        /// Lines that became executions.
+        submitted: Counter,
+        /// First bindings that their nodes appended.
+        entrusted: Counter,
+        /// First bindings that their nodes did not append in time.
+        overdue: Counter,
+        /// Lines that were refused.
+        rejected: Counter,
+        /// Lines that were there before.
+        repeated: Counter,
+        /// Bindings by cause.
+        bindings: ByCause,
+        /// Races lost to another writer.
+        conflicts: Counter,
+        /// Appends whose fate is unknown.
+        append_failures: Counter,
+        /// Bindings sent to nodes.
+        capsules: Counter,
+        /// Publishes not acknowledged.
+        publish_failures: Counter,
+        /// Orders to yield.
+        yield_orders: Counter,
+        /// Direct probes of silent nodes.
+        probes: Counter,
+        /// Live executions.
+        live_executions: Gauge,
+        /// Executions that wait for a node.
+        waiting_executions: Gauge,
+        /// Live executions by who must act next.
+        duties: ByActor,
+        /// Live executions whose next party to act is late.
+        duties_overdue: ByActor,
+        /// Appends under way.
+        appends_in_flight: Gauge,
+        /// Submission messages under way.
+        open_submissions: Gauge,
+        /// Policy services present.
+        replicas: Gauge,
+        /// Names of nodes that are kept.
+        nodes: Gauge,
+        /// Names that sent vectors and have not joined, as far as they are kept.
+        strangers: Gauge,
+        /// Clock of a node that has joined, less the broker's.
+        node_clock_skew_seconds: ByNode,
+    }
 }
 
 impl Metrics {
-    /// The registry that names them.
+    /// A registry that has them.
     pub fn registry(&self) -> Arc<Registry> {
-        let mut r = Registry::with_prefix("fiec_policy");
-        r.register(
-            "submitted",
-            "Lines that became executions",
-            self.submitted.clone(),
-        );
-        r.register(
-            "entrusted",
-            "First bindings that their nodes appended",
-            self.entrusted.clone(),
-        );
-        r.register(
-            "overdue",
-            "First bindings that their nodes did not append in time",
-            self.overdue.clone(),
-        );
-        r.register("rejected", "Lines that were refused", self.rejected.clone());
-        r.register(
-            "repeated",
-            "Lines that were there before",
-            self.repeated.clone(),
-        );
-        r.register("bindings", "Bindings by cause", self.bindings.clone());
-        r.register(
-            "conflicts",
-            "Races lost to another writer",
-            self.conflicts.clone(),
-        );
-        r.register(
-            "append_failures",
-            "Appends whose fate is unknown",
-            self.append_failures.clone(),
-        );
-        r.register("capsules", "Bindings sent to nodes", self.capsules.clone());
-        r.register(
-            "publish_failures",
-            "Publishes not acknowledged",
-            self.publish_failures.clone(),
-        );
-        r.register("yield_orders", "Orders to yield", self.orders.clone());
-        r.register(
-            "probes",
-            "Direct probes of silent nodes",
-            self.probes.clone(),
-        );
-        r.register("live_executions", "Live executions", self.live.clone());
-        r.register(
-            "waiting_executions",
-            "Executions that wait for a node",
-            self.waiting.clone(),
-        );
-        r.register(
-            "duties",
-            "Live executions by who must act next",
-            self.duties.clone(),
-        );
-        r.register(
-            "duties_overdue",
-            "Live executions whose next party to act is late",
-            self.duties_overdue.clone(),
-        );
-        r.register(
-            "appends_in_flight",
-            "Appends under way",
-            self.in_flight.clone(),
-        );
-        r.register(
-            "open_submissions",
-            "Submission messages under way",
-            self.open_submissions.clone(),
-        );
-        r.register("replicas", "Policy services present", self.replicas.clone());
-        r.register("nodes", "Names of nodes that are kept", self.nodes.clone());
-        r.register(
-            "strangers",
-            "Names that sent vectors and have not joined, as far as they are kept",
-            self.strangers.clone(),
-        );
-        r.register(
-            "node_clock_skew_seconds",
-            "Clock of a node that has joined, less the broker's",
-            self.node_clock_skew.clone(),
-        );
-        Arc::new(r)
+        let mut registry = Registry::default();
+        self.register(&mut registry);
+        Arc::new(registry)
     }
 
     /// Shows who must act next on how many executions.
@@ -167,11 +88,13 @@ impl Metrics {
 
     /// Shows the clocks of the nodes that are there, and of no others.
     pub fn show_clocks<'a>(&self, all: impl Iterator<Item = (&'a NodeId, ClockReading)>) {
-        self.node_clock_skew.clear();
+        self.node_clock_skew_seconds.clear();
         for (node, clock) in all {
             let node = [("node", node.as_str().to_owned())];
             let seconds = clock.ahead_us as f64 / 1e6;
-            self.node_clock_skew.get_or_create(&node).set(seconds);
+            self.node_clock_skew_seconds
+                .get_or_create(&node)
+                .set(seconds);
         }
     }
 

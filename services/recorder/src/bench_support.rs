@@ -195,7 +195,7 @@ pub fn short_ledgers(
 pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
     let shared = Shared {
         pool: pool.clone(),
-        metrics: Metrics::new(&mut prometheus_client::registry::Registry::default()),
+        metrics: Metrics::default(),
         health: Health::default(),
         mirror: Mirror::default(),
         stop: CancellationToken::new(),

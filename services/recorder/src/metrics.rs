@@ -3,159 +3,56 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fiec_broker::Upkeep;
+use fiec_broker::{Upkeep, figures};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
 
-/// Counters and gauges, shared by the recorder's tasks.
-#[derive(Debug, Clone)]
-pub(crate) struct Metrics {
-    pub messages: Counter,
-    pub rows: Counter,
-    pub batches: Counter,
-    pub batch_seconds: Histogram,
-    pub gaps: Counter,
-    pub unreadable: Counter,
-    /// Times that the ledger stream was found to have lost messages that are recorded.
-    pub losses: Counter,
-    pub database_errors: Counter,
-    pub checkpoint: Gauge,
-    pub lag: Gauge,
-    pub tracked: Gauge,
-    pub states: Counter,
-    pub states_failed: Counter,
-    pub vectors: Counter,
-    pub vectors_dropped: Counter,
-    pub vectors_restamped: Counter,
-    pub records: Counter,
-    pub sweeps: Counter,
-    pub collected: Counter,
-    pub collected_bytes: Counter,
-    pub collectable: Gauge,
-}
-
-impl Metrics {
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            messages: Counter::default(),
-            rows: Counter::default(),
-            batches: Counter::default(),
-            batch_seconds: Histogram::new(exponential_buckets(0.000_5, 2.0, 14)),
-            gaps: Counter::default(),
-            unreadable: Counter::default(),
-            losses: Counter::default(),
-            database_errors: Counter::default(),
-            checkpoint: Gauge::default(),
-            lag: Gauge::default(),
-            tracked: Gauge::default(),
-            states: Counter::default(),
-            states_failed: Counter::default(),
-            vectors: Counter::default(),
-            vectors_dropped: Counter::default(),
-            vectors_restamped: Counter::default(),
-            records: Counter::default(),
-            sweeps: Counter::default(),
-            collected: Counter::default(),
-            collected_bytes: Counter::default(),
-            collectable: Gauge::default(),
-        };
-        let registry = registry.sub_registry_with_prefix("fiec_recorder");
-        registry.register(
-            "messages",
-            "Ledger messages recorded",
-            metrics.messages.clone(),
-        );
-        registry.register("rows", "New rows from the ledger", metrics.rows.clone());
-        registry.register(
-            "batches",
-            "Transactions of ledger messages",
-            metrics.batches.clone(),
-        );
-        registry.register(
-            "batch_seconds",
-            "Time to write one batch",
-            metrics.batch_seconds.clone(),
-        );
-        registry.register("gaps", "Gaps found in ledgers", metrics.gaps.clone());
-        registry.register(
-            "unreadable",
-            "Messages that could not be read",
-            metrics.unreadable.clone(),
-        );
-        registry.register(
-            "losses",
-            "Times that the ledger stream had lost messages that are recorded",
-            metrics.losses.clone(),
-        );
-        registry.register(
-            "database_errors",
-            "Statements that failed and were tried again",
-            metrics.database_errors.clone(),
-        );
-        registry.register(
-            "checkpoint",
-            "Last sequence recorded",
-            metrics.checkpoint.clone(),
-        );
-        registry.register("lag", "Messages not yet recorded", metrics.lag.clone());
-        registry.register(
-            "tracked",
-            "Live executions in memory",
-            metrics.tracked.clone(),
-        );
-        registry.register(
-            "states",
-            "States copied to PostgreSQL",
-            metrics.states.clone(),
-        );
-        registry.register(
-            "states_failed",
-            "States that could not be copied",
-            metrics.states_failed.clone(),
-        );
-        registry.register(
-            "vectors",
-            "Hardware vectors recorded",
-            metrics.vectors.clone(),
-        );
-        registry.register(
-            "vectors_dropped",
-            "Hardware vectors dropped because a bound was reached",
-            metrics.vectors_dropped.clone(),
-        );
-        registry.register(
-            "vectors_restamped",
-            "Hardware vectors whose node's clock is more than an hour off",
-            metrics.vectors_restamped.clone(),
-        );
-        registry.register(
-            "records",
-            "Rejections and node events recorded",
-            metrics.records.clone(),
-        );
-        registry.register(
-            "sweeps",
-            "Sweeps for objects, kept states and chunks that nothing refers to",
-            metrics.sweeps.clone(),
-        );
-        registry.register(
-            "collected",
-            "Objects, kept states and executions' chunks removed",
-            metrics.collected.clone(),
-        );
-        registry.register(
-            "collected_bytes",
-            "Bytes of the objects and kept states removed",
-            metrics.collected_bytes.clone(),
-        );
-        registry.register(
-            "collectable",
-            "What the last sweep of a dry run would have removed",
-            metrics.collectable.clone(),
-        );
-        metrics
+figures! {
+    /// The recorder's figures, shared by its tasks.
+    pub(crate) struct Metrics in "fiec_recorder" {
+        /// Ledger messages recorded.
+        messages: Counter,
+        /// New rows from the ledger.
+        rows: Counter,
+        /// Transactions of ledger messages.
+        batches: Counter,
+        /// Time to write one batch.
+        batch_seconds: Histogram = Histogram::new(exponential_buckets(0.000_5, 2.0, 14)),
+        /// Gaps found in ledgers.
+        gaps: Counter,
+        /// Messages that could not be read.
+        unreadable: Counter,
+        /// Times that the ledger stream had lost messages that are recorded.
+        losses: Counter,
+        /// Statements that failed and were tried again.
+        database_errors: Counter,
+        /// Last sequence recorded.
+        checkpoint: Gauge,
+        /// Messages not yet recorded.
+        lag: Gauge,
+        /// Live executions in memory.
+        tracked: Gauge,
+        /// States copied to PostgreSQL.
+        states: Counter,
+        /// States that could not be copied.
+        states_failed: Counter,
+        /// Hardware vectors recorded.
+        vectors: Counter,
+        /// Hardware vectors dropped because a bound was reached.
+        vectors_dropped: Counter,
+        /// Hardware vectors whose node's clock is more than an hour off.
+        vectors_restamped: Counter,
+        /// Rejections and node events recorded.
+        records: Counter,
+        /// Sweeps for objects, kept states and chunks that nothing refers to.
+        sweeps: Counter,
+        /// Objects, kept states and executions' chunks removed.
+        collected: Counter,
+        /// Bytes of the objects and kept states removed.
+        collected_bytes: Counter,
+        /// What the last sweep of a dry run would have removed.
+        collectable: Gauge,
     }
 }
 

@@ -75,7 +75,8 @@ impl Recorder {
     /// Nothing happens before [`Recorder::run`].
     pub fn new(options: RecorderOptions, broker: Broker, pool: PgPool) -> Self {
         let mut registry = Registry::default();
-        let metrics = Metrics::new(&mut registry);
+        let metrics = Metrics::default();
+        metrics.register(&mut registry);
         let registry = Arc::new(registry);
         Self {
             options,

@@ -149,8 +149,8 @@ impl Commit {
         let pieces = self.cut.of(&self.state, known).await;
         let mut manifest = Manifest::of(&pieces, before.as_deref(), chunks::hour_now())?;
         let metrics = &shared.metrics;
-        metrics.chunked_bytes.inc_by(self.state.len() as u64);
-        metrics.chunk_bytes.inc_by(manifest.stored);
+        metrics.chunked_state_bytes.inc_by(self.state.len() as u64);
+        metrics.chunk_bytes_stored.inc_by(manifest.stored);
         while let Err(error) = self.send(shared, known, &pieces, &mut manifest).await {
             tracing::warn!(%error, "cannot store a large state; trying again");
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -186,7 +186,7 @@ impl Agent {
         let http = match options.http {
             Some(addr) => {
                 let mut registry = Registry::default();
-                metrics.register(&mut registry);
+                metrics.register_all(&mut registry);
                 let client = broker.client.clone();
                 let health = move || match client.connection_state() {
                     async_nats::connection::State::Connected => Ok(()),

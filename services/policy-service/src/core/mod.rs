@@ -443,10 +443,12 @@ impl Core {
 
     fn show(&self) {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.metrics.live.set(number(self.policy.live()));
-        self.metrics.waiting.set(number(self.policy.waiting()));
+        self.metrics.live_executions.set(number(self.policy.live()));
         self.metrics
-            .in_flight
+            .waiting_executions
+            .set(number(self.policy.waiting()));
+        self.metrics
+            .appends_in_flight
             .set(number(self.in_flight + self.later));
         self.metrics
             .open_submissions

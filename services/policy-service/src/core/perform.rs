@@ -53,7 +53,7 @@ impl Core {
                         ..
                     } = &request
                     {
-                        self.metrics.orders.inc();
+                        self.metrics.yield_orders.inc();
                         let to = to.as_ref().map_or("", |to| to.node.as_str());
                         tracing::info!(%execution, epoch, %node, to, cause = cause.as_str(), "ordering it to yield");
                     }
