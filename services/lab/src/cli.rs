@@ -7,7 +7,7 @@ use fiec::cli::{complete, start};
 use fiec::context::Global;
 use fiec::exit::{HELP, Outcome};
 
-use crate::{bench, demo, doctor, experiment, pressure, replay, simulate, up};
+use crate::{bench, demo, doctor, experiment, load, replay, simulate, up};
 
 /// FIEC's lab: demo, servers for development, benches, experiments and the simulator, beside all
 /// commands of `fiec`
@@ -36,11 +36,9 @@ enum LabCommand {
     Experiment(experiment::ExperimentArgs),
     Simulate(simulate::SimulateArgs),
     Replay(replay::ReplayArgs),
-    /// Fill a node's memory, for experiments
-    Pressure(pressure::PressureArgs),
-    /// Take processors, for experiments
+    Pressure(load::memory::PressureArgs),
     #[command(hide = true)]
-    Burn(experiment::burn::BurnArgs),
+    Burn(load::processors::BurnArgs),
 }
 
 /// Runs the command line of this process.
@@ -63,8 +61,8 @@ async fn run(command: LabCommand, global: &Global) -> anyhow::Result<Outcome> {
         LabCommand::Experiment(args) => experiment::run(args, global).await,
         LabCommand::Simulate(args) => simulate::run(&args, global),
         LabCommand::Replay(args) => replay::run(args, global).await,
-        LabCommand::Pressure(args) => pressure::run(&args).map(|()| Outcome::Done),
-        LabCommand::Burn(args) => experiment::burn::run(&args).map(|()| Outcome::Done),
+        LabCommand::Pressure(args) => load::memory::run(&args).map(|()| Outcome::Done),
+        LabCommand::Burn(args) => load::processors::run(&args).map(|()| Outcome::Done),
     }
 }
 

@@ -17,10 +17,10 @@ use sqlx::PgPool;
 
 use crate::process::Process;
 
-/// What to start.
+/// Parts of a cluster and their arguments.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// Where data and logs stay; a temporary folder otherwise.
+    /// Folder of data and logs; a temporary folder otherwise.
     pub data_dir: Option<PathBuf>,
     /// Worker processes `n1`, `n2`, ….
     pub workers: u32,
@@ -36,7 +36,7 @@ pub struct ClusterOptions {
     pub history: bool,
     /// The executable of the services and workers; this program's own by default.
     pub binary: Option<PathBuf>,
-    /// How long a part may take to be ready.
+    /// Time in which a part must be ready.
     pub patience: Duration,
     /// Ports to use; free ones otherwise.
     pub nats_port: Option<u16>,
@@ -84,9 +84,9 @@ impl Progress for ServerSteps<'_> {
 /// A running cluster; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    /// A connection for whoever holds the cluster.
+    /// Connection of the cluster's owner.
     pub broker: Broker,
-    /// A pool for whoever holds the cluster, where there is history.
+    /// Pool of the cluster's owner, if there is history.
     pub pool: Option<PgPool>,
     /// Workers by number; `n1` is the first.
     pub workers: Vec<Process>,
@@ -98,9 +98,9 @@ pub struct Cluster {
     pub servers: DevServers,
     options: ClusterOptions,
     binary: PathBuf,
-    /// What each worker was started with beyond the arguments of all.
+    /// Arguments of each worker beyond those of all.
     own_args: Vec<Vec<String>>,
-    /// For the worker that is being started.
+    /// Environment of the worker that is being started.
     more_environment: Vec<(String, String)>,
 }
 
@@ -345,8 +345,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts anew what has ended: a service at once, a worker after `pause`, so that what it ran
-    /// is seen to go on elsewhere. Says what it did and will do.
+    /// Starts ended processes again: a service at once, a worker after `pause`, so that its
+    /// executions visibly continue on other nodes. Returns a line for each process.
     ///
     /// # Errors
     /// When a server has ended, or something cannot be started.
@@ -384,8 +384,8 @@ impl Cluster {
             match down.get(&number) {
                 None => {
                     said.push(format!(
-                        "{node} ended ({status}); what it ran goes on elsewhere, and {node} \
-                         starts again in {pause:?}"
+                        "{node} ended ({status}); its executions continue on other nodes, and \
+                         {node} starts again in {pause:?}"
                     ));
                     down.insert(number, Instant::now());
                 }

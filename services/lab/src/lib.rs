@@ -12,7 +12,7 @@ pub mod cluster;
 pub mod demo;
 pub mod doctor;
 pub mod experiment;
-pub mod pressure;
+pub mod load;
 pub mod process;
 pub mod replay;
 pub mod simulate;

@@ -1,4 +1,4 @@
-//! `fiec replay`: what was recorded, played again under the policy as it was and under another.
+//! `fiec replay`: plays recorded history under the policy as it was and under another.
 
 mod read;
 
@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui;
 use fiec_schemas::Timestamp;
 use fiec_simulator::history::{MODELLED, RECORDED};
 use fiec_simulator::{Scenario, Summary};
 
 use crate::simulate;
-use fiec::context::Global;
-use fiec::exit::Outcome;
-use fiec::ui;
 use read::Found;
 
 /// Play recorded vectors and submissions again, under the policy as it was and under another
@@ -22,16 +22,16 @@ pub struct ReplayArgs {
     /// PostgreSQL with the history [default: --database, or that of the `fiec up` running here]
     #[arg(long, value_name = "URL", hide_env_values = true)]
     pub from_sql: Option<String>,
-    /// From when: RFC 3339, or so long ago, e.g. `24h`, `90m`
+    /// Start: a time (RFC 3339) or a span before now, e.g. `24h`, `90m`
     #[arg(long, default_value = "24h", value_parser = moment)]
     pub since: Timestamp,
-    /// Until when
+    /// End, in the same form
     #[arg(long, default_value = "0s", value_parser = moment)]
     pub until: Timestamp,
     /// The other policy, e.g. `dwell_ms=30000`, `high.memory=0.8`, `quota.lab.running=20`; may be repeated
     #[arg(long, value_name = "NAME=VALUE", required_unless_present = "save")]
     pub set: Vec<String>,
-    /// Write the scenario that was recorded, for `fiec simulate`
+    /// Write the recorded scenario to this file, for `fiec simulate`
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
 }

@@ -5,34 +5,33 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui;
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Outcome as Played, Progress, Scenario, Summary, play};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use fiec::context::Global;
-use fiec::exit::Outcome;
-use fiec::ui;
-
 /// Play a scenario: nodes, loads, submissions and faults against the production policy, on a
-/// virtual clock. Ends with 1 where a promise is broken, with what happened before
+/// virtual clock. If a promise is broken, prints the steps before it and ends with 1
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The scenario as JSON (its schema: `--schema`)
     #[arg(required_unless_present_any = ["schema", "random"])]
     pub scenario: Option<PathBuf>,
-    /// Draw everything from this seed, not from the scenario's own
+    /// Use this seed, not the scenario's
     #[arg(long)]
     pub seed: Option<u64>,
     /// Change the policy, e.g. `dwell_ms=5000`, `high.memory=0.8`, `balance_ms=200`; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Where a promise is broken, make the scenario smaller and write it there
+    /// If a promise is broken, make the scenario smaller and write it to this file
     #[arg(long, value_name = "FILE")]
     pub shrink: Option<PathBuf>,
     /// Runs that shrinking may take
     #[arg(long, default_value_t = 300, value_name = "RUNS")]
     pub shrink_runs: u32,
-    /// Draw so many small scenarios too, from this seed on, and play them
+    /// Draw this number of small scenarios, from --seed on, and play them
     #[arg(long, value_name = "COUNT", conflicts_with = "scenario")]
     pub random: Option<u64>,
     /// Print the JSON Schema of a scenario

@@ -1,41 +1,41 @@
-//! `fiec up`: the demo's cluster, without the demo; it stays until it is ended.
+//! `fiec up`: the demo's cluster without the demo. It stays until Ctrl-C or SIGTERM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fiec::context::UpFile;
+use fiec::exit::Outcome;
+use fiec::ui::Steps;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::{Cluster, ClusterOptions};
-use fiec::context::UpFile;
-use fiec::exit::Outcome;
-use fiec::ui::Steps;
 
 /// Start a private cluster on this machine and keep it until Ctrl-C
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Keep data and logs here, and go on from them next time [default: a temporary folder]
+    /// Folder of data and logs, from which the next start continues [default: a temporary folder]
     #[arg(long)]
     pub data_dir: Option<PathBuf>,
     /// Worker processes
     #[arg(long, default_value_t = 3)]
     pub workers: u32,
-    /// Executions that each worker runs at once
+    /// Slots of each worker
     #[arg(long, default_value_t = 1)]
     pub slots: u32,
     /// Memory limit of each worker, e.g. 2GiB [default: the host's]
     #[arg(long)]
     pub memory_limit: Option<String>,
-    /// Folder of inputs: submissions may name files in it, and in no other; repeatable
+    /// Folder of input files; repeatable. Submissions may name files in these folders only
     /// [default: the working directory]
     #[arg(long, value_name = "DIR")]
     pub input_dir: Vec<PathBuf>,
-    /// Policy services; none is a leader
+    /// Policy services
     #[arg(long, default_value_t = 1)]
     pub policies: u32,
-    /// Seconds after which a worker that has ended is started again
+    /// Seconds until a worker that has ended starts again
     #[arg(long, default_value_t = 15.0)]
     pub revive_seconds: f64,
     /// Port of nats-server [default: a free one]
@@ -46,15 +46,14 @@ pub struct UpArgs {
     pub postgres_port: Option<u16>,
 }
 
-/// Starts, prints where everything is, and waits.
+/// Starts the cluster, prints its URLs and waits.
 ///
 /// # Errors
 /// When something could not be started, or a server ends by itself.
 pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
-    // The servers ask for a password that only this user can read, so whoever can push here is the
-    // user who started this.
+    // The servers ask for a password that only this user can read. So only this user can push.
     worker_args.extend(["--allow-program".to_owned(), "*".to_owned()]);
     if let Some(limit) = &args.memory_limit {
         worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);

@@ -60,7 +60,7 @@ pub struct EnvelopeArgs {
     /// Where those times are those of the clock on the wall: an IANA name, or UTC
     #[arg(long)]
     pub zone: Option<Zone>,
-    /// amplitude=AMOUNT,period=SECONDS[,phase=DEGREES][,mean=AMOUNT]; the mean is by default the
+    /// `amplitude=AMOUNT,period=SECONDS[,phase=DEGREES][,mean=AMOUNT]`; the mean is by default the
     /// limit less the amplitude, so that the peak is the limit
     #[arg(long, requires = "signal", value_parser = parse_sinusoid)]
     pub sinusoid: Option<Sinusoid>,

@@ -3,7 +3,7 @@
 //! An execution goes on from its last boundary whose σ PostgreSQL has, under its next epoch; its
 //! ordinals go on, so that its history stays one. Boundaries beyond it do not count any more: the
 //! execution steps back. A submission over 2 KiB goes back to the broker's store. Of a range that is
-//! shared, the holder goes on and its parts are new ones ([`ranges`]). A ledger that is there is left
+//! shared, the holder goes on and its parts are new ones (`ranges`). A ledger that is there is left
 //! alone: a worker that still held its execution has appended it again itself.
 
 mod ranges;

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
+use fiec::commands::device::QUICK;
+use fiec::exit::Outcome;
 use fiec_cuda::suite::{self, Case, Report, Sizes, Verdict};
 use fiec_cuda::{CudaDevices, Found};
 use fiec_kernels::device::Devices;
@@ -16,8 +18,6 @@ use serde_json::{Value, json};
 
 use super::Lab;
 use super::figures::Figures;
-use fiec::commands::device::QUICK;
-use fiec::exit::Outcome;
 
 /// Runs the bench on the first device. `gflops` of the bitwise and the bounded path, floor = the
 /// device's FP64 peak outside tensor cores; `iterations_per_s` of CG; `open_ms` of a device with a

@@ -1,8 +1,7 @@
 //! Figures: JSON lines for scripts as they come, one table for people at the end.
 
-use serde::{Deserialize, Serialize};
-
 use fiec::ui;
+use serde::{Deserialize, Serialize};
 
 /// One figure.
 #[derive(Debug, Clone, Serialize, Deserialize)]

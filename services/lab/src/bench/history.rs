@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use async_nats::HeaderMap;
 use async_nats::jetstream::message::PublishMessage;
+use fiec::sql;
 use fiec_broker::Broker;
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::{Recorder, RecorderOptions, bench_support};
@@ -17,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use super::Lab;
 use super::figures::median;
 use crate::cluster::{Cluster, ClusterOptions};
-use fiec::sql;
 
 /// Short ones: what slows the machine down for a moment meets both sides of a round.
 const ROUNDS: usize = 7;

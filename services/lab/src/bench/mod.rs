@@ -1,5 +1,5 @@
-//! `fiec bench NAME`: measurements as commands of ours, each with its floor from the same run.
-//! Every bench runs the real processes: workers with their program children, services, servers.
+//! `fiec bench NAME`: measurements, each with its floor from the same run. Every bench runs real
+//! processes: workers with their program children, services and servers.
 
 pub mod against;
 pub mod boundary;
@@ -33,55 +33,55 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use async_nats::HeaderMap;
 use clap::{Args, ValueEnum};
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui::Steps;
 use fiec_broker::Broker;
 use fiec_policy_service::STAMP_HEADER;
 use fiec_schemas::{ExecutionId, Tenant, Timestamp, subjects};
 
 use crate::cluster::{Cluster, ClusterOptions};
-use fiec::context::Global;
-use fiec::exit::Outcome;
-use fiec::ui::Steps;
 use figures::Figures;
 
-/// What can be measured.
+/// The benches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Bench {
     /// CG through FIEC with the default commit policy, against the bare loop
     Boundary,
     /// One execution with 32 KiB of state committed at every capsule, against raw appends
     Chain,
-    /// End of the last capsule on A to start of the first on B
+    /// Time from the end of the last capsule on A to the start of the first on B
     Rebind,
-    /// 24 MB of σ of which 1 % changes: what is stored, what is sent, and how long that takes
+    /// 24 MB of σ of which 1 % changes: bytes stored, bytes sent, and the time for both
     State,
-    /// Publish of a submission to the start of its first capsule, on an idle system
+    /// Time from the publish of a submission to the start of its first capsule, on an idle system
     Latency,
     /// The same for Rust and Python programs, with a warm child and with a new one each time
     Launch,
-    /// No-op executions, history complete in PostgreSQL
+    /// No-op executions a second, with complete history in PostgreSQL
     Throughput,
-    /// A fresh policy service takes over 100,000 live executions
+    /// Time until a new policy service has taken over 100,000 live executions
     Recover,
-    /// 100,000 executions that wait beside as many: restart, `why`, requests about the whole batch
+    /// 100,000 waiting executions: restart, `why`, requests about the whole batch
     Waiting,
-    /// Ledger events into PostgreSQL, against plain COPY of the same rows
+    /// Ledger events into PostgreSQL, against COPY of the same rows
     History,
-    /// What worker, policy service and recorder cost at rest
+    /// Cost of worker, policy service and recorder at rest
     Idle,
-    /// From memory pressure to the first capsule elsewhere, by stage; the cost of telemetry
+    /// Time from memory pressure to the first capsule on another node, by stage; cost of telemetry
     Telemetry,
-    /// How long a node takes to join, with its canaries and without
+    /// Time until a node has joined, with its canaries and without
     Canary,
     /// Placements a second on one core at 100, 1,000 and 10,000 nodes; memory of each
     Policy,
     /// Heavy-tailed jobs under FIFO, priority, least attained service and ours: completion times
     Disciplines,
-    /// GEMM, LU and QR against faer, CG against the plain loop: what reproducible bits cost
+    /// Cost of reproducible bits: GEMM, LU and QR against faer, CG against the plain loop
     Kernels,
-    /// A GPU: GEMM, LU, QR and CG against its peak, a warm context against a new one, what moves;
-    /// exit code 5 where there is none
+    /// A GPU: GEMM, LU, QR and CG against its peak, a warm context against a new one, bytes that
+    /// move; exit code 5 if there is none
     Device,
-    /// All of them, one after the other
+    /// All benches, one after the other
     All,
 }
 
@@ -90,22 +90,22 @@ const WORKERS: u32 = 2;
 /// Default of `--slots`.
 const SLOTS: u32 = 4;
 
-/// Measure; every figure with its floor from the same run
+/// Measure the product, each figure with its floor from the same run
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure
+    /// The bench
     #[arg(value_enum)]
     pub name: Bench,
-    /// A tenth of the samples: for trying the bench itself, not for figures to quote
+    /// Take a tenth of the samples. Use it to try the bench, not for figures to quote
     #[arg(long)]
     pub quick: bool,
     /// For `throughput`: worker processes
     #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
-    /// For `throughput`: executions that each worker runs at once
+    /// For `throughput`: slots of each worker
     #[arg(long, default_value_t = SLOTS)]
     pub slots: u32,
-    /// For `disciplines`: scaled down with real processes instead, beside the same jobs simulated; ten
+    /// For `disciplines`: run real processes at a smaller scale, beside the same jobs simulated; ten
     /// minutes
     #[arg(long)]
     pub real: bool,
@@ -172,28 +172,28 @@ async fn compare(old: &Path, args: &BenchArgs, global: &Global) -> anyhow::Resul
     })
 }
 
-/// What every bench is handed.
+/// Context of every bench.
 pub struct Lab<'a> {
-    /// Where figures go.
+    /// Collects the figures.
     pub figures: &'a mut Figures,
     /// Progress for people.
     pub steps: &'a Steps,
-    /// A tenth of the samples.
+    /// Takes a tenth of the samples.
     pub quick: bool,
 }
 
 impl Lab<'_> {
-    /// Shows what is going on.
+    /// Shows the current step.
     pub fn steps_message(&self, message: &str) {
         self.steps.step(message);
     }
 
-    /// Says what is left out and why; also where figures go to a script.
+    /// Reports on stderr that a part is left out, also with `--json`.
     pub fn left_out(&self, what: &str, why: &str) {
         eprintln!("left out: {what}: {why}");
     }
 
-    /// So many samples, or a tenth of them.
+    /// Number of samples: all, or a tenth of them.
     pub fn samples(&self, full: usize) -> usize {
         if self.quick { (full / 10).max(1) } else { full }
     }
@@ -256,7 +256,7 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
             Bench::Disciplines => disciplines::run(&mut lab, args.real).await,
             Bench::Kernels => kernels::run(&mut lab).await,
             Bench::Device => device::run(&mut lab).map(|found| {
-                // Of all, this one is left out where there is none, which was said.
+                // With `all`, a missing device is reported and changes no exit code.
                 if args.name == Bench::Device {
                     outcome = found;
                 }
@@ -274,7 +274,7 @@ fn tenant() -> anyhow::Result<Tenant> {
     Ok(Tenant::new("bench")?)
 }
 
-/// A cluster for a bench: so many workers with these arguments.
+/// Starts a cluster for a bench.
 async fn cluster(
     lab: &Lab<'_>,
     workers: u32,

@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use fiec::client;
 use serde_json::json;
 
 use super::figures::quantile;
 use super::follow;
 use super::{Lab, cluster, submit, tenant};
-use fiec::client;
 
 /// How often it is looked whether it has arrived: nobody of ours wakes up while it moves.
 const LOOK: Duration = Duration::from_millis(7);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use fiec::client;
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, Draft, Ledger, Tip};
 use fiec_schemas::{
@@ -15,7 +16,6 @@ use futures_util::StreamExt as _;
 
 use super::{Lab, cpu, tenant};
 use crate::cluster::{Cluster, ClusterOptions};
-use fiec::client;
 
 /// Runs the bench: `takeover_s` (reach ≤ 2) and `resident_mb` (reach ≤ 200).
 ///

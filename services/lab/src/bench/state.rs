@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
+use fiec::client;
 use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, ConnectOptions, chunks, store};
 use fiec_schemas::messages::HANDOVER_HEADER;
@@ -17,7 +18,6 @@ use serde_json::json;
 
 use super::figures::{median, quantile};
 use super::{Lab, cluster, submit, tenant};
-use fiec::client;
 
 /// Bytes of σ.
 const STATE: u64 = 24_000_000;

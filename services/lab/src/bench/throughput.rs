@@ -13,6 +13,7 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::Config;
+use fiec::sql;
 use fiec_broker::{Broker, feed};
 use fiec_schemas::subjects;
 
@@ -20,7 +21,6 @@ use super::cpu::{self, Spent};
 use super::figures::median;
 use super::{Lab, cluster, tenant};
 use crate::cluster::Cluster;
-use fiec::sql;
 
 const LINES_A_MESSAGE: usize = 50;
 /// Bytes of the ledger message of an execution without work.

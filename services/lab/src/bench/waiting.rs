@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use fiec::client;
+use fiec::commands::batch;
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, Draft, Ledger, Tip};
 use fiec_schemas::{
@@ -17,8 +19,6 @@ use futures_util::StreamExt as _;
 
 use super::{Lab, figures, tenant};
 use crate::cluster::{Cluster, ClusterOptions};
-use fiec::client;
-use fiec::commands::batch;
 
 /// The batch that is asked about, and the one beside it.
 const BATCHES: [&str; 2] = ["study", "others"];

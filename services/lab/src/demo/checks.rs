@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use fiec::sql::{self, Rows};
 use fiec_kit::local::LocalOutcome;
 use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
@@ -11,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::{print_verdicts, verdict};
 use crate::cluster::Cluster;
-use fiec::sql::{self, Rows};
 
 const REBINDINGS: &str = "SELECT epoch, from_node, to_node, cause, why, boundary, state_bytes, \
                           gap_ms\n  FROM rebinding_history";

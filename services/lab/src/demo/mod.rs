@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use fiec::exit::Outcome;
+use fiec::ui::{self, Steps};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Signal, Tenant, subjects};
 use serde_json::json;
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::process::Process;
-use fiec::exit::Outcome;
-use fiec::ui::{self, Steps};
 
 use timeline::Timeline;
 
 /// Run the whole path on this machine: three workers, real pressure, one rebinding, equal bits
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Keep data, logs and the report here [default: a temporary folder; the report stays]
+    /// Folder of data and logs [default: a temporary folder]
     #[arg(long)]
     pub data_dir: Option<PathBuf>,
-    /// Where to write the report
+    /// File of the report
     #[arg(long, default_value = "target/fiec-demo-report.html")]
     pub report: PathBuf,
     /// Right-hand sides to solve for [default: as many as take this machine about 20 seconds]

@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use fiec::commands::watch;
 use fiec_broker::Broker;
 use fiec_broker::BrokerError;
 use fiec_broker::feed::{self, FeedItem};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-
-use fiec::commands::watch;
 
 /// Commits are shown at most this often.
 const COMMIT_LINES: Duration = Duration::from_millis(900);

@@ -1,6 +1,7 @@
 //! Multi-hop: a load follows the execution over three nodes and leaves the first in time.
 
 use anyhow::{Context as _, ensure};
+use fiec::ui::Steps;
 use fiec_schemas::{ExecutionId, NodeId, Timestamp};
 
 use super::run::{PATIENCE, Run, Variant, begin, end};
@@ -8,7 +9,6 @@ use super::stand::{Stand, Wants};
 use super::trace::Trace;
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs};
-use fiec::ui::Steps;
 
 /// Runs it.
 pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {

@@ -3,9 +3,7 @@
 //! leaves CSV, figures and a report whose verdicts are computed from what was measured. A static
 //! load has a control of ours: the load is on, but never where the execution is.
 
-pub mod burn;
 mod container;
-mod device_load;
 mod devices;
 mod emulated;
 mod figures;
@@ -24,14 +22,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui::{self, Steps};
 use fiec_schemas::Threshold;
 use serde_json::json;
 
 use crate::cluster::Cluster;
 use devices::Devices;
-use fiec::context::Global;
-use fiec::exit::Outcome;
-use fiec::ui::{self, Steps};
 use run::{Run, Timing, Variant};
 use stand::{Place, Stand, Wants};
 use workload::Kind;
@@ -103,29 +101,30 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// Repeat a published experiment with real processes and real pressure; CSV, figures, a report
+/// Repeat a published experiment with real processes and real pressure. Writes CSV files, figures
+/// and a report
 #[derive(Debug, Args)]
 pub struct ExperimentArgs {
-    /// Which
+    /// The experiment
     #[arg(value_enum)]
     pub name: Name,
     /// Runs of each variant [default: 5; with --quick, and for the real part of reallocation: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub runs: Option<u32>,
-    /// A few seconds a run: to try the experiment itself, not for figures to quote
+    /// Take a few seconds a run. Use it to try the experiment, not for figures to quote
     #[arg(long)]
     pub quick: bool,
-    /// Where to write [default: target/experiments/NAME]
+    /// Folder for the results [default: target/experiments/NAME]
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Only this program: cg or container for trigger1, another for trigger2 and trigger3; for
-    /// reallocation: only this part
+    /// Run this program only: cg or container for trigger1, gemm, lu or qr for trigger2 and
+    /// trigger3. For reallocation: run this part only
     #[arg(long, value_parser = ["cg", "container", "gemm", "lu", "qr", "simulated", "real"])]
     pub only: Option<String>,
-    /// For trigger2 and trigger3: what they compute on, and whose memory presses
+    /// For trigger2 and trigger3: compute on real or on emulated devices
     #[arg(long, value_enum, default_value_t)]
     pub devices: devices::Choice,
-    /// For trigger3: the envelopes' time passes so many times as fast
+    /// For trigger3: factor by which the envelopes' time passes faster
     #[arg(long, default_value_t = 120.0)]
     pub speed: f64,
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use fiec::client;
+use fiec::ui::Steps;
 use fiec_cuda::Found;
 use fiec_schemas::envelope::{Amount, EVERY_DEVICE, Envelope, Shape, Sinusoid};
 use fiec_schemas::messages::EnvelopeChange;
@@ -17,8 +19,6 @@ use super::{container, emulated};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::demo;
 use crate::process::Process;
-use fiec::client;
-use fiec::ui::Steps;
 
 /// The share of its limit to which a load fills a node's memory.
 const SHARE: f64 = 0.88;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use fiec::ui::Steps;
 use fiec_schemas::envelope::Amount;
 use fiec_schemas::{Signal, Threshold, Timestamp};
 
@@ -11,7 +12,6 @@ use super::run::{Run, Variant, begin, end};
 use super::stand::{Stand, Swing, Wants};
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs, wanted};
-use fiec::ui::Steps;
 
 /// As published: amplitude in GB and period in seconds, of each node.
 const ENVELOPES: [(f64, f64); 3] = [(8.0, 600.0), (7.0, 760.0), (6.0, 890.0)];

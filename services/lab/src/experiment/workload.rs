@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use fiec::local::Subject;
 use fiec_kit::local::run_local;
 use fiec_schemas::package::DeviceGrant;
 use fiec_schemas::programs;
@@ -10,7 +11,6 @@ use serde_json::{Value, json};
 
 use super::devices::Devices;
 use crate::demo;
-use fiec::local::Subject;
 
 /// The programs of the experiments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

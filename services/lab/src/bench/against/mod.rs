@@ -11,11 +11,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use fiec::ui;
 use serde::{Deserialize, Serialize};
 
 use super::interval::{CHANCE, interval, middle};
 pub use direction::{Direction, direction, tolerance};
-use fiec::ui;
 
 /// How long one run of a bench may take.
 const PATIENCE: Duration = Duration::from_secs(3_600);

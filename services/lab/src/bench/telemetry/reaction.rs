@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use fiec::client;
 use fiec_broker::Broker;
 use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::ControlRequest;
@@ -19,7 +20,6 @@ use super::super::follow::Follow;
 use super::super::{Lab, cluster, submit, tenant};
 use crate::cluster::Cluster;
 use crate::process::Process;
-use fiec::client;
 
 const LIMIT: &str = "512MiB";
 const HIGH: f64 = 0.6;

@@ -9,14 +9,14 @@ mod report;
 
 use std::path::PathBuf;
 
+use fiec::context::Global;
+use fiec::exit::Outcome;
+use fiec::ui::{self, Steps};
 use fiec_simulator::reallocation::{Measured, Mix, Mode, Short, play};
 use serde_json::json;
 
 use super::ExperimentArgs;
 use compared::{Part, Row, count};
-use fiec::context::Global;
-use fiec::exit::Outcome;
-use fiec::ui::{self, Steps};
 
 /// Nodes of the played cluster, and the smallest and the largest that are tried for the same
 /// performance.

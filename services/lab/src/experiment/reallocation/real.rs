@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use fiec::client;
+use fiec::ui::Steps;
 use fiec_schemas::{ClientId, ExecutionId, Tenant, Timestamp, subjects};
 use fiec_simulator::reallocation::{DEVICES, Job, Measured, Mix, Mode, jobs};
 use serde_json::{Value, json};
@@ -24,8 +26,6 @@ use crate::cluster::{Cluster, ClusterOptions};
 use crate::experiment::container::done;
 use crate::experiment::emulated::{self, Emulated};
 use crate::experiment::watch::{Ended, Watch};
-use fiec::client;
-use fiec::ui::Steps;
 
 mod journal;
 mod memory;

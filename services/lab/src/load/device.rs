@@ -1,36 +1,36 @@
-//! The part of a load that takes a device's memory, through its driver, and its units.
+//! A load on a device: its memory, through the driver, and its units.
 
 use std::time::{Duration, Instant};
 
 use fiec_kernels::dense::Into;
 use fiec_kernels::device::{Arithmetic, DeviceError, Devices};
 
-/// One step of allocation, in f64: 64 MiB.
+/// One allocation in f64: 64 MiB.
 const STEP: usize = 8 << 20;
 /// The side of the matrices that are multiplied.
 const SIDE: usize = 2_048;
 
-/// What to take.
+/// The load.
 #[derive(Debug, Clone)]
 pub(super) struct DeviceLoad<'a> {
     pub uuid: &'a str,
-    /// The share of the memory that shall be in use, by whoever.
+    /// Share of the memory to fill, with the memory of all other processes.
     pub share: f64,
-    /// Whether the units are left alone.
+    /// True if it computes nothing.
     pub idle: bool,
     pub until: Instant,
 }
 
 impl DeviceLoad<'_> {
-    /// Takes memory until so much of the device is in use, computes on it, and gives it back. The
-    /// bytes that it held.
+    /// Takes memory until the share is in use, computes on it and frees it. Returns the bytes that
+    /// it held.
     ///
     /// # Errors
     /// When the device cannot be had, or its driver refuses.
     pub fn run(&self, devices: &dyn Devices) -> Result<u64, DeviceError> {
         let mut device = devices.open(self.uuid, None)?;
         let total = device.about().memory_bytes;
-        // What is granted to one who asks for no share is what is free now.
+        // A grant without a limit is the memory that is free now.
         let free = device.usage().budget;
         let spared = (total as f64 * (1.0 - self.share)) as u64;
         let wanted = free.saturating_sub(spared);
@@ -38,7 +38,7 @@ impl DeviceLoad<'_> {
         while device.usage().held + (8 * STEP) as u64 <= wanted {
             match device.allocate(STEP) {
                 Ok(buffer) => held.push(buffer),
-                // Somebody else has it by now.
+                // Another process has taken it meanwhile.
                 Err(error) if error.is_memory() => break,
                 Err(error) => return Err(error),
             }

@@ -1,5 +1,4 @@
-//! The part of a load that takes processors, or a device. The part that takes the host's memory is
-//! `fiec pressure`.
+//! `fiec burn`: a load on processors, or on a device.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -8,24 +7,24 @@ use anyhow::Context as _;
 use clap::Args;
 use fiec_cuda::CudaDevices;
 
-use super::device_load::DeviceLoad;
+use super::device::DeviceLoad;
 
-/// How much and how long.
+/// Take processors or a device
 #[derive(Debug, Clone, Args)]
 pub struct BurnArgs {
     /// Threads that compute without a pause, on the processors that this process may use
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: u32,
-    /// Seconds after which it ends
+    /// Seconds until it ends
     #[arg(long, default_value_t = 60.0)]
     pub hold: f64,
-    /// A device whose memory and units it takes, in place of processors
+    /// Take the memory and units of this device, not processors
     #[arg(long, value_name = "UUID")]
     pub device: Option<String>,
-    /// The share of the device's memory that shall be in use, by whoever
+    /// Share of the device's memory to fill, with the memory of all other processes
     #[arg(long, requires = "device", default_value_t = 0.9, value_parser = parse_share)]
     pub device_share: f64,
-    /// Take the device's memory alone
+    /// Take only the device's memory
     #[arg(long, requires = "device")]
     pub idle: bool,
 }
@@ -38,7 +37,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Computes until the time is over.
+/// Takes the processors or the device until the time is over.
 ///
 /// # Errors
 /// When a thread cannot be started, or the device cannot be had.

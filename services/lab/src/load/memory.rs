@@ -1,6 +1,5 @@
-//! `fiec pressure`: real memory pressure on a node of this machine, for the demo, tests and
-//! experiments. A process that allocates and touches memory inside the node's own limit, stays
-//! under 95 % of it, and is the first that the kernel would end.
+//! `fiec pressure`: real memory pressure on a node of this machine. The process allocates and writes
+//! memory inside the node's limit and stays below 95 % of it. It asks the kernel to kill it first.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,11 +9,11 @@ use clap::Args;
 use fiec_probes::MemoryLimit;
 use fiec_schemas::Timestamp;
 
-/// How much, where and how long.
+/// Fill the memory of a node on this machine
 #[derive(Debug, Clone, Args)]
 pub struct PressureArgs {
-    /// The node's memory limit, as `fiec nodes --json` says in `memory_limit_source` [default: the
-    /// control group around this very process, as inside a container]
+    /// The node's memory limit: `memory_limit_source` of `fiec nodes --json` [default: the control
+    /// group of this process, as inside a container]
     #[arg(long, requires = "limit_bytes")]
     pub limit_source: Option<String>,
     /// The limit in bytes [default: that of this process's control group]
@@ -23,30 +22,30 @@ pub struct PressureArgs {
     /// Run folder of the node, for a node with a declared budget
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
-    /// Bytes in use there already, for a node with a declared budget
+    /// Bytes that the node already uses, for a node with a declared budget
     #[arg(long, default_value_t = 0)]
     pub used_bytes: u64,
-    /// Share of the limit to reach, all that runs there included
+    /// Share of the limit to fill, with the memory of all other processes of the node
     #[arg(long, default_value_t = 0.88)]
     pub share: f64,
     /// Seconds to hold it
     #[arg(long, default_value_t = 30.0)]
     pub hold: f64,
-    /// Say when this share is crossed: `crossed MICROSECONDS`, the wall clock's before the step of
-    /// allocation that crosses it
+    /// Print `crossed MICROSECONDS` when the memory in use crosses this share: the wall clock before
+    /// the allocation that crosses it
     #[arg(long, hide = true)]
     pub say_share: Option<f64>,
 }
 
-/// A node with a declared budget has found a new process after this long.
+/// Time until a node with a declared budget has found a new process.
 const FOUND: Duration = Duration::from_millis(150);
 
-/// Never beyond this share: the kernel's limit is not to be met.
+/// Share that is never exceeded, so that the kernel's limit is not reached.
 const MOST: f64 = 0.95;
-/// One step of allocation.
+/// One allocation, in bytes.
 const STEP: usize = 4 << 20;
 
-/// Allocates, holds, and gives back.
+/// Fills the memory, holds it and frees it.
 ///
 /// # Errors
 /// When the share is out of range or the node's limit cannot be joined.
@@ -120,9 +119,9 @@ impl Node {
                 Ok((Self::group(path)?, bytes))
             }
             MemoryLimit::Host | MemoryLimit::Declared { .. } => bail!(
-                "no control group limits the memory of this process, and the host's is not filled: \
-                 name a node's limit with --limit-source and --limit-bytes, as `fiec nodes --json` \
-                 says them"
+                "no control group limits the memory of this process. The host's memory is never \
+                 filled: name a node's limit with --limit-source and --limit-bytes, see \
+                 `fiec nodes --json`"
             ),
         }
     }
@@ -197,17 +196,17 @@ impl Drop for Node {
     }
 }
 
-/// The folder in which a worker looks for processes that count as its own. A folder that no worker
-/// uses is refused: the memory held there would press nothing.
+/// Folder in which a worker looks for processes that count as its own. A folder that no worker uses
+/// is refused, because memory held there would press no node.
 fn tree_of(run_dir: &Path) -> anyhow::Result<PathBuf> {
     let entries = std::fs::read_dir(run_dir).map(|entries| entries.flatten().collect::<Vec<_>>());
     // Every worker keeps the keys of its nodes in its run folder.
     let is_key = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|e| e == "key");
     if !entries.is_ok_and(|entries| entries.iter().any(is_key)) {
         bail!(
-            "--run-dir {} is not the run folder of a worker (it holds no node's key), so nothing \
-             there would be pressed: give the folder that `fiec worker --run-dir` has, by default \
-             fiec-NODE in $XDG_RUNTIME_DIR, or fiec-UID-NODE in the temporary folder",
+            "--run-dir {} is not the run folder of a worker: it holds no node's key. Give the \
+             folder of `fiec worker --run-dir`, by default fiec-NODE in $XDG_RUNTIME_DIR, or \
+             fiec-UID-NODE in the temporary folder",
             run_dir.display()
         );
     }
