@@ -143,7 +143,7 @@ pub enum ControlRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         substrate: Option<String>,
     },
-    /// Give the execution up at its next boundary.
+    /// Yield at the next boundary: commit there and end the run. The execution goes on elsewhere.
     Yield {
         /// Which execution.
         execution: ExecutionId,
@@ -158,7 +158,7 @@ pub enum ControlRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         decision: Option<Decision>,
     },
-    /// Give the execution up now, wherever it stands: it goes on from its last commit elsewhere.
+    /// Give the execution up now, at a boundary or not: it goes on from its last commit elsewhere.
     GiveUp {
         /// Which execution.
         execution: ExecutionId,
@@ -181,14 +181,14 @@ pub enum ControlRequest {
         /// Which part.
         segment: Segment,
     },
-    /// Give it up at its next boundary and leave it paused.
+    /// Yield at the next boundary, and stay paused.
     Pause {
         /// Which execution.
         execution: ExecutionId,
         /// Who asked.
         who: String,
     },
-    /// Stop at the next boundary, commit, keep this of it, and wait there.
+    /// Park at the next boundary: commit there, keep this of the execution, and wait.
     Park {
         /// Which execution.
         execution: ExecutionId,
@@ -243,6 +243,39 @@ pub enum ControlRequest {
         /// Who asked.
         who: String,
     },
+}
+
+impl ControlRequest {
+    /// The execution whose runner takes the request, and the epoch that it must have there. None
+    /// for a request that the node itself takes.
+    pub fn runner(&self) -> Option<(ExecutionId, Option<Epoch>)> {
+        match *self {
+            Self::Yield {
+                execution, epoch, ..
+            }
+            | Self::GiveUp {
+                execution, epoch, ..
+            }
+            | Self::Park {
+                execution, epoch, ..
+            }
+            | Self::Unpark {
+                execution, epoch, ..
+            }
+            | Self::Split { execution, epoch }
+            | Self::Reconfigure {
+                execution, epoch, ..
+            } => Some((execution, Some(epoch))),
+            Self::Pause { execution, .. }
+            | Self::Adjust { execution, .. }
+            | Self::Cancel { execution, .. } => Some((execution, None)),
+            Self::Ping
+            | Self::Holdings { .. }
+            | Self::Prepare { .. }
+            | Self::Prove
+            | Self::Verify { .. } => None,
+        }
+    }
 }
 
 /// A node's answer.

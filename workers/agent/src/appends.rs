@@ -14,6 +14,7 @@ use crate::entrusted_bindings::EntrustedBinding;
 use crate::healing::Ground;
 use crate::large;
 use crate::message::{After, Message, ahead_of};
+use crate::replies::NotTaken;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 use crate::uploads::Hurry;
@@ -250,12 +251,13 @@ impl Runner {
     /// follow the impossible message.
     async fn impossible(&mut self, error: &AppendError, after: Vec<After>) {
         tracing::error!(%error, "a ledger message could not be made");
-        let reason = format!("the worker could not record it: {error}");
+        let not_recorded = NotTaken::NotRecorded(error.to_string());
+        let reason = not_recorded.to_string();
         self.child = None;
         self.wait = None;
         self.ended = true;
         self.slot = None;
-        self.drop_staged(after, &reason).await;
+        self.drop_staged(after, &not_recorded).await;
         // Should that be impossible too, nobody can help any more.
         if !std::mem::replace(&mut self.gave_up, true) {
             self.staged.push_back(Message::of(vec![Event::Failed {
@@ -266,16 +268,14 @@ impl Runner {
     }
 
     /// Drops everything that waits to be appended, and answers those who wait for it.
-    pub(crate) async fn drop_staged(&mut self, after: Vec<After>, reason: &str) {
+    pub(crate) async fn drop_staged(&mut self, after: Vec<After>, reason: &NotTaken) {
         let waiting = std::mem::take(&mut self.staged);
         for after in after
             .into_iter()
             .chain(waiting.into_iter().flat_map(|m| m.after))
         {
             match after {
-                After::Answer(to) => {
-                    self.shared.answer_moving(Some(to), reason).await;
-                }
+                After::Answer(to) => self.shared.answer(to, Err(reason.clone())).await,
                 After::Confirm(to) => {
                     let execution = self.tip.state.execution;
                     handover::abandon(&self.shared, &to, execution, self.epoch + 1).await;

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use crate::ahead;
 use crate::child_process::Child;
 use crate::large;
-use crate::message::{Intent, Message, backoff};
+use crate::message::{Message, backoff};
+use crate::pending_order::PendingOrder;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 use crate::spread::{self, Returning, Sharing};
@@ -138,7 +139,7 @@ impl Runner {
         };
         let (state, returning) = match fetched.and_then(|state| Ok((state, returning?))) {
             Ok((_, Some(Returning::NotYet))) => return self.waits_on().await,
-            Ok((_, Some(Returning::Never(reason)))) => return self.give_up(reason).await,
+            Ok((_, Some(Returning::Never(reason)))) => return self.fail_now(reason).await,
             Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
             Ok((state, None)) => (state, None),
             Err(error) => return Box::pin(self.cannot_fetch(error)).await,
@@ -269,9 +270,9 @@ impl Runner {
             self.start(last, false).await;
             // Its successor has not been heard either, and is not spared.
             self.unheard = false;
-            if self.intent.is_some() && !self.ended {
-                // Nor has it been told to stop.
-                self.stop().await;
+            if self.pending.is_some() && !self.ended {
+                // Nor has it heard of the pending order.
+                self.obey_pending().await;
             }
             return;
         }
@@ -295,8 +296,8 @@ impl Runner {
 
     /// The next attempt is not told to park; whoever wants that asks again.
     fn forget_park(&mut self) {
-        if matches!(self.intent, Some(Intent::Park { .. })) {
-            self.intent = None;
+        if matches!(self.pending, Some(PendingOrder::Park { .. })) {
+            self.pending = None;
             self.parked = None;
         }
     }
@@ -348,9 +349,9 @@ impl Runner {
             events.push(Event::Failed { reason, stderr });
             self.finish(events);
             self.wait = None;
-        } else if let Some(intent) = self.intent.take() {
-            // It was to leave: it stands at its last commit, and no attempt follows here.
-            let (more, _) = intent.events(self.epoch, self.shared.broker.now());
+        } else if let Some(pending) = self.pending.take() {
+            // A yield or a pause is ordered: it stands at its last commit, and no attempt follows here.
+            let (more, _) = pending.events(self.epoch, self.shared.broker.now());
             events.extend(more);
             self.finish(events);
             self.wait = None;

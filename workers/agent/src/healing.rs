@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::appends;
 use crate::ended;
 use crate::entrusted_bindings::BINDING_EVENTS;
-use crate::job::Control;
+use crate::job::RunnerOrder;
 use crate::large::{self, Cut, Known};
 use crate::message::After;
 use crate::runner::{Flight, Runner};
@@ -363,7 +363,7 @@ async fn recheck(shared: &Shared) {
     while !orders.is_empty() {
         // Who has too many orders waiting is told in a moment; who has left needs none.
         orders.retain(|order| {
-            let sent = order.try_send(Box::new(Control::Recheck));
+            let sent = order.try_send(RunnerOrder::Recheck);
             matches!(sent, Err(tokio::sync::mpsc::error::TrySendError::Full(_)))
         });
         tokio::time::sleep(RETRY).await;

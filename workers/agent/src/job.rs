@@ -7,18 +7,15 @@ use bytes::Bytes;
 use fiec_broker::Tip;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::messages::Destination;
-use fiec_schemas::package::Grant;
-use fiec_schemas::scheduling::{Adjustment, Keep};
-use fiec_schemas::{Cause, Decision, Digest, Epoch, Sequence, Signal, Threshold};
+use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::{Cause, Digest, Epoch, ExecutionId, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::entrusted_bindings::EntrustedBinding;
+use crate::replies::Reply;
 
 /// Orders that one execution may have waiting.
 const ORDERS: usize = 16;
-/// The answer to an order that comes too late.
-pub const LEAVING: &str = "the execution is leaving";
 
 /// A message that somebody else has appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,92 +35,22 @@ impl Stored {
     }
 }
 
-/// An order for one execution.
+/// An order to the runner of one execution.
 #[derive(Debug)]
-pub enum Control {
-    /// The broker has begun a new life: look whether it still has everything.
+pub enum RunnerOrder {
+    /// A control request that names the execution.
+    Request(Box<Request>),
+    /// The broker has begun a new life: check whether it still has the execution's messages.
     Recheck,
-    /// Give it up at the next boundary.
-    Yield {
-        /// Why.
-        cause: Cause,
-        /// Where to.
-        to: Option<(Destination, Option<Decision>)>,
-    },
-    /// Give it up now: what was computed since the last commit is computed again elsewhere.
-    GiveUp {
-        /// Why.
-        cause: Cause,
-    },
-    /// The same as a yield, and leave it paused.
-    Pause {
-        /// Who asked.
-        who: String,
-        /// Where to answer once that is in the ledger.
-        reply: Option<Subject>,
-    },
-    /// Stop at the next boundary and wait there.
-    Park {
-        /// Why.
-        cause: Cause,
-        /// What it keeps.
-        keep: Keep,
-        /// Where to answer, before it has reached that boundary.
-        reply: Option<Subject>,
-    },
-    /// Go on where it is parked.
-    Unpark {
-        /// Why.
-        reason: String,
-        /// Where to answer once that is in the ledger.
-        reply: Option<Subject>,
-    },
-    /// Split the last half of what is left off at the next boundary.
-    Split {
-        /// Where to answer, before it has reached that boundary.
-        reply: Option<Subject>,
-    },
-    /// Another grant holds from the next boundary on.
-    Reconfigure {
-        /// What changes.
-        grant: Grant,
-        /// Who asked.
-        who: String,
-        /// Where to answer once that is in the ledger.
-        reply: Option<Subject>,
-    },
-    /// Something about it is changed from now on.
-    Adjust {
-        /// Who asked.
-        who: String,
-        /// What is changed.
-        change: Box<Adjustment>,
-        /// Where to answer once that is in the ledger.
-        reply: Option<Subject>,
-    },
-    /// End it.
-    Cancel {
-        /// Who asked.
-        who: String,
-        /// Where to answer once that is in the ledger.
-        reply: Option<Subject>,
-    },
 }
 
-impl Control {
-    /// Where to answer, if somebody waits for that.
-    pub fn reply(self) -> Option<Subject> {
-        match self {
-            Self::Recheck | Self::Yield { .. } | Self::GiveUp { .. } => None,
-            Self::Pause { reply, .. }
-            | Self::Park { reply, .. }
-            | Self::Unpark { reply, .. }
-            | Self::Split { reply }
-            | Self::Reconfigure { reply, .. }
-            | Self::Adjust { reply, .. }
-            | Self::Cancel { reply, .. } => reply,
-        }
-    }
+/// A control request on its way to a runner.
+#[derive(Debug)]
+pub struct Request {
+    /// The request.
+    pub request: ControlRequest,
+    /// Where the runner answers.
+    pub reply: Reply,
 }
 
 /// Acknowledges a capsule message when the last of its bindings is done with.
@@ -180,7 +107,7 @@ pub struct Job {
     /// Held until `started` is in the ledger.
     pub ack: Option<Arc<CapsuleAck>>,
     /// Its orders.
-    pub control: mpsc::Receiver<Box<Control>>,
+    pub control: mpsc::Receiver<RunnerOrder>,
     /// What is told of it.
     pub progress: Arc<Mutex<RunningProgress>>,
 }
@@ -195,7 +122,7 @@ pub struct Live {
     /// That message's sequence; 0 where it is not known to be stored.
     pub seq: Sequence,
     /// Its orders.
-    pub control: mpsc::Sender<Box<Control>>,
+    pub control: mpsc::Sender<RunnerOrder>,
     /// What is told of it.
     pub progress: Arc<Mutex<RunningProgress>>,
     /// True once a child computes it.
@@ -212,7 +139,7 @@ impl Live {
         state: &ExecutionState,
         (seq, bound): (Sequence, Digest),
         confirm: Option<oneshot::Sender<Stored>>,
-    ) -> (Self, mpsc::Receiver<Box<Control>>) {
+    ) -> (Self, mpsc::Receiver<RunnerOrder>) {
         let (control, orders) = mpsc::channel(ORDERS);
         let progress = RunningProgress {
             execution: state.execution,
@@ -232,6 +159,21 @@ impl Live {
             memory: Self::memory_threshold(state),
         };
         (live, orders)
+    }
+
+    /// Orders the execution to yield, in the worker's own name; the policy service binds it anew.
+    /// False if its queue of orders is full, or its runner has ended.
+    pub fn order_yield(&self, execution: ExecutionId, cause: Cause) -> bool {
+        let request = ControlRequest::Yield {
+            execution,
+            epoch: self.epoch,
+            cause,
+            to: None,
+            decision: None,
+        };
+        let reply = Reply::default();
+        let order = RunnerOrder::Request(Box::new(Request { request, reply }));
+        self.control.try_send(order).is_ok()
     }
 
     /// The threshold of M that an execution has brought with it, or was given since.

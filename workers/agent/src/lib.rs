@@ -49,8 +49,10 @@ mod outside;
 pub mod packages;
 mod panics;
 mod park;
+mod pending_order;
 pub mod pool;
 mod prepare;
+pub mod replies;
 mod reserve;
 pub mod revocation;
 pub mod round_trips;
@@ -91,7 +93,6 @@ pub use revocation::RevocationOptions;
 
 use crate::cache::Cache;
 use crate::child_process::Spawner;
-use crate::job::Control;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
@@ -487,7 +488,17 @@ async fn drained(shared: &Shared, within: Duration) -> bool {
     tokio::time::timeout(within, empty).await.is_ok()
 }
 
-/// Gives everything up at its next boundary.
+/// Those that are being taken up read the order once they have begun.
+fn order_all_to_yield(shared: &Shared) {
+    let live = shared.live();
+    tracing::info!(here = live.len(), node = %shared.node(), "draining");
+    for (execution, live) in live.iter() {
+        let who = "sigterm".to_owned();
+        live.order_yield(*execution, Cause::Drain { who });
+    }
+}
+
+/// Orders all executions to yield, and waits until they have left.
 async fn drain(shared: &Arc<Shared>) {
     shared.news.notify_one();
     for job in shared.take_queue() {
@@ -497,17 +508,7 @@ async fn drain(shared: &Arc<Shared>) {
             "the node is draining",
         ));
     }
-    // Those that are being taken up read it once they have begun.
-    let orders: Vec<_> = shared.live().values().map(|l| l.control.clone()).collect();
-    tracing::info!(here = orders.len(), node = %shared.node(), "draining");
-    for order in orders {
-        let _ = order.try_send(Box::new(Control::Yield {
-            cause: Cause::Drain {
-                who: "sigterm".to_owned(),
-            },
-            to: None,
-        }));
-    }
+    order_all_to_yield(shared);
     tokio::select! {
         all = drained(shared, shared.options.drain_deadline) => {
             if !all {

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::Subject;
 use bytes::Bytes;
 use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
 use fiec_kit::frames::{BoundaryReport, Made};
 use fiec_schemas::limits::{self, INLINE_RESULT_LIMIT, OUTPUTS_LIMIT, RESULT_LIMIT};
 use fiec_schemas::messages::Destination;
-use fiec_schemas::scheduling::Keep;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
-    BoundaryEvent, BoundaryIndex, Cause, Decision, Digest, Event, Output, Phase, ResultObject,
-    Timestamp,
+    BoundaryEvent, BoundaryIndex, Digest, Event, Output, Phase, ResultObject, Timestamp,
 };
 use serde_json::Value;
 
@@ -22,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::ended::End;
 use crate::large::{Cut, Priority};
+use crate::replies::Reply;
 
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
@@ -38,7 +36,7 @@ pub enum After {
         state: Option<Bytes>,
     },
     /// Somebody waits for an answer.
-    Answer(Subject),
+    Answer(Reply),
     /// The destination is told the sequence.
     Confirm(Destination),
     /// It is kept for a while, should the broker lose it.
@@ -231,101 +229,6 @@ impl Said {
             object: Some(ResultObject { digest, bytes }),
             piece: Some((digest, text.into())),
         })
-    }
-}
-
-/// Why the program is to stop at its next boundary.
-#[derive(Debug, Clone)]
-pub enum Intent {
-    /// A yield.
-    Yield {
-        /// Why.
-        cause: Cause,
-        /// Where to.
-        to: Option<(Destination, Option<Decision>)>,
-    },
-    /// A pause.
-    Pause {
-        /// Who asked.
-        who: String,
-    },
-    /// It stays here and waits.
-    Park {
-        /// Why.
-        cause: Cause,
-        /// What it keeps.
-        keep: Keep,
-    },
-}
-
-impl Intent {
-    /// Why, for the program.
-    pub fn in_words(&self) -> String {
-        match self {
-            Self::Yield { cause, .. } | Self::Park { cause, .. } => cause.in_words(),
-            Self::Pause { who } => format!("paused by {who}"),
-        }
-    }
-
-    /// The events behind the last boundary's, and the destination.
-    pub fn events(
-        self,
-        epoch: u64,
-        computed_until: Timestamp,
-    ) -> (Vec<Event>, Option<Destination>) {
-        match self {
-            Self::Park { cause, keep } => {
-                let parked = Event::Parked {
-                    cause,
-                    keep,
-                    computed_until,
-                };
-                (vec![parked], None)
-            }
-            Self::Yield { cause, to: None } => (
-                vec![Event::Yielded {
-                    cause,
-                    computed_until,
-                }],
-                None,
-            ),
-            Self::Yield {
-                cause,
-                to: Some((to, decision)),
-            } => {
-                let bound = Event::Bound {
-                    epoch: epoch + 1,
-                    node: to.node.clone(),
-                    instance: to.instance,
-                    substrate: to.substrate.clone(),
-                    cause: cause.clone(),
-                    decision,
-                };
-                (
-                    vec![
-                        Event::Yielded {
-                            cause,
-                            computed_until,
-                        },
-                        bound,
-                    ],
-                    Some(to),
-                )
-            }
-            Self::Pause { who } => {
-                let cause = Cause::Operator { who: who.clone() };
-                (
-                    vec![
-                        Event::Yielded {
-                            cause,
-                            computed_until,
-                        },
-                        Event::Paused { who },
-                    ],
-                    None,
-                )
-            }
-        }
     }
 }
 

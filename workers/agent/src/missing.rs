@@ -78,7 +78,7 @@ impl Runner {
             if let Some(reason) = reason {
                 let index = place.index;
                 return self
-                    .give_up(format!(
+                    .fail_now(format!(
                         "the state of boundary {index} cannot be had any more: {error}; {reason}"
                     ))
                     .await;

@@ -1,76 +1,104 @@
-//! What a runner does with orders, and when a moment comes that it waited for.
+//! How a runner carries out orders, and what it does at a deadline.
 
 use std::time::Duration;
 
 use fiec_kit::frames::{Order, Yield};
+use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::Grant;
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{Cause, Event, Signal};
 use tokio::time::Instant;
 
 use crate::ahead;
-use crate::job::{Control, LEAVING};
-use crate::message::{After, Intent, Message};
+use crate::job::{Request, RunnerOrder};
+use crate::message::{After, Message};
+use crate::pending_order::PendingOrder;
+use crate::replies::{NotTaken, Reply};
 use crate::runner::{LONG_AFTER, Runner, Wait};
 
 impl Runner {
-    pub(crate) async fn control(&mut self, control: Control) {
-        match control {
-            Control::Yield { cause, to } => {
-                // Whoever paused it wants it nowhere.
-                if !matches!(self.intent, Some(Intent::Pause { .. })) {
-                    self.intent = Some(Intent::Yield { cause, to });
-                    self.stop().await;
-                }
-            }
-            Control::GiveUp { cause } => self.drop_now(cause).await,
-            Control::Pause { who, reply } => {
-                self.request("pause", who.clone(), reply).await;
-                self.intent = Some(Intent::Pause { who });
-                self.stop().await;
-            }
-            Control::Park { cause, keep, reply } => self.park(cause, keep, reply).await,
-            Control::Unpark { reason, reply } => self.unpark(reason, reply).await,
-            Control::Recheck => self.recheck = true,
-            Control::Split { reply } => self.split(reply).await,
-            Control::Reconfigure { grant, who, reply } => {
-                self.reconfigure(&grant, who, reply).await;
-            }
-            Control::Adjust { who, change, reply } => {
-                let change = *change;
-                if let Some(threshold) = change.viability.get(&Signal::Memory) {
-                    // From now on a crossing of this one is told at once.
-                    let mut live = self.shared.live();
-                    if let Some(live) = live.get_mut(&self.tip.state.execution) {
-                        live.memory = Some(*threshold);
-                    }
-                }
-                self.stage(Message {
-                    after: reply.map(After::Answer).into_iter().collect(),
-                    ..Message::of(vec![Event::Adjusted { who, change }])
-                })
-                .await;
-            }
-            Control::Cancel { who, reply } => {
-                self.request("cancel", who.clone(), reply).await;
-                if self.child.is_none() {
-                    // Between two attempts, or parked without a process.
-                    self.finish(vec![Event::Cancelled { who }]);
-                    self.wait = None;
-                    return;
-                }
-                self.cancelling = Some(who);
-                self.order(Order::Cancel).await;
-                self.wait = Some((
-                    Wait::Kill,
-                    Instant::now() + self.shared.options.cancel_grace,
-                ));
-            }
+    pub(crate) async fn obey(&mut self, order: RunnerOrder) {
+        match order {
+            RunnerOrder::Recheck => self.recheck = true,
+            RunnerOrder::Request(request) => self.obey_request(*request).await,
         }
     }
 
-    /// Ends the child wherever it stands. What it has reported is appended before; what it computed
-    /// since then counts for nothing.
-    async fn drop_now(&mut self, cause: Cause) {
+    async fn obey_request(&mut self, Request { request, reply }: Request) {
+        match request {
+            ControlRequest::Yield {
+                cause,
+                to,
+                decision,
+                ..
+            } => {
+                // A pause stands: whoever paused the execution wants it nowhere.
+                if !matches!(self.pending, Some(PendingOrder::Pause { .. })) {
+                    self.pending = Some(PendingOrder::Yield {
+                        cause,
+                        to,
+                        decision,
+                    });
+                    self.obey_pending().await;
+                }
+            }
+            ControlRequest::GiveUp { cause, .. } => self.give_up(cause).await,
+            ControlRequest::Pause { who, .. } => {
+                self.request("pause", who.clone(), reply).await;
+                self.pending = Some(PendingOrder::Pause { who });
+                self.obey_pending().await;
+            }
+            ControlRequest::Park { cause, keep, .. } => self.park(cause, keep, reply).await,
+            ControlRequest::Unpark { reason, .. } => self.unpark(reason, reply).await,
+            ControlRequest::Split { .. } => self.split(reply).await,
+            ControlRequest::Reconfigure { grant, who, .. } => {
+                self.reconfigure(&grant, who, reply).await;
+            }
+            ControlRequest::Adjust { who, change, .. } => self.adjust(who, change, reply).await,
+            ControlRequest::Cancel { who, .. } => self.cancel(who, reply).await,
+            // The node itself takes these; see `ControlRequest::runner`.
+            ControlRequest::Ping
+            | ControlRequest::Holdings { .. }
+            | ControlRequest::Prepare { .. }
+            | ControlRequest::Prove
+            | ControlRequest::Verify { .. } => {}
+        }
+    }
+
+    /// Records a change of the submission, and answers then.
+    async fn adjust(&mut self, who: String, change: Adjustment, reply: Reply) {
+        if let Some(threshold) = change.viability.get(&Signal::Memory) {
+            // From now on a crossing of this one is told at once.
+            let mut live = self.shared.live();
+            if let Some(live) = live.get_mut(&self.tip.state.execution) {
+                live.memory = Some(*threshold);
+            }
+        }
+        self.stage(Message {
+            after: vec![After::Answer(reply)],
+            ..Message::of(vec![Event::Adjusted { who, change }])
+        })
+        .await;
+    }
+
+    /// Records who cancels it, and ends the program.
+    async fn cancel(&mut self, who: String, reply: Reply) {
+        self.request("cancel", who.clone(), reply).await;
+        if self.child.is_none() {
+            // Between two attempts, or parked without a process.
+            self.finish(vec![Event::Cancelled { who }]);
+            self.wait = None;
+            return;
+        }
+        self.cancelling = Some(who);
+        self.order(Order::Cancel).await;
+        let grace = self.shared.options.cancel_grace;
+        self.wait = Some((Wait::Kill, Instant::now() + grace));
+    }
+
+    /// Ends the child at once. Its reports are appended before; its work since the last report counts
+    /// for nothing.
+    async fn give_up(&mut self, cause: Cause) {
         if self.ended {
             return;
         }
@@ -86,7 +114,7 @@ impl Runner {
             cause,
             computed_until: self.shared.broker.now(),
         }];
-        if let Some(Intent::Pause { who }) = self.intent.take() {
+        if let Some(PendingOrder::Pause { who }) = self.pending.take() {
             // That was promised, and holds wherever it is.
             events.push(Event::Paused { who });
         }
@@ -96,26 +124,23 @@ impl Runner {
     }
 
     /// Records another grant, gives it to the program, and answers then; or says why not.
-    async fn reconfigure(
-        &mut self,
-        change: &Grant,
-        who: String,
-        reply: Option<async_nats::Subject>,
-    ) {
-        let intent = &self.intent;
-        let leaves = matches!(intent, Some(Intent::Yield { .. } | Intent::Pause { .. }));
-        if leaves || self.ended || self.cancelling.is_some() {
+    async fn reconfigure(&mut self, change: &Grant, who: String, reply: Reply) {
+        let is_leaving = matches!(
+            self.pending,
+            Some(PendingOrder::Yield { .. } | PendingOrder::Pause { .. })
+        );
+        if is_leaving || self.ended || self.cancelling.is_some() {
             // A grant ends with the binding: this one would never be used.
-            return self.shared.answer_moving(reply, LEAVING).await;
+            return self.shared.answer(reply, Err(NotTaken::Leaving)).await;
         }
         let now = self.granted();
         let grant = now.changed_by(change);
         let refusal = match self.shared.refuses(&grant) {
-            None if grant == now => Some("it has that already".to_owned()),
-            refusal => refusal,
+            None if grant == now => Some(NotTaken::SameGrant),
+            refusal => refusal.map(NotTaken::NotGranted),
         };
-        if refusal.is_some() {
-            return self.shared.answer(reply, refusal).await;
+        if let Some(not_taken) = refusal {
+            return self.shared.answer(reply, Err(not_taken)).await;
         }
         let event = Event::Reconfigured {
             who,
@@ -128,7 +153,7 @@ impl Runner {
             child.confine(&grant.cpus);
         }
         self.stage(Message {
-            after: reply.map(After::Answer).into_iter().collect(),
+            after: vec![After::Answer(reply)],
             ..Message::of(vec![event])
         })
         .await;
@@ -137,34 +162,34 @@ impl Runner {
     }
 
     /// Records what was asked before it is done, and answers then.
-    async fn request(&mut self, what: &str, who: String, reply: Option<async_nats::Subject>) {
+    async fn request(&mut self, what: &str, who: String, reply: Reply) {
         let event = Event::Requested {
             who,
             what: what.to_owned(),
         };
-        let after = reply.map(After::Answer).into_iter().collect();
         self.stage(Message {
-            after,
+            after: vec![After::Answer(reply)],
             ..Message::of(vec![event])
         })
         .await;
     }
 
-    /// Has it stop as its intent says.
-    pub(crate) async fn stop(&mut self) {
+    /// Orders the child to yield, and so carries out the pending order at the next boundary; at once
+    /// if no child computes.
+    pub(crate) async fn obey_pending(&mut self) {
         if self.is_parked() {
-            return self.leave_parked().await;
+            return self.end_parked_run().await;
         }
         self.parked = None;
         if self.child.is_some() {
-            let wanted = Yield {
-                cause: self.intent.as_ref().map(Intent::in_words),
+            let order = Yield {
+                cause: self.pending.as_ref().map(PendingOrder::in_words),
                 ..Yield::default()
             };
-            self.order(Order::Yield(wanted)).await;
-        } else if let Some(intent) = self.intent.take() {
+            self.order(Order::Yield(order)).await;
+        } else if let Some(pending) = self.pending.take() {
             // Between two attempts it stands at its last commit already; σ goes by the store.
-            let (events, _) = intent.events(self.epoch, self.shared.broker.now());
+            let (events, _) = pending.events(self.epoch, self.shared.broker.now());
             self.stage(Message::of(events)).await;
             self.ended = true;
             self.slot = None;
@@ -192,7 +217,7 @@ impl Runner {
                     self.stage(Message::of(vec![Event::Cancelled { who }]))
                         .await;
                 } else if self.is_parked() {
-                    self.left();
+                    self.append_pending();
                 }
                 self.ended = true;
                 self.slot = None;

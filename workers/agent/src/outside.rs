@@ -188,12 +188,12 @@ impl Runner {
         let Some(reason) = package.breaks(report) else {
             return false;
         };
-        self.give_up(reason).await;
+        self.fail_now(reason).await;
         true
     }
 
-    /// It has failed, whatever its program does.
-    pub(crate) async fn give_up(&mut self, reason: String) {
+    /// Ends the child and appends that the execution has failed for good.
+    pub(crate) async fn fail_now(&mut self, reason: String) {
         self.silence = None;
         let child = self.child.take();
         let stderr = child.map(|c| c.logs.tail()).unwrap_or_default();
@@ -229,7 +229,7 @@ impl Runner {
                 package.told.program,
                 patience.as_millis()
             );
-            return self.give_up(reason).await;
+            return self.fail_now(reason).await;
         }
         self.expect_boundary();
     }
@@ -252,7 +252,7 @@ impl Runner {
             limits.boundary_ms.unwrap_or_default(),
             FROZEN_AFTER.as_secs()
         );
-        self.give_up(reason).await;
+        self.fail_now(reason).await;
     }
 
     /// A program that has no limit, or is waited for, may compute for as long as it likes, but a child

@@ -41,8 +41,8 @@ impl Held {
         }
     }
 
-    /// Gives the execution up, and forgets it here.
-    pub async fn give_up(self, shared: &Arc<Shared>, panic: Box<dyn Any + Send>) {
+    /// Appends the crash of the runner and what follows from it, and forgets the execution here.
+    pub async fn record_panic(self, shared: &Arc<Shared>, panic: Box<dyn Any + Send>) {
         let words = in_words(&*panic);
         let (execution, epoch) = (self.execution, self.epoch);
         shared.metrics.panics.inc();

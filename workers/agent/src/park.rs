@@ -10,13 +10,12 @@
 //! A parked execution is started, and this worker is still its only writer: a yield, a pause or a
 //! cancel ends its run where it stands, since σ is committed. Should its process die it stays
 //! parked, and goes on from σ. How many may be parked is bounded, none is parked while the node's
-//! memory is beyond its threshold, and then those that are parked are given up, one at a time.
+//! memory is beyond its threshold, and then parked executions yield, one at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::Subject;
 use fiec_kit::frames::{Order, Park, Report};
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Keep;
@@ -27,12 +26,13 @@ use tokio::time::Instant;
 use crate::attempts::device_budget;
 use crate::child_process::Child;
 use crate::devices::Lease;
-use crate::job::Control;
-use crate::message::{After, Intent, Message};
+use crate::message::{After, Message};
+use crate::pending_order::PendingOrder;
+use crate::replies::{NotTaken, Reply};
 use crate::runner::{Runner, Wait};
 use crate::shared::{self, Shared};
 
-/// After one was told to give up its memory, the next one is not told for so long.
+/// After one parked execution was ordered to yield for memory, the next one is left alone so long.
 const RELIEF_WITHIN: Duration = Duration::from_secs(2);
 
 /// Who is parked on this node, or about to be.
@@ -67,17 +67,16 @@ impl Parks {
     }
 
     /// A place for one more, or why there is none.
-    fn enter(self: &Arc<Self>, execution: ExecutionId) -> Result<Place, String> {
+    fn enter(self: &Arc<Self>, execution: ExecutionId) -> Result<Place, NotTaken> {
         if self.presses.load(Ordering::Acquire) {
-            return Err("the node's memory is beyond its threshold: nothing is parked".to_owned());
+            return Err(NotTaken::MemoryPresses);
         }
         let mut all = self.lock();
         if all.len() >= self.most {
-            return Err(format!(
-                "{} executions are parked here, and {} may be",
-                all.len(),
-                self.most
-            ));
+            return Err(NotTaken::ManyParked {
+                parked: all.len(),
+                most: self.most,
+            });
         }
         all.push(execution);
         drop(all);
@@ -112,7 +111,7 @@ pub(crate) struct Parked {
     lease: Option<Lease>,
 }
 
-/// Looks at the node's memory: beyond the threshold the one that was parked first is given up.
+/// Looks at the node's memory: beyond the threshold the execution that was parked first yields.
 pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
     let threshold = shared.options.thresholds.get(&Signal::Memory);
     let memory = readings
@@ -134,18 +133,15 @@ pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
     if relieved.is_some_and(|at| at.elapsed() < RELIEF_WITHIN) {
         return;
     }
-    let order = Control::Yield {
-        to: None,
-        cause: Cause::Unviable {
-            reason: format!(
-                "it was parked, and memory was {:.1} % (limit {:.1} %)",
-                value * 100.0,
-                threshold.high * 100.0
-            ),
-        },
+    let cause = Cause::Unviable {
+        reason: format!(
+            "it was parked, and memory was {:.1} % (limit {:.1} %)",
+            value * 100.0,
+            threshold.high * 100.0
+        ),
     };
     if let Some(live) = shared.live().get(&first)
-        && live.control.try_send(Box::new(order)).is_ok()
+        && live.order_yield(first, cause)
     {
         *relieved = Some(Instant::now());
     }
@@ -165,12 +161,11 @@ impl Runner {
     }
 
     /// Has it parked at its next boundary, or says why not.
-    pub(crate) async fn park(&mut self, cause: Cause, keep: Keep, reply: Option<Subject>) {
-        let place = self.may_park();
+    pub(crate) async fn park(&mut self, cause: Cause, keep: Keep, reply: Reply) {
         let shared = self.shared.clone();
-        let place = match place {
+        let place = match self.may_park() {
             Ok(place) => place,
-            Err(reason) => return shared.answer(reply, Some(reason)).await,
+            Err(not_taken) => return shared.answer(reply, Err(not_taken)).await,
         };
         self.parked = Some(Parked {
             _place: place,
@@ -187,26 +182,26 @@ impl Runner {
             cause: Some(cause.in_words()),
             grant: aside.then_some(grant),
         });
-        self.intent = Some(Intent::Park { cause, keep });
+        self.pending = Some(PendingOrder::Park { cause, keep });
         self.order(order).await;
-        shared.answer(reply, None).await;
+        shared.answer(reply, Ok(())).await;
     }
 
-    fn may_park(&self) -> Result<Place, String> {
+    fn may_park(&self) -> Result<Place, NotTaken> {
         if self.parked.is_some() {
-            return Err("it is parked already, or about to be".to_owned());
+            return Err(NotTaken::Parked);
         }
-        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
-            return Err("it is leaving".to_owned());
+        if self.ended || self.pending.is_some() || self.cancelling.is_some() {
+            return Err(NotTaken::Leaving);
         }
         if self.shared.is_draining() {
-            return Err("the node is draining".to_owned());
+            return Err(NotTaken::Draining);
         }
         if self.child.is_none() {
-            return Err("it is between two attempts".to_owned());
+            return Err(NotTaken::BetweenAttempts);
         }
         if !self.parks {
-            return Err("its program does not know how to park; let it yield".to_owned());
+            return Err(NotTaken::CannotPark);
         }
         self.shared.parks.enter(self.tip.state.execution)
     }
@@ -217,12 +212,12 @@ impl Runner {
             // Its end follows.
             return;
         }
-        let Some(Intent::Park { .. }) = &self.intent else {
-            // Something else is wanted by now, and follows.
+        let Some(PendingOrder::Park { .. }) = &self.pending else {
+            // Another order has replaced it, and follows.
             return;
         };
-        let (Some(Intent::Park { cause, keep }), Some(parked)) =
-            (self.intent.take(), &mut self.parked)
+        let (Some(PendingOrder::Park { cause, keep }), Some(parked)) =
+            (self.pending.take(), &mut self.parked)
         else {
             return;
         };
@@ -253,20 +248,17 @@ impl Runner {
     }
 
     /// Lets it go on where it is parked, or says why not.
-    pub(crate) async fn unpark(&mut self, reason: String, reply: Option<Subject>) {
+    pub(crate) async fn unpark(&mut self, reason: String, reply: Reply) {
         let shared = self.shared.clone();
         let Some(parked) = &self.parked else {
-            return shared
-                .answer(reply, Some("it is not parked".to_owned()))
-                .await;
+            return shared.answer(reply, Err(NotTaken::NotParked)).await;
         };
         if parked.at.is_none() {
             // Its child may stand at that boundary already, and its report be under way.
-            let reason = "it is on its way to be parked; ask again once it is".to_owned();
-            return shared.answer(reply, Some(reason)).await;
+            return shared.answer(reply, Err(NotTaken::NotYetParked)).await;
         }
-        if let Err(reason) = self.take_place().await {
-            return shared.answer(reply, Some(reason)).await;
+        if let Err(not_taken) = self.take_place().await {
+            return shared.answer(reply, Err(not_taken)).await;
         }
         let grant = match self.grant_asked() {
             Ok(grant) => grant,
@@ -277,7 +269,8 @@ impl Runner {
                 if let Some(parked) = &mut self.parked {
                     parked.lease = device.filter(|_| parked.keep == Keep::Device);
                 }
-                return shared.answer(reply, Some(reason)).await;
+                let not_taken = NotTaken::NotGranted(reason);
+                return shared.answer(reply, Err(not_taken)).await;
             }
         };
         self.parked = None;
@@ -289,7 +282,7 @@ impl Runner {
         }];
         events.extend(grant);
         self.stage(Message {
-            after: reply.map(After::Answer).into_iter().collect(),
+            after: vec![After::Answer(reply)],
             ..Message::of(events)
         })
         .await;
@@ -304,22 +297,20 @@ impl Runner {
     }
 
     /// A slot, and the device that it had.
-    async fn take_place(&mut self) -> Result<(), String> {
+    async fn take_place(&mut self) -> Result<(), NotTaken> {
         let shared = self.shared.clone();
-        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
-            return Err("it is leaving".to_owned());
+        if self.ended || self.pending.is_some() || self.cancelling.is_some() {
+            return Err(NotTaken::Leaving);
         }
         if shared.is_draining() {
-            return Err("the node is draining".to_owned());
+            return Err(NotTaken::Draining);
         }
         let Some(mut slot) = shared::spare_slot(&shared) else {
-            return Err(format!(
-                "no slot is free: {} of {} compute, {} wait; one that completes or leaves would \
-                 help",
-                shared.running(),
-                shared.options.slots,
-                shared.queued()
-            ));
+            return Err(NotTaken::NoSlot {
+                running: shared.running(),
+                slots: shared.options.slots,
+                queued: shared.queued(),
+            });
         };
         let binding = self.tip.state.phase.binding();
         let place = binding.map_or(HOST, |b| b.substrate.as_str()).to_owned();
@@ -332,7 +323,7 @@ impl Runner {
                 let own = device_budget(&self.tip.state, &self.spec);
                 let budget = own.map(|own| has.map_or(own, |has| has.max(own)));
                 let lease = shared.devices.lease(&place, budget, Duration::ZERO);
-                lease.await?
+                lease.await.map_err(NotTaken::NotGranted)?
             }
         };
         self.slot = Some(slot);
@@ -343,7 +334,7 @@ impl Runner {
     pub(crate) async fn died_parked(&mut self, child: Child) {
         let exit = child.autopsy().await;
         tracing::warn!(exit, "the process of a parked execution is gone");
-        if self.cancelling.is_some() || self.intent.is_some() {
+        if self.cancelling.is_some() || self.pending.is_some() {
             return self.ended_here();
         }
         self.set_free();
@@ -359,7 +350,7 @@ impl Runner {
         if let Report::Failed { reason, .. } = report {
             tracing::warn!(reason, "a parked program failed; it goes on from its σ");
         }
-        if self.cancelling.is_some() || self.intent.is_some() {
+        if self.cancelling.is_some() || self.pending.is_some() {
             return self.ended_here();
         }
         self.set_free();
@@ -370,7 +361,7 @@ impl Runner {
         self.wait = None;
         match self.cancelling.take() {
             Some(who) => self.finish(vec![Event::Cancelled { who }]),
-            None => self.left(),
+            None => self.append_pending(),
         }
     }
 
@@ -381,22 +372,22 @@ impl Runner {
         }
     }
 
-    /// Ends the run of one that stands: σ is committed, and whoever takes it up fetches it.
-    pub(crate) async fn leave_parked(&mut self) {
+    /// Ends the run of a parked execution: σ is committed, and its next node fetches it.
+    pub(crate) async fn end_parked_run(&mut self) {
         if self.child.is_some() {
             self.order(Order::Cancel).await;
             let grace = self.shared.options.cancel_grace;
             self.wait = Some((Wait::Kill, Instant::now() + grace));
         } else {
-            self.left();
+            self.append_pending();
         }
     }
 
-    /// The run of one that stood has ended: it goes where it was to go.
-    pub(crate) fn left(&mut self) {
+    /// Appends the events of the pending order, once the run of a parked execution has ended.
+    pub(crate) fn append_pending(&mut self) {
         let since = self.parked.take().and_then(|p| p.at);
-        if let Some(intent) = self.intent.take() {
-            let (events, _) = intent.events(
+        if let Some(pending) = self.pending.take() {
+            let (events, _) = pending.events(
                 self.epoch,
                 since.unwrap_or_else(|| self.shared.broker.now()),
             );

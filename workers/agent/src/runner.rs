@@ -31,12 +31,14 @@ use crate::data::NoData;
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
-use crate::job::{CapsuleAck, Control, LEAVING};
+use crate::job::{CapsuleAck, RunnerOrder};
 use crate::large::Known;
-use crate::message::{After, Intent, Message, Said, check_outputs, split_outputs};
+use crate::message::{After, Message, Said, check_outputs, split_outputs};
 use crate::outside::Fetches;
 use crate::packages::Program;
 use crate::park::Parked;
+use crate::pending_order::PendingOrder;
+use crate::replies::NotTaken;
 use crate::shared::{self, Shared, Slot};
 use crate::spread::Sharing;
 use crate::take_up;
@@ -61,7 +63,7 @@ enum Input {
     /// From the child; none where it has closed its socket.
     Report(Result<Option<(Report, Bytes)>, FrameError>),
     /// An order; none where nobody can give one any more.
-    Control(Option<Box<Control>>),
+    Order(Option<RunnerOrder>),
     /// [`Runner::wait`]'s moment.
     Deadline,
     /// Routine commits are to be another distance apart.
@@ -101,7 +103,7 @@ pub(crate) struct Runner {
     pub(crate) spec: Arc<Submission>,
     /// The capsule message's acknowledgement: dropped, and thereby sent, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
-    pub(crate) control: mpsc::Receiver<Box<Control>>,
+    pub(crate) control: mpsc::Receiver<RunnerOrder>,
     /// The recorder's word; its own receiver, so that each change is seen once.
     pub(crate) stretch: watch::Receiver<Recorded>,
     /// Its messages that are not in the history yet.
@@ -146,9 +148,9 @@ pub(crate) struct Runner {
     /// σ of the last commit, for another attempt without a fetch; none where it is too large for a
     /// message.
     pub(crate) last: Option<Bytes>,
-    /// What is to follow the boundary at which the child was told to stop.
-    pub(crate) intent: Option<Intent>,
-    /// Who cancelled it, while the child has not yet stopped.
+    /// The order that the next boundary carries out.
+    pub(crate) pending: Option<PendingOrder>,
+    /// Who cancelled it, while the child has not yet ended.
     pub(crate) cancelling: Option<String>,
     pub(crate) wait: Option<(Wait, Instant)>,
     /// Nothing more will be staged; the loop ends when all is settled.
@@ -187,8 +189,11 @@ impl Runner {
     pub(crate) async fn drive(&mut self) {
         self.run_to_its_end().await;
         self.control.close();
-        while let Ok(control) = self.control.try_recv() {
-            self.shared.answer_moving(control.reply(), LEAVING).await;
+        while let Ok(order) = self.control.try_recv() {
+            if let RunnerOrder::Request(request) = order {
+                let leaving = Err(NotTaken::Leaving);
+                self.shared.answer(request.reply, leaving).await;
+            }
         }
     }
 
@@ -208,8 +213,8 @@ impl Runner {
                 // What is rare is boxed: this future is made anew for each execution.
                 Input::Report(Ok(None)) => Box::pin(self.lost(None)).await,
                 Input::Report(Err(error)) => Box::pin(self.lost(Some(error.to_string()))).await,
-                Input::Control(Some(control)) => Box::pin(self.control(*control)).await,
-                Input::Control(None) => self.control.close(),
+                Input::Order(Some(order)) => Box::pin(self.obey(order)).await,
+                Input::Order(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
                 Input::Stretch => self.pace().await,
                 Input::Halt => {
@@ -244,7 +249,7 @@ impl Runner {
             result = async { match flight { Some(f) => f.await, None => std::future::pending().await } } => Input::Settled(result),
             answer = fetches.next(), if fetches.any() => Input::Fetched(answer),
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
-            control = control.recv(), if !closed && !*ended => Input::Control(control),
+            order = control.recv(), if !closed && !*ended => Input::Order(order),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
             () = async { match *silence { Some((_, at)) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stretch.changed() => Input::Stretch,
@@ -330,8 +335,7 @@ impl Runner {
         } else {
             tracing::error!(%error, "append failed for good; dropped");
         }
-        self.drop_staged(after, "somebody else holds this execution now")
-            .await;
+        self.drop_staged(after, &NotTaken::Overtaken).await;
         self.child = None;
         self.slot = None;
         self.ended = true;
@@ -353,7 +357,7 @@ impl Runner {
                     self.order(Order::Committed { index }).await;
                 }
             }
-            After::Answer(to) => self.shared.answer(Some(to), None).await,
+            After::Answer(to) => self.shared.answer(to, Ok(())).await,
             After::Confirm(to) => {
                 self.shared.metrics.handovers_out.inc();
                 handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
@@ -428,7 +432,7 @@ impl Runner {
                         pieces.extend(said.piece);
                         (said.result, said.object)
                     }
-                    Err(reason) => return Box::pin(self.give_up(reason)).await,
+                    Err(reason) => return Box::pin(self.fail_now(reason)).await,
                 };
                 let energy = self.energy.as_mut().and_then(Share::interval);
                 // What is guarded counts only once others have found the same.
@@ -467,7 +471,7 @@ impl Runner {
                 };
                 let message = match self.at_its_end(message, computed_until) {
                     Ok(message) => message,
-                    Err(reason) => return Box::pin(self.give_up(reason)).await,
+                    Err(reason) => return Box::pin(self.fail_now(reason)).await,
                 };
                 let is_end = |event: &Event| {
                     matches!(event, Event::Completed { .. } | Event::Computed { .. })
@@ -503,9 +507,9 @@ impl Runner {
             }
             Report::Cancelled => {
                 let Some(who) = self.cancelling.clone() else {
-                    if self.intent.is_some() {
-                        // It stood already when it was asked to leave.
-                        self.left();
+                    if self.pending.is_some() {
+                        // It was parked when the order came.
+                        self.append_pending();
                         if let Some(child) = self.child.take() {
                             self.pass_on(child);
                         }
@@ -579,10 +583,10 @@ impl Runner {
         if let Some(Event::Boundary(event)) = message.events.first()
             && let Err(reason) = check_outputs(&event.outputs)
         {
-            return Box::pin(self.give_up(reason)).await;
+            return Box::pin(self.fail_now(reason)).await;
         }
         if let Err(reason) = self.share(&mut message, split, merged) {
-            return Box::pin(self.give_up(reason)).await;
+            return Box::pin(self.fail_now(reason)).await;
         }
         if !emits.is_empty() && !Box::pin(self.emit(&mut message, emits)).await {
             return;
@@ -599,11 +603,12 @@ impl Runner {
             self.stands(&mut message, computed_until);
         }
         if reason == Reason::Yield {
-            let intent = self.intent.take().unwrap_or(Intent::Yield {
+            let pending = self.pending.take().unwrap_or(PendingOrder::Yield {
                 cause: fiec_schemas::Cause::Balance,
                 to: None,
+                decision: None,
             });
-            let (events, to) = intent.events(self.epoch, computed_until);
+            let (events, to) = pending.events(self.epoch, computed_until);
             message.events.extend(events);
             message.after.extend(to.clone().map(After::Confirm));
             message.handover = to;

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use async_nats::Subject;
 use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, BrokerClock, Ledger, chunks, store};
 use fiec_probes::energy::{EnergyMeter, Share};
@@ -14,7 +13,7 @@ use fiec_probes::latency::LatencyRecorder;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::{RunningProgress, Substrate};
 use fiec_schemas::limits::CPUS_LIMIT;
-use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage, Refusal};
+use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
     Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold,
@@ -34,6 +33,7 @@ use crate::options::Options;
 use crate::packages::Packages;
 use crate::park::Parks;
 use crate::pool::Pool;
+use crate::replies::{NotTaken, Reply};
 use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
 use crate::surroundings::Outlook;
@@ -510,12 +510,13 @@ impl Shared {
     }
 
     /// An answer of this node.
-    pub fn reply(&self, error: Option<String>) -> ControlReply {
+    pub fn reply(&self, taken: Result<(), NotTaken>) -> ControlReply {
+        let not_taken = taken.err();
         ControlReply {
             node: self.node().clone(),
             instance: self.instance,
-            error,
-            refusal: None,
+            error: not_taken.as_ref().map(NotTaken::to_string),
+            refusal: not_taken.as_ref().and_then(NotTaken::refusal),
             running: Vec::new(),
             holdings: None,
         }
@@ -561,21 +562,14 @@ impl Shared {
             .collect()
     }
 
-    /// Sends an answer, if somebody waits for one.
-    pub async fn answer(&self, to: Option<Subject>, error: Option<String>) {
-        self.send_reply(to, &self.reply(error)).await;
-    }
-
-    /// Answers that the execution moves: the requester asks again, where it is then.
-    pub async fn answer_moving(&self, to: Option<Subject>, reason: &str) {
-        let mut reply = self.reply(Some(reason.to_owned()));
-        reply.refusal = Some(Refusal::Moving);
-        self.send_reply(to, &reply).await;
+    /// Answers a control request, if somebody waits for that.
+    pub async fn answer(&self, to: Reply, taken: Result<(), NotTaken>) {
+        self.send_reply(to, &self.reply(taken)).await;
     }
 
     /// Sends this answer, if somebody waits for one.
-    pub async fn send_reply(&self, to: Option<Subject>, reply: &ControlReply) {
-        if let Some(to) = to
+    pub async fn send_reply(&self, to: Reply, reply: &ControlReply) {
+        if let Some(to) = to.0
             && let Ok(body) = serde_json::to_vec(reply)
             && let Err(error) = self.broker.client.publish(to, body.into()).await
         {

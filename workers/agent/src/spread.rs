@@ -7,7 +7,6 @@
 //! a part's end ─▶ boundary + completed in one message: its holder finds σ there
 //! ```
 
-use async_nats::Subject;
 use bytes::Bytes;
 use fiec_broker::BrokerError;
 use fiec_kit::frames::{Merge, Order, Shares};
@@ -17,7 +16,9 @@ use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading, part_id};
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{Cause, Event, Phase, Tenant, Timestamp};
 
-use crate::message::{Intent, Message};
+use crate::message::Message;
+use crate::pending_order::PendingOrder;
+use crate::replies::{NotTaken, Reply};
 use crate::runner::Runner;
 use crate::shared::Shared;
 
@@ -79,39 +80,39 @@ impl Sharing {
 
 impl Runner {
     /// Has the last half of what is left split off at the next boundary, or says why not.
-    pub(crate) async fn split(&mut self, reply: Option<Subject>) {
-        let refusal = self.may_split().err().map(str::to_owned);
-        if refusal.is_none()
+    pub(crate) async fn split(&mut self, reply: Reply) {
+        let taken = self.may_split();
+        if taken.is_ok()
             && let Some(sharing) = &mut self.spread
         {
             sharing.splitting = true;
             self.order(Order::Split).await;
         }
         let shared = self.shared.clone();
-        shared.answer(reply, refusal).await;
+        shared.answer(reply, taken).await;
     }
 
-    fn may_split(&self) -> Result<(), &'static str> {
+    fn may_split(&self) -> Result<(), NotTaken> {
         let sharing = self.spread.as_ref();
-        let sharing = sharing.ok_or("its range is not to be shared: it was submitted so")?;
-        if self.ended || self.intent.is_some() || self.cancelling.is_some() {
-            return Err("it is leaving");
+        let sharing = sharing.ok_or(NotTaken::NotShared)?;
+        if self.ended || self.pending.is_some() || self.cancelling.is_some() {
+            return Err(NotTaken::Leaving);
         }
         if self.parked.is_some() {
-            return Err("it is parked, or about to be");
+            return Err(NotTaken::Parked);
         }
         if self.child.is_none() {
-            return Err("it is between two attempts");
+            return Err(NotTaken::BetweenAttempts);
         }
         let place = self.tip.state.boundary.as_ref();
         if place.is_some_and(|place| place.bytes > INLINE_STATE_LIMIT as u64) {
-            return Err("its σ does not fit a message: a part's like it could not be taken back");
+            return Err(NotTaken::LargeState);
         }
         if sharing.splitting {
-            return Err("it is about to be split already");
+            return Err(NotTaken::Splitting);
         }
         if sharing.now.parts.len() >= PARTS_LIMIT {
-            return Err("it has as many parts as there may be");
+            return Err(NotTaken::ManyParts);
         }
         Ok(())
     }
@@ -226,7 +227,7 @@ impl Runner {
             cause: Cause::Parts,
             computed_until,
         }];
-        if let Some(Intent::Pause { who }) = self.intent.take() {
+        if let Some(PendingOrder::Pause { who }) = self.pending.take() {
             events.push(Event::Paused { who });
         }
         events

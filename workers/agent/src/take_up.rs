@@ -33,7 +33,7 @@ pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
         let held = Held::of(&job);
         let run = AssertUnwindSafe(run(shared.clone(), job, slot, given));
         if let Err(panic) = run.catch_unwind().await {
-            held.give_up(&shared, panic).await;
+            held.record_panic(&shared, panic).await;
         }
     }));
 }
@@ -113,7 +113,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             started: false,
             since: None,
             last: None,
-            intent: None,
+            pending: None,
             cancelling: None,
             wait: None,
             ended: false,

@@ -20,6 +20,7 @@ use crate::attempts::{cut, fetch_spec};
 use crate::child_process::Child;
 use crate::message::split_outputs;
 use crate::outside;
+use crate::replies::NotTaken;
 use crate::shared::{Shared, spare_slot};
 
 /// A program that says nothing for so long is given up.
@@ -92,16 +93,16 @@ impl NotCompared {
 ///
 /// # Errors
 /// The reason, for people.
-pub fn take(shared: &Arc<Shared>, question: Question) -> Result<(), String> {
+pub fn take(shared: &Arc<Shared>, question: Question) -> Result<(), NotTaken> {
     if shared.is_draining() {
-        return Err("the node is draining".to_owned());
+        return Err(NotTaken::Draining);
     }
     if shared.verifying.swap(true, Ordering::AcqRel) {
-        return Err("it computes another part once more already".to_owned());
+        return Err(NotTaken::Verifying);
     }
     let Some(slot) = spare_slot(shared) else {
         shared.verifying.store(false, Ordering::Release);
-        return Err("no slot is to spare".to_owned());
+        return Err(NotTaken::NoSpareSlot);
     };
     let shared = shared.clone();
     tokio::spawn(async move {

@@ -1,0 +1,125 @@
+//! Answers to control requests: where an answer goes, and why a request is not taken.
+
+use async_nats::Subject;
+use fiec_schemas::Epoch;
+use fiec_schemas::messages::Refusal;
+
+/// Where the answer to a control request goes. Nobody waits for the answer to an order of the
+/// worker itself, or to one that is answered already.
+#[derive(Debug, Clone, Default)]
+pub struct Reply(pub(crate) Option<Subject>);
+
+/// Why a request is not taken. Its `Display` is the sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// The request is no JSON of a known one.
+    #[error("request cannot be read: {0}")]
+    Unreadable(String),
+    /// The execution does not live here.
+    #[error("the execution is not here")]
+    NotHeld,
+    /// The execution lives here under another epoch.
+    #[error("the execution is here under epoch {here}, not {ordered}")]
+    Epoch {
+        /// Its epoch here.
+        here: Epoch,
+        /// The epoch of the order.
+        ordered: Epoch,
+    },
+    /// The execution waits for a slot.
+    #[error("the execution is not started")]
+    NotStarted,
+    /// The execution yields, is cancelled, or its last message is under way.
+    #[error("the execution is leaving")]
+    Leaving,
+    /// Another node holds the execution.
+    #[error("somebody else holds this execution now")]
+    Overtaken,
+    /// The event that the request asked for cannot be appended.
+    #[error("the worker could not record it: {0}")]
+    NotRecorded(String),
+    /// The queue of the execution's orders is full.
+    #[error("the execution has too many orders waiting")]
+    Busy,
+    /// The node takes nothing new.
+    #[error("the node is draining")]
+    Draining,
+    /// No child computes the execution at this moment.
+    #[error("it is between two attempts")]
+    BetweenAttempts,
+    /// A park is ordered or done.
+    #[error("it is parked already, or about to be")]
+    Parked,
+    /// The program has not said that it knows `park`.
+    #[error("its program does not know how to park; let it yield")]
+    CannotPark,
+    /// The node's memory is beyond its threshold.
+    #[error("the node's memory is beyond its threshold: nothing is parked")]
+    MemoryPresses,
+    /// The node has as many parked executions as it may have.
+    #[error("{parked} executions are parked here, and {most} may be")]
+    ManyParked {
+        /// Parked executions.
+        parked: usize,
+        /// Most of them.
+        most: usize,
+    },
+    /// There is nothing to unpark.
+    #[error("it is not parked")]
+    NotParked,
+    /// A park is ordered, and its boundary is not committed yet.
+    #[error("it is on its way to be parked; ask again once it is")]
+    NotYetParked,
+    /// Every slot is taken.
+    #[error(
+        "no slot is free: {running} of {slots} compute, {queued} wait; one that completes or \
+         leaves would help"
+    )]
+    NoSlot {
+        /// Executions that compute.
+        running: u32,
+        /// Slots of the node.
+        slots: u32,
+        /// Bindings that wait for a slot.
+        queued: usize,
+    },
+    /// The submission has no `spread`.
+    #[error("its range is not to be shared: it was submitted so")]
+    NotShared,
+    /// σ is larger than what a part may have.
+    #[error("its σ does not fit a message: a part's like it could not be taken back")]
+    LargeState,
+    /// A split is ordered.
+    #[error("it is about to be split already")]
+    Splitting,
+    /// The execution has the most parts that it may have.
+    #[error("it has as many parts as there may be")]
+    ManyParts,
+    /// The execution has this grant.
+    #[error("it has that already")]
+    SameGrant,
+    /// The node computes another part once more.
+    #[error("it computes another part once more already")]
+    Verifying,
+    /// No slot is free for computing a part once more.
+    #[error("no slot is to spare")]
+    NoSpareSlot,
+    /// The node does not have what the execution needs, or does not grant it.
+    #[error("{0}")]
+    NotGranted(String),
+}
+
+impl NotTaken {
+    /// The reason for programs, where the asker can do something about it.
+    pub fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Self::NotHeld => Some(Refusal::NotHeld),
+            Self::Epoch { .. }
+            | Self::NotStarted
+            | Self::Leaving
+            | Self::Overtaken
+            | Self::NotRecorded(_) => Some(Refusal::Moving),
+            _ => None,
+        }
+    }
+}
