@@ -84,7 +84,7 @@ pub struct Node {
     pub started: u32,
     /// Of those, the parked ones, which have no slot.
     pub parked: u32,
-    /// Yield orders that name it as their destination.
+    /// Orders to yield or unpark that name it as their destination.
     pub expected: u32,
     /// How fast it is.
     pub speed: Speed,

@@ -35,29 +35,28 @@ impl Stage {
     }
 }
 
-/// What an order wants of an execution's holder.
+/// What an order wants of the node that computes an execution. The order to yield keeps this name
+/// down to the ledger: `ControlRequest::Yield`, the child's order and report `yield`, the event
+/// `yielded`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// To yield: to the order's destination, or without one, so that it waits as pending.
+    /// Yield at the next boundary, to the order's destination. Without one the execution is pending
+    /// again.
     Yield,
-    /// To stop at a boundary, keep this, and wait there.
+    /// Park at the next boundary, and keep this.
     Park(Keep),
-    /// To go on where it is parked; the order's destination is its own node, so that its slot is
-    /// counted.
+    /// Go on where the execution is parked. The order's destination is that node, so that its slot
+    /// is counted.
     Unpark,
 }
 
 impl Wanted {
-    /// What the execution will do. `to`: the order names a place; `taken`: its holder agreed.
-    pub fn in_words(self, to: bool, taken: bool) -> &'static str {
-        match (self, to, taken) {
-            (Wanted::Yield, true, true) => "will move at its next boundary",
-            (Wanted::Yield, true, false) => "is being asked to move",
-            (Wanted::Yield, false, true) => "will give up its place at its next boundary",
-            (Wanted::Yield, false, false) => "is being asked to give up its place",
-            (Wanted::Park(_), _, true) => "will wait at its next boundary",
-            (Wanted::Park(_), _, false) => "is being asked to wait where it is",
-            (Wanted::Unpark, _, _) => "is being asked to go on",
+    /// The order's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Wanted::Yield => "yield",
+            Wanted::Park(_) => "park",
+            Wanted::Unpark => "unpark",
         }
     }
 }
@@ -77,6 +76,35 @@ pub struct Order {
     pub decision: Option<Decision>,
     /// True once the node said that it will.
     pub taken: bool,
+}
+
+impl Order {
+    /// An order without a destination.
+    pub fn new(wants: Wanted, cause: Cause) -> Self {
+        Self {
+            wants,
+            to: None,
+            claim: Claim::Host,
+            cause,
+            decision: None,
+            taken: false,
+        }
+    }
+
+    /// What the execution will do. `name` gives the name of a node.
+    pub fn in_words(&self, name: impl Fn(NodeIx) -> String) -> String {
+        let order = self.wants.as_str();
+        let to = match (self.wants, self.to) {
+            (Wanted::Yield, Some(to)) => format!(" to {}", name(to)),
+            _ => String::new(),
+        };
+        let cause = self.cause.in_words();
+        if self.taken && self.wants != Wanted::Unpark {
+            format!("will {order}{to} at its next boundary: {cause}")
+        } else {
+            format!("is being asked to {order}{to}: {cause}")
+        }
+    }
 }
 
 /// A node that did not take an execution, or an order about it, and is left alone for a while.

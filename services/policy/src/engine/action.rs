@@ -46,7 +46,7 @@ pub enum Action {
         /// Sequence of the message that the node must follow.
         seq: Sequence,
     },
-    /// Ask a node; answer a yield with [`Input::Ordered`].
+    /// Ask a node; answer an order with [`Input::Ordered`].
     Control {
         /// Which.
         node: NodeId,

@@ -78,7 +78,7 @@ impl Policy {
     ) {
         let kept = self.kept_of(now, gives);
         let Cause::Preempted { rule, by, reason } = cause else {
-            return self.order_off(now, gives.id, cause, out);
+            return self.order_yield(now, gives.id, cause, out);
         };
         let reason = match &kept {
             Some(kept) => format!("{reason}; {}", kept.in_words()),
@@ -86,17 +86,10 @@ impl Policy {
         };
         let cause = Cause::Preempted { rule, by, reason };
         let Some(keep) = kept.and_then(|kept| kept.keep) else {
-            return self.order_off(now, gives.id, cause, out);
+            return self.order_yield(now, gives.id, cause, out);
         };
-        let order = Order {
-            wants: Wanted::Park(keep),
-            to: None,
-            claim: Claim::Host,
-            cause,
-            decision: None,
-            taken: false,
-        };
-        self.put_order(now, gives.id, order, None, out);
+        let order = Order::new(Wanted::Park(keep), cause);
+        self.give_order(now, gives.id, order, None, out);
     }
 
     /// What its pause would keep; none where it cannot park.
@@ -222,14 +215,11 @@ impl Policy {
                 seconds(as_f64(waited_ms(now, e)))
             );
             let order = Order {
-                wants: Wanted::Unpark,
                 to: Some(ix),
                 claim,
-                cause: Cause::Unviable { reason },
-                decision: None,
-                taken: false,
+                ..Order::new(Wanted::Unpark, Cause::Unviable { reason })
             };
-            self.put_order(now, id, order, None, out);
+            self.give_order(now, id, order, None, out);
             return Placed::Yes;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -252,7 +242,7 @@ impl Policy {
         if self.defers(now, id, self.config.order_grace_ms) {
             return Placed::Deferred;
         }
-        self.give_order(now, id, choice, Cause::Balance, None, out);
+        self.order_yield_to(now, id, choice, Cause::Balance, None, out);
         Placed::Yes
     }
 
@@ -328,7 +318,7 @@ impl Policy {
                 kept.in_words()
             ),
         };
-        self.order_off(now, id, cause, out);
+        self.order_yield(now, id, cause, out);
         self.stop_waiting(id);
         true
     }

@@ -124,7 +124,7 @@ pub enum Input<'a> {
         /// All executions that it holds, in order of their ids.
         held: &'a [Holding],
     },
-    /// What became of a yield order.
+    /// The holder's answer to an order to yield, park or unpark.
     Ordered {
         /// Which execution.
         execution: ExecutionId,

@@ -78,7 +78,7 @@ impl Policy {
                     by: None,
                     reason,
                 };
-                self.order_off(now, id, cause, out);
+                self.order_yield(now, id, cause, out);
             }
             Stage::Pending | Stage::Bound(..) | Stage::Paused => {
                 let reason = format!("it was not done by its deadline {deadline}");

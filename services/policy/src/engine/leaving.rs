@@ -21,8 +21,7 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
 use super::bind::Placed;
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Order, Stage, Wanted};
-use crate::places::Claim;
+use crate::cluster::{NodeIx, Stage};
 use crate::time::{Millis, Now};
 
 /// Who asked for a change, where that is not known any more.
@@ -196,20 +195,12 @@ impl Policy {
         });
     }
 
-    /// Tells the holder to commit at the next boundary and give it up, to wait for a place.
+    /// Orders a yield of an execution that must leave and has no destination.
     fn suspend(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
         let Some(cause) = self.must_go(id, ix, true) else {
             return;
         };
-        let order = Order {
-            wants: Wanted::Yield,
-            to: None,
-            claim: Claim::Host,
-            cause,
-            decision: None,
-            taken: false,
-        };
-        self.put_order(now, id, order, None, out);
+        self.order_yield(now, id, cause, out);
     }
 
     /// Sees to it that an execution is looked at at once if a change rules out where it is.

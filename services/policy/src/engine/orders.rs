@@ -73,7 +73,7 @@ impl Policy {
             return Placed::Moot;
         };
         if started {
-            self.order_away(now, id, ix, cause, out)
+            self.yield_elsewhere(now, id, ix, cause, out)
         } else {
             self.rebind(now, id, cause, Some(ix), out)
         }
@@ -122,7 +122,8 @@ impl Policy {
         })
     }
 
-    pub(super) fn order_away(
+    /// Orders a yield to the best other node. Where there is none the execution stays.
+    pub(super) fn yield_elsewhere(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -167,11 +168,12 @@ impl Policy {
         {
             return Placed::Deferred;
         }
-        self.give_order(now, id, choice, cause, None, out);
+        self.order_yield_to(now, id, choice, cause, None, out);
         Placed::Yes
     }
 
-    pub(super) fn give_order(
+    /// Orders a yield to the chosen place.
+    pub(super) fn order_yield_to(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -183,18 +185,27 @@ impl Policy {
         let profile = self.cluster.execution(id).map(|e| e.profile);
         let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
         let order = Order {
-            wants: Wanted::Yield,
             to: Some(choice.node),
             claim: Claim::of(profile, choice.device),
-            cause,
             decision: Some(choice.decision),
-            taken: false,
+            ..Order::new(Wanted::Yield, cause)
         };
-        self.put_order(now, id, order, ticket, out);
+        self.give_order(now, id, order, ticket, out);
     }
 
-    /// Gives an order: what it wants and where to is chosen.
-    pub(super) fn put_order(
+    /// Orders a yield without a destination: the execution is pending again.
+    pub(super) fn order_yield(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        cause: Cause,
+        out: &mut Vec<Action>,
+    ) {
+        self.give_order(now, id, Order::new(Wanted::Yield, cause), None, out);
+    }
+
+    /// Gives an order, and repeats it while no answer and no boundary comes.
+    pub(super) fn give_order(
         &mut self,
         now: Now,
         id: ExecutionId,
@@ -317,11 +328,12 @@ impl Policy {
     }
 
     fn retry_order(&mut self, now: Now, id: ExecutionId, ix: NodeIx, reason: &str) {
-        self.cluster.clear_order(id);
+        let order = self.cluster.clear_order(id);
         let until = now.mono.plus(self.config.order_retry_ms);
         let note = format!(
-            "{} did not take the order to yield: {reason}",
-            self.cluster.node(ix).id
+            "{} did not take the order to {}: {reason}",
+            self.cluster.node(ix).id,
+            order.map_or("yield", |order| order.wants.as_str())
         );
         if let Some(e) = self.cluster.execution_mut(id) {
             e.extra().avoid_until(ix, until);
@@ -348,7 +360,7 @@ impl Policy {
             // Whether it is time to go on is decided anew.
             (Wanted::Unpark, _) => return,
             (Wanted::Park(_), _) | (Wanted::Yield, None) => {
-                return self.put_order(now, id, order, None, out);
+                return self.give_order(now, id, order, None, out);
             }
             (Wanted::Yield, Some(_)) => {}
         }
@@ -370,7 +382,7 @@ impl Policy {
             choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         }
         if let Some(choice) = choice {
-            self.give_order(now, id, choice, order.cause, None, out);
+            self.order_yield_to(now, id, choice, order.cause, None, out);
         }
     }
 
@@ -390,7 +402,7 @@ impl Policy {
                 let cause = Cause::Operator {
                     who: who.to_owned(),
                 };
-                self.give_order(now, id, choice, cause, Some(ticket), out);
+                self.order_yield_to(now, id, choice, cause, Some(ticket), out);
             }
             Ok((choice, false)) => {
                 let cause = Cause::Operator {

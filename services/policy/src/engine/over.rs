@@ -210,7 +210,7 @@ impl Policy {
         };
         self.holds.trimmed.insert(id, trimmed);
         self.stop_waiting(id);
-        self.order_off(now, id, cause, out);
+        self.order_yield(now, id, cause, out);
     }
 
     /// One that was told, and whose holder did not say that it will.

@@ -15,9 +15,8 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 use super::aside::{GivesWay, is_aside};
 use super::victims::{Victim, WINDOW};
 use super::{Action, Policy};
-use crate::cluster::{Order, Stage, Wanted};
+use crate::cluster::Stage;
 use crate::placement::{self, Ask, Leaving};
-use crate::places::Claim;
 use crate::profile::Profile;
 use crate::share::order::{self, Discipline, NEVER};
 use crate::share::queue::Waiter;
@@ -258,7 +257,7 @@ impl Policy {
             placement::choose(&mut self.rankings, cluster, config, now, &ask)
         });
         match elsewhere {
-            Some(choice) => self.give_order(now, victim.id, choice, cause, None, out),
+            Some(choice) => self.order_yield_to(now, victim.id, choice, cause, None, out),
             None => {
                 let gives = GivesWay {
                     id: victim.id,
@@ -269,24 +268,5 @@ impl Policy {
                 self.set_aside(now, gives, cause, out);
             }
         }
-    }
-
-    /// Has it yield without a destination: it waits as pending then.
-    pub(super) fn order_off(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        cause: Cause,
-        out: &mut Vec<Action>,
-    ) {
-        let order = Order {
-            wants: Wanted::Yield,
-            to: None,
-            claim: Claim::Host,
-            cause,
-            decision: None,
-            taken: false,
-        };
-        self.put_order(now, id, order, None, out);
     }
 }

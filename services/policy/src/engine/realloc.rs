@@ -141,7 +141,7 @@ impl Policy {
                 ),
             },
         };
-        self.put_order(now, id, plain(wants, cause), None, out);
+        self.give_order(now, id, Order::new(wants, cause), None, out);
         Placed::Yes
     }
 
@@ -242,7 +242,7 @@ impl Policy {
         let cause = Cause::Asked {
             reason: format!("{}, and {node} has not granted that", words.join(" and ")),
         };
-        let placed = self.order_away(now, id, ix, cause, out);
+        let placed = self.yield_elsewhere(now, id, ix, cause, out);
         if matches!(placed, Placed::NoRoom | Placed::Moot) {
             let again = now.mono.plus(self.config.order_retry_ms);
             self.cluster.set_due(id, again);
@@ -376,14 +376,14 @@ impl Policy {
         let order = Order {
             to: Some(ix),
             claim,
-            ..plain(
+            ..Order::new(
                 Wanted::Unpark,
                 Cause::Unviable {
                     reason: cause.to_owned(),
                 },
             )
         };
-        self.put_order(now, id, order, None, out);
+        self.give_order(now, id, order, None, out);
     }
 
     /// Whether a node has what an execution asks for, were nobody else on it.
@@ -441,7 +441,7 @@ impl Policy {
             Some(cause @ (Cause::Unviable { .. } | Cause::Asked { .. })) => cause,
             _ => Cause::Balance,
         };
-        self.give_order(now, id, choice, cause, None, out);
+        self.order_yield_to(now, id, choice, cause, None, out);
     }
 
     /// Whether something that waits goes before one that is parked. What has just been looked at
@@ -469,18 +469,6 @@ impl Policy {
         let aged = order::aged(&self.config, waited, own.service_ms);
         let stands = own.priority.saturating_add(aged);
         (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
-    }
-}
-
-/// An order that names no place.
-fn plain(wants: Wanted, cause: Cause) -> Order {
-    Order {
-        wants,
-        to: None,
-        claim: Claim::Host,
-        cause,
-        decision: None,
-        taken: false,
     }
 }
 

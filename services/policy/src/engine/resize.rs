@@ -195,7 +195,7 @@ impl Policy {
                 reason,
             };
             self.realloc.freed_for.insert(waits, now.mono);
-            return self.give_order(now, holder.id, choice, cause, None, out);
+            return self.order_yield_to(now, holder.id, choice, cause, None, out);
         }
     }
 
@@ -247,7 +247,7 @@ impl Policy {
                 upgrade: true,
                 reason,
             };
-            return self.give_order(now, holder.id, choice, cause, None, out);
+            return self.order_yield_to(now, holder.id, choice, cause, None, out);
         }
     }
 

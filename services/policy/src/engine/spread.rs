@@ -420,7 +420,7 @@ impl Policy {
                 Stage::Started(..) if e.order().is_some() => {}
                 Stage::Started(..) => {
                     if !e.was_told(now.mono) && !self.defers(now, id, self.config.order_grace_ms) {
-                        self.order_off(now, id, Cause::PartFailed { part, reason }, out);
+                        self.order_yield(now, id, Cause::PartFailed { part, reason }, out);
                     }
                 }
                 _ => {

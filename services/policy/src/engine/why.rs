@@ -59,12 +59,7 @@ impl Policy {
         };
         if let Some(extra) = &e.extra {
             if let Some(order) = &extra.order {
-                let to = order
-                    .to
-                    .map(|to| format!(" to {}", name(to)))
-                    .unwrap_or_default();
-                let word = order.wants.in_words(order.to.is_some(), order.taken);
-                summary += &format!("; it {word}{to}: {}", order.cause.in_words());
+                summary += &format!("; it {}", order.in_words(|ix| name(ix).to_string()));
             } else if let Some(note) = &extra.note {
                 summary += &format!("; {note}");
             }

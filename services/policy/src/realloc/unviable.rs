@@ -92,7 +92,7 @@ impl Pressure {
 pub enum Answer {
     /// It stays until there is a place to migrate to.
     GoOn,
-    /// It stops at a boundary and waits where it is.
+    /// Park: it commits a boundary and waits where it is.
     Wait(Keep),
     /// It commits at a boundary and frees its place.
     Suspend,
