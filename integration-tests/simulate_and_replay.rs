@@ -82,6 +82,51 @@ async fn a_scenario_is_played_and_a_bad_one_is_named_with_its_field() {
     assert!(ran.stderr.contains("is no setting"), "{}", ran.stderr);
 }
 
+async fn trace(list: &[&str]) -> Ran {
+    let mut command = tokio::process::Command::new(BINARY);
+    command
+        .arg("trace")
+        .args(list)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    run(command).await
+}
+
+#[tokio::test]
+async fn a_trace_is_printed_written_and_replayed() {
+    let file = scenario("calm.json");
+    let printed = trace(&[&file]).await.expect(0).stdout;
+    assert!(printed.starts_with("0 p0 in new {"), "{printed}");
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    trace(&[&file, "seed:7", "--out", folder]).await.expect(0);
+    let written = std::fs::read_to_string(dir.path().join("calm.txt")).unwrap();
+    assert!(written == printed, "the file has what was printed");
+    for name in ["calm.txt", "seed-7.txt"] {
+        let written = dir.path().join(name);
+        let again = trace(&["--replay", written.to_str().unwrap()]).await;
+        let again = again.expect(0).stdout;
+        assert!(
+            again == std::fs::read_to_string(&written).unwrap(),
+            "{name}"
+        );
+    }
+    let bad = dir.path().join("bad.txt");
+    std::fs::write(&bad, "0 p0 in tick\n").unwrap();
+    for (list, words) in [
+        (
+            vec!["--replay", bad.to_str().unwrap()],
+            "line 1 of the trace",
+        ),
+        (vec!["/nowhere.json"], "/nowhere.json"),
+        (vec!["--list"], "in the root of FIEC's sources"),
+    ] {
+        let ran = trace(&list).await.expect(2);
+        assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    }
+}
+
 fn options() -> ClusterOptions {
     ClusterOptions {
         worker_args: slots(2),

@@ -15,7 +15,7 @@ const PROGRAM: &str = "fiec-lab";
 const HIDDEN: &str = "burn";
 
 /// The commands, each with its line in `fiec --help`.
-const COMMANDS: [(&str, &str); 8] = [
+const COMMANDS: [(&str, &str); 9] = [
     (
         "demo",
         "Run the whole path on this machine under real memory pressure",
@@ -34,6 +34,7 @@ const COMMANDS: [(&str, &str); 8] = [
         "Play a scenario against the policy on a virtual clock",
     ),
     ("replay", "Play recorded history under another policy"),
+    ("trace", "Print the policy's inputs and actions, for `diff`"),
     ("pressure", "Fill a node's memory"),
     ("burn", "Take processors or a device"),
 ];

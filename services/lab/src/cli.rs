@@ -7,7 +7,7 @@ use fiec::cli::{complete, start};
 use fiec::context::Global;
 use fiec::exit::{HELP, Outcome};
 
-use crate::{bench, demo, doctor, experiment, load, replay, simulate, up};
+use crate::{bench, demo, doctor, experiment, load, replay, simulate, trace, up};
 
 /// FIEC's lab: demo, servers for development, benches, experiments and the simulator, beside all
 /// commands of `fiec`
@@ -36,6 +36,7 @@ enum LabCommand {
     Experiment(experiment::ExperimentArgs),
     Simulate(simulate::SimulateArgs),
     Replay(replay::ReplayArgs),
+    Trace(trace::TraceArgs),
     Pressure(load::memory::PressureArgs),
     #[command(hide = true)]
     Burn(load::processors::BurnArgs),
@@ -61,6 +62,7 @@ async fn run(command: LabCommand, global: &Global) -> anyhow::Result<Outcome> {
         LabCommand::Experiment(args) => experiment::run(args, global).await,
         LabCommand::Simulate(args) => simulate::run(&args, global),
         LabCommand::Replay(args) => replay::run(args, global).await,
+        LabCommand::Trace(args) => trace::run(&args),
         LabCommand::Pressure(args) => load::memory::run(&args).map(|()| Outcome::Done),
         LabCommand::Burn(args) => load::processors::run(&args).map(|()| Outcome::Done),
     }

@@ -16,4 +16,5 @@ pub mod load;
 pub mod process;
 pub mod replay;
 pub mod simulate;
+pub mod trace;
 pub mod up;

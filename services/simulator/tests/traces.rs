@@ -35,9 +35,7 @@ fn drawn(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = Source> {
 }
 
 fn digest(scenario: &Scenario) -> Digested {
-    let recorder = Recorder::digest();
-    sources::record(scenario, &recorder).unwrap();
-    recorder.finish().unwrap()
+    sources::record(scenario, &Recorder::digest()).unwrap()
 }
 
 /// Text that a recorder writes and the test reads.
@@ -63,9 +61,7 @@ impl Text {
 
 fn recorded(scenario: &Scenario) -> Text {
     let text = Text::default();
-    let recorder = Recorder::to(text.clone());
-    sources::record(scenario, &recorder).unwrap();
-    recorder.finish().unwrap();
+    sources::record(scenario, &Recorder::to(text.clone())).unwrap();
     text
 }
 

@@ -24,23 +24,31 @@
 //! | `committed` | the files of digests |
 //! | `sources` | scenarios and drawn seeds |
 //!
-//! A trace has no sentences: [`text::MARK`] stands for each, so other words change no trace. All
+//! A trace has no sentences: [`text::MARK`] stands for each, so a rewording changes no trace. All
 //! that is decided is there: ids, nodes, epochs, sequences, kinds, causes, numbers.
 //!
 //! # If a trace differs
 //!
 //! ```text
-//! fiec trace seed:7 > new.txt                         # in the changed tree
-//! fiec trace seed:7 > old.txt                         # in a tree of the commit before
-//! diff old.txt new.txt | head
-//! fiec trace --replay old.txt | diff old.txt - | head # each other step that would differ
+//! fiec trace seed:7 > old.txt                  # in a tree of the commit before
+//! fiec trace seed:7 > new.txt                  # in the changed tree
+//! diff old.txt new.txt | head                  # the first step that differs
+//! fiec trace --replay old.txt | diff old.txt - # each step that differs on the same inputs
 //! ```
 //!
-//! The third line ends where the first difference has changed what follows. The replay has the
-//! inputs of the old trace, so one difference does not hide the rest. The traces of the policy's own
-//! tests are written by `FIEC_TRACES=DIR cargo test -p fiec-policy`. If the difference is meant,
-//! `FIEC_UPDATE=1 cargo test -p fiec-policy -p fiec-simulator` rewrites the digests; the commit says
-//! why.
+//! In a run, a difference changes the inputs that follow. The replay gives the policy the inputs of
+//! the old trace, so one difference does not hide the rest. `FIEC_TRACES=DIR cargo test -p
+//! fiec-policy` writes the traces of the policy's own tests, which replay in the same way. If the
+//! difference is meant, `FIEC_UPDATE=1 cargo test -p fiec-policy -p fiec-simulator` rewrites the
+//! digests. The commit says why.
+//!
+//! # Limits
+//!
+//! The wording of a sentence is in no trace. Questions to the policy (`why`, `duties`, `foresee`) are
+//! not recorded, and no source gives the inputs `connected`, `lost` and a replica that leaves. Runs
+//! of the simulator have no `record` of executions that wait, since [`Settings`] turns them off.
+//!
+//! [`Settings`]: crate::settings::Settings
 
 mod action;
 pub mod committed;
@@ -57,6 +65,9 @@ pub use replay::replay;
 /// Why a trace cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
+    /// The field of a scenario, and the rule that it breaks.
+    #[error(transparent)]
+    Scenario(#[from] fiec_schemas::FieldError),
     /// The disk, or a pipe that was closed.
     #[error(transparent)]
     Io(#[from] std::io::Error),

@@ -78,7 +78,7 @@ impl Recorder {
         }
     }
 
-    /// Steps and digest so far; none if it is off.
+    /// Steps and digest so far. No steps if it is off.
     ///
     /// # Errors
     /// The first failure to write.

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use fiec_policy::Policy;
-use fiec_schemas::FieldError;
 
-use super::Recorder;
-use crate::{Outcome, Scenario, World, random};
+use super::{Digested, Recorder, TraceError};
+use crate::{Scenario, World, random};
 
 /// The seeds whose traces are committed.
 pub const SEEDS: std::ops::RangeInclusive<u64> = 1..=100;
@@ -59,10 +58,11 @@ pub fn scenarios(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Plays a scenario with the production policy, recorded.
 ///
 /// # Errors
-/// The field of the scenario and the rule that it breaks.
-pub fn record(scenario: &Scenario, recorder: &Recorder) -> Result<Outcome, FieldError> {
+/// The field of the scenario and the rule that it breaks, or a failure to write.
+pub fn record(scenario: &Scenario, recorder: &Recorder) -> Result<Digested, TraceError> {
     let mut make = |config: &fiec_policy::Config, id| {
         recorder.policy(config, id, |config, id| Policy::new(config.clone(), id))
     };
-    Ok(World::new(scenario, &mut make)?.run(&mut |_| {}))
+    World::new(scenario, &mut make)?.run(&mut |_| {});
+    recorder.finish()
 }
