@@ -1,0 +1,173 @@
+//! The commands of the pages, run as they stand.
+//!
+//! A comment above each block of `sh` says where it runs. A reader of the page does not see it.
+//!
+//! ```text
+//! <!-- run: local -->                               programs on the PATH, files of the project
+//! <!-- run: cluster -->                             and a cluster, as `fiec up` starts it
+//! <!-- run: servers -->                             and NATS and PostgreSQL, with nothing set up
+//! <!-- run: not here, because …; covered by NAME --> a test, or `the CI step "…"`, covers it
+//! <!-- file: a/b.py -->                             any block: it is written to that file
+//! ```
+//!
+//! Options after the place: `background, until: COMMAND` for one command that stays, `exits: 0 5`,
+//! `needs: PROGRAM`. Blocks of a page run in order; pages of one stage share folder and cluster.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod blocks;
+#[path = "../python_support.rs"]
+mod python_support;
+mod stage;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use blocks::{Block, Marker, blocks};
+use stage::{Stage, root};
+
+/// Pages that run on one stage, in this order.
+const FOR_USERS: [&str; 6] = [
+    "README.md",
+    "schemas/README.md",
+    "workers/CONTRACT.md",
+    "workers/python/README.md",
+    "migrations/README.md",
+    "examples/shell-counter/README.md",
+];
+/// The same on another one.
+const FOR_OPERATORS: [&str; 4] = [
+    "services/README.md",
+    "workers/README.md",
+    "services/lab/README.md",
+    "broker-config/README.md",
+];
+
+/// Every page of the project, relative to it.
+fn pages() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let (path, name) = (entry.path(), entry.file_name());
+            let kind = entry.file_type().unwrap();
+            let is_ours = !["target", ".git", "shared"]
+                .iter()
+                .any(|other| name == *other);
+            if kind.is_dir() && is_ours {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "md") {
+                found.push(path.strip_prefix(root()).unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn blocks_of(page: &Path) -> Vec<Block> {
+    let text = std::fs::read_to_string(root().join(page)).unwrap();
+    blocks(page, &text).unwrap_or_else(|why| panic!("{why}"))
+}
+
+async fn run(pages: &[&str]) {
+    let mut stage = Stage::new().await;
+    for page in pages {
+        for block in blocks_of(Path::new(page)) {
+            stage.perform(&block).await;
+        }
+    }
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_pages_for_users_run() {
+    run(&FOR_USERS).await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_pages_for_operators_run() {
+    run(&FOR_OPERATORS).await;
+}
+
+#[test]
+fn every_block_of_commands_says_where_it_runs() {
+    let run: BTreeSet<PathBuf> = FOR_USERS
+        .iter()
+        .chain(&FOR_OPERATORS)
+        .map(PathBuf::from)
+        .collect();
+    let mut wrong = Vec::new();
+    for block in pages().iter().flat_map(|page| blocks_of(page)) {
+        match &block.marker {
+            None if block.language == "sh" => {
+                wrong.push(format!("{block}: no comment says where it runs"));
+            }
+            Some(Marker::Run(_)) if !run.contains(&block.page) => {
+                wrong.push(format!("{block}: no stage runs this page"));
+            }
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The names of all tests in the project's sources.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let (path, name) = (entry.path(), entry.file_name());
+            let kind = entry.file_type().unwrap();
+            let is_ours = !["target", ".git", "shared"]
+                .iter()
+                .any(|other| name == *other);
+            if kind.is_dir() && is_ours {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(path).unwrap();
+                let mut is_test = false;
+                for line in text.lines().map(str::trim) {
+                    is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+                    let name = line
+                        .strip_prefix("async ")
+                        .unwrap_or(line)
+                        .strip_prefix("fn ");
+                    if let Some(name) = name.and_then(|name| name.split('(').next()) {
+                        if is_test {
+                            names.insert(name.to_owned());
+                        }
+                        is_test = false;
+                    }
+                }
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn what_is_not_run_here_is_covered_by_a_test_or_a_step_of_ci_that_exists() {
+    let tests = tests();
+    let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+    let mut missing = Vec::new();
+    for block in pages().iter().flat_map(|page| blocks_of(page)) {
+        let Some(Marker::NotHere { covered_by }) = &block.marker else {
+            continue;
+        };
+        let step = covered_by
+            .strip_prefix("the CI step \"")
+            .and_then(|s| s.strip_suffix('"'));
+        let exists = match step {
+            Some(step) => ci.contains(&format!("say \"{step}\"")),
+            None => tests.contains(covered_by),
+        };
+        if !exists {
+            missing.push(format!("{block}: there is no {covered_by}"));
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
