@@ -277,6 +277,23 @@ async fn lost_rows(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<LostRows>
 }
 
 impl Compared {
+    /// Checks a loss against the ledger as it was read after the history. A running execution may have
+    /// appended between the two reads: then the broker has lost nothing.
+    pub fn confirmed(self, ledger: &LedgerEnd) -> Self {
+        match (self, ledger) {
+            (Self::LostByBroker { recorded, .. }, LedgerEnd::At(ledger)) => {
+                match ledger.message >= recorded.message {
+                    true => Self::Complete,
+                    false => Self::LostByBroker {
+                        recorded,
+                        ledger: Some(*ledger),
+                    },
+                }
+            }
+            (compared, _) => compared,
+        }
+    }
+
     /// What a person should know; none where all is recorded.
     pub fn in_words(&self) -> Option<String> {
         Some(match self {
@@ -369,6 +386,24 @@ fn counted(number: u64, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ledger_that_grew_while_the_history_was_read_has_lost_nothing() {
+        let at = |message| Reached {
+            message,
+            boundary: 1,
+        };
+        let lost = |ledger| Compared::LostByBroker {
+            recorded: at(7),
+            ledger: Some(at(ledger)),
+        };
+        for message in [7, 8] {
+            let confirmed = lost(6).confirmed(&LedgerEnd::At(at(message)));
+            assert_eq!(confirmed, Compared::Complete);
+        }
+        assert_eq!(lost(5).confirmed(&LedgerEnd::At(at(6))), lost(6));
+        assert_eq!(lost(6).confirmed(&LedgerEnd::Absent), lost(6));
+    }
 
     #[test]
     fn what_is_missing_is_told_in_sentences_and_nothing_where_nothing_is() {

@@ -178,10 +178,13 @@ async fn look_for_missing(
     execution: ExecutionId,
     global: &Global,
 ) -> anyhow::Result<Missing> {
-    let asked = ask(global, async |broker| {
-        Ok(LedgerEnd::of(&broker, tenant, execution).await?)
-    });
-    let ledger = asked.await.unwrap_or_else(LedgerEnd::Unknown);
+    let ledger_end = async || {
+        let asked = ask(global, async |broker| {
+            Ok(LedgerEnd::of(&broker, tenant, execution).await?)
+        });
+        asked.await.unwrap_or_else(LedgerEnd::Unknown)
+    };
+    let ledger = ledger_end().await;
     if let LedgerEnd::At(end) = &ledger {
         let recorded = async || -> anyhow::Result<u64> {
             let reached = missing::recorded(pool, execution).await?;
@@ -189,7 +192,11 @@ async fn look_for_missing(
         };
         caught_up(end.message, recorded).await?;
     }
-    Ok(missing::read(pool, execution, &ledger).await?)
+    let mut missing = missing::read(pool, execution, &ledger).await?;
+    if let Compared::LostByBroker { .. } = missing.ledger {
+        missing.ledger = missing.ledger.confirmed(&ledger_end().await);
+    }
+    Ok(missing)
 }
 
 /// The summary, a line for each value. The last committed boundary of an execution that has computed
