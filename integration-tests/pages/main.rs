@@ -43,21 +43,18 @@ const FOR_OPERATORS: [&str; 4] = [
     "broker-config/README.md",
 ];
 
-/// Every page of the project, relative to it.
-fn pages() -> Vec<PathBuf> {
+/// The project's files with this ending, relative to it.
+fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
             let (path, name) = (entry.path(), entry.file_name());
-            let kind = entry.file_type().unwrap();
-            let is_ours = !["target", ".git", "shared"]
-                .iter()
-                .any(|other| name == *other);
-            if kind.is_dir() && is_ours {
+            let is_ours = name != "target" && name != ".git";
+            if entry.file_type().unwrap().is_dir() && is_ours {
                 folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "md") {
+            } else if path.extension().is_some_and(|e| e == ending) {
                 found.push(path.strip_prefix(root()).unwrap().to_owned());
             }
         }
@@ -99,7 +96,7 @@ fn every_block_of_commands_says_where_it_runs() {
         .map(PathBuf::from)
         .collect();
     let mut wrong = Vec::new();
-    for block in pages().iter().flat_map(|page| blocks_of(page)) {
+    for block in files("md").iter().flat_map(|page| blocks_of(page)) {
         match &block.marker {
             None if block.language == "sh" => {
                 wrong.push(format!("{block}: no comment says where it runs"));
@@ -116,33 +113,20 @@ fn every_block_of_commands_says_where_it_runs() {
 /// The names of all tests in the project's sources.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    let mut folders = vec![root()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let entry = entry.unwrap();
-            let (path, name) = (entry.path(), entry.file_name());
-            let kind = entry.file_type().unwrap();
-            let is_ours = !["target", ".git", "shared"]
-                .iter()
-                .any(|other| name == *other);
-            if kind.is_dir() && is_ours {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                let text = std::fs::read_to_string(path).unwrap();
-                let mut is_test = false;
-                for line in text.lines().map(str::trim) {
-                    is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
-                    let name = line
-                        .strip_prefix("async ")
-                        .unwrap_or(line)
-                        .strip_prefix("fn ");
-                    if let Some(name) = name.and_then(|name| name.split('(').next()) {
-                        if is_test {
-                            names.insert(name.to_owned());
-                        }
-                        is_test = false;
-                    }
+    for file in files("rs") {
+        let text = std::fs::read_to_string(root().join(file)).unwrap();
+        let mut is_test = false;
+        for line in text.lines().map(str::trim) {
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let function = line
+                .strip_prefix("async ")
+                .unwrap_or(line)
+                .strip_prefix("fn ");
+            if let Some(name) = function.and_then(|rest| rest.split('(').next()) {
+                if is_test {
+                    names.insert(name.to_owned());
                 }
+                is_test = false;
             }
         }
     }
@@ -154,7 +138,7 @@ fn what_is_not_run_here_is_covered_by_a_test_or_a_step_of_ci_that_exists() {
     let tests = tests();
     let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();
     let mut missing = Vec::new();
-    for block in pages().iter().flat_map(|page| blocks_of(page)) {
+    for block in files("md").iter().flat_map(|page| blocks_of(page)) {
         let Some(Marker::NotHere { covered_by }) = &block.marker else {
             continue;
         };

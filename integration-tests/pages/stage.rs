@@ -19,7 +19,7 @@ use crate::python_support::Python;
 /// The binary under test: it has the commands of `fiec` too.
 const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 /// How long a block may take; nothing takes this long when all is well.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Variables of the caller that would change what a page does.
 const UNSET: [&str; 8] = [
     "FIEC_NATS_URL",
