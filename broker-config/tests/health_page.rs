@@ -67,9 +67,16 @@ fn each_alert_of_the_page_is_a_metric_of_the_code() {
     assert!(metrics.len() >= 4, "only {metrics:?} were found");
     for metric in metrics {
         let name = metric.split('{').next().unwrap();
-        let name = name.strip_prefix("fiec_policy_").unwrap_or(name);
-        let name = name.strip_prefix("fiec_recorder_").unwrap_or(name);
-        let found = code.contains(&format!("\"{name}\""));
+        let policy = name
+            .strip_prefix("fiec_policy_")
+            .map(|field| ("fiec_policy", field));
+        let recorder = || Some(("fiec_recorder", name.strip_prefix("fiec_recorder_")?));
+        let (service, field) = policy.or_else(recorder).unwrap();
+        let tables = code.split("figures! {").skip(1);
+        let mut tables = tables.filter_map(|rest| rest.split("\n}").next());
+        let found = tables.any(|table| {
+            table.contains(&format!("in \"{service}\"")) && table.contains(&format!(" {field}: "))
+        });
         assert!(
             found,
             "no source registers {metric:?}: correct services/HEALTH.md"
