@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fiec::client;
 use fiec_lab::cluster::ClusterOptions;
-use fiec_schemas::messages::PolicyPresence;
+use fiec_schemas::messages::{ExecutionVerb, PolicyPresence};
 use fiec_schemas::quota::Reservations;
 use fiec_schemas::{Event, ExecutionId, InstanceId, Timestamp, subjects};
 use futures_util::StreamExt as _;
@@ -88,7 +88,7 @@ impl<'a> Stream<'a> {
 
 /// What `fiec why` says in one sentence; none where the execution is not known yet.
 async fn why(lab: &Lab, name: &str) -> Option<String> {
-    let reply = client::execution(&lab.broker, "why", &lab.tenant, name, None).await;
+    let reply = client::execution(&lab.broker, ExecutionVerb::Why, &lab.tenant, name, None).await;
     Some(reply.ok()?.why?.summary)
 }
 

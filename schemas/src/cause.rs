@@ -8,7 +8,7 @@ use crate::ids::{ExecutionId, NodeId, Timestamp};
 use crate::scheduling::Rule;
 use crate::tagged::tagged;
 
-tagged! { "kind", "Cause",
+tagged! { "kind", "Cause", CauseKind,
     /// Why an execution was bound or yielded.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Cause {
@@ -105,26 +105,8 @@ tagged! { "kind", "Cause",
 
 impl Cause {
     /// The name in SQL and metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Cause::Initial => "initial",
-            Cause::Pressure { .. } => "pressure",
-            Cause::Operator { .. } => "operator",
-            Cause::Drain { .. } => "drain",
-            Cause::Lost { .. } => "lost",
-            Cause::NotTaken { .. } => "not_taken",
-            Cause::Orphaned { .. } => "orphaned",
-            Cause::Resumed => "resumed",
-            Cause::Balance => "balance",
-            Cause::Corrupt { .. } => "corrupt",
-            Cause::Preempted { .. } => "preempted",
-            Cause::Reallocated { .. } => "reallocated",
-            Cause::Asked { .. } => "asked",
-            Cause::Revoked { .. } => "revoked",
-            Cause::Unviable { .. } => "unviable",
-            Cause::Parts => "parts",
-            Cause::PartFailed { .. } => "part_failed",
-        }
+    pub const fn as_str(&self) -> &'static str {
+        self.kind().as_str()
     }
 
     /// One sentence for people.
@@ -228,58 +210,4 @@ pub struct Candidate {
     /// Why it was rejected, each reason a sentence; empty where it was acceptable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<String>,
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test may end so")]
-mod tests {
-    use super::*;
-    use serde_json::Value;
-
-    #[test]
-    fn a_cause_has_the_same_name_in_sql_as_in_messages() {
-        let part = ExecutionId(uuid::Uuid::from_u128(7));
-        let reason = || "because".to_owned();
-        let who = || "ann".to_owned();
-        let causes = [
-            Cause::Initial,
-            Cause::Operator { who: who() },
-            Cause::Drain { who: who() },
-            Cause::Lost { silent_ms: 1 },
-            Cause::NotTaken { reason: reason() },
-            Cause::Orphaned { reason: reason() },
-            Cause::Resumed,
-            Cause::Balance,
-            Cause::Corrupt {
-                node: None,
-                reason: reason(),
-            },
-            Cause::Preempted {
-                rule: Rule::Quota,
-                by: None,
-                reason: reason(),
-            },
-            Cause::Reallocated {
-                upgrade: true,
-                reason: reason(),
-            },
-            Cause::Asked { reason: reason() },
-            Cause::Revoked {
-                who: who(),
-                at: Timestamp::default(),
-            },
-            Cause::Unviable { reason: reason() },
-            Cause::Parts,
-            Cause::PartFailed {
-                part,
-                reason: reason(),
-            },
-        ];
-        for cause in causes {
-            let json = serde_json::to_value(&cause).unwrap();
-            assert_eq!(json["kind"], Value::from(cause.as_str()));
-            let read: Cause = serde_json::from_value(json).unwrap();
-            assert_eq!(read, cause);
-        }
-    }
 }

@@ -21,7 +21,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::event::{ExecutionState, Phase};
+use crate::event::{ExecutionState, Phase, RequestKind};
 use crate::ids::{NodeId, Timestamp};
 
 /// A worker must start a bound execution within this time, in ms. The policy service binds it to
@@ -203,9 +203,9 @@ pub struct Request {
 
 /// What the time limit of a request depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Requested<'a> {
-    /// The word in the ledger: `cancel`, `pause`.
-    pub what: &'a str,
+pub struct Requested {
+    /// What, as the ledger says.
+    pub what: RequestKind,
     /// When it was requested.
     pub at: Timestamp,
     /// When the worker that holds the execution now was given it.
@@ -220,24 +220,21 @@ pub struct Requested<'a> {
 
 impl Request {
     /// With its time limit.
-    pub fn of(requested: Requested<'_>) -> Self {
+    pub fn of(requested: Requested) -> Self {
         let from = requested.at.max(requested.bound_at);
         let soon = from.max(requested.parked_at.unwrap_or(from));
         let soon = soon.plus_ms(REQUEST_MS);
-        if requested.what == "cancel" || requested.parked_at.is_some() {
-            let what = match requested.what {
-                "cancel" => Task::Cancel,
-                _ => Task::Pause,
-            };
+        let what = match requested.what {
+            RequestKind::Cancel => Task::Cancel,
+            RequestKind::Pause => Task::Pause,
+        };
+        if what == Task::Cancel || requested.parked_at.is_some() {
             let by = Some(soon);
             return Self { what, by };
         }
         let mean_us = requested.compute_us.checked_div(requested.commits);
         let by = mean_us.map(|mean| soon.max(from.plus_ms(mean.saturating_mul(INTERVALS) / 1_000)));
-        Self {
-            what: Task::Pause,
-            by,
-        }
+        Self { what, by }
     }
 }
 
@@ -253,7 +250,7 @@ impl Standing {
                 is_parked: state.parked.is_some(),
                 request: state.requested.as_ref().map(|requested| {
                     Request::of(Requested {
-                        what: &requested.what,
+                        what: requested.what,
                         at: requested.at.unwrap_or(state.at),
                         bound_at: binding.at,
                         parked_at: state.parked.map(|parked| parked.at),
@@ -372,10 +369,10 @@ mod tests {
         then(state, seconds, &[Event::Boundary(event)])
     }
 
-    fn request(state: &ExecutionState, seconds: i64, what: &str) -> ExecutionState {
+    fn request(state: &ExecutionState, seconds: i64, what: RequestKind) -> ExecutionState {
         let event = Event::Requested {
             who: "ann".to_owned(),
-            what: what.to_owned(),
+            what,
         };
         then(state, seconds, &[event])
     }
@@ -424,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_cancel_has_a_limit_that_later_commits_do_not_move() {
-        let state = request(&started(10), 100, "cancel");
+        let state = request(&started(10), 100, RequestKind::Cancel);
         owes(&state, 100, Actor::Worker, Task::Cancel, Some(160));
         let state = commit(&state, 1_000, 900);
         owes(&state, 1_000, Actor::Worker, Task::Cancel, Some(160));
@@ -432,14 +429,14 @@ mod tests {
 
     #[test]
     fn a_request_of_an_earlier_version_counts_from_the_last_message() {
-        let mut state = request(&started(10), 100, "cancel");
+        let mut state = request(&started(10), 100, RequestKind::Cancel);
         state.requested.as_mut().unwrap().at = None;
         owes(&state, 100, Actor::Worker, Task::Cancel, Some(160));
     }
 
     #[test]
     fn a_request_that_outlives_a_binding_counts_from_the_next_one() {
-        let state = bound(&request(&started(10), 100, "cancel"), 1_000);
+        let state = bound(&request(&started(10), 100, RequestKind::Cancel), 1_000);
         owes(&state, 1_000, Actor::Worker, Task::Start, Some(1_120));
         let event = Event::Started {
             epoch: 2,
@@ -451,11 +448,11 @@ mod tests {
 
     #[test]
     fn a_pause_waits_for_a_boundary_of_the_length_that_its_boundaries_have() {
-        let state = request(&started(10), 100, "pause");
+        let state = request(&started(10), 100, RequestKind::Pause);
         owes(&state, LATER, Actor::Worker, Task::Pause, None);
-        let short = request(&commit(&started(10), 11, 1), 100, "pause");
+        let short = request(&commit(&started(10), 11, 1), 100, RequestKind::Pause);
         owes(&short, 100, Actor::Worker, Task::Pause, Some(160));
-        let long = request(&commit(&started(10), 610, 600), 700, "pause");
+        let long = request(&commit(&started(10), 610, 600), 700, RequestKind::Pause);
         owes(&long, 700, Actor::Worker, Task::Pause, Some(700 + 4 * 600));
     }
 
@@ -468,9 +465,13 @@ mod tests {
         };
         let state = then(&started(10), 50, std::slice::from_ref(&parked));
         owes(&state, LATER, Actor::PolicyService, Task::Unpark, None);
-        let asked = request(&state, 100, "pause");
+        let asked = request(&state, 100, RequestKind::Pause);
         owes(&asked, 100, Actor::Worker, Task::Pause, Some(160));
-        let asked_before = then(&request(&started(10), 20, "pause"), 50, &[parked]);
+        let asked_before = then(
+            &request(&started(10), 20, RequestKind::Pause),
+            50,
+            &[parked],
+        );
         owes(&asked_before, 100, Actor::Worker, Task::Pause, Some(110));
     }
 

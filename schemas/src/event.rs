@@ -7,13 +7,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use crate::cause::{Candidate, Cause, Decision, Entrusted, Evidence};
+pub use crate::cause::{Candidate, Cause, CauseKind, Decision, Entrusted, Evidence};
 use crate::energy::{Energy, EnergyTotals};
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
     Tenant, Timestamp,
 };
 use crate::limits::EVENT_HEADER_LIMIT;
+use crate::named::named;
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep, Parked};
 use crate::spread::Spreading;
@@ -81,7 +82,7 @@ impl LedgerMessage {
     }
 }
 
-tagged! { "type", "Event",
+tagged! { "type", "Event", EventKind,
     /// Something that happened to an execution.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Event {
@@ -145,8 +146,8 @@ tagged! { "type", "Event",
         Requested {
             /// Who asked.
             who: String,
-            /// What: `cancel`, `pause`, `yield`.
-            what: String,
+            /// What.
+            what: RequestKind,
         },
         /// The tail of what is left to it is a part of its own from now on: in the message of the
         /// boundary whose σ ends before it.
@@ -426,7 +427,7 @@ fn is_bitwise(contract: &Contract) -> bool {
     *contract == Contract::Bitwise
 }
 
-tagged! { "is", "Phase",
+tagged! { "is", "Phase", PhaseKind,
     /// Where an execution stands.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Phase {
@@ -457,28 +458,25 @@ tagged! { "is", "Phase",
     }
 }
 
+impl PhaseKind {
+    /// True when nothing more will happen.
+    pub const fn is_terminal(self) -> bool {
+        matches!(
+            self,
+            Self::Completed | Self::Failed | Self::Cancelled | Self::Returned
+        )
+    }
+}
+
 impl Phase {
     /// The name in SQL, metrics and for people.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Phase::Pending => "pending",
-            Phase::Bound(_) => "bound",
-            Phase::Started(_) => "started",
-            Phase::Paused { .. } => "paused",
-            Phase::Verifying { .. } => "verifying",
-            Phase::Completed => "completed",
-            Phase::Failed => "failed",
-            Phase::Cancelled => "cancelled",
-            Phase::Returned => "returned",
-        }
+    pub const fn as_str(&self) -> &'static str {
+        self.kind().as_str()
     }
 
     /// True when nothing more will happen.
     pub fn is_terminal(&self) -> bool {
-        matches!(
-            self,
-            Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned
-        )
+        self.kind().is_terminal()
     }
 
     /// The binding in force, if any.
@@ -531,11 +529,21 @@ pub struct Left {
     pub at: Timestamp,
 }
 
+named! {
+    /// What can be requested of the holder of a binding, through the ledger.
+    pub enum RequestKind {
+        /// End it.
+        Cancel,
+        /// Give it up at its next boundary and leave it paused.
+        Pause,
+    }
+}
+
 /// An order that the holder of the binding has taken and will carry out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Requested {
     /// What.
-    pub what: String,
+    pub what: RequestKind,
     /// By whom.
     pub who: String,
     /// When; absent where an earlier version wrote it.

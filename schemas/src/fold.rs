@@ -323,7 +323,7 @@ impl ExecutionState {
             Event::Requested { who, what } => {
                 self.must_be_started("requested")?;
                 self.requested = Some(Requested {
-                    what: what.clone(),
+                    what: *what,
                     who: who.clone(),
                     at: Some(at),
                 });

@@ -16,6 +16,7 @@ pub mod json_schema;
 pub mod limits;
 pub mod machine;
 pub mod messages;
+pub mod named;
 pub mod package;
 mod plain;
 pub mod programs;
@@ -34,8 +35,9 @@ pub mod trust;
 
 pub use clock::ClockReading;
 pub use event::{
-    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Decision, Entrusted, Event, Evidence,
-    ExecutionState, LedgerMessage, Output, Phase, ResultObject, StatePlace,
+    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, CauseKind, Decision, Entrusted, Event,
+    EventKind, Evidence, ExecutionState, LedgerMessage, Output, Phase, PhaseKind, RequestKind,
+    ResultObject, StatePlace,
 };
 pub use fold::TransitionError;
 pub use hardware::{

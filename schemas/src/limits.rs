@@ -152,6 +152,7 @@ fn fit_event(event: &mut Event) {
         Event::Paused { who }
         | Event::Resumed { who }
         | Event::Cancelled { who }
+        | Event::Requested { who, .. }
         | Event::Adjusted { who, .. } => cut(who, WORD_LIMIT),
         Event::Reconfigured { who, grant } => {
             cut(who, WORD_LIMIT);
@@ -159,10 +160,6 @@ fn fit_event(event: &mut Event) {
             if let Some(device) = &mut grant.device {
                 cut(&mut device.uuid, WORD_LIMIT);
             }
-        }
-        Event::Requested { who, what } => {
-            cut(who, WORD_LIMIT);
-            cut(what, WORD_LIMIT);
         }
         Event::Crashed { exit, stderr, .. } => {
             cut(exit, REASON_LIMIT);

@@ -2,6 +2,8 @@
 
 mod api;
 mod record;
+mod refusal;
+mod verbs;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,8 @@ use crate::trust::Segment;
 
 pub use api::*;
 pub use record::*;
+pub use refusal::*;
+pub use verbs::*;
 
 /// Header of a handover message that holds a [`Handover`] as JSON.
 pub const HANDOVER_HEADER: &str = "Fiec-Handover";

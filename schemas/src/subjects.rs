@@ -1,6 +1,9 @@
 //! Names of subjects, streams, buckets and headers: the one place where they are spelled.
 
+use std::fmt::Display;
+
 use crate::ids::{ExecutionId, NodeId, Tenant};
+use crate::messages::{ExecutionVerb, NodeVerb};
 
 /// Header of a ledger message that holds its [`crate::LedgerMessage`] as JSON.
 pub const EVENT_HEADER: &str = "Fiec-Event";
@@ -157,6 +160,40 @@ pub const VERDICT: &str = "fiec.verdict";
 
 /// Presence of policy services, so that replicas share work without a leader.
 pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
+
+/// A request about one execution: a [`crate::messages::ExecutionRequest`]. `*` for all tenants.
+pub fn api_execution(verb: ExecutionVerb, tenant: impl Display) -> String {
+    format!("fiec.api.{verb}.{tenant}")
+}
+
+/// A request about a batch: a [`crate::messages::BatchRequest`]. `*` for all verbs or tenants.
+pub fn api_batch(verb: impl Display, tenant: impl Display) -> String {
+    format!("fiec.api.batch.{verb}.{tenant}")
+}
+
+/// A request about a node: a [`crate::messages::NodeRequest`].
+pub fn api_node(verb: NodeVerb) -> String {
+    format!("fiec.api.node.{verb}")
+}
+
+/// Lines to submit, answered one by one. `*` for all tenants.
+pub fn api_submit(tenant: impl Display) -> String {
+    format!("fiec.api.submit.{tenant}")
+}
+
+/// A request about a tenant's quota: a [`crate::messages::QuotaRequest`]. `*` for all tenants.
+pub fn api_quota(tenant: impl Display) -> String {
+    format!("fiec.api.quota.{tenant}")
+}
+
+/// All quotas that are set.
+pub const API_QUOTAS: &str = "fiec.api.quotas";
+
+/// All nodes.
+pub const API_NODES: &str = "fiec.api.nodes";
+
+/// A request about what a node offers: a [`crate::messages::EnvelopeRequest`].
+pub const API_ENVELOPE: &str = "fiec.api.node.envelope";
 
 /// What the nodes could give: answered with a [`crate::surroundings::OffersReply`].
 pub const OFFERS: &str = "fiec.api.offers";

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hardware::HardwareVector;
 use crate::ids::{NodeId, Timestamp};
+use crate::messages::RefusalCode;
 use crate::package::Grant;
 
 /// Most nodes that are offered at once.
@@ -98,6 +99,9 @@ pub struct OffersReply {
     /// Why there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why, for programs; present where `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
     /// They.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offers: Option<Offers>,

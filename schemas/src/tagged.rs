@@ -18,8 +18,38 @@ use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value};
 
 /// Declares an enum that is written with its variant's name in the field `$tag`, and read as this
-/// module says. `$remote` is the enum's own name as a string.
+/// module says. `$remote` is the enum's own name as a string. With `$kind` it also declares the
+/// enum of the variants' names.
 macro_rules! tagged {
+    (
+        $tag:literal, $remote:literal, $kind:ident,
+        $(#[$meta:meta])*
+        pub enum $name:ident {
+            $(
+                $(#[$about:meta])*
+                $variant:ident $({ $($fields:tt)* })? $(( $($inner:tt)* ))?
+            ),* $(,)?
+        }
+    ) => {
+        $crate::tagged::tagged! { $tag, $remote,
+            $(#[$meta])*
+            pub enum $name {
+                $($(#[$about])* $variant $({ $($fields)* })? $(( $($inner)* ))?),*
+            }
+        }
+
+        $crate::named::named! {
+            #[doc = concat!("The name of each variant of [`", $remote, "`].")]
+            pub enum $kind { $($(#[$about])* $variant),* }
+        }
+
+        impl $name {
+            /// Which variant it is.
+            pub const fn kind(&self) -> $kind {
+                match self { $(Self::$variant { .. } => $kind::$variant),* }
+            }
+        }
+    };
     ($tag:literal, $remote:literal, $(#[$meta:meta])* pub enum $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
         #[derive(serde::Serialize)]

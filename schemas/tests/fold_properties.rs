@@ -8,7 +8,8 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{
     BoundaryEvent, Cause, Decision, Digest, Entrusted, Event, ExecutionId, ExecutionState,
-    InstanceId, LedgerMessage, NodeId, Phase, StatePlace, Submission, Tenant, Timestamp,
+    InstanceId, LedgerMessage, NodeId, Phase, RequestKind, StatePlace, Submission, Tenant,
+    Timestamp,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -94,7 +95,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Requested {
             who: "me".to_owned(),
-            what: "cancel".to_owned()
+            what: RequestKind::Cancel
         }),
         Just(Event::Crashed {
             attempt: 1,

@@ -19,7 +19,8 @@ use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading};
 use fiec_schemas::{
     BatchId, BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Contract, Decision, Digest,
     Event, Evidence, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId, Output, Phase,
-    Reading, ResultObject, Signal, StatePlace, Submission, Tenant, Threshold, Timestamp,
+    Reading, RequestKind, ResultObject, Signal, StatePlace, Submission, Tenant, Threshold,
+    Timestamp,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -323,7 +324,7 @@ fn every_event() -> Vec<Event> {
         Event::Resumed { who: long() },
         Event::Requested {
             who: long(),
-            what: long(),
+            what: RequestKind::Cancel,
         },
         split(),
         Event::Merged { part: id() },
@@ -468,7 +469,7 @@ fn state() -> ExecutionState {
     };
     state.left = vec![left; 8];
     state.requested = Some(Requested {
-        what: word.clone(),
+        what: RequestKind::Cancel,
         who: word,
         at: Some(AT),
     });

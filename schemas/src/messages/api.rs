@@ -4,12 +4,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::envelope::NodeEnvelopes;
-use crate::event::{Cause, Decision, ExecutionState};
+use crate::event::{Cause, Decision, ExecutionState, PhaseKind};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
 use crate::package::Grant;
 use crate::scheduling::Adjustment;
 use crate::submission::LineError;
+
+use super::RefusalCode;
 
 /// A request about one execution on `fiec.api.<verb>.<tenant>`: `status`, `cancel`, `pause`,
 /// `resume`, `yield`, `reconfigure`, `adjust`, `why`.
@@ -127,6 +129,9 @@ pub struct QuotaReply {
     /// Why it was not done, and what to do; absent where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why, for programs; present where `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
     /// What is to be known although it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
@@ -196,6 +201,9 @@ pub struct BatchReply {
     /// Why it was not done, and what to do; absent where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why, for programs; present where `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
     /// The batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
@@ -203,7 +211,7 @@ pub struct BatchReply {
     /// taken the request counts under the phase in which it still is. Empty while ledgers are
     /// unread.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
-    pub phases: std::collections::BTreeMap<String, u32>,
+    pub phases: std::collections::BTreeMap<PhaseKind, u32>,
     /// Executions for which this request was carried out, or taken by their workers: those of this
     /// answer.
     #[serde(default)]
@@ -240,6 +248,9 @@ pub struct ApiReply {
     /// Why it was not done, and what to do; absent where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why, for programs; present where `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
     /// What was done, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -270,9 +281,8 @@ pub struct Why {
     /// What would have to change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_help: Vec<String>,
-    /// `pending`, `bound`, `started`, `paused`, `verifying`.
-    #[serde(default)]
-    pub phase: String,
+    /// Its phase.
+    pub phase: PhaseKind,
     /// Where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
@@ -288,6 +298,9 @@ pub struct Why {
     /// Of one that is placed: what would move it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_move: Vec<String>,
+    /// Of one that is placed and has no order to move: the first few nodes that could take it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would_go_to: Option<Vec<NodeId>>,
     /// What it waits for beside a node, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
@@ -374,6 +387,9 @@ pub struct SubmitReply {
     /// Why nothing at all was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why, for programs; present where `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
     /// The batch that the lines became, where there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use fiec_schemas::NodeId;
+use fiec_schemas::messages::{ExecutionVerb, NodeVerb};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
@@ -220,20 +221,24 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Program(args) => program::run(args, global).await,
         Command::Data(args) => data::run(args, global).await,
         Command::Output(args) => output::run(args, global).await,
-        Command::Status(args) => operate::each("status", args, global).await,
-        Command::Cancel(args) => operate::each("cancel", args, global).await,
+        Command::Status(args) => operate::each(ExecutionVerb::Status, args, global).await,
+        Command::Cancel(args) => operate::each(ExecutionVerb::Cancel, args, global).await,
         Command::Ls(args) => ls::run(args, global).await,
         Command::Wait(args) => wait::run(args, global).await,
         Command::Result(args) => result::run(args, global).await,
         Command::Rejections(args) => rejections::run(args, global).await,
-        Command::Pause(args) => operate::run("pause", &args, None, global).await,
-        Command::Resume(args) => operate::run("resume", &args, None, global).await,
-        Command::Why(args) => operate::run("why", &args, None, global).await,
+        Command::Pause(args) => operate::run(ExecutionVerb::Pause, &args, None, global).await,
+        Command::Resume(args) => operate::run(ExecutionVerb::Resume, &args, None, global).await,
+        Command::Why(args) => operate::run(ExecutionVerb::Why, &args, None, global).await,
         Command::Batch(args) => batch::run(args, global).await,
         Command::Quota(args) => quota::run(args, global).await,
         Command::Reconfigure(args) => reconfigure::run(args, global).await,
-        Command::Yield(args) => operate::run("yield", &args.execution, args.to, global).await,
-        Command::Move(args) => operate::run("yield", &args.execution, Some(args.to), global).await,
+        Command::Yield(args) => {
+            operate::run(ExecutionVerb::Yield, &args.execution, args.to, global).await
+        }
+        Command::Move(args) => {
+            operate::run(ExecutionVerb::Yield, &args.execution, Some(args.to), global).await
+        }
         Command::Adjust(args) => adjust::adjust(args, global).await,
         Command::Pin(args) => adjust::pin(args, global).await,
         Command::Exclude(args) => adjust::exclude(args, global).await,
@@ -244,10 +249,10 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Report(args) => history::report(args, global).await,
         Command::Nodes(args) => nodes::list(&args, global).await,
         Command::Node(args) => node::run(args, global).await,
-        Command::Cordon(args) => nodes::flag("cordon", args, global).await,
-        Command::Uncordon(args) => nodes::flag("uncordon", args, global).await,
+        Command::Cordon(args) => nodes::flag(NodeVerb::Cordon, args, global).await,
+        Command::Uncordon(args) => nodes::flag(NodeVerb::Uncordon, args, global).await,
         Command::Drain(args) => nodes::drain(args, global).await,
-        Command::Undrain(args) => nodes::flag("undrain", args, global).await,
+        Command::Undrain(args) => nodes::flag(NodeVerb::Undrain, args, global).await,
         Command::Doctor => doctor::run(global, Vec::new()).await,
         Command::Setup(args) => serve::setup(args, global).await,
         Command::Repair(args) => repair::repair(args, global).await,

@@ -7,13 +7,14 @@ use async_nats::RequestErrorKind;
 use bytes::Bytes;
 use fiec_broker::Broker;
 use fiec_schemas::messages::{
-    ApiReply, BatchReply, BatchRequest, EnvelopeChange, EnvelopeRequest, ExecutionRequest,
-    NodeRequest, QuotaChange, QuotaReply, QuotaRequest, SubmitReply,
+    ApiReply, BatchReply, BatchRequest, BatchVerb, EnvelopeChange, EnvelopeRequest,
+    ExecutionRequest, ExecutionVerb, NodeRequest, NodeVerb, QuotaChange, QuotaReply, QuotaRequest,
+    SubmitReply,
 };
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::submission::ATOMIC_HEADER;
-use fiec_schemas::{NodeId, Tenant};
+use fiec_schemas::{NodeId, Tenant, subjects};
 use serde::de::DeserializeOwned;
 
 use crate::context::who;
@@ -70,13 +71,13 @@ async fn request_with<T: DeserializeOwned>(
         .with_context(|| format!("the answer on {subject} is not of the expected form"))
 }
 
-/// A request about one execution: `status`, `cancel`, `pause`, `resume`, `yield`, `why`.
+/// A request about one execution that needs no more than its name.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`ApiReply::error`].
 pub async fn execution(
     broker: &Broker,
-    verb: &str,
+    verb: ExecutionVerb,
     tenant: &Tenant,
     id: &str,
     to: Option<NodeId>,
@@ -90,7 +91,7 @@ pub async fn execution(
     };
     request(
         broker,
-        format!("fiec.api.{verb}.{tenant}"),
+        subjects::api_execution(verb, tenant),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -115,7 +116,7 @@ pub async fn reconfigure(
     };
     request(
         broker,
-        format!("fiec.api.reconfigure.{tenant}"),
+        subjects::api_execution(ExecutionVerb::Reconfigure, tenant),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -140,20 +141,20 @@ pub async fn adjust(
     };
     request(
         broker,
-        format!("fiec.api.adjust.{tenant}"),
+        subjects::api_execution(ExecutionVerb::Adjust, tenant),
         serde_json::to_vec(&body)?.into(),
     )
     .await
 }
 
-/// A request about one node: `cordon`, `uncordon`, `drain`, `undrain`, `revoke`, `release`.
+/// A request about one node.
 /// `seconds`: within which what it asks for is to be done, for the verbs that know a time.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`ApiReply::error`].
 pub async fn node(
     broker: &Broker,
-    verb: &str,
+    verb: NodeVerb,
     node: NodeId,
     seconds: Option<u32>,
 ) -> anyhow::Result<ApiReply> {
@@ -164,7 +165,7 @@ pub async fn node(
     };
     request(
         broker,
-        format!("fiec.api.node.{verb}"),
+        subjects::api_node(verb),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -186,7 +187,7 @@ pub async fn envelope(
     };
     request(
         broker,
-        "fiec.api.node.envelope".to_owned(),
+        subjects::API_ENVELOPE.to_owned(),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -197,7 +198,7 @@ pub async fn envelope(
 /// # Errors
 /// When nobody answers.
 pub async fn nodes(broker: &Broker) -> anyhow::Result<ApiReply> {
-    request(broker, "fiec.api.nodes".to_owned(), Bytes::new()).await
+    request(broker, subjects::API_NODES.to_owned(), Bytes::new()).await
 }
 
 /// Hands over lines of JSON; the answer speaks of every line. `atomic`: all are taken, or none.
@@ -214,21 +215,20 @@ pub async fn submit(
     if atomic {
         headers.insert(ATOMIC_HEADER, "true");
     }
-    request_with(broker, format!("fiec.api.submit.{tenant}"), lines, headers).await
+    request_with(broker, subjects::api_submit(tenant), lines, headers).await
 }
 
-/// A request about a whole batch: `status`, `cancel`, `pause`, `resume`; for so long, and not before
-/// the submissions that the answer before said have been taken in.
+/// A request about a whole batch: one page of it.
 ///
 /// # Errors
 /// When nobody answers. A refusal is in [`BatchReply::error`].
 pub async fn batch(
     broker: &Broker,
-    verb: &str,
+    verb: BatchVerb,
     tenant: &Tenant,
     request: &BatchRequest,
 ) -> anyhow::Result<BatchReply> {
-    let subject = format!("fiec.api.batch.{verb}.{tenant}");
+    let subject = subjects::api_batch(verb, tenant);
     let body = serde_json::to_vec(request)?.into();
     self::request(broker, subject, body).await
 }
@@ -248,7 +248,7 @@ pub async fn quota(
     };
     request(
         broker,
-        format!("fiec.api.quota.{tenant}"),
+        subjects::api_quota(tenant),
         serde_json::to_vec(&body)?.into(),
     )
     .await
@@ -259,5 +259,5 @@ pub async fn quota(
 /// # Errors
 /// When nobody answers.
 pub async fn quotas(broker: &Broker) -> anyhow::Result<QuotaReply> {
-    request(broker, "fiec.api.quotas".to_owned(), Bytes::new()).await
+    request(broker, subjects::API_QUOTAS.to_owned(), Bytes::new()).await
 }

@@ -20,7 +20,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::intake::{Cursor, Line};
-use crate::reading::Verdict as Refused;
+use crate::reading::Verdict as RefusedLines;
+use crate::refusal::Refusal;
 
 /// News from the broker, in the order in which each source tells them.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ pub enum Outcome {
     /// Whether a line's program is registered.
     Program(Box<Line>, Result<bool, String>),
     /// A message was looked at as a whole.
-    Vetted(Box<Cursor>, Result<Refused, String>),
+    Vetted(Box<Cursor>, Result<RefusedLines, Refusal>),
     /// A later append.
     Later(ExecutionId, Option<Ticket>, Later),
     /// A capsule that was to be sent again.
@@ -145,7 +146,7 @@ pub enum Ask {
         /// Who asks.
         who: String,
         /// The answer.
-        reply: oneshot::Sender<Result<String, String>>,
+        reply: oneshot::Sender<Result<String, Refusal>>,
     },
     /// What a change of an execution would come to: in words, or why no node takes it then.
     Foresee(

@@ -19,6 +19,7 @@ use fiec_schemas::{
 use crate::bounds::{Gauge, Share, weight_of};
 use crate::pulling::{Asked, Pulled, Room};
 use crate::reading::Verdict;
+use crate::refusal::Refusal;
 
 /// Header by which the service's API fixes the time stamp that ids derive from, since it must
 /// answer with ids before the broker's own stamp can be known. Without it the broker's counts.
@@ -289,7 +290,7 @@ impl Intake {
 
     /// A message was looked at as a whole: it goes on where it was, without the lines that are
     /// refused. Where that could not be done, it is to come again.
-    pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, String>) {
+    pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, Refusal>) {
         self.vetting -= 1;
         let seq = cursor.seq;
         match verdict {
@@ -299,7 +300,7 @@ impl Intake {
             }
             Err(error) => {
                 tracing::warn!(
-                    error,
+                    %error,
                     submission = seq,
                     "a submission cannot be looked at as a whole; it is delivered again"
                 );

@@ -28,6 +28,7 @@ mod outbox;
 mod programs;
 mod pulling;
 mod reading;
+mod refusal;
 mod reservation;
 mod service;
 mod sources;

@@ -13,6 +13,8 @@ use fiec_schemas::{BatchName, ClientId, Digest, FieldError, Submission};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
+use crate::refusal::Refusal;
+
 /// Kibibytes that all lines which are looked at together may take at once.
 const ROOM_KIB: u32 = 64 * 1024;
 /// Kibibytes that the elements of a message's arrays take at most beside its lines: as many names
@@ -169,16 +171,16 @@ impl Reader {
     ///
     /// # Errors
     /// When there is no room for them within this time.
-    pub async fn read(&self, body: Bytes, within: Duration) -> Result<Lines, String> {
+    pub async fn read(&self, body: Bytes, within: Duration) -> Result<Lines, Refusal> {
         let deadline = Instant::now() + within;
         let arrays = if may_hold_array(&body) { ARRAYS_KIB } else { 0 };
         let kib = (body.len() * KEPT).div_ceil(1024) + arrays;
         let kib = u32::try_from(kib).unwrap_or(ROOM_KIB).min(ROOM_KIB);
         let room = timeout_at(deadline, Arc::clone(&self.room).acquire_many_owned(kib)).await;
-        let room = room.map_err(|_| busy(within))?.ok();
+        let room = room.map_err(|_| Refusal::TooMuchToRead { within })?.ok();
         let (good, bad) = timeout_at(deadline, self.read_alone(body))
             .await
-            .map_err(|_| busy(within))??;
+            .map_err(|_| Refusal::TooMuchToRead { within })??;
         Ok(Lines {
             good,
             bad,
@@ -190,28 +192,19 @@ impl Reader {
     ///
     /// # Errors
     /// While the service ends.
-    pub async fn read_alone(&self, body: Bytes) -> Result<(Vec<Vetted>, Verdict), String> {
+    pub async fn read_alone(&self, body: Bytes) -> Result<(Vec<Vetted>, Verdict), Refusal> {
         if body.len() <= SHORT && !may_hold_array(&body) {
             return Ok(read(&body));
         }
-        let ending = |_| "the policy service is ending".to_owned();
         let lane = Arc::clone(&self.lane).acquire_owned().await;
-        let lane = lane.map_err(|error| ending(error.to_string()))?;
+        let lane = lane.map_err(|_| Refusal::Ending)?;
         tokio::task::spawn_blocking(move || {
             let _lane = lane;
             read(&body)
         })
         .await
-        .map_err(|error| ending(error.to_string()))
+        .map_err(|_| Refusal::Ending)
     }
-}
-
-fn busy(within: Duration) -> String {
-    format!(
-        "the policy service has too much to read, and had no room for this within {} s; nothing \
-         was taken, try again",
-        within.as_secs()
-    )
 }
 
 #[cfg(test)]
@@ -272,7 +265,8 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert!(error.contains("no room") && !held.is_empty(), "{error}");
+        assert!(matches!(error, Refusal::TooMuchToRead { .. }), "{error}");
+        assert!(!held.is_empty());
         held.pop();
         assert_eq!(reader.read(body, soon).await.unwrap().good.len(), 1);
     }

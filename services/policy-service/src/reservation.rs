@@ -18,6 +18,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::effects::Effects;
 use crate::events::{News, Outcome};
+use crate::refusal::Refusal;
 
 /// A change is made within this, or its fate is not known.
 const WITHIN: Duration = Duration::from_secs(4);
@@ -109,17 +110,16 @@ impl Effects {
         match self.seen(&tenant, execution).await {
             Ok(seen) => self.tell(Outcome::Ended(execution, seen)).await,
             // It is asked again in a while.
-            Err(error) => tracing::warn!(%execution, error, "it cannot be seen whether it ended"),
+            Err(error) => tracing::warn!(%execution, %error, "it cannot be seen whether it ended"),
         }
     }
 
-    async fn seen(&self, tenant: &Tenant, execution: ExecutionId) -> Result<Seen, String> {
+    async fn seen(&self, tenant: &Tenant, execution: ExecutionId) -> Result<Seen, Refusal> {
         let fate = |entry: Entry| match Fate::of(entry.message.state.phase.as_str()) {
             Some(fate) => Seen::Ended(fate),
             None => Seen::Lives,
         };
-        let last = self.ledger.last(tenant, execution).await;
-        if let Some(entry) = last.map_err(|error| error.to_string())? {
+        if let Some(entry) = self.ledger.last(tenant, execution).await? {
             return Ok(fate(entry));
         }
         // It may wait to be taken in, behind what waits for it.
@@ -128,8 +128,7 @@ impl Effects {
         if ids.is_empty() {
             return Ok(Seen::Lives);
         }
-        let last = self.ledger.last(tenant, execution).await;
-        let last = last.map_err(|error| error.to_string())?;
+        let last = self.ledger.last(tenant, execution).await?;
         Ok(last.map_or(Seen::Vanished, fate))
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, store};
 use fiec_policy::holds::{Fate, Seen};
-use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, Submission, Tenant};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, RequestKind, Submission, Tenant};
 
 use crate::effects::Effects;
 use crate::events::Outcome;
@@ -70,7 +70,10 @@ impl Effects {
         let state = last.message.state;
         let found = state.parts().iter().find(|p| p.id == part).copied();
         // What is paused goes on with all of its parts, not before.
-        let pauses = state.requested.as_ref().is_some_and(|r| r.what == "pause");
+        let pauses = state
+            .requested
+            .as_ref()
+            .is_some_and(|r| r.what == RequestKind::Pause);
         let rests = pauses || matches!(state.phase, Phase::Paused { .. });
         let Some(found) = found.filter(|_| !rests && !state.phase.is_terminal()) else {
             return Ok(Made::Moot);

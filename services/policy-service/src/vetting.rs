@@ -17,6 +17,7 @@ use crate::dependencies::{Lines, Node};
 use crate::effects::Effects;
 use crate::intake::{name, stamp};
 use crate::reading::{Lines as Read, Verdict, Vetted};
+use crate::refusal::Refusal;
 
 /// Ledgers looked up at once.
 const LOOK_UPS: usize = 64;
@@ -48,7 +49,7 @@ impl Effects {
         body: Bytes,
         atomic: bool,
         again: bool,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, Refusal> {
         let Read { good, bad, .. } = &mut self.reader.read(body, ROOM_WITHIN).await?;
         // What it is a part of was taken before: the rest follows.
         if again && atomic && self.is_begun(tenant, (stamp, seq), good).await? {
@@ -70,7 +71,7 @@ impl Effects {
         good: &[Vetted],
         bad: &mut Verdict,
         ids: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         self.vet_programs(good, bad).await?;
         if ids {
             self.vet_ids(tenant, good, bad).await?;
@@ -94,13 +95,13 @@ impl Effects {
         Ok(())
     }
 
-    async fn vet_programs(&self, good: &[Vetted], bad: &mut Verdict) -> Result<(), String> {
+    async fn vet_programs(&self, good: &[Vetted], bad: &mut Verdict) -> Result<(), Refusal> {
         let programs = good.iter().map(|vetted| &vetted.program);
         let doubtful: BTreeSet<_> = programs.filter(|p| !self.programs.has(p)).collect();
         let mut missing = BTreeSet::new();
         for program in doubtful {
             let found = self.programs.look_up(program).await;
-            if !found.map_err(|error| error.to_string())? {
+            if !found? {
                 missing.insert(program);
             }
         }
@@ -116,7 +117,7 @@ impl Effects {
         tenant: &Tenant,
         good: &[Vetted],
         bad: &mut Verdict,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let named: Vec<_> = good
             .iter()
             .flat_map(|v| v.elements.iter().map(move |e| (v.line, e)))
@@ -148,7 +149,7 @@ impl Effects {
         tenant: &Tenant,
         (stamp, seq): (Timestamp, Sequence),
         good: &[Vetted],
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Refusal> {
         let named: HashMap<_, _> = named(tenant, (stamp, seq), good).collect();
         let there = self.last_of(tenant, named.keys().copied()).await?;
         Ok(there.into_iter().any(|(id, entry)| {
@@ -162,13 +163,13 @@ impl Effects {
         &self,
         tenant: &Tenant,
         ids: impl IntoIterator<Item = ExecutionId>,
-    ) -> Result<Vec<(ExecutionId, Entry)>, String> {
+    ) -> Result<Vec<(ExecutionId, Entry)>, Refusal> {
         let ids: Vec<_> = ids.into_iter().collect();
         stream::iter(ids)
             .map(|id| async move {
                 let last = self.ledger.last(tenant, id).await;
-                let last = last.map_err(|error| error.to_string())?;
-                Ok::<_, String>(last.map(|entry| (id, entry)))
+                let last = last?;
+                Ok::<_, Refusal>(last.map(|entry| (id, entry)))
             })
             .buffer_unordered(LOOK_UPS)
             .try_filter_map(|found| async move { Ok(found) })
@@ -182,7 +183,7 @@ impl Effects {
         &self,
         tenant: &Tenant,
         mut ids: BTreeSet<ExecutionId>,
-    ) -> Result<BTreeSet<ExecutionId>, String> {
+    ) -> Result<BTreeSet<ExecutionId>, Refusal> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let mut wait = Duration::from_millis(20);
         self.drop_existing(tenant, &mut ids).await?;
@@ -210,7 +211,7 @@ impl Effects {
         &self,
         tenant: &Tenant,
         ids: &mut BTreeSet<ExecutionId>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         for (id, _) in self.last_of(tenant, ids.iter().copied()).await? {
             ids.remove(&id);
         }
@@ -225,7 +226,7 @@ impl Effects {
         &self,
         tenant: &Tenant,
         ids: &mut BTreeSet<ExecutionId>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let mut seen = 0_u64;
         let looking = async {
             // However many ask, the broker is read for a few at a time.
@@ -234,10 +235,10 @@ impl Effects {
         };
         match tokio::time::timeout(LOOKING, looking).await {
             Ok(found) => found,
-            Err(_) => Err(format!(
-                "what it waits for may be among the submissions of tenant {tenant} that wait to be \
-                 taken in: {seen} of them were looked at, and there are more; try again"
-            )),
+            Err(_) => Err(Refusal::TooManyQueued {
+                tenant: tenant.clone(),
+                seen,
+            }),
         }
     }
 
@@ -246,9 +247,9 @@ impl Effects {
         tenant: &Tenant,
         ids: &mut BTreeSet<ExecutionId>,
         seen: &mut u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let failed = |error: &dyn std::fmt::Display| {
-            format!("the submissions that wait to be taken in cannot be read: {error}")
+            Refusal::broker("read the submissions that wait to be taken in", error)
         };
         let js = &self.broker.js;
         let stream = js.get_stream_no_info(subjects::SUBMIT_STREAM).await;

@@ -13,7 +13,7 @@ use fiec_policy_service::Options;
 use fiec_schemas::messages::{ApiReply, BatchReply, SubmitReply};
 use fiec_schemas::{
     BatchId, BatchPlace, Cause, ClientId, Event, ExecutionId, ExecutionState, InstanceId, NodeId,
-    Submission, Timestamp,
+    PhaseKind, Submission, Timestamp,
 };
 use futures_util::StreamExt as _;
 use stage::{Stage, tenant, until};
@@ -184,6 +184,10 @@ async fn a_batch_on_a_silent_node_costs_one_wait_and_is_cancelled_once_the_node_
     }
     eprintln!("{COUNT} cancelled within {:?}", began.elapsed());
     let status = ask_batch(&stage, "status").await;
-    assert_eq!(status.phases.get("cancelled"), Some(&COUNT), "{status:?}");
+    assert_eq!(
+        status.phases.get(&PhaseKind::Cancelled),
+        Some(&COUNT),
+        "{status:?}"
+    );
     service.stop().await;
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{Draft, Ledger};
 use fiec_policy_service::Options;
-use fiec_schemas::messages::{BatchReply, Handover};
+use fiec_schemas::messages::{BatchReply, Handover, RefusalCode};
 use fiec_schemas::{
     Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
 };
@@ -274,6 +274,7 @@ async fn a_request_about_a_batch_waits_for_what_has_no_ledger_yet_and_says_what_
         let untaken = reply.untaken.unwrap();
         assert_eq!((untaken.messages, untaken.oldest), (1, untaken.upto));
         assert_eq!(reply.done, 0);
+        assert_eq!(reply.refusal, Some(RefusalCode::NotTakenIn));
         let (error, words) = (reply.error.unwrap(), "1 submission messages of tenant lab");
         assert!(error.contains(words), "{error}");
     }

@@ -10,7 +10,8 @@ use fiec_schemas::programs::TileRange;
 use fiec_schemas::scheduling::{Adjustment, Deadline};
 use fiec_schemas::spread::part_id;
 use fiec_schemas::{
-    BoundaryEvent, Cause, ClientId, Digest, Event, ExecutionId, ExecutionState, Phase, Timestamp,
+    BoundaryEvent, Cause, ClientId, Digest, Event, ExecutionId, ExecutionState, Phase, RequestKind,
+    Timestamp,
 };
 use serde_json::json;
 use stage::{Stage, tenant, until};
@@ -73,10 +74,10 @@ fn shares(of: ExecutionId, from: u64, to: u64) -> (ExecutionId, impl Fn(u64) -> 
     (part, events)
 }
 
-fn asked(what: &str) -> Event {
+fn asked(what: RequestKind) -> Event {
     Event::Requested {
         who: "ann".into(),
-        what: what.into(),
+        what,
     }
 }
 
@@ -119,7 +120,7 @@ async fn a_batch_that_goes_on_does_so_with_parts_of_its_executions_that_alone_ar
     comes_to_be(&stage, part, "bound").await;
     assert_eq!(resume().await, (0, 0, 1), "nothing is paused any more");
     // One that is to pause at its next boundary is left for the next request.
-    let pauses = |epoch| vec![started(epoch), asked("pause")];
+    let pauses = |epoch| vec![started(epoch), asked(RequestKind::Pause)];
     played(&stage, part, pauses).await;
     assert_eq!(resume().await, (0, 1, 0));
 }
@@ -244,7 +245,7 @@ async fn a_part_that_is_made_after_a_change_begins_with_it() {
     submit(&stage, 2).await;
     let (part, splits) = shares(whole(), 128, 256);
     // What is to pause has no parts made.
-    let pauses = |epoch| [splits(epoch), vec![asked("pause")]].concat();
+    let pauses = |epoch| [splits(epoch), vec![asked(RequestKind::Pause)]].concat();
     played(&stage, whole(), pauses).await;
     let who = "ann".to_owned();
     let yielded = Event::Yielded {

@@ -5,7 +5,7 @@ mod stage;
 use std::time::Duration;
 
 use fiec_schemas::duty::{Actor, START_MS, Task};
-use fiec_schemas::messages::{ApiReply, SubmitReply};
+use fiec_schemas::messages::{ApiReply, RefusalCode, SubmitReply};
 use fiec_schemas::{ClientId, Event, ExecutionId, Phase};
 use serde_json::json;
 use stage::{Stage, tenant, until};
@@ -214,7 +214,7 @@ async fn operators_cancel_pause_resume_and_cordon() {
     );
     let (subject, request) = ask("cancel");
     let reply: ApiReply = stage.ask(&subject, &request).await;
-    assert!(reply.error.unwrap().contains("cancelled already"));
+    assert_eq!(reply.refusal, Some(RefusalCode::Ended), "{:?}", reply.error);
     let reply: ApiReply = stage
         .ask("fiec.api.node.cordon", &json!({"node":"n1","who":"ann"}))
         .await;
@@ -226,6 +226,7 @@ async fn operators_cancel_pause_resume_and_cordon() {
     let reply: ApiReply = stage
         .ask("fiec.api.node.drain", &json!({"node":"nowhere"}))
         .await;
+    assert_eq!(reply.refusal, Some(RefusalCode::UnknownNode));
     assert!(reply.error.unwrap().contains("there are: n1"));
 }
 

@@ -6,7 +6,7 @@
 //! ```text
 //!  submissions ─┐                                     ┌─▶ Append (compare-and-set on the ledger)
 //!  ledger feed ─┤   cluster: nodes × executions       ├─▶ SendCapsule, Control, Probe
-//!  vectors ─────┼─▶ hysteresis ▶ placement ▶ engine ──┼─▶ Record, Reply, FetchSpec
+//!  vectors ─────┼─▶ hysteresis ▶ placement ▶ engine ──┼─▶ Record, Refuse, FetchSpec
 //!  probes, tick ┘                                     └─▶ Hold
 //! ```
 //!
@@ -40,7 +40,7 @@ pub mod watch;
 pub use config::Config;
 pub use engine::{
     Action, ControlOutcome, Duties, Good, Input, NewExecution, Policy, ProbeOutcome, Submitted,
-    Ticket,
+    Ticket, UnknownNode, YieldRefusal,
 };
 pub use time::{Millis, Now};
 pub use view::LedgerView;

@@ -8,8 +8,8 @@ use fiec_schemas::event::MessageError;
 use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Digest, ExecutionId, InstanceId, Output, ResultObject, Sequence, StatePlace, Tenant,
-    Timestamp,
+    Cause, Digest, ExecutionId, InstanceId, Output, RequestKind, ResultObject, Sequence,
+    StatePlace, Tenant, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -122,8 +122,7 @@ pub struct PhaseView<'a> {
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RequestedView<'a> {
-    #[serde(borrow)]
-    what: Cow<'a, str>,
+    what: RequestKind,
     at: Option<&'a str>,
 }
 
@@ -308,7 +307,7 @@ impl<'a> StateView<'a> {
     pub fn request(&self) -> Option<Request> {
         let requested = self.requested.as_ref()?;
         Some(Request::of(Requested {
-            what: &requested.what,
+            what: requested.what,
             at: requested.at.map_or_else(|| self.at(), stamp),
             bound_at: self.moved_at().unwrap_or_default(),
             parked_at: self.parked.map(|parked| parked.at),

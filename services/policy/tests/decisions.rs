@@ -2,7 +2,7 @@
 
 mod world;
 
-use fiec_policy::{Action, Config, ControlOutcome, Input, ProbeOutcome};
+use fiec_policy::{Action, Config, ControlOutcome, Input, ProbeOutcome, YieldRefusal};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, Phase};
 use world::World;
@@ -354,7 +354,10 @@ fn a_manual_yield_leaves_the_present_node_unless_a_wish_names_a_bad_one() {
         who: "ann",
     });
     assert!(
-        matches!(&out[..], [Action::Reply(8, Err(e))] if e.contains("no node nowhere")),
+        matches!(
+            &out[..],
+            [Action::Refuse(8, YieldRefusal::UnknownNode(unknown))] if unknown.node == nowhere
+        ),
         "{out:?}"
     );
 }
@@ -371,7 +374,7 @@ fn an_operator_may_move_an_execution_to_a_suspect_node_but_not_to_an_unviable_on
         })
     };
     let refusal = |out: &[Action]| match out {
-        [Action::Reply(7, Err(error))] => Some(error.clone()),
+        [Action::Refuse(7, refusal)] => Some(refusal.to_string()),
         _ => None,
     };
     for named in [false, true] {

@@ -6,7 +6,7 @@ mod world;
 use fiec_policy::{Config, Duties};
 use fiec_schemas::duty::{self, Actor, Standing, Task};
 use fiec_schemas::scheduling::Keep;
-use fiec_schemas::{Cause, Event};
+use fiec_schemas::{Cause, Event, RequestKind};
 use world::World;
 use world::scenes::holder_at_its_end;
 
@@ -24,10 +24,10 @@ fn agrees(w: &World, n: u64, task: Task) {
     assert_eq!(duty::of(state, w.wall()).what, task, "execution {n}");
 }
 
-fn request(w: &mut World, n: u64, what: &str) {
+fn request(w: &mut World, n: u64, what: RequestKind) {
     let event = Event::Requested {
         who: "ann@lab".to_owned(),
-        what: what.to_owned(),
+        what,
     };
     let author = w.author(n);
     w.append(World::id(n), vec![event], &author, true);
@@ -50,7 +50,7 @@ fn each_phase_counts_for_who_must_act_next() {
         w.start(n);
     }
     agrees(&w, 1, Task::Compute);
-    request(&mut w, 2, "cancel");
+    request(&mut w, 2, RequestKind::Cancel);
     agrees(&w, 2, Task::Cancel);
     let parked = Event::Parked {
         cause: Cause::Balance,
@@ -60,7 +60,7 @@ fn each_phase_counts_for_who_must_act_next() {
     let author = w.author(3);
     w.append(World::id(3), vec![parked], &author, true);
     agrees(&w, 3, Task::Unpark);
-    request(&mut w, 3, "pause");
+    request(&mut w, 3, RequestKind::Pause);
     agrees(&w, 3, Task::Pause);
     let who = "ann@lab".to_owned();
     w.append(
@@ -81,7 +81,7 @@ fn a_worker_that_does_not_cancel_is_overdue_until_it_does() {
     let mut w = World::new(1);
     w.submit_and_store(1);
     w.start(1);
-    request(&mut w, 1, "cancel");
+    request(&mut w, 1, RequestKind::Cancel);
     w.pass(duty::REQUEST_MS);
     assert_eq!(counts(&w, Actor::Worker), (1, 0));
     w.pass(1_000);

@@ -7,7 +7,8 @@ use fiec_policy::{Action, Input};
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, NodeFlags, NodeId, Phase, Signal, Threshold, Timestamp,
+    BoundaryEvent, Cause, Digest, Event, NodeFlags, NodeId, Phase, PhaseKind, Signal, Threshold,
+    Timestamp,
 };
 use world::World;
 
@@ -339,7 +340,7 @@ fn asked_to_move(w: &mut World, n: u64, to: Option<&str>) -> String {
         who: "ann@lab",
     });
     match &out[..] {
-        [Action::Reply(7, Err(words))] => words.clone(),
+        [Action::Refuse(7, refusal)] => refusal.to_string(),
         out => panic!("{out:?}"),
     }
 }
@@ -499,7 +500,7 @@ fn what_is_placed_says_what_judges_it_and_what_would_move_it() {
     w.submit_and_store(1);
     w.start(1);
     let why = w.why(1);
-    assert_eq!(why.phase, "started");
+    assert_eq!(why.phase, PhaseKind::Started);
     let place = why.place.unwrap();
     assert_eq!((place.substrate.as_str(), place.epoch), ("host", 1));
     assert!(why.thresholds.iter().all(|t| !t.own));
@@ -509,8 +510,8 @@ fn what_is_placed_says_what_judges_it_and_what_would_move_it() {
         would[0].contains(&format!("memory on {node} at or above 90.0 % for 10000 ms")),
         "{would:?}"
     );
-    let other = format!("n{}", 1 - w.node_of(1));
-    assert!(would.iter().any(|m| m.contains(&other)), "{would:?}");
+    let other = w.node(1 - w.node_of(1));
+    assert_eq!(why.would_go_to, Some(vec![other]));
 }
 
 /// What is told of what waits, while so much time passes.

@@ -11,8 +11,8 @@ use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::event::Decision;
 use fiec_schemas::event::Evidence;
 use fiec_schemas::{
-    BoundaryEvent, Candidate, Cause, Digest, Event, ExecutionId, InstanceId, NodeId, Signal,
-    Submission, Tenant, Threshold, Timestamp,
+    BoundaryEvent, Candidate, Cause, Digest, Event, ExecutionId, InstanceId, NodeId, RequestKind,
+    Signal, Submission, Tenant, Threshold, Timestamp,
 };
 use sqlx::PgPool;
 use support::{database, number, words};
@@ -373,7 +373,7 @@ fn void_binding() -> Vec<FeedItem> {
     let lost = || Cause::Lost { silent_ms: 5_000 };
     let resumed = |who: &str| Event::Requested {
         who: who.into(),
-        what: "yield".into(),
+        what: RequestKind::Pause,
     };
     let begin = || {
         let mut w = LedgerWriter::new(tenant.clone(), id, Arc::clone(&submission), at(0));

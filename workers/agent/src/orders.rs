@@ -6,7 +6,7 @@ use fiec_kit::frames::{Order, Yield};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Cause, Event, Signal};
+use fiec_schemas::{Cause, Event, RequestKind, Signal};
 use tokio::time::Instant;
 
 use crate::ahead;
@@ -44,7 +44,7 @@ impl Runner {
             }
             ControlRequest::GiveUp { cause, .. } => self.give_up(cause).await,
             ControlRequest::Pause { who, .. } => {
-                self.request("pause", who.clone(), reply).await;
+                self.request(RequestKind::Pause, who.clone(), reply).await;
                 self.pending = Some(PendingOrder::Pause { who });
                 self.obey_pending().await;
             }
@@ -83,7 +83,7 @@ impl Runner {
 
     /// Records who cancels it, and ends the program.
     async fn cancel(&mut self, who: String, reply: Reply) {
-        self.request("cancel", who.clone(), reply).await;
+        self.request(RequestKind::Cancel, who.clone(), reply).await;
         if self.child.is_none() {
             // Between two attempts, or parked without a process.
             self.finish(vec![Event::Cancelled { who }]);
@@ -162,11 +162,8 @@ impl Runner {
     }
 
     /// Records what was asked before it is done, and answers then.
-    async fn request(&mut self, what: &str, who: String, reply: Reply) {
-        let event = Event::Requested {
-            who,
-            what: what.to_owned(),
-        };
+    async fn request(&mut self, what: RequestKind, who: String, reply: Reply) {
+        let event = Event::Requested { who, what };
         self.stage(Message {
             after: vec![After::Answer(reply)],
             ..Message::of(vec![event])

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Tip};
-use fiec_schemas::{Cause, Digest, Epoch, Event, ExecutionId, Phase, Tenant, Timestamp};
+use fiec_schemas::{
+    Cause, Digest, Epoch, Event, ExecutionId, Phase, RequestKind, Tenant, Timestamp,
+};
 
 use crate::appends;
 use crate::attempts;
@@ -102,7 +104,7 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
     });
     let requested = state.requested.as_ref();
     let asked = |what| requested.filter(|r| r.what == what).map(|r| r.who.clone());
-    if let Some(who) = asked("cancel") {
+    if let Some(who) = asked(RequestKind::Cancel) {
         events.push(Event::Cancelled { who });
     } else if attempt > retries {
         events.push(Event::Failed {
@@ -114,7 +116,7 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
             cause: Cause::NotTaken { reason },
             computed_until: now,
         });
-        events.extend(asked("pause").map(|who| Event::Paused { who }));
+        events.extend(asked(RequestKind::Pause).map(|who| Event::Paused { who }));
     }
     events
 }

@@ -5,8 +5,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use fiec_broker::Tip;
-use fiec_schemas::Event;
 use fiec_schemas::chain;
+use fiec_schemas::{Event, RequestKind};
 use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -138,7 +138,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         }
         match (&runner.tip.state.requested, given) {
             // Asked of a worker that died before it could.
-            (Some(requested), _) if requested.what == "cancel" => {
+            (Some(requested), _) if requested.what == RequestKind::Cancel => {
                 let who = requested.who.clone();
                 runner.finish(vec![Event::Cancelled { who }]);
             }

@@ -67,12 +67,12 @@ async fn a_program_is_told_of_its_node_and_of_others_where_somebody_knows() {
         devices: Vec::new(),
     };
     let reply = OffersReply {
-        error: None,
         offers: Some(Offers {
             at: Timestamp::now(),
             nodes: vec![offer("b", 3), offer("c", 2), offer("a", 1)],
             left_off: 0,
         }),
+        ..OffersReply::default()
     };
     let body = serde_json::to_vec(&reply).unwrap();
     let answering = tokio::spawn(async move {

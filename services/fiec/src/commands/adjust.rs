@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use fiec_schemas::messages::ApiReply;
+use fiec_schemas::messages::{ApiReply, ExecutionVerb};
 use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
 use fiec_schemas::{NodeId, Signal, Threshold, Timestamp};
 
@@ -152,7 +152,8 @@ pub async fn exclude(args: ExcludeArgs, global: &Global) -> anyhow::Result<Outco
     let broker = global.broker("exclude").await?;
     let execution = &args.execution;
     let tenant = &execution.tenant.tenant;
-    let status = client::execution(&broker, "status", tenant, &execution.id, None).await?;
+    let status =
+        client::execution(&broker, ExecutionVerb::Status, tenant, &execution.id, None).await?;
     if status.error.is_some() {
         return report(&status, global);
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use fiec_broker::Broker;
-use fiec_schemas::Tenant;
-use fiec_schemas::messages::{BatchReply, BatchRequest};
+use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb};
+use fiec_schemas::{PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::client;
@@ -54,10 +54,10 @@ struct NameArgs {
 /// When nobody answers.
 pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let (verb, args) = match &args.command {
-        BatchCommand::Status(args) => ("status", args),
-        BatchCommand::Cancel(args) => ("cancel", args),
-        BatchCommand::Pause(args) => ("pause", args),
-        BatchCommand::Resume(args) => ("resume", args),
+        BatchCommand::Status(args) => (BatchVerb::Status, args),
+        BatchCommand::Cancel(args) => (BatchVerb::Cancel, args),
+        BatchCommand::Pause(args) => (BatchVerb::Pause, args),
+        BatchCommand::Resume(args) => (BatchVerb::Resume, args),
     };
     let broker = global.broker("batch").await?;
     let mut progress = Progress::new(verb, global.json);
@@ -79,7 +79,7 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
 /// When nobody answers.
 pub async fn drive(
     broker: &Broker,
-    verb: &str,
+    verb: BatchVerb,
     (tenant, batch): (&Tenant, &str),
     mut show: impl FnMut(&BatchReply),
 ) -> anyhow::Result<(BatchReply, bool)> {
@@ -94,7 +94,7 @@ pub async fn drive(
             cursor,
         };
         let mut reply = client::batch(broker, verb, tenant, &request).await?;
-        let waits = reply.untaken.filter(|_| verb != "status");
+        let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);
         let moved = reply.done > 0 || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
         in_vain = if moved { 0 } else { in_vain + 1 };
         done += reply.done;
@@ -118,14 +118,14 @@ pub async fn drive(
 
 /// How far a request has come: a bar on a terminal, otherwise a line now and then.
 struct Progress {
-    verb: &'static str,
+    verb: BatchVerb,
     bar: Option<ProgressBar>,
     /// When the last line was printed; none where none are.
     lines: Option<Instant>,
 }
 
 impl Progress {
-    fn new(verb: &'static str, json: bool) -> Self {
+    fn new(verb: BatchVerb, json: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let bar = (terminal && !json).then(|| {
             let bar = ProgressBar::new(0);
@@ -150,7 +150,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             let (message, length, position) = match reading {
                 true => ("reading ledgers", reply.unread, 0),
-                false => (verb, of, u64::from(reply.done)),
+                false => (verb.as_str(), of, u64::from(reply.done)),
             };
             bar.set_message(message);
             bar.set_length(length);
@@ -172,7 +172,7 @@ impl Progress {
     }
 }
 
-fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
+fn print(verb: BatchVerb, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string(reply)?);
         return Ok(());
@@ -183,15 +183,15 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    if verb != "status" {
+    if verb != BatchVerb::Status {
         let (done, not) = (reply.done, reply.unconcerned);
         println!(
             "{verb}: {done} done, {not} not concerned, {} failed",
             reply.failed
         );
-        let computing = reply.phases.contains_key("started");
-        if done > 0 && computing && matches!(verb, "pause" | "cancel") {
-            let when = if verb == "pause" {
+        let computing = reply.phases.contains_key(&PhaseKind::Started);
+        if done > 0 && computing && matches!(verb, BatchVerb::Pause | BatchVerb::Cancel) {
+            let when = if verb == BatchVerb::Pause {
                 "pauses at its next boundary"
             } else {
                 "ends in a moment"
@@ -204,7 +204,9 @@ fn print(verb: &str, reply: &BatchReply, json: bool) -> anyhow::Result<()> {
         if reply.left > 0 {
             let left = reply.left;
             match verb {
-                "resume" => eprintln!("{left} have not paused yet, or were not reached; try again"),
+                BatchVerb::Resume => {
+                    eprintln!("{left} have not paused yet, or were not reached; try again")
+                }
                 _ => eprintln!("{left} were not reached; try again"),
             }
         }

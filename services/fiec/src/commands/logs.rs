@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use clap::Args;
-use fiec_schemas::messages::LogLine;
+use fiec_schemas::messages::{ExecutionVerb, LogLine};
 use fiec_schemas::subjects;
 use futures_util::StreamExt as _;
 
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("logs").await?;
     let tenant = &args.tenant.tenant;
-    let reply = client::execution(&broker, "status", tenant, &args.id, None).await?;
+    let reply = client::execution(&broker, ExecutionVerb::Status, tenant, &args.id, None).await?;
     let Some(state) = reply.state else {
         eprintln!(
             "{}",
@@ -90,7 +90,8 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
                 left = 0;
                 if args.follow && !ended {
                     let status =
-                        client::execution(&broker, "status", tenant, &args.id, None).await?;
+                        client::execution(&broker, ExecutionVerb::Status, tenant, &args.id, None)
+                            .await?;
                     ended = status.state.is_none_or(|s| s.phase.is_terminal());
                 }
             }

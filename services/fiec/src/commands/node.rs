@@ -1,6 +1,7 @@
 //! `fiec node …`: what is asked of one node.
 
 use clap::{Args, Subcommand};
+use fiec_schemas::messages::NodeVerb;
 
 use super::{envelope, nodes, profile, record};
 use crate::context::Global;
@@ -31,7 +32,7 @@ enum Command {
 pub async fn run(args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Profile(args) => profile::run(args, global).await,
-        Command::Release(args) => nodes::flag("release", args, global).await,
+        Command::Release(args) => nodes::flag(NodeVerb::Release, args, global).await,
         Command::Revoke(args) => nodes::revoke(args, global).await,
         Command::Envelope(args) => envelope::run(args, global).await,
         Command::Record(args) => record::run(&args, global),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, NodeStatus};
+use fiec_schemas::messages::{ApiReply, NodeStatus, NodeVerb};
 use fiec_schemas::{NodeId, Timestamp};
 
 use super::adjust::parse_span;
@@ -246,8 +246,8 @@ fn contracts(node: &NodeStatus) -> String {
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn flag(verb: &str, args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let broker = global.broker(verb).await?;
+pub async fn flag(verb: NodeVerb, args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker(verb.as_str()).await?;
     said(&client::node(&broker, verb, args.node, None).await?, global)
 }
 
@@ -258,7 +258,7 @@ pub async fn flag(verb: &str, args: NodeArgs, global: &Global) -> anyhow::Result
 pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("drain").await?;
     let within = args.within.map(seconds);
-    let reply = client::node(&broker, "drain", args.node.clone(), within).await?;
+    let reply = client::node(&broker, NodeVerb::Drain, args.node.clone(), within).await?;
     let outcome = said(&reply, global)?;
     if args.wait && reply.error.is_none() {
         wait_until_empty(&broker, &args.node, global).await?;
@@ -273,7 +273,7 @@ pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> 
 pub async fn revoke(args: RevokeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("revoke").await?;
     let within = Some(seconds(args.within));
-    let reply = client::node(&broker, "revoke", args.node.clone(), within).await?;
+    let reply = client::node(&broker, NodeVerb::Revoke, args.node.clone(), within).await?;
     let outcome = said(&reply, global)?;
     if args.wait && reply.error.is_none() {
         wait_until_empty(&broker, &args.node, global).await?;

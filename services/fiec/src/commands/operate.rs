@@ -1,8 +1,8 @@
 //! `status`, `cancel`, `pause`, `resume`, `yield`, `why`: requests about one execution.
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, InForce, Why};
-use fiec_schemas::{Candidate, ClientId, ExecutionState, NodeId, Phase, Threshold};
+use fiec_schemas::messages::{ApiReply, ExecutionVerb, InForce, RefusalCode, Why};
+use fiec_schemas::{Candidate, ClientId, ExecutionState, NodeId, Phase, PhaseKind, Threshold};
 
 use crate::client;
 use crate::context::{Global, TenantArg};
@@ -52,10 +52,14 @@ pub struct MoveArgs {
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn each(verb: &str, args: ExecutionsArgs, global: &Global) -> anyhow::Result<Outcome> {
+pub async fn each(
+    verb: ExecutionVerb,
+    args: ExecutionsArgs,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
     let mut worst = Outcome::Done;
     for (place, id) in args.id.into_iter().enumerate() {
-        if place > 0 && verb == "status" && !global.json {
+        if place > 0 && verb == ExecutionVerb::Status && !global.json {
             println!("");
         }
         let tenant = args.tenant.clone();
@@ -70,15 +74,15 @@ pub async fn each(verb: &str, args: ExecutionsArgs, global: &Global) -> anyhow::
 /// # Errors
 /// When nobody answers.
 pub async fn run(
-    verb: &str,
+    verb: ExecutionVerb,
     args: &ExecutionArgs,
     to: Option<NodeId>,
     global: &Global,
 ) -> anyhow::Result<Outcome> {
-    let broker = global.broker(verb).await?;
+    let broker = global.broker(verb.as_str()).await?;
     let reply = client::execution(&broker, verb, &args.tenant.tenant, &args.id, to).await?;
     let parts = match &reply.state {
-        Some(state) if verb == "status" => super::parts::of(&broker, state).await,
+        Some(state) if verb == ExecutionVerb::Status => super::parts::of(&broker, state).await,
         _ => Vec::new(),
     };
     if global.json {
@@ -92,7 +96,8 @@ pub async fn run(
     if let Some(error) = &reply.error {
         if !global.json {
             eprintln!("{error}");
-            if verb == "status" {
+            let unknown = reply.refusal == Some(RefusalCode::UnknownExecution);
+            if verb == ExecutionVerb::Status && unknown {
                 for line in refused(args, global).await {
                     eprintln!("{line}");
                 }
@@ -102,7 +107,7 @@ pub async fn run(
     }
     if !global.json {
         let ended = match &reply.state {
-            Some(state) if verb == "status" && state.phase.is_terminal() => {
+            Some(state) if verb == ExecutionVerb::Status && state.phase.is_terminal() => {
                 super::watch::ending(&broker, state).await
             }
             _ => None,
@@ -129,14 +134,14 @@ async fn refused(args: &ExecutionArgs, global: &Global) -> Vec<String> {
         .unwrap_or_default()
 }
 
-fn print_reply(verb: &str, reply: &ApiReply, ended: Option<String>) {
+fn print_reply(verb: ExecutionVerb, reply: &ApiReply, ended: Option<String>) {
     if !reply.message.is_empty() {
         println!("{}", reply.message);
     }
     if let Some(why) = &reply.why {
         print_why(why);
     }
-    if verb == "status"
+    if verb == ExecutionVerb::Status
         && let Some(state) = &reply.state
     {
         print_state(state, reply, ended);
@@ -148,10 +153,11 @@ fn print_why(why: &Why) {
     if let Some(next) = &why.next {
         println!("next: {}", next.in_words());
     }
-    // What the first sentence says already is not said twice.
-    let more = why.waits_for.iter();
-    for waits in more.filter(|waits| !why.summary.contains(waits.as_str())) {
-        println!("waits for: {waits}");
+    // The summary of a pending one says what it waits for.
+    if why.phase != PhaseKind::Pending {
+        for waits in &why.waits_for {
+            println!("waits for: {waits}");
+        }
     }
     let threshold = |t: &InForce| {
         let Threshold {
@@ -187,10 +193,16 @@ fn print_why(why: &Why) {
         println!("{}", ui::table(["node", "verdict", "reasons"], rows));
     }
     for would in &why.would_move {
-        if would.starts_with("it would ") {
-            println!("{would}");
-        } else {
-            println!("would move it: {would}");
+        println!("would move it: {would}");
+    }
+    if let Some(nodes) = &why.would_go_to {
+        let nodes: Vec<_> = nodes.iter().map(NodeId::as_str).collect();
+        match nodes.is_empty() {
+            true => println!("it would stay until another place can take it: none could now"),
+            false => println!(
+                "it would go to the best of those that could take it now: {}",
+                nodes.join(", ")
+            ),
         }
     }
     for help in &why.would_help {

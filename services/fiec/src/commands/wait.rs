@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::messages::ApiReply;
+use fiec_schemas::messages::{ApiReply, ExecutionVerb};
 use fiec_schemas::{ExecutionId, Phase, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -114,7 +114,8 @@ impl<'a> Waiting<'a> {
     /// Asks until somebody answers.
     async fn status(&mut self, id: &str) -> anyhow::Result<ApiReply> {
         loop {
-            match client::execution(self.broker, "status", self.tenant, id, None).await {
+            match client::execution(self.broker, ExecutionVerb::Status, self.tenant, id, None).await
+            {
                 Ok(reply) => {
                     if let Some(since) = self.outage.take() {
                         let seconds = since.elapsed().as_secs();

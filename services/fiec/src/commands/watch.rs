@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use clap::Args;
 use fiec_broker::feed;
 use fiec_broker::{Broker, Ledger, results};
+use fiec_schemas::messages::ExecutionVerb;
 use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, LedgerMessage, Phase, subjects};
 use futures_util::StreamExt as _;
 use serde_json::Value;
@@ -36,7 +37,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     // What it has split off is watched with it.
     let mut parts = BTreeSet::new();
     if let Some(id) = &args.id {
-        let reply = client::execution(&broker, "status", &tenant, id, None).await?;
+        let reply = client::execution(&broker, ExecutionVerb::Status, &tenant, id, None).await?;
         if let Some(error) = reply.error {
             eprintln!("{error}");
             return Ok(Outcome::Failed);

@@ -2,6 +2,7 @@
 //! clocks (both on this machine). Moves are ordered through the API, as an operator or the policy
 //! would.
 
+use fiec_schemas::messages::ExecutionVerb;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -63,7 +64,7 @@ async fn measure(
         tokio::time::sleep(Duration::from_millis(23)).await;
         let reply = client::execution(
             &cluster.broker,
-            "yield",
+            ExecutionVerb::Yield,
             &tenant()?,
             &execution.to_string(),
             None,
@@ -88,7 +89,7 @@ async fn measure(
     }
     let reply = client::execution(
         &cluster.broker,
-        "cancel",
+        ExecutionVerb::Cancel,
         &tenant()?,
         &execution.to_string(),
         None,

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use fiec::client;
 use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, ConnectOptions, chunks, store};
-use fiec_schemas::messages::HANDOVER_HEADER;
+use fiec_schemas::messages::{ExecutionVerb, HANDOVER_HEADER};
 use fiec_schemas::{Event, ExecutionId, Phase, StatePlace, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -234,7 +234,8 @@ impl Run {
             // A move of a computation that has committed on the node where it is.
             self.commits(broker, 1).await?;
             let id = self.execution.to_string();
-            let reply = client::execution(broker, "yield", &tenant()?, &id, None).await?;
+            let reply =
+                client::execution(broker, ExecutionVerb::Yield, &tenant()?, &id, None).await?;
             ensure!(
                 reply.error.is_none(),
                 "the move was refused: {:?}",
@@ -258,7 +259,7 @@ impl Run {
 
     async fn end(self, broker: &Broker) -> anyhow::Result<()> {
         let id = self.execution.to_string();
-        let reply = client::execution(broker, "cancel", &tenant()?, &id, None).await?;
+        let reply = client::execution(broker, ExecutionVerb::Cancel, &tenant()?, &id, None).await?;
         ensure!(
             reply.error.is_none(),
             "the cancel was refused: {:?}",

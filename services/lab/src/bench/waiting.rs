@@ -12,6 +12,7 @@ use fiec::client;
 use fiec::commands::batch;
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, Draft, Ledger, Tip};
+use fiec_schemas::messages::{BatchVerb, ExecutionVerb};
 use fiec_schemas::{
     BatchId, BatchPlace, Event, ExecutionId, ExecutionState, Submission, Timestamp,
 };
@@ -76,7 +77,8 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     for id in asked.iter().step_by((count / WHYS).max(1)) {
         let began = Instant::now();
         let id = id.to_string();
-        let reply = client::execution(&cluster.broker, "why", &tenant()?, &id, None).await?;
+        let reply =
+            client::execution(&cluster.broker, ExecutionVerb::Why, &tenant()?, &id, None).await?;
         if let Some(error) = reply.error {
             bail!("why: {error}");
         }
@@ -87,7 +89,12 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     lab.figures.add("waiting", &case, "why_ms", "ms", why, None);
     lab.figures
         .add("waiting", &case, "why_max_ms", "ms", slowest, None);
-    for verb in ["status", "pause", "resume", "cancel"] {
+    for verb in [
+        BatchVerb::Status,
+        BatchVerb::Pause,
+        BatchVerb::Resume,
+        BatchVerb::Cancel,
+    ] {
         lab.steps_message(&format!("waiting: fiec batch {verb}"));
         let began = Instant::now();
         let name = (&tenant()?, BATCHES[0]);

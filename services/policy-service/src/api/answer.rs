@@ -6,9 +6,12 @@ use async_nats::service::{
     NATS_SERVICE_ERROR, NATS_SERVICE_ERROR_CODE, Request, error::Error as ServiceError,
 };
 use bytes::Bytes;
-use fiec_schemas::messages::{ApiReply, BatchReply, QuotaReply, SubmitReply};
+use fiec_schemas::messages::{ApiReply, BatchReply, QuotaReply, RefusalCode, SubmitReply};
 use fiec_schemas::surroundings::OffersReply;
 use serde::Serialize;
+
+use super::Answered;
+use crate::refusal::Refusal;
 
 /// The request was refused, in part or as a whole.
 const REFUSED: usize = 400;
@@ -17,37 +20,47 @@ const HEADER_CHARS: usize = 500;
 
 /// An answer that can be a refusal.
 pub(super) trait Reply: Serialize {
+    /// The answer where nothing was done.
+    fn refused(error: String, code: RefusalCode) -> Self;
+
     /// Why something was refused; none where nothing was.
     fn refusal(&self) -> Option<String>;
 }
 
-macro_rules! refused_as_a_whole {
-    ($($reply:ty),*) => {$(
+macro_rules! reply {
+    ($($reply:ty: $refused_in_part:expr),* $(,)?) => {$(
         impl Reply for $reply {
+            fn refused(error: String, code: RefusalCode) -> Self {
+                Self {
+                    error: Some(error),
+                    refusal: Some(code),
+                    ..Self::default()
+                }
+            }
+
             fn refusal(&self) -> Option<String> {
-                self.error.clone()
+                let in_part: fn(&Self) -> Option<String> = $refused_in_part;
+                self.error.clone().or_else(|| in_part(self))
             }
         }
     )*};
 }
-refused_as_a_whole!(ApiReply, OffersReply, QuotaReply);
 
-impl Reply for BatchReply {
-    fn refusal(&self) -> Option<String> {
-        let failed = || Some(format!("{} failed: {}", self.failed, self.reasons.first()?));
-        self.error.clone().or_else(failed)
-    }
+reply! {
+    ApiReply: |_| None,
+    OffersReply: |_| None,
+    QuotaReply: |_| None,
+    BatchReply: |reply| Some(format!("{} failed: {}", reply.failed, reply.reasons.first()?)),
+    SubmitReply: |reply| {
+        let lines = reply.accepted.len() + reply.errors.len();
+        let (first, count) = (reply.errors.first()?, reply.errors.len());
+        Some(format!("{count} of {lines} lines refused; {first}"))
+    },
 }
 
-impl Reply for SubmitReply {
-    fn refusal(&self) -> Option<String> {
-        let lines = self.accepted.len() + self.errors.len();
-        let refused = || {
-            let (first, count) = (self.errors.first()?, self.errors.len());
-            Some(format!("{count} of {lines} lines refused; {first}"))
-        };
-        self.error.clone().or_else(refused)
-    }
+/// What is answered instead of what was asked for: the one place where a refusal becomes text.
+pub(super) fn refused<T: Reply>(refusal: &Refusal) -> T {
+    T::refused(refusal.to_string(), refusal.code())
 }
 
 /// The payload.
@@ -57,8 +70,9 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn of(reply: &impl Reply) -> Self {
-        let body = serde_json::to_vec(reply).map(Into::into);
+    pub(super) fn of<T: Reply>(answered: Answered<T>) -> Self {
+        let reply = answered.unwrap_or_else(|refusal| refused(&refusal));
+        let body = serde_json::to_vec(&reply).map(Into::into);
         Self {
             body: body.map_err(|error| ServiceError {
                 status: in_a_header(&error.to_string()),

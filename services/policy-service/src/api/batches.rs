@@ -10,18 +10,19 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::BrokerError;
-use fiec_schemas::messages::{BatchReply, BatchRequest, Untaken};
+use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
-    BatchId, BatchName, ExecutionId, ExecutionState, LedgerMessage, Phase, Sequence, Tenant,
-    subjects,
+    BatchId, BatchName, ExecutionId, ExecutionState, LedgerMessage, PhaseKind, RequestKind,
+    Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
 
-use super::executions::{NOT_PAUSED, NOT_YET, is_asked};
+use super::answer::refused;
+use super::changes::{Asked, Change, is_paused, is_requested};
 use super::pages::{About, KEPT, Member, Page, Unread};
-use super::sight::Sight;
 use super::{Answered, Api, parse, somebody, tenant};
+use crate::refusal::Refusal;
 
 /// Executions that are changed at the same time.
 const AT_ONCE: usize = 32;
@@ -43,42 +44,33 @@ enum Fate {
     /// Nothing: the time was over.
     NotReached,
     /// It is as it is asked to be, by this request.
-    Done(String),
+    Done(PhaseKind),
     /// It cannot be done yet.
-    Later(String),
+    Later(PhaseKind),
     /// It has ended, or was so before.
-    Unconcerned(Option<String>),
+    Unconcerned(PhaseKind),
+    /// It has no ledger any more.
+    Gone,
     /// It is not so.
-    Failed(String, String),
+    Failed(Option<PhaseKind>, Refusal),
+}
+
+/// What a verb changes about each execution; none: it changes nothing.
+fn change_of(verb: BatchVerb) -> Option<Change> {
+    match verb {
+        BatchVerb::Status => None,
+        BatchVerb::Cancel => Some(Change::Cancel),
+        BatchVerb::Pause => Some(Change::Pause),
+        BatchVerb::Resume => Some(Change::Resume),
+    }
 }
 
 impl Api {
-    pub(super) async fn batch(&self, subject: &str, payload: &[u8]) -> BatchReply {
+    /// A request about a whole batch: one page.
+    pub(super) async fn batch(&self, subject: &str, payload: &[u8]) -> Answered<BatchReply> {
         let mut tokens = subject.rsplit('.');
-        let tenant = tokens.next().unwrap_or_default();
-        let verb = tokens.next().unwrap_or_default();
-        match self.whole_batch(verb, tenant, payload).await {
-            Ok(reply) => reply,
-            Err(error) => BatchReply {
-                error: Some(error),
-                ..BatchReply::default()
-            },
-        }
-    }
-
-    async fn whole_batch(
-        &self,
-        verb: &str,
-        tenant_text: &str,
-        payload: &[u8],
-    ) -> Answered<BatchReply> {
-        let verbs = ["status", "cancel", "pause", "resume"];
-        let Some(verb) = verbs.into_iter().find(|known| *known == verb) else {
-            return Err(format!(
-                "there is no request {verb} about a batch; there are {}",
-                verbs.join(", ")
-            ));
-        };
+        let tenant_text = tokens.next().unwrap_or_default();
+        let verb: BatchVerb = tokens.next().unwrap_or_default().parse()?;
         let tenant = tenant(tenant_text)?;
         let request: BatchRequest = parse(payload)?;
         let who = somebody(&request.who);
@@ -101,12 +93,11 @@ impl Api {
             },
         };
         let deadline = Instant::now() + within;
-        let read = self.read_members(&mut page, deadline).await;
-        read.map_err(|error| format!("the ledgers could not be read: {error}; try again"))?;
+        self.read_members(&mut page, deadline).await?;
         let mut done = 0;
         if page.unread.is_none() {
             if page.phases.is_empty() && page.members.is_empty() {
-                return Ok(none_known(&page, &request.batch));
+                return Ok(none_known(&page, request.batch));
             }
             done = self.change_members(&mut page, &who, deadline).await;
         }
@@ -127,45 +118,51 @@ impl Api {
         within: Duration,
     ) -> Answered<Result<Page, Box<BatchReply>>> {
         let patience = match about.verb {
-            "status" => Duration::ZERO,
+            BatchVerb::Status => Duration::ZERO,
             _ => within.min(PATIENCE),
         };
-        let untaken = self.untaken(&about.tenant, request.untaken, patience).await;
-        let untaken = untaken.map_err(|error| error.to_string())?;
+        let untaken = self
+            .untaken(&about.tenant, request.untaken, patience)
+            .await?;
         if let (Some(_), Some(untaken)) = (request.untaken, untaken) {
+            let About { tenant, batch, .. } = about;
+            let refusal = Refusal::NotTakenIn { tenant, untaken };
             return Ok(Err(Box::new(BatchReply {
-                batch: Some(about.batch),
-                error: Some(not_taken_in(&about.tenant, untaken)),
+                batch: Some(batch),
                 untaken: Some(untaken),
-                ..BatchReply::default()
+                ..refused(&refusal)
             })));
         }
-        let unread = self.unread(&about.tenant).await;
-        let unread = unread.map_err(|error| error.to_string())?;
+        let unread = self.unread(&about.tenant).await?;
         Ok(Ok(Page::new(about, unread, untaken)))
     }
 
     /// Changes what is to be changed, until the deadline; how many were.
     async fn change_members(&self, page: &mut Page, who: &str, deadline: Instant) -> u32 {
         let mut done = 0;
-        if page.levels.is_empty() {
+        let change = change_of(page.about.verb);
+        let Some(change) = change.filter(|_| !page.levels.is_empty()) else {
             return done;
-        }
+        };
         let sight = &self.sight().await;
         while Instant::now() < deadline
             && let Some(level) = page.levels.front_mut()
         {
             let some: Vec<_> = level.drain(..level.len().min(CHUNK)).collect();
-            let about = page.about.clone();
+            let tenant = page.about.tenant.clone();
+            let asked = Asked {
+                change: &change,
+                tenant: &tenant,
+                who,
+                sight,
+                name: None,
+            };
             let mut fates = stream::iter(some)
-                .map(|id| {
-                    let about = &about;
-                    async move {
-                        if Instant::now() >= deadline {
-                            return (id, Fate::NotReached);
-                        }
-                        (id, self.change_member(about, id, who, sight).await)
+                .map(|id| async move {
+                    if Instant::now() >= deadline {
+                        return (id, Fate::NotReached);
                     }
+                    (id, self.change_member(asked, id).await)
                 })
                 .buffer_unordered(AT_ONCE);
             let mut not_reached = VecDeque::new();
@@ -193,39 +190,29 @@ impl Api {
         done
     }
 
-    async fn change_member(
-        &self,
-        about: &About,
-        id: ExecutionId,
-        who: &str,
-        sight: &Sight,
-    ) -> Fate {
-        let About { verb, tenant, .. } = about;
-        let entry = match self.effects.ledger.last(tenant, id).await {
+    async fn change_member(&self, asked: Asked<'_>, id: ExecutionId) -> Fate {
+        let entry = match self.effects.ledger.last(asked.tenant, id).await {
             Ok(Some(entry)) => entry,
-            Ok(None) => return Fate::Unconcerned(None),
-            Err(error) => return Fate::Failed("unknown".to_owned(), error.to_string()),
+            Ok(None) => return Fate::Gone,
+            Err(error) => return Fate::Failed(None, error.into()),
         };
-        let phase = entry.message.state.phase.as_str().to_owned();
-        if !concerns(verb, &entry.message.state) {
-            return Fate::Unconcerned(Some(phase));
+        let phase = entry.message.state.phase.kind();
+        if !concerns(asked.change, &entry.message.state) {
+            return Fate::Unconcerned(phase);
         }
-        match self.change((verb, None), tenant, entry, who, sight).await {
-            Ok(answer) => {
-                let after = answer.state.as_ref().map(|s| s.phase.as_str().to_owned());
-                let phase = after.unwrap_or(phase);
+        match self.change(asked, entry).await {
+            Ok(changed) => {
+                let phase = changed.state().map_or(phase, |state| state.phase.kind());
                 // Some of its parts, or itself.
-                match answer.message.ends_with(NOT_YET) {
+                match changed.is_pausing() {
                     true => Fate::Later(phase),
                     false => Fate::Done(phase),
                 }
             }
-            Err(reason) if reason.ends_with(NOT_YET) => Fate::Later(phase),
+            Err(refusal) if refusal.is_pausing() => Fate::Later(phase),
             // It ended in the meantime, or is as it is asked to be.
-            Err(reason) if reason.ends_with("already") || reason.contains(NOT_PAUSED) => {
-                Fate::Unconcerned(Some(phase))
-            }
-            Err(reason) => Fate::Failed(phase, reason),
+            Err(refusal) if refusal.is_moot() => Fate::Unconcerned(phase),
+            Err(refusal) => Fate::Failed(Some(phase), refusal),
         }
     }
 
@@ -379,8 +366,8 @@ fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
     let after = spec.map_or(&[][..], |spec| &spec.after);
     let member = Member {
         seq,
-        phase: state.phase.as_str(),
-        concerned: page.about.verb != "status" && concerns(page.about.verb, &state),
+        phase: state.phase.kind(),
+        concerned: change_of(page.about.verb).is_some_and(|change| concerns(&change, &state)),
         after: after
             .iter()
             .filter_map(|other| other.execution(&page.about.tenant))
@@ -392,48 +379,37 @@ fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
 fn note(page: &mut Page, fate: Fate) {
     match fate {
         Fate::NotReached => {}
-        Fate::Done(phase) => page.count(&phase),
+        Fate::Done(phase) => page.count(phase),
         Fate::Later(phase) => {
-            page.count(&phase);
+            page.count(phase);
             page.later += 1;
         }
         Fate::Unconcerned(phase) => {
-            phase.iter().for_each(|phase| page.count(phase));
+            page.count(phase);
             page.unconcerned += 1;
         }
-        Fate::Failed(phase, reason) => {
-            page.count(&phase);
+        Fate::Gone => page.unconcerned += 1,
+        Fate::Failed(phase, refusal) => {
+            phase.into_iter().for_each(|phase| page.count(phase));
             page.failed.0 += 1;
             if page.failed.1.len() < REASONS {
-                page.failed.1.push(reason);
+                page.failed.1.push(refusal);
             }
         }
     }
 }
 
-fn not_taken_in(tenant: &Tenant, untaken: Untaken) -> String {
-    let messages = untaken.messages;
-    format!("{messages} submission messages of tenant {tenant} have not been taken in; try again")
-}
-
 /// The answer where no execution of the batch was found.
-fn none_known(page: &Page, name: &str) -> BatchReply {
-    let tenant = &page.about.tenant;
-    let error = match page.untaken {
-        Some(untaken) => format!(
-            "no execution of batch {name} is known, and {}",
-            not_taken_in(tenant, untaken)
-        ),
-        None => format!(
-            "tenant {tenant} has no batch {name}; one whose executions ended long ago is in \
-             PostgreSQL only (the view batch_summary)"
-        ),
+fn none_known(page: &Page, batch: String) -> BatchReply {
+    let refusal = Refusal::UnknownBatch {
+        tenant: page.about.tenant.clone(),
+        batch,
+        untaken: page.untaken,
     };
     BatchReply {
-        error: Some(error),
         batch: Some(page.about.batch),
         untaken: page.untaken,
-        ..BatchReply::default()
+        ..refused(&refusal)
     }
 }
 
@@ -441,25 +417,21 @@ fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    let name: BatchName = text
-        .parse()
-        .map_err(|_| format!("{text:?} is neither a batch's UUID nor its name"))?;
+    let name: BatchName = text.parse().map_err(|_| {
+        let rule = format!("{text:?} is neither a batch's UUID nor its name");
+        Refusal::invalid("batch", rule)
+    })?;
     Ok(BatchId::from_client(tenant, &name))
 }
 
 /// True where something remains to be done.
-fn concerns(verb: &str, state: &ExecutionState) -> bool {
-    let asked = |what: &str| is_asked(state, what);
-    match verb {
+fn concerns(change: &Change, state: &ExecutionState) -> bool {
+    let live = !state.phase.is_terminal();
+    let is_ending = is_requested(state, RequestKind::Cancel);
+    match change {
         // Its parts may have paused of their own, or not have been reached before.
-        "resume" => {
-            let paused = matches!(state.phase, Phase::Paused { .. }) || asked("pause");
-            paused || !state.phase.is_terminal() && !state.parts().is_empty()
-        }
-        "pause" => {
-            let paused = matches!(state.phase, Phase::Paused { .. });
-            !state.phase.is_terminal() && !paused && !asked("pause") && !asked("cancel")
-        }
-        _ => !state.phase.is_terminal() && !asked("cancel"),
+        Change::Resume => is_paused(state) || live && !state.parts().is_empty(),
+        Change::Pause => live && !is_paused(state) && !is_ending,
+        Change::Cancel | Change::Adjust(_) => live && !is_ending,
     }
 }

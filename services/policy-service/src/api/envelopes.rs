@@ -3,10 +3,10 @@
 use async_nats::jetstream::kv;
 use fiec_schemas::envelope::{Envelope, NodeEnvelopes, Shape, read_list};
 use fiec_schemas::messages::{ApiReply, EnvelopeChange, EnvelopeRequest, Record};
-use fiec_schemas::{NodeId, Timestamp, subjects};
+use fiec_schemas::{Timestamp, subjects};
 
 use super::{Answered, Api, parse, somebody};
-use crate::events::Ask;
+use crate::refusal::Refusal;
 
 /// Attempts to write while others write too.
 const ATTEMPTS: usize = 8;
@@ -15,28 +15,29 @@ impl Api {
     pub(super) async fn envelope(&self, payload: &[u8]) -> Answered<ApiReply> {
         let EnvelopeRequest { node, who, change } = parse(payload)?;
         let key = subjects::envelopes_key(&node);
-        let words = |error: &dyn std::fmt::Display| format!("cannot write {key}: {error}");
+        let what = format!("write {key}");
+        let failed = |error: &dyn std::fmt::Display| Refusal::broker(&what, error);
         let bucket = self
             .effects
             .broker
             .js
             .get_key_value(subjects::NODES_BUCKET)
             .await
-            .map_err(|error| words(&error))?;
+            .map_err(|error| failed(&error))?;
         let who = somebody(&who);
         for attempt in 0..ATTEMPTS {
-            let entry = bucket.entry(&key).await.map_err(|error| words(&error))?;
+            let entry = bucket.entry(&key).await.map_err(|error| failed(&error))?;
             let (revision, before) = match &entry {
                 Some(e) if e.operation == kv::Operation::Put => {
                     let set: NodeEnvelopes =
-                        serde_json::from_slice(&e.value).map_err(|error| words(&error))?;
+                        serde_json::from_slice(&e.value).map_err(|error| failed(&error))?;
                     (e.revision, Some(set))
                 }
                 Some(e) => (e.revision, None),
                 None => (0, None),
             };
             if attempt == 0 && before.is_none() {
-                self.must_be_known(&node).await?;
+                self.joined(&node).await?;
             }
             let before = before.unwrap_or_default();
             let Some(change) = &change else {
@@ -52,8 +53,8 @@ impl Api {
                 who: who.clone(),
                 at,
             };
-            set.check().map_err(|error| error.to_string())?;
-            let value = serde_json::to_vec(&set).map_err(|error| words(&error))?;
+            set.check()?;
+            let value = serde_json::to_vec(&set).map_err(|error| failed(&error))?;
             match bucket.update(&key, value.into(), revision).await {
                 Ok(revision) => {
                     let record = Record::Envelopes {
@@ -79,22 +80,10 @@ impl Api {
                 }
                 // Somebody else wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
-                Err(error) => return Err(words(&error)),
+                Err(error) => return Err(failed(&error)),
             }
         }
-        Err(words(&"others keep writing it"))
-    }
-
-    async fn must_be_known(&self, node: &NodeId) -> Answered<()> {
-        let nodes = self.ask(Ask::Nodes).await?;
-        let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
-        if names.contains(&node.as_str()) {
-            return Ok(());
-        }
-        Err(format!(
-            "there is no node {node}; there are: {}",
-            names.join(", ")
-        ))
+        Err(Refusal::Contended { what: key })
     }
 }
 
@@ -105,7 +94,7 @@ fn changed(
     now: Timestamp,
 ) -> Answered<Vec<Envelope>> {
     let read = |value| -> Answered<Vec<Envelope>> {
-        let mut list = read_list(value).map_err(|error| error.to_string())?;
+        let mut list = read_list(value)?;
         for envelope in &mut list {
             let swings = matches!(envelope.shape, Shape::Sinusoid(_));
             if swings || envelope.speed != 1.0 {
@@ -131,7 +120,8 @@ fn changed(
             });
             let named = signal.is_some() || device.is_some();
             if named && before.len() == count {
-                return Err("there is no such envelope to take away; --show lists them".to_owned());
+                let rule = "there is no such envelope to take away; --show lists them";
+                return Err(Refusal::invalid("change.signal", rule));
             }
             Ok(before)
         }
@@ -169,6 +159,7 @@ mod tests {
         assert!(
             clear(list.clone(), power, None)
                 .unwrap_err()
+                .to_string()
                 .contains("no such")
         );
         assert!(clear(list, None, None).unwrap().is_empty());
@@ -183,7 +174,8 @@ mod tests {
         assert_eq!(list[0].since, Some(now));
         let list = of(json!([cap("memory", None, "10%")])).unwrap();
         assert_eq!(list[0].since, None);
-        let error = of(json!([cap("errors", None, "10%")])).unwrap_err();
+        let refusal = of(json!([cap("errors", None, "10%")])).unwrap_err();
+        let error = refusal.to_string();
         assert!(
             error.starts_with("envelopes[0].signal: must be memory"),
             "{error}"

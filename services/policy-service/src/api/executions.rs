@@ -1,22 +1,19 @@
-//! Requests about one execution. While it is started only its worker appends, and the request is
-//! passed on; otherwise the event is appended here. The answer comes after the append.
+//! Requests about one execution. [`super::changes`] makes those that change its ledger.
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use fiec_broker::{AppendError, Draft, Entry, outbox, store};
-use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, Why};
+use fiec_broker::Entry;
+use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, ExecutionVerb, Why};
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{
-    Binding, Cause, ClientId, Event, ExecutionId, ExecutionState, Phase, Tenant, Timestamp, duty,
-};
+use fiec_schemas::{Binding, ClientId, Event, ExecutionId, FieldError, Phase, Tenant, duty};
 use tokio::time::Instant;
 
-use super::sight::Sight;
+use super::changes::{Asked, Change, MOVE};
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::effects::NoReply;
-use crate::events::{Ask, Outcome};
+use crate::events::Ask;
+use crate::refusal::Refusal;
 
 /// A submission that was just accepted may not have its ledger yet, for so long beyond the time
 /// that a node has to append it.
@@ -24,84 +21,28 @@ const NEWBORN: Duration = Duration::from_millis(300);
 /// Nobody who asks waits for a node longer than this.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Longest wait for an execution that moves to run again, before it is changed.
-const MOVE: Duration = Duration::from_secs(5);
-
-/// How often a bound execution is looked at again before it is changed, and how long between.
-const BOUND_ROUNDS: u32 = 6;
-const BOUND_PAUSE: Duration = Duration::from_millis(50);
-/// The same for one that was asked to pause and is to be resumed.
-const PAUSE_ROUNDS: u32 = 10;
-/// How the answer ends where that was not long enough.
-pub(super) const NOT_YET: &str = "it can be resumed once it has paused";
-/// What the answer says where there is nothing to resume.
-pub(super) const NOT_PAUSED: &str = "is not paused, it is";
-
-/// As its client calls it.
-fn called(state: &ExecutionState) -> String {
-    let client = state.spec.as_ref().and_then(|spec| spec.id.as_ref());
-    client.map_or_else(|| state.execution.to_string(), ToString::to_string)
-}
-
-/// Whether somebody has asked this of it, and it was not done yet.
-pub(super) fn is_asked(state: &ExecutionState, what: &str) -> bool {
-    let asked = state.requested.as_ref();
-    asked.is_some_and(|asked| asked.what == what)
-}
-
 /// What an execution can be given where it runs; what is there to be given, its node knows.
-fn check_grant(grant: &Grant) -> Result<(), String> {
+fn check_grant(grant: &Grant) -> Result<(), FieldError> {
     if *grant == Grant::default() {
-        return Err(
-            "grant: names nothing that is to change; threads, memory_bytes and cpus can".to_owned(),
-        );
+        let rule = "names nothing that is to change; threads, memory_bytes and cpus can";
+        return Err(FieldError::new("grant", rule));
     }
     let fixed = [
         ("substrate", grant.substrate.is_some()),
         ("device", grant.device.is_some()),
     ];
     if let Some((field, _)) = fixed.into_iter().find(|(_, named)| *named) {
-        return Err(format!(
-            "grant.{field}: cannot change while it runs; `fiec yield` moves it to another place"
-        ));
+        let rule = "cannot change while it runs; `fiec yield` moves it to another place";
+        return Err(FieldError::new(format!("grant.{field}"), rule));
     }
     Ok(())
 }
 
-/// Why a request was not passed on to the node of its execution.
-enum NotPassed {
-    /// The node does not hold it: nobody else would append.
-    NotHeld,
-    /// It is about to start there, or to leave; in words.
-    Moving(String),
-    /// In words.
-    Because(String),
-}
-
-/// The events by which an execution is changed that no node holds.
-fn orphan_events(verb: &str, who: &str, change: Option<&Adjustment>, now: Timestamp) -> Vec<Event> {
-    let who = who.to_owned();
-    match verb {
-        "cancel" => vec![Event::Cancelled { who }],
-        "adjust" => vec![Event::Adjusted {
-            who,
-            change: change.cloned().unwrap_or_default(),
-        }],
-        _ => {
-            let reason = "it was paused while its node did not hold it".to_owned();
-            let yielded = Event::Yielded {
-                cause: Cause::Orphaned { reason },
-                computed_until: now,
-            };
-            vec![yielded, Event::Paused { who }]
-        }
-    }
-}
-
 impl Api {
+    /// A request about one execution.
     pub(super) async fn execution(
         &self,
-        verb: &str,
+        verb: ExecutionVerb,
         tenant_text: &str,
         payload: &[u8],
     ) -> Answered<ApiReply> {
@@ -109,11 +50,11 @@ impl Api {
         let request: ExecutionRequest = parse(payload)?;
         let who = somebody(&request.who);
         let entry = self.find(&tenant, &request.id).await?;
-        let (id, asked) = (entry.message.state.execution, request.id.clone());
-        let answer = match verb {
-            "status" => self.status(entry).await,
-            "why" => self.why(entry).await,
-            "yield" => {
+        let id = entry.message.state.execution;
+        let change = match verb {
+            ExecutionVerb::Status => return Ok(self.status(entry).await),
+            ExecutionVerb::Why => return self.why(entry, &request.id).await,
+            ExecutionVerb::Yield => {
                 let to = request.to;
                 let said = self
                     .ask(|reply| Ask::Yield {
@@ -123,24 +64,39 @@ impl Api {
                         reply,
                     })
                     .await?;
-                Ok(ApiReply {
+                return Ok(ApiReply {
                     message: said?,
                     ..ApiReply::default()
-                })
+                });
             }
-            "reconfigure" => {
+            ExecutionVerb::Reconfigure => {
                 let grant = request.grant.unwrap_or_default();
-                self.reconfigure(&tenant, entry, grant, who).await
+                return self
+                    .reconfigure(&tenant, entry, &request.id, (grant, who))
+                    .await;
             }
-            "adjust" => self.adjust(&tenant, entry, request.change, who).await,
-            _ => {
-                let sight = self.sight().await;
-                self.change((verb, None), &tenant, entry, &who, &sight)
-                    .await
-            }
+            ExecutionVerb::Adjust => Change::Adjust(request.change.unwrap_or_default()),
+            ExecutionVerb::Cancel => Change::Cancel,
+            ExecutionVerb::Pause => Change::Pause,
+            ExecutionVerb::Resume => Change::Resume,
         };
-        // Whoever asks knows it by the name that was given.
-        answer.map_err(|words| words.replace(&id.to_string(), &asked))
+        let foreseen = match &change {
+            Change::Adjust(adjustment) => Some(self.foresee(id, adjustment).await?),
+            _ => None,
+        };
+        let sight = self.sight().await;
+        let asked = Asked {
+            change: &change,
+            tenant: &tenant,
+            who: &who,
+            sight: &sight,
+            name: Some(&request.id),
+        };
+        let mut changed = self.change(asked, entry).await?;
+        if let (Some(words), Ok(reply)) = (foreseen, &mut changed.own) {
+            reply.message = format!("{} is changed{words}", request.id);
+        }
+        Ok(changed.into_reply())
     }
 
     /// The last message of the execution of this UUID or client's id.
@@ -151,26 +107,27 @@ impl Api {
             .ok()
             .map(|c| ExecutionId::from_client(tenant, &c));
         if uuid.is_none() && client.is_none() {
-            return Err(format!("{id:?} is neither a UUID nor a client's id"));
+            let rule = format!("{id:?} is neither a UUID nor a client's id");
+            return Err(Refusal::invalid("id", rule));
         }
         let deadline = Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
         loop {
             for execution in [uuid, client].into_iter().flatten() {
-                let found = self.effects.ledger.last(tenant, execution).await;
-                if let Some(entry) = found.map_err(|error| error.to_string())? {
+                if let Some(entry) = self.effects.ledger.last(tenant, execution).await? {
                     return Ok(entry);
                 }
             }
             if Instant::now() > deadline {
-                return Err(format!(
-                    "tenant {tenant} has no execution {id}; one that ended long ago is in PostgreSQL only (`fiec history`)"
-                ));
+                return Err(Refusal::UnknownExecution {
+                    tenant: tenant.clone(),
+                    id: id.to_owned(),
+                });
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    async fn status(&self, entry: Entry) -> Answered<ApiReply> {
+    async fn status(&self, entry: Entry) -> ApiReply {
         let id = entry.message.state.execution;
         // The state is the ledger's; progress is a courtesy of the core.
         let progress = self
@@ -179,24 +136,22 @@ impl Api {
             .ok()
             .flatten();
         let progress = progress.filter(|p| p.epoch == entry.message.state.epoch);
-        Ok(ApiReply {
+        ApiReply {
             state: Some(entry.message.state),
             progress,
             ..ApiReply::default()
-        })
+        }
     }
 
-    async fn why(&self, entry: Entry) -> Answered<ApiReply> {
+    async fn why(&self, entry: Entry, name: &str) -> Answered<ApiReply> {
         let state = entry.message.state;
-        let (id, name) = (state.execution, called(&state));
+        let (id, name) = (state.execution, name.to_owned());
         if state.phase.is_terminal() {
-            return Err(format!(
-                "{name} is {}; `fiec history {name}` tells its decisions",
-                state.phase.as_str()
-            ));
+            let phase = state.phase.kind();
+            return Err(Refusal::Ended { name, phase });
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
-        let mut why = why.ok_or_else(|| format!("{name} is not known yet; try again"))?;
+        let mut why = why.ok_or(Refusal::NotReadYet { name })?;
         why.next = Some(duty::of(&state, self.effects.broker.now()));
         if let Some(binding) = state.phase.binding() {
             self.tell_binding(binding, &mut why).await;
@@ -237,157 +192,19 @@ impl Api {
         }
     }
 
-    /// Changes something about an execution, and says what that comes to.
-    async fn adjust(
-        &self,
-        tenant: &Tenant,
-        entry: Entry,
-        change: Option<Adjustment>,
-        who: String,
-    ) -> Answered<ApiReply> {
-        let change = change.unwrap_or_default();
-        change
-            .check()
-            .map_err(|error| format!("change.{}: {}", error.field, error.reason))?;
-        let id = entry.message.state.execution;
-        let name = called(&entry.message.state);
-        let (told, said) = (Box::new(change.clone()), change.in_words());
+    /// What an adjustment would come to, as the end of a sentence.
+    async fn foresee(&self, id: ExecutionId, change: &Adjustment) -> Answered<String> {
+        change.check().map_err(|error| {
+            let field = format!("change.{}", error.field);
+            FieldError::new(field, error.reason)
+        })?;
+        let told = Box::new(change.clone());
         let foreseen = self.ask(|reply| Ask::Foresee(id, told, reply)).await?;
-        let sight = self.sight().await;
-        let (mut reply, parts) = self
-            .change_whole(("adjust", Some(change)), tenant, entry, &who, &sight)
-            .await?;
-        reply.message = match foreseen {
-            Ok(words) if words.is_empty() => format!("{name} is changed: {said}"),
-            Ok(words) => format!("{name} is changed: {words}"),
-            Err(words) => format!("{name} is changed, but {words}"),
-        };
-        reply.message += &parts;
-        Ok(reply)
-    }
-
-    /// Changes one execution; `sight`: the nodes as they were seen for this request.
-    pub(super) async fn change_one(
-        &self,
-        (verb, adjustment): (&str, Option<Adjustment>),
-        tenant: &Tenant,
-        mut entry: Entry,
-        who: &str,
-        sight: &Sight,
-    ) -> Answered<ApiReply> {
-        let id = entry.message.state.execution;
-        let name = called(&entry.message.state);
-        let deadline = Instant::now() + MOVE;
-        let mut round = 0;
-        while round < 16 {
-            round += 1;
-            let phase = entry.message.state.phase.clone();
-            let events = match (verb, &phase) {
-                (_, p) if p.is_terminal() => {
-                    return Err(format!("{name} is {} already", p.as_str()));
-                }
-                ("resume", Phase::Paused { .. }) => vec![Event::Resumed {
-                    who: who.to_owned(),
-                }],
-                // It pauses in a moment.
-                ("resume", Phase::Started(_)) if is_asked(&entry.message.state, "pause") => {
-                    if round >= PAUSE_ROUNDS {
-                        return Err(format!(
-                            "{name} has not come to the boundary at which it pauses; {NOT_YET}"
-                        ));
-                    }
-                    entry = self.a_moment_later(tenant, id).await?;
-                    continue;
-                }
-                ("resume", p) => return Err(format!("{name} {NOT_PAUSED} {}", p.as_str())),
-                ("pause", Phase::Paused { who }) => {
-                    return Err(format!("{name} was paused by {who} already"));
-                }
-                // Its worker starts it in a moment, and would have to be told anew.
-                ("adjust", Phase::Bound(_)) if round < BOUND_ROUNDS => {
-                    entry = self.a_moment_later(tenant, id).await?;
-                    continue;
-                }
-                ("cancel" | "pause" | "adjust", Phase::Started(binding))
-                    if verb == "pause" || !sight.is_lost(&binding.node) =>
-                {
-                    let asked = (verb, adjustment.as_ref());
-                    let passed = self.pass_on(asked, &entry, binding, who, sight).await;
-                    let failed = match passed {
-                        Ok(reply) => return Ok(reply),
-                        Err(failed) => failed,
-                    };
-                    // It may have moved on while it was asked.
-                    if let Some(newer) = self.moved_on(tenant, id, &entry).await? {
-                        entry = newer;
-                        continue;
-                    }
-                    match failed {
-                        NotPassed::Moving(_) if Instant::now() < deadline => {
-                            entry = self.a_moment_later(tenant, id).await?;
-                            round -= 1;
-                            continue;
-                        }
-                        NotPassed::NotHeld => {
-                            orphan_events(verb, who, adjustment.as_ref(), self.effects.broker.now())
-                        }
-                        NotPassed::Moving(error) | NotPassed::Because(error) => {
-                            return Err(error);
-                        }
-                    }
-                }
-                ("cancel" | "adjust", _) => {
-                    orphan_events(verb, who, adjustment.as_ref(), self.effects.broker.now())
-                }
-                ("pause", _) => vec![Event::Paused {
-                    who: who.to_owned(),
-                }],
-                _ => return Err(format!("there is no request {verb}")),
-            };
-            let draft = Draft::new(
-                &entry.into(),
-                events.clone(),
-                &self.effects.author,
-                self.effects.broker.now(),
-            )
-            .map_err(|error| error.to_string())?;
-            let room = self.room().await?;
-            match self.effects.ledger.append(draft, Bytes::new()).await {
-                Ok(tip) => {
-                    let state = tip.state.clone();
-                    room.send(Outcome::Changed(Box::new(tip), events));
-                    self.settle_outbox(&state).await;
-                    self.forget_state(&state).await;
-                    let message = match verb {
-                        "resume" => format!("{name} goes on as soon as a node takes it"),
-                        _ => format!("{name} is {}", state.phase.as_str()),
-                    };
-                    return Ok(ApiReply {
-                        message,
-                        state: Some(state),
-                        ..ApiReply::default()
-                    });
-                }
-                Err(AppendError::Conflict) => {
-                    let last = self.effects.ledger.last(tenant, id).await;
-                    entry = last
-                        .map_err(|error| error.to_string())?
-                        .ok_or_else(|| format!("the ledger of {name} is gone"))?;
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-        }
-        Err(format!(
-            "{name} moves on faster than it can be changed; try again"
-        ))
-    }
-
-    /// The last message of an execution that is about to move on.
-    async fn a_moment_later(&self, tenant: &Tenant, id: ExecutionId) -> Answered<Entry> {
-        tokio::time::sleep(BOUND_PAUSE).await;
-        let last = self.effects.ledger.last(tenant, id).await;
-        last.map_err(|error| error.to_string())?
-            .ok_or_else(|| format!("the ledger of {id} is gone"))
+        Ok(match foreseen {
+            Ok(words) if words.is_empty() => format!(": {}", change.in_words()),
+            Ok(words) => format!(": {words}"),
+            Err(words) => format!(", but {words}"),
+        })
     }
 
     /// Asks the worker: a program is given another grant while it runs. One that moves is waited
@@ -396,17 +213,18 @@ impl Api {
         &self,
         tenant: &Tenant,
         mut entry: Entry,
-        grant: Grant,
-        who: String,
+        name: &str,
+        (grant, who): (Grant, String),
     ) -> Answered<ApiReply> {
         check_grant(&grant)?;
         let deadline = Instant::now() + MOVE;
         loop {
             let state = &entry.message.state;
-            let (execution, name) = (state.execution, called(state));
-            let moving = match &state.phase {
+            let (execution, name) = (state.execution, name.to_owned());
+            let phase = state.phase.kind();
+            let later = match &state.phase {
                 Phase::Started(binding) => {
-                    let node = &binding.node;
+                    let node = binding.node.clone();
                     let request = ControlRequest::Reconfigure {
                         execution,
                         epoch: state.epoch,
@@ -414,7 +232,7 @@ impl Api {
                         who: who.clone(),
                     };
                     let timeout = self.options.control_timeout;
-                    match self.effects.control(node, &request, timeout).await {
+                    match self.effects.control(&node, &request, timeout).await {
                         Ok(_) => {
                             return Ok(ApiReply {
                                 message: format!(
@@ -424,147 +242,23 @@ impl Api {
                             });
                         }
                         Err(NoReply::Refused(reason)) => {
-                            return Err(format!("{node} did not take it: {reason}"));
+                            return Err(Refusal::NodeRefused { node, reason });
                         }
                         Err(NoReply::NotHeld(reason) | NoReply::Moving(reason)) => {
-                            format!("{name} is moving ({node}: {reason}); try again once it runs")
+                            Refusal::Moving { name, node, reason }
                         }
-                        Err(NoReply::Silent(reason)) => format!(
-                            "{name} runs on {node}, which does not answer ({reason}); try again"
-                        ),
+                        Err(NoReply::Silent(reason)) => Refusal::NodeSilent { name, node, reason },
                     }
                 }
-                Phase::Bound(_) => format!("{name} is bound; try again once it runs"),
+                Phase::Bound(_) => Refusal::BetweenNodes { name, phase },
                 // It has run, and goes on in a moment.
-                Phase::Pending if state.epoch > 0 => {
-                    format!("{name} is pending; try again once it runs")
-                }
-                phase => {
-                    return Err(format!(
-                        "{name} is {}; only one that runs can be given more or less",
-                        phase.as_str()
-                    ));
-                }
+                Phase::Pending if state.epoch > 0 => Refusal::BetweenNodes { name, phase },
+                _ => return Err(Refusal::NotRunning { name, phase }),
             };
             if Instant::now() >= deadline {
-                return Err(moving);
+                return Err(later);
             }
             entry = self.a_moment_later(tenant, execution).await?;
-        }
-    }
-
-    /// Publishes what an execution owes that ends with no worker to do so.
-    async fn settle_outbox(&self, state: &ExecutionState) {
-        if state.outbox.is_none() || !state.phase.is_terminal() {
-            return;
-        }
-        let settled = outbox::settle(&self.effects.broker, state);
-        let failure = match tokio::time::timeout(self.options.control_timeout, settled).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "not in time".to_owned(),
-        };
-        tracing::warn!(execution = %state.execution, failure,
-            "what was emitted may not be published");
-    }
-
-    /// Drops the large σ of an execution that ends with no worker to do so.
-    async fn forget_state(&self, state: &ExecutionState) {
-        let Some(place) = state
-            .boundary
-            .as_ref()
-            .filter(|_| state.phase.is_terminal())
-        else {
-            return;
-        };
-        let dropped = store::drop_last(&self.effects.broker, state.execution, place);
-        let failure = match tokio::time::timeout(self.options.control_timeout, dropped).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "not in time".to_owned(),
-        };
-        tracing::warn!(execution = %state.execution, failure,
-            "a large state was not dropped; it stays until its bucket's age limit");
-    }
-
-    /// The last message, where it differs from the one at hand.
-    async fn moved_on(
-        &self,
-        tenant: &Tenant,
-        id: ExecutionId,
-        seen: &Entry,
-    ) -> Answered<Option<Entry>> {
-        let last = self
-            .effects
-            .ledger
-            .last(tenant, id)
-            .await
-            .map_err(|error| error.to_string())?;
-        Ok(last.filter(|last| {
-            last.seq != seen.seq
-                && !matches!(
-                    (&last.message.state.phase, &seen.message.state.phase),
-                    (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
-                )
-        }))
-    }
-
-    async fn pass_on(
-        &self,
-        (verb, adjustment): (&str, Option<&Adjustment>),
-        entry: &Entry,
-        binding: &Binding,
-        who: &str,
-        sight: &Sight,
-    ) -> Result<ApiReply, NotPassed> {
-        let (execution, who) = (entry.message.state.execution, who.to_owned());
-        let name = called(&entry.message.state);
-        let request = match adjustment {
-            Some(change) => ControlRequest::Adjust {
-                execution,
-                who,
-                change: change.clone(),
-            },
-            None if verb == "cancel" => ControlRequest::Cancel { execution, who },
-            None => ControlRequest::Pause { execution, who },
-        };
-        let node = &binding.node;
-        let silent = |reason: String| {
-            format!(
-                "{name} runs on {node}, which does not answer ({reason}); should the node be lost, \
-                 the execution is bound anew within seconds, and the request can be made again"
-            )
-        };
-        if let Some(reason) = sight.silence_of(node) {
-            return Err(NotPassed::Because(silent(reason)));
-        }
-        match self
-            .effects
-            .control(node, &request, self.options.control_timeout)
-            .await
-        {
-            Ok(_) => {
-                let when = if verb == "cancel" {
-                    "now"
-                } else {
-                    "at its next boundary"
-                };
-                Ok(ApiReply {
-                    message: format!("{node} will {verb} {name} {when}"),
-                    ..ApiReply::default()
-                })
-            }
-            Err(NoReply::NotHeld(_)) => Err(NotPassed::NotHeld),
-            Err(NoReply::Moving(reason)) => Err(NotPassed::Moving(format!(
-                "{name} is moving ({node}: {reason}); try again once it runs"
-            ))),
-            Err(NoReply::Refused(reason)) => Err(NotPassed::Because(format!(
-                "{node} did not take it: {reason}"
-            ))),
-            Err(NoReply::Silent(reason)) => {
-                sight.was_silent(node, &reason);
-                Err(NotPassed::Because(silent(reason)))
-            }
         }
     }
 }

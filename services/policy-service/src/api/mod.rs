@@ -2,6 +2,8 @@
 
 mod answer;
 mod batches;
+mod changes;
+mod endpoints;
 mod envelopes;
 mod executions;
 mod newcomers;
@@ -13,16 +15,15 @@ mod quotas;
 mod sight;
 mod submit;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::service::{Request, ServiceExt};
-use fiec_schemas::messages::{ApiReply, Record, SubmitReply};
+use fiec_schemas::Tenant;
+use fiec_schemas::messages::{ApiReply, NodeVerb, Record, SubmitReply};
 use fiec_schemas::submission::ATOMIC_HEADER;
-use fiec_schemas::{Tenant, subjects};
 use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use serde::de::DeserializeOwned;
@@ -30,8 +31,10 @@ use tokio::sync::mpsc::Permit;
 use tokio::sync::{Semaphore, oneshot};
 
 use self::answer::Answer;
+use self::endpoints::Endpoint;
 use crate::effects::Effects;
 use crate::events::{Ask, Outcome};
+use crate::refusal::Refusal;
 use crate::{Options, ServiceError};
 
 /// Requests answered at once.
@@ -42,54 +45,6 @@ const ROOM_KIB: usize = 32 * 1024;
 const REQUEST_KIB: usize = 8;
 /// The core answers within this, beside the time that a node may take where one is asked.
 const CORE_WITHIN: Duration = Duration::from_secs(3);
-
-/// Endpoint names and their subjects.
-const ENDPOINTS: [(&str, &str); 21] = [
-    ("submit", "fiec.api.submit.*"),
-    ("status", "fiec.api.status.*"),
-    ("cancel", "fiec.api.cancel.*"),
-    ("pause", "fiec.api.pause.*"),
-    ("resume", "fiec.api.resume.*"),
-    ("yield", "fiec.api.yield.*"),
-    ("reconfigure", "fiec.api.reconfigure.*"),
-    ("adjust", "fiec.api.adjust.*"),
-    ("why", "fiec.api.why.*"),
-    ("batch", "fiec.api.batch.*.*"),
-    ("quota", "fiec.api.quota.*"),
-    ("quotas", "fiec.api.quotas"),
-    ("nodes", "fiec.api.nodes"),
-    ("offers", subjects::OFFERS),
-    ("cordon", "fiec.api.node.cordon"),
-    ("uncordon", "fiec.api.node.uncordon"),
-    ("drain", "fiec.api.node.drain"),
-    ("undrain", "fiec.api.node.undrain"),
-    ("revoke", "fiec.api.node.revoke"),
-    ("release", "fiec.api.node.release"),
-    ("envelope", "fiec.api.node.envelope"),
-];
-
-/// The payloads of an endpoint, for `nats micro info`: files of `schemas/json`.
-fn payloads(name: &str) -> HashMap<String, String> {
-    let request = match name {
-        "submit" => "lines of submission.json",
-        "batch" => "batch-request.json",
-        "quota" => "quota-request.json",
-        "nodes" | "offers" | "quotas" => "none",
-        "envelope" => "envelope-request.json",
-        "cordon" | "uncordon" | "drain" | "undrain" | "revoke" | "release" => "node-request.json",
-        _ => "execution-request.json",
-    };
-    let reply = match name {
-        "submit" => "submit-reply.json",
-        "batch" => "batch-reply.json",
-        "quota" | "quotas" => "quota-reply.json",
-        "offers" => "offers-reply.json",
-        _ => "api-reply.json",
-    };
-    let pairs = [("request", request), ("reply", reply)];
-    let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pairs.into_iter().collect()
-}
 
 /// What handlers need; cheap to clone.
 #[derive(Clone)]
@@ -120,15 +75,16 @@ pub async fn serve(
         .await
         .map_err(|error| failed(format!("cannot start the micro service: {error}")))?;
     let mut endpoints = Vec::new();
-    for (name, subject) in ENDPOINTS {
-        let endpoint = service
+    for endpoint in Endpoint::all() {
+        let name = endpoint.name();
+        let requests = service
             .endpoint_builder()
             .name(name)
-            .metadata(payloads(name))
-            .add(subject)
+            .metadata(endpoint.payloads())
+            .add(endpoint.subject())
             .await
             .map_err(|error| failed(format!("cannot add the endpoint {name}: {error}")))?;
-        endpoints.push(endpoint.map(move |request| (name, request)));
+        endpoints.push(requests.map(move |request| (endpoint, request)));
     }
     let api = Api {
         effects,
@@ -140,17 +96,18 @@ pub async fn serve(
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let room = Arc::new(Semaphore::new(ROOM_KIB));
     let mut requests = select_all(endpoints);
-    while let Some((name, request)) = requests.next().await {
+    while let Some((endpoint, request)) = requests.next().await {
         let kib = REQUEST_KIB + request.message.payload.len() / 1024;
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let Ok(room) = Arc::clone(&room).try_acquire_many_owned(kib) else {
-            respond(&api.effects.broker.client, name, request, busy(name)).await;
+            let answer = busy(endpoint);
+            respond(&api.effects.broker.client, endpoint, request, answer).await;
             continue;
         };
         let (api, turns) = (api.clone(), Arc::clone(&turns));
         tokio::spawn(async move {
             if let Ok(_turn) = turns.acquire_owned().await {
-                api.answer(name, request).await;
+                api.answer(endpoint, request).await;
             }
             drop(room);
         });
@@ -158,51 +115,36 @@ pub async fn serve(
     Err(failed("its subscriptions ended".to_owned()))
 }
 
-/// For handlers: a mistake of the asker or of the world, in words.
-type Answered<T> = Result<T, String>;
+/// For handlers: a mistake of the asker or of the world.
+type Answered<T> = Result<T, Refusal>;
 
 impl Api {
-    async fn answer(&self, name: &'static str, request: Request) {
+    async fn answer(&self, endpoint: Endpoint, request: Request) {
         let payload = &request.message.payload;
-        let tenant = request
-            .message
-            .subject
-            .rsplit('.')
-            .next()
-            .unwrap_or_default();
-        let answer = if name == "submit" {
-            let headers = request.message.headers.as_ref();
-            let atomic = headers.and_then(|h| h.get(ATOMIC_HEADER));
-            let atomic = atomic.is_some_and(|value| value.as_str() == "true");
-            Answer::of(&self.submit(tenant, payload, atomic).await)
-        } else if name == "batch" {
-            Answer::of(&self.batch(&request.message.subject, payload).await)
-        } else if name == "quota" {
-            Answer::of(&self.quota(tenant, payload).await)
-        } else if name == "quotas" {
-            Answer::of(&self.quotas().await)
-        } else if name == "offers" {
-            Answer::of(&self.offers().await)
-        } else {
-            let reply = match name {
-                "nodes" => self.nodes().await,
-                "cordon" | "uncordon" | "drain" | "undrain" | "revoke" => {
-                    self.node(name, payload).await
-                }
-                "release" => self.release(payload).await,
-                "envelope" => self.envelope(payload).await,
-                _ => self.execution(name, tenant, payload).await,
-            };
-            Answer::of(&reply.unwrap_or_else(|error| ApiReply {
-                error: Some(error),
-                ..ApiReply::default()
-            }))
+        let subject = &request.message.subject;
+        let tenant = subject.rsplit('.').next().unwrap_or_default();
+        let answer = match endpoint {
+            Endpoint::Submit => {
+                let headers = request.message.headers.as_ref();
+                let atomic = headers.and_then(|h| h.get(ATOMIC_HEADER));
+                let atomic = atomic.is_some_and(|value| value.as_str() == "true");
+                Answer::of(self.submit(tenant, payload, atomic).await)
+            }
+            Endpoint::Batch => Answer::of(self.batch(subject, payload).await),
+            Endpoint::Quota => Answer::of(self.quota(tenant, payload).await),
+            Endpoint::Quotas => Answer::of(self.quotas().await),
+            Endpoint::Offers => Answer::of(self.offers().await),
+            Endpoint::Nodes => Answer::of(self.nodes().await),
+            Endpoint::Node(NodeVerb::Release) => Answer::of(self.release(payload).await),
+            Endpoint::Node(verb) => Answer::of(self.node(verb, payload).await),
+            Endpoint::Envelope => Answer::of(self.envelope(payload).await),
+            Endpoint::Execution(verb) => Answer::of(self.execution(verb, tenant, payload).await),
         };
-        respond(&self.effects.broker.client, name, request, answer).await;
+        respond(&self.effects.broker.client, endpoint, request, answer).await;
     }
 
     /// Tells the history of what somebody changed; `id` keeps it from being told twice.
-    async fn record(&self, subject: String, id: String, record: &Record) -> Answered<()> {
+    async fn record(&self, subject: String, id: String, record: &Record) -> Result<(), String> {
         let payload = serde_json::to_vec(record).map_err(|e| e.to_string())?;
         let mut failure = String::new();
         for _ in 0..3 {
@@ -225,9 +167,7 @@ impl Api {
     /// Asks the core, which answers within a deadline.
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Answered<T> {
         if !self.loaded.load(Ordering::Relaxed) {
-            return Err(
-                "the policy service is still taking over the ledgers; try again".to_owned(),
-            );
+            return Err(Refusal::Loading);
         }
         question::ask(&self.effects.outcomes, self.core_within(), make).await
     }
@@ -243,37 +183,31 @@ impl Api {
     }
 }
 
-async fn respond(client: &async_nats::Client, name: &str, request: Request, answer: Answer) {
+async fn respond(
+    client: &async_nats::Client,
+    endpoint: Endpoint,
+    request: Request,
+    answer: Answer,
+) {
     if let Err(error) = answer.send(client, request).await {
-        tracing::warn!(%error, name, "cannot answer a request");
+        tracing::warn!(%error, endpoint = endpoint.name(), "cannot answer a request");
     }
 }
 
 /// Said where requests take all the room there is.
-fn busy(name: &str) -> Answer {
-    let error = Some(
-        "the policy service has no room for this request now, and nothing was done; try again"
-            .to_owned(),
-    );
-    match name {
-        "submit" => Answer::of(&SubmitReply {
-            error,
-            ..SubmitReply::default()
-        }),
-        _ => Answer::of(&ApiReply {
-            error,
-            ..ApiReply::default()
-        }),
+fn busy(endpoint: Endpoint) -> Answer {
+    match endpoint {
+        Endpoint::Submit => Answer::of::<SubmitReply>(Err(Refusal::Busy)),
+        _ => Answer::of::<ApiReply>(Err(Refusal::Busy)),
     }
 }
 
 fn parse<T: DeserializeOwned>(payload: &[u8]) -> Answered<T> {
-    serde_json::from_slice(payload).map_err(|error| format!("the request cannot be read: {error}"))
+    Ok(serde_json::from_slice(payload)?)
 }
 
 fn tenant(text: &str) -> Answered<Tenant> {
-    text.parse()
-        .map_err(|error: fiec_schemas::IdError| error.to_string())
+    Ok(text.parse::<Tenant>()?)
 }
 
 fn somebody(who: &str) -> String {

@@ -1,12 +1,14 @@
 //! Questions about nodes and the operators' flags on them.
 
 use fiec_broker::flags;
-use fiec_schemas::messages::{ApiReply, ControlRequest, NodeRequest};
+use fiec_policy::UnknownNode;
+use fiec_schemas::messages::{ApiReply, ControlRequest, NodeRequest, NodeStatus, NodeVerb};
 use fiec_schemas::surroundings::OffersReply;
-use fiec_schemas::{InstanceId, NodeFlags, Timestamp};
+use fiec_schemas::{InstanceId, NodeFlags, NodeId, Timestamp};
 
 use super::{Answered, Api, parse, somebody};
 use crate::events::Ask;
+use crate::refusal::Refusal;
 
 impl Api {
     pub(super) async fn nodes(&self) -> Answered<ApiReply> {
@@ -17,33 +19,34 @@ impl Api {
     }
 
     /// For agents whose programs ask.
-    pub(super) async fn offers(&self) -> OffersReply {
-        match self.ask(Ask::Offers).await {
-            Ok(offers) => OffersReply {
-                error: None,
-                offers: Some(offers),
-            },
-            Err(error) => OffersReply {
-                error: Some(error),
-                offers: None,
-            },
+    pub(super) async fn offers(&self) -> Answered<OffersReply> {
+        Ok(OffersReply {
+            offers: Some(self.ask(Ask::Offers).await?),
+            ..OffersReply::default()
+        })
+    }
+
+    /// A node that has joined.
+    pub(super) async fn joined(&self, node: &NodeId) -> Answered<NodeStatus> {
+        let mut nodes = self.ask(Ask::Nodes).await?;
+        match nodes.iter().position(|n| n.descriptor.node == *node) {
+            Some(at) => Ok(nodes.swap_remove(at)),
+            None => {
+                let joined = nodes.into_iter().map(|n| n.descriptor.node);
+                let unknown = UnknownNode::new(node.clone(), joined.collect());
+                Err(Refusal::UnknownNode(unknown))
+            }
         }
     }
 
     /// Gives a node its contracts back; its canaries run anew and decide.
     pub(super) async fn release(&self, payload: &[u8]) -> Answered<ApiReply> {
         let NodeRequest { node, who, .. } = parse(payload)?;
-        let nodes = self.ask(Ask::Nodes).await?;
-        if !nodes.iter().any(|n| n.descriptor.node == node) {
-            let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
-            return Err(format!(
-                "there is no node {node}; there are: {}",
-                names.join(", ")
-            ));
-        }
-        let lost = self.effects.release(&node, &somebody(&who)).await?;
+        self.joined(&node).await?;
+        let lost = self.effects.release(&node, &somebody(&who)).await;
+        let lost = lost.map_err(Refusal::Broker)?;
         if lost.is_empty() {
-            return Err(format!("{node} is not quarantined"));
+            return Err(Refusal::NotQuarantined(node));
         }
         let request = ControlRequest::Prove;
         let timeout = self.options.control_timeout;
@@ -61,21 +64,16 @@ impl Api {
         })
     }
 
-    pub(super) async fn node(&self, verb: &str, payload: &[u8]) -> Answered<ApiReply> {
+    /// Sets the flags of a node.
+    pub(super) async fn node(&self, verb: NodeVerb, payload: &[u8]) -> Answered<ApiReply> {
         let NodeRequest { node, who, seconds } = parse(payload)?;
-        let nodes = self.ask(Ask::Nodes).await?;
-        let Some(status) = nodes.iter().find(|n| n.descriptor.node == node) else {
-            let names: Vec<_> = nodes.iter().map(|n| n.descriptor.node.as_str()).collect();
-            return Err(format!(
-                "there is no node {node}; there are: {}",
-                names.join(", ")
-            ));
-        };
-        if seconds.is_some() && !matches!(verb, "drain" | "revoke") {
-            return Err(format!("seconds: {verb} knows no time"));
+        let status = self.joined(&node).await?;
+        if seconds.is_some() && !matches!(verb, NodeVerb::Drain | NodeVerb::Revoke) {
+            return Err(Refusal::invalid("seconds", format!("{verb} knows no time")));
         }
-        if verb == "revoke" && seconds.is_none() {
-            return Err("seconds: in how many the node will be gone must be given".to_owned());
+        if verb == NodeVerb::Revoke && seconds.is_none() {
+            let rule = "in how many the node will be gone must be given";
+            return Err(Refusal::invalid("seconds", rule));
         }
         let (who, now) = (somebody(&who), self.effects.broker.now());
         let at = seconds
@@ -84,26 +82,28 @@ impl Api {
         let change = |before| Some(changed(verb, before, (at, life), (&who, now)));
         flags::change_flags(&self.effects.broker, &node, change)
             .await
-            .map_err(|error| format!("cannot write the flags of {node}: {error}"))?;
+            .map_err(|error| Refusal::broker(&format!("write the flags of {node}"), error))?;
         let bound = match status.bound {
             1 => "1 execution".to_owned(),
             bound => format!("{bound} executions"),
         };
         let message = match (verb, at) {
-            ("drain", None) => format!(
+            (NodeVerb::Drain, None) => format!(
                 "{node} is draining: {bound} will move to other nodes at their next boundary, as \
                  these can take them"
             ),
-            ("drain", Some(at)) => format!(
+            (NodeVerb::Drain, Some(at)) => format!(
                 "{node} is draining: {bound} will move to other nodes at their next boundary; what \
                  is there at {at} is given up and goes on from its last commit"
             ),
-            ("revoke", Some(at)) => format!(
+            (NodeVerb::Revoke, Some(at)) => format!(
                 "{node} will be gone at {at}: {bound} will move before, and what finds no place \
                  commits and waits"
             ),
-            ("cordon", _) => format!("{node} is cordoned: nothing new is bound to it"),
-            _ => format!("{node} takes work again"),
+            (NodeVerb::Cordon, _) => format!("{node} is cordoned: nothing new is bound to it"),
+            (NodeVerb::Uncordon | NodeVerb::Undrain | NodeVerb::Revoke | NodeVerb::Release, _) => {
+                format!("{node} takes work again")
+            }
         };
         Ok(ApiReply {
             message,
@@ -114,7 +114,7 @@ impl Api {
 
 /// A node's flags after a request.
 fn changed(
-    verb: &str,
+    verb: NodeVerb,
     before: NodeFlags,
     (at, life): (Option<Timestamp>, InstanceId),
     (who, now): (&str, Timestamp),
@@ -125,7 +125,7 @@ fn changed(
         ..NodeFlags::default()
     };
     match verb {
-        "cordon" => NodeFlags {
+        NodeVerb::Cordon => NodeFlags {
             cordoned: true,
             draining: before.draining,
             drain_by: before.drain_by,
@@ -133,7 +133,7 @@ fn changed(
             revoked: before.revoked,
             ..said
         },
-        "drain" => NodeFlags {
+        NodeVerb::Drain => NodeFlags {
             cordoned: true,
             draining: true,
             drain_by: at,
@@ -141,7 +141,7 @@ fn changed(
             revoked: before.revoked,
             ..said
         },
-        "revoke" => NodeFlags {
+        NodeVerb::Revoke => NodeFlags {
             cordoned: before.cordoned,
             draining: before.draining,
             drain_by: before.drain_by,
@@ -149,7 +149,7 @@ fn changed(
             revoked: Some(life),
             ..said
         },
-        _ => said,
+        NodeVerb::Uncordon | NodeVerb::Undrain | NodeVerb::Release => said,
     }
 }
 
@@ -162,18 +162,21 @@ mod tests {
         let (at, now) = (Timestamp::from_micros(9), Timestamp::from_micros(5));
         let life = InstanceId::random();
         let say = |verb, before, at| changed(verb, before, (at, life), ("ann", now));
-        let drained = say("drain", NodeFlags::default(), Some(at));
+        let drained = say(NodeVerb::Drain, NodeFlags::default(), Some(at));
         assert!(drained.cordoned && drained.draining && drained.drain_by == Some(at));
-        let cordoned = say("cordon", drained.clone(), None);
+        let cordoned = say(NodeVerb::Cordon, drained.clone(), None);
         assert_eq!(cordoned, drained);
-        let revoked = say("revoke", drained.clone(), Some(now));
+        let revoked = say(NodeVerb::Revoke, drained.clone(), Some(now));
         assert_eq!(
             (revoked.revoked_at, revoked.revoked),
             (Some(now), Some(life))
         );
         assert_eq!(revoked.drain_by, Some(at));
-        assert_eq!(say("drain", revoked.clone(), None).revoked_at, Some(now));
-        for verb in ["uncordon", "undrain"] {
+        assert_eq!(
+            say(NodeVerb::Drain, revoked.clone(), None).revoked_at,
+            Some(now)
+        );
+        for verb in [NodeVerb::Uncordon, NodeVerb::Undrain] {
             let open = say(verb, revoked.clone(), None);
             assert!(!open.cordoned && !open.draining && open.drain_by.is_none());
             assert_eq!((open.revoked_at, open.revoked), (None, None));

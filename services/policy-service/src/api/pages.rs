@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::pull;
-use fiec_schemas::messages::{BatchReply, Untaken};
-use fiec_schemas::{BatchId, ExecutionId, Sequence, Tenant};
+use fiec_schemas::messages::{BatchReply, BatchVerb, Untaken};
+use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Sequence, Tenant};
+
+use crate::refusal::Refusal;
 
 /// Requests that may be between two answers. The oldest is given up for another one.
 const AT_ONCE: usize = 8;
@@ -19,8 +21,8 @@ pub const KEPT: Duration = Duration::from_secs(60);
 /// What a cursor must be used for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
-    /// `status`, `cancel`, `pause` or `resume`.
-    pub verb: &'static str,
+    /// What is asked.
+    pub verb: BatchVerb,
     /// Whose.
     pub tenant: Tenant,
     /// Which batch.
@@ -33,7 +35,7 @@ pub struct Member {
     /// Sequence of its last message.
     pub seq: Sequence,
     /// Its phase.
-    pub phase: &'static str,
+    pub phase: PhaseKind,
     /// True where something remains to be done.
     pub concerned: bool,
     /// The executions that it waits for.
@@ -51,13 +53,13 @@ pub struct Page {
     /// What is to be changed, level by level: what waits for others before those.
     pub levels: VecDeque<VecDeque<ExecutionId>>,
     /// How many are in each phase.
-    pub phases: BTreeMap<String, u32>,
+    pub phases: BTreeMap<PhaseKind, u32>,
     /// Those that the request does not concern.
     pub unconcerned: u32,
     /// Those for which it cannot be done yet.
     pub later: u32,
     /// Those for which it failed, and why for the first few.
-    pub failed: (u32, Vec<String>),
+    pub failed: (u32, Vec<Refusal>),
     /// What had not been taken in when it began.
     pub untaken: Option<Untaken>,
 }
@@ -87,8 +89,8 @@ impl Page {
     }
 
     /// Counts an execution under a phase.
-    pub fn count(&mut self, phase: &str) {
-        *self.phases.entry(phase.to_owned()).or_default() += 1;
+    pub fn count(&mut self, phase: PhaseKind) {
+        *self.phases.entry(phase).or_default() += 1;
     }
 
     /// True while there is something to do for another request.
@@ -102,7 +104,7 @@ impl Page {
         let mut phases = self.phases.clone();
         for id in self.levels.iter().flatten() {
             if let Some(member) = self.members.get(id) {
-                *phases.entry(member.phase.to_owned()).or_default() += 1;
+                *phases.entry(member.phase).or_default() += 1;
             }
         }
         BatchReply {
@@ -114,7 +116,7 @@ impl Page {
             left: u32::try_from(left).unwrap_or(u32::MAX) + self.later,
             unread: self.unread.as_ref().map_or(0, |unread| unread.count),
             untaken: self.untaken,
-            reasons: self.failed.1.clone(),
+            reasons: self.failed.1.iter().map(Refusal::to_string).collect(),
             ..BatchReply::default()
         }
     }
@@ -123,8 +125,8 @@ impl Page {
     pub fn arrange(&mut self) {
         for member in self.members.values() {
             if !member.concerned {
-                *self.phases.entry(member.phase.to_owned()).or_default() += 1;
-                let counts = self.about.verb != "status";
+                *self.phases.entry(member.phase).or_default() += 1;
+                let counts = self.about.verb != BatchVerb::Status;
                 self.unconcerned += u32::from(counts);
             }
         }
@@ -218,7 +220,7 @@ mod tests {
         let member = |(seq, (number, after)): (u64, &(u128, &[u128]))| {
             let member = Member {
                 seq,
-                phase: "pending",
+                phase: PhaseKind::Pending,
                 concerned: true,
                 after: after.iter().copied().map(id).collect(),
             };
@@ -244,18 +246,42 @@ mod tests {
             batch: BatchId(uuid::Uuid::nil()),
         };
         let pages = Pages::default();
-        let keep = || pages.keep(Page::new(about("cancel"), None, None), "me");
+        let keep = || pages.keep(Page::new(about(BatchVerb::Cancel), None, None), "me");
         let cursor = keep();
-        assert!(pages.take(&cursor, "other", &about("cancel")).is_none());
-        assert!(pages.take("me/x", "me", &about("cancel")).is_none());
-        assert!(pages.take(&cursor, "me", &about("cancel")).is_some());
-        assert!(pages.take(&cursor, "me", &about("cancel")).is_none());
-        assert!(pages.take(&keep(), "me", &about("pause")).is_none());
+        assert!(
+            pages
+                .take(&cursor, "other", &about(BatchVerb::Cancel))
+                .is_none()
+        );
+        assert!(
+            pages
+                .take("me/x", "me", &about(BatchVerb::Cancel))
+                .is_none()
+        );
+        assert!(
+            pages
+                .take(&cursor, "me", &about(BatchVerb::Cancel))
+                .is_some()
+        );
+        assert!(
+            pages
+                .take(&cursor, "me", &about(BatchVerb::Cancel))
+                .is_none()
+        );
+        assert!(
+            pages
+                .take(&keep(), "me", &about(BatchVerb::Pause))
+                .is_none()
+        );
         // The oldest gives way.
         let first = keep();
         for _ in 0..AT_ONCE {
             keep();
         }
-        assert!(pages.take(&first, "me", &about("cancel")).is_none());
+        assert!(
+            pages
+                .take(&first, "me", &about(BatchVerb::Cancel))
+                .is_none()
+        );
     }
 }

@@ -8,15 +8,14 @@
 use std::time::Duration;
 
 use fiec_broker::Entry;
-use fiec_schemas::messages::ApiReply;
-use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{ExecutionId, ExecutionState, Phase, Tenant};
+use fiec_schemas::messages::{ApiReply, ExecutionVerb};
+use fiec_schemas::{ExecutionId, ExecutionState, Tenant};
 use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
 
-use super::executions::{NOT_PAUSED, NOT_YET};
-use super::sight::Sight;
+use super::changes::{Asked, Change, is_paused};
 use super::{Answered, Api};
+use crate::refusal::Refusal;
 
 /// Parts that are changed at the same time.
 const AT_ONCE: usize = 16;
@@ -24,25 +23,15 @@ const AT_ONCE: usize = 16;
 const BORN_WITHIN: Duration = Duration::from_secs(1);
 const BORN_PAUSE: Duration = Duration::from_millis(50);
 
-/// What is asked of each part.
-#[derive(Clone, Copy)]
-struct Asked<'a> {
-    verb: &'static str,
-    change: Option<&'a Adjustment>,
-    tenant: &'a Tenant,
-    who: &'a str,
-    sight: &'a Sight,
-}
-
-/// What became of the parts.
-#[derive(Default)]
+/// What became of the parts of an execution that was changed.
+#[derive(Debug, Default)]
 struct Reached {
     /// Their holder is as it is asked to be, whatever it was that answered.
     so: bool,
     /// So many are, by this request.
     count: usize,
     /// Why others are not.
-    failed: Vec<String>,
+    failed: Vec<Refusal>,
 }
 
 /// What became of one part.
@@ -52,91 +41,117 @@ enum Fate {
     /// It was so before, has ended, or is made so later.
     Moot,
     /// It is not so.
-    Failed(String),
+    Failed(Refusal),
+}
+
+/// What became of an execution that was changed, and of its parts.
+#[derive(Debug)]
+pub(super) struct Changed {
+    /// Of itself. A refusal only where it was so before and its parts were reached.
+    pub(super) own: Result<ApiReply, (Refusal, Option<ExecutionState>)>,
+    verb: ExecutionVerb,
+    /// Parts that are as asked, by this request.
+    reached: usize,
+    /// Why others are not.
+    failed: Vec<Refusal>,
+}
+
+impl Changed {
+    /// True where the same request comes further in a moment.
+    pub(super) fn is_pausing(&self) -> bool {
+        let own = self.own.as_ref().err();
+        let own = own.is_some_and(|(refusal, _)| refusal.is_pausing());
+        own || self.failed.iter().any(Refusal::is_pausing)
+    }
+
+    /// Its state after the change, where that is known.
+    pub(super) fn state(&self) -> Option<&ExecutionState> {
+        match &self.own {
+            Ok(reply) => reply.state.as_ref(),
+            Err((_, state)) => state.as_ref(),
+        }
+    }
+
+    /// The answer.
+    pub(super) fn into_reply(self) -> ApiReply {
+        let (verb, reached) = (self.verb, self.reached);
+        let mut reply = match self.own {
+            Ok(reply) => reply,
+            Err((refusal, state)) => {
+                return ApiReply {
+                    message: format!("{verb} reached {reached} of its parts; itself: {refusal}"),
+                    state,
+                    ..ApiReply::default()
+                };
+            }
+        };
+        if reached > 0 {
+            reply.message += &format!("; so it is with {reached} of its parts");
+        }
+        let count = self.failed.len();
+        if let Some(refusal) = foremost(self.failed) {
+            reply.message += &format!("; {count} of its parts are not: {refusal}");
+        }
+        reply
+    }
 }
 
 impl Api {
     /// Changes an execution, and its parts with it.
-    pub(super) async fn change(
-        &self,
-        asked: (&str, Option<Adjustment>),
-        tenant: &Tenant,
-        entry: Entry,
-        who: &str,
-        sight: &Sight,
-    ) -> Answered<ApiReply> {
-        let (mut reply, parts) = self.change_whole(asked, tenant, entry, who, sight).await?;
-        reply.message += &parts;
-        Ok(reply)
-    }
-
-    /// The same, and what became of its parts in words of their own; none where there are none.
-    pub(super) async fn change_whole(
-        &self,
-        (verb, adjustment): (&str, Option<Adjustment>),
-        tenant: &Tenant,
-        entry: Entry,
-        who: &str,
-        sight: &Sight,
-    ) -> Answered<(ApiReply, String)> {
+    pub(super) async fn change(&self, asked: Asked<'_>, entry: Entry) -> Answered<Changed> {
         let state = &entry.message.state;
         let (id, submitted_at) = (state.execution, state.submitted_at);
-        let of_parts = ["pause", "resume", "adjust"];
-        let verb_of_parts = of_parts.into_iter().find(|known| *known == verb);
         let live = state.spread.is_some() && !state.phase.is_terminal();
+        let of_part = match asked.change {
+            Change::Pause | Change::Resume => Some(asked.change.clone()),
+            Change::Adjust(change) => Some(Change::Adjust(change.for_part(submitted_at))),
+            Change::Cancel => None,
+        };
         let state = live.then(|| state.clone());
-        let change = adjustment.as_ref().map(|c| c.for_part(submitted_at));
-        let asked = (verb, adjustment.clone());
-        let own = self.change_one(asked, tenant, entry, who, sight).await;
-        let Some(verb) = verb_of_parts.filter(|_| live) else {
-            return Ok((own?, String::new()));
+        let own = self.change_one(asked, entry).await;
+        let mut changed = Changed {
+            own: Ok(ApiReply::default()),
+            verb: asked.change.verb(),
+            reached: 0,
+            failed: Vec::new(),
         };
-        let asked = Asked {
-            verb,
-            change: change.as_ref(),
-            tenant,
-            who,
-            sight,
+        let Some(change) = of_part.filter(|_| live) else {
+            changed.own = Ok(own?);
+            return Ok(changed);
         };
-        let of_itself = Asked {
-            change: adjustment.as_ref(),
+        let of_part = Asked {
+            change: &change,
+            name: None,
             ..asked
         };
-        let Reached {
-            so,
-            count: reached,
-            mut failed,
-        } = self.change_parts(asked, of_itself, id).await?;
-        let mut words = String::new();
-        let reply = match own {
-            Ok(reply) => reply,
+        let parts = self.change_parts(of_part, asked, id).await?;
+        (changed.reached, changed.failed) = (parts.count, parts.failed);
+        changed.own = match own {
+            Ok(reply) => Ok(reply),
             // What is so already may have parts that were not reached when that was asked.
-            Err(error) if so && failed.is_empty() && reached > 0 => {
-                let reply = ApiReply {
-                    message: format!("{verb} reached {reached} of its parts; itself: {error}"),
-                    state,
-                    ..ApiReply::default()
-                };
-                return Ok((reply, words));
+            Err(refusal) if parts.so && changed.failed.is_empty() && parts.count > 0 => {
+                Err((refusal, state))
             }
-            Err(error) => {
-                if !so || failed.is_empty() {
-                    failed.insert(0, error);
+            Err(refusal) => {
+                if !parts.so || changed.failed.is_empty() {
+                    changed.failed.insert(0, refusal);
                 }
-                let error = foremost(&failed).unwrap_or_default();
-                return Err(match reached {
-                    0 => error.to_owned(),
-                    _ => format!("{verb} reached {reached} of its parts; {error}"),
+                let (verb, reached) = (changed.verb, changed.reached);
+                let foremost = foremost(changed.failed);
+                return Err(match foremost {
+                    Some(refusal) if reached > 0 => Refusal::InPart {
+                        verb,
+                        reached,
+                        refusal: Box::new(refusal),
+                    },
+                    Some(refusal) => refusal,
+                    None => Refusal::Overtaken {
+                        name: id.to_string(),
+                    },
                 });
             }
         };
-        if reached > 0 {
-            words += &format!("; so it is with {reached} of its parts");
-        }
-        if let Some(error) = foremost(&failed) {
-            words += &format!("; {} of its parts are not: {error}", failed.len());
-        }
-        Ok((reply, words))
+        Ok(changed)
     }
 
     /// Changes the parts of one, and theirs.
@@ -157,7 +172,8 @@ impl Api {
                     continue;
                 };
                 let now = &last.message.state;
-                reached.so |= holder == id && !now.phase.is_terminal() && is_so(of_itself, now);
+                reached.so |=
+                    holder == id && !now.phase.is_terminal() && is_so(of_itself.change, now);
                 let rests = is_paused(now);
                 parts.extend(now.parts().iter().map(|part| (part.id, rests)));
             }
@@ -169,7 +185,7 @@ impl Api {
                 match fate? {
                     Fate::Reached => reached.count += 1,
                     Fate::Moot => {}
-                    Fate::Failed(error) => reached.failed.push(error),
+                    Fate::Failed(refusal) => reached.failed.push(refusal),
                 }
             }
         }
@@ -183,7 +199,7 @@ impl Api {
         part: ExecutionId,
         rests: bool,
     ) -> Answered<Fate> {
-        let Asked { verb, tenant, .. } = asked;
+        let Asked { change, tenant, .. } = asked;
         let began = Instant::now();
         let entry = loop {
             if let Some(entry) = self.last(tenant, part).await? {
@@ -191,56 +207,50 @@ impl Api {
             }
             // It is not made while its holder is paused, and as it is made it takes over what was
             // changed about that before. Whoever is making it just now may have looked earlier.
-            if verb != "adjust" || rests {
+            if !matches!(change, Change::Adjust(_)) || rests {
                 return Ok(Fate::Moot);
             }
             if began.elapsed() >= BORN_WITHIN {
-                return Ok(Fate::Failed(format!(
-                    "its part {part} is being made; ask once more when `fiec status {part}` knows it"
-                )));
+                return Ok(Fate::Failed(Refusal::Unborn(part)));
             }
             tokio::time::sleep(BORN_PAUSE).await;
         };
-        if is_so(asked, &entry.message.state) {
+        if is_so(change, &entry.message.state) {
             return Ok(Fate::Moot);
         }
-        let change = (verb, asked.change.cloned());
-        let done = self.change_one(change, tenant, entry, asked.who, asked.sight);
-        Ok(match done.await {
+        Ok(match self.change_one(asked, entry).await {
             Ok(_) => Fate::Reached,
             // It is as it is asked to be, or has ended, since it was looked at.
-            Err(error) if error.ends_with("already") || error.contains(NOT_PAUSED) => Fate::Moot,
-            Err(error) => Fate::Failed(error),
+            Err(refusal) if refusal.is_moot() => Fate::Moot,
+            Err(refusal) => Fate::Failed(refusal),
         })
     }
 
     async fn last(&self, tenant: &Tenant, id: ExecutionId) -> Answered<Option<Entry>> {
-        let last = self.effects.ledger.last(tenant, id).await;
-        last.map_err(|error| error.to_string())
+        Ok(self.effects.ledger.last(tenant, id).await?)
     }
 }
 
-/// The reason that is told: before all others that the same request can go on in a moment.
-fn foremost(reasons: &[String]) -> Option<&str> {
-    let soon = reasons.iter().find(|reason| reason.ends_with(NOT_YET));
-    soon.or(reasons.first()).map(String::as_str)
+/// The refusal that is told: before all others that the same request can go on in a moment.
+fn foremost(mut refusals: Vec<Refusal>) -> Option<Refusal> {
+    let soon = refusals.iter().position(Refusal::is_pausing);
+    match refusals.is_empty() {
+        true => None,
+        false => Some(refusals.swap_remove(soon.unwrap_or(0))),
+    }
 }
 
 /// Whether nothing is to be done about one: it has ended, or is as it is asked to be.
-fn is_so(asked: Asked<'_>, state: &ExecutionState) -> bool {
-    let so = match asked.change {
-        Some(change) => {
+fn is_so(change: &Change, state: &ExecutionState) -> bool {
+    let so = match change {
+        Change::Adjust(change) => {
             let mut changed = state.adjusted.as_deref().cloned().unwrap_or_default();
             changed.merge(change);
             state.adjusted.as_deref() == Some(&changed)
         }
-        None => is_paused(state) == (asked.verb == "pause"),
+        Change::Pause => is_paused(state),
+        Change::Resume => !is_paused(state),
+        Change::Cancel => false,
     };
     state.phase.is_terminal() || so
-}
-
-fn is_paused(state: &ExecutionState) -> bool {
-    let asked = state.requested.as_ref();
-    let pauses = asked.is_some_and(|asked| asked.what == "pause");
-    pauses || matches!(state.phase, Phase::Paused { .. })
 }

@@ -9,10 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Answered;
 use crate::events::{Ask, Outcome};
-
-/// What helps where it lasts.
-const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
-                              policy service or this one anew; what runs goes on meanwhile";
+use crate::refusal::Refusal;
 
 /// A place for one word to the core. Whoever has it tells the core without waiting.
 ///
@@ -39,12 +36,8 @@ pub(super) async fn ask<T>(
     let (reply, answer) = oneshot::channel();
     room.send(Outcome::Ask(make(reply)));
     match timeout_at(deadline, answer).await {
-        Ok(answer) => answer.map_err(|_| ending()),
-        Err(_) => Err(format!(
-            "the policy service has not answered within {} ms; what was asked for may still be \
-             done, so look (`fiec status`) before asking again; {SHOULD_IT_LAST}",
-            within.as_millis()
-        )),
+        Ok(answer) => answer.map_err(|_| Refusal::Ending),
+        Err(_) => Err(Refusal::Unanswered { within }),
     }
 }
 
@@ -54,21 +47,14 @@ async fn room_until(
     within: Duration,
 ) -> Answered<Permit<'_, Outcome>> {
     match timeout_at(deadline, core.reserve()).await {
-        Ok(room) => room.map_err(|_| ending()),
-        Err(_) => Err(format!(
-            "the policy service had no room for the request within {} ms, and nothing was changed \
-             by it; try again in a moment; {SHOULD_IT_LAST}",
-            within.as_millis()
-        )),
+        Ok(room) => room.map_err(|_| Refusal::Ending),
+        Err(_) => Err(Refusal::NoRoom { within }),
     }
-}
-
-fn ending() -> String {
-    "the policy service is ending; another one will answer".to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use fiec_schemas::messages::RefusalCode;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -78,7 +64,9 @@ mod tests {
     #[tokio::test]
     async fn a_core_that_never_answers_is_not_waited_for_and_may_have_done_what_was_asked() {
         let (core, mut asked) = mpsc::channel(1);
-        let error = ask(&core, SOON, Ask::Nodes).await.unwrap_err();
+        let refusal = ask(&core, SOON, Ask::Nodes).await.unwrap_err();
+        assert!(matches!(refusal, Refusal::Unanswered { within: SOON }));
+        let error = refusal.to_string();
         assert!(error.contains("has not answered within 50 ms"), "{error}");
         assert!(error.contains("look (`fiec status`) before"), "{error}");
         let Some(Outcome::Ask(Ask::Nodes(reply))) = asked.recv().await else {
@@ -91,10 +79,12 @@ mod tests {
     async fn a_core_without_room_is_not_waited_for_and_was_asked_nothing() {
         let (core, mut asked) = mpsc::channel(1);
         let full = core.reserve().await.unwrap();
-        for error in [
+        for refusal in [
             ask(&core, SOON, Ask::Lost).await.unwrap_err(),
             room(&core, SOON).await.map(drop).unwrap_err(),
         ] {
+            assert_eq!(refusal.code(), RefusalCode::Busy);
+            let error = refusal.to_string();
             assert!(error.contains("no room for the request"), "{error}");
             assert!(error.contains("nothing was changed"), "{error}");
         }
@@ -118,10 +108,10 @@ mod tests {
         let asks = async {
             let heard = ask(&core, long, Ask::Lost).await;
             assert!(heard.is_ok_and(|lost| lost.is_empty()));
-            let error = ask(&core, long, Ask::Lost).await.unwrap_err();
-            assert!(error.contains("is ending"), "{error}");
-            let error = ask(&core, long, Ask::Lost).await.unwrap_err();
-            assert!(error.contains("is ending"), "{error}");
+            for _ in 0..2 {
+                let refusal = ask(&core, long, Ask::Lost).await.unwrap_err();
+                assert!(matches!(refusal, Refusal::Ending));
+            }
         };
         tokio::join!(answers, asks);
     }

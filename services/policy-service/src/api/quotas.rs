@@ -9,6 +9,7 @@ use fiec_schemas::{Tenant, Timestamp, subjects};
 use futures_util::StreamExt as _;
 
 use super::{Answered, Api, parse, somebody, tenant};
+use crate::refusal::Refusal;
 use crate::reservation;
 
 /// Attempts to write while others write too.
@@ -18,52 +19,55 @@ const READING: Duration = Duration::from_secs(8);
 
 impl Api {
     /// One tenant's quota, changed first where that is asked for.
-    pub(super) async fn quota(&self, tenant_text: &str, payload: &[u8]) -> QuotaReply {
-        let answer = async {
-            let tenant = tenant(tenant_text)?;
-            let request: QuotaRequest = parse(payload)?;
-            let (quota, warning) = self.change_quota(&tenant, request).await?;
-            Ok((vec![self.in_use(tenant, quota).await?], warning))
-        };
-        reply(answer.await)
+    pub(super) async fn quota(&self, tenant_text: &str, payload: &[u8]) -> Answered<QuotaReply> {
+        let tenant = tenant(tenant_text)?;
+        let request: QuotaRequest = parse(payload)?;
+        let (quota, warning) = self.change_quota(&tenant, request).await?;
+        Ok(QuotaReply {
+            warning,
+            tenants: vec![self.in_use(tenant, quota).await?],
+            ..QuotaReply::default()
+        })
     }
 
     /// All quotas that are set.
-    pub(super) async fn quotas(&self) -> QuotaReply {
+    pub(super) async fn quotas(&self) -> Answered<QuotaReply> {
+        const WHAT: &str = "read the quotas";
         let answer = async {
             let bucket = self.quota_bucket().await?;
-            let keys = bucket.keys().await.map_err(|error| error.to_string())?;
+            let keys = bucket.keys().await;
+            let keys = keys.map_err(|error| Refusal::broker(WHAT, error))?;
             let mut keys: Vec<_> = keys.filter_map(|key| async { key.ok() }).collect().await;
             keys.sort();
             let mut found = Vec::new();
             for key in keys {
-                let value = bucket.get(&key).await.map_err(|error| error.to_string())?;
+                let value = bucket.get(&key).await;
+                let value = value.map_err(|error| Refusal::broker(WHAT, error))?;
                 if let (Some(value), Ok(tenant)) = (value, key.parse()) {
                     let quota = read(&key, &value)?;
                     found.push(self.in_use(tenant, Some(quota)).await?);
                 }
             }
-            Ok((found, None))
+            Ok(QuotaReply {
+                tenants: found,
+                ..QuotaReply::default()
+            })
         };
+        let late = "it took too long; try again, or ask for one tenant's";
         let answer = tokio::time::timeout(READING, answer).await;
-        reply(answer.unwrap_or_else(|_| {
-            Err(
-                "the quotas could not be read in time; try again, or ask for one tenant's"
-                    .to_owned(),
-            )
-        }))
+        answer.unwrap_or_else(|_| Err(Refusal::broker(WHAT, late)))
     }
 
     async fn quota_bucket(&self) -> Answered<kv::Store> {
         let js = &self.effects.broker.js;
         js.get_key_value(subjects::QUOTA_BUCKET)
             .await
-            .map_err(|error| format!("the bucket of quotas cannot be opened: {error}"))
+            .map_err(|error| Refusal::broker("open the bucket of quotas", error))
     }
 
     async fn in_use(&self, tenant: Tenant, quota: Option<Quota>) -> Answered<TenantQuota> {
         let reserved = reservation::reserved(&self.effects.broker, &tenant).await;
-        let (_, table) = reserved.map_err(|error| error.to_string())?;
+        let (_, table) = reserved?;
         let entries = &table.entries;
         Ok(TenantQuota {
             tenant,
@@ -83,9 +87,9 @@ impl Api {
         let who = somebody(&request.who);
         let bucket = self.quota_bucket().await?;
         let key = tenant.as_str();
-        let words = |error: &dyn std::fmt::Display| format!("cannot write the quota: {error}");
+        let failed = |error: &dyn std::fmt::Display| Refusal::broker("write the quota", error);
         for _ in 0..ATTEMPTS {
-            let entry = bucket.entry(key).await.map_err(|error| words(&error))?;
+            let entry = bucket.entry(key).await.map_err(|error| failed(&error))?;
             let (revision, before) = match &entry {
                 Some(e) if e.operation == kv::Operation::Put => {
                     (e.revision, Some(read(key, &e.value)?))
@@ -97,7 +101,7 @@ impl Api {
                 return Ok((before, None));
             };
             let quota = changed(before, change, (who.clone(), self.effects.broker.now()))?;
-            let value = serde_json::to_vec(&quota).map_err(|error| words(&error))?;
+            let value = serde_json::to_vec(&quota).map_err(|error| failed(&error))?;
             match bucket.update(key, value.into(), revision).await {
                 Ok(revision) => {
                     tracing::info!(%tenant, who, "quota: {}", quota.in_words());
@@ -116,29 +120,17 @@ impl Api {
                 }
                 // Somebody else wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
-                Err(error) => return Err(words(&error)),
+                Err(error) => return Err(failed(&error)),
             }
         }
-        Err(words(&"others keep writing it"))
+        let what = format!("the quota of {tenant}");
+        Err(Refusal::Contended { what })
     }
 }
 
 fn read(key: &str, value: &[u8]) -> Answered<Quota> {
-    serde_json::from_slice(value).map_err(|error| format!("the quota of {key}: {error}"))
-}
-
-fn reply(answer: Answered<(Vec<TenantQuota>, Option<String>)>) -> QuotaReply {
-    match answer {
-        Ok((tenants, warning)) => QuotaReply {
-            error: None,
-            warning,
-            tenants,
-        },
-        Err(error) => QuotaReply {
-            error: Some(error),
-            ..QuotaReply::default()
-        },
-    }
+    let read = serde_json::from_slice(value);
+    read.map_err(|error| Refusal::broker(&format!("read the quota of {key}"), error))
 }
 
 fn changed(
@@ -148,7 +140,8 @@ fn changed(
 ) -> Answered<Quota> {
     let empty = QuotaChange::default();
     if *change == empty {
-        return Err("the change names nothing: running, devices, memory_bytes, weight".to_owned());
+        let rule = "it names nothing; running, devices, memory_bytes and weight can be changed";
+        return Err(Refusal::invalid("change", rule));
     }
     let old = before.filter(|_| !change.clear);
     let old = old.as_ref();
@@ -161,7 +154,7 @@ fn changed(
         who,
         at,
     };
-    quota.check().map_err(|error| error.to_string())?;
+    quota.check()?;
     Ok(quota)
 }
 
@@ -201,11 +194,9 @@ mod tests {
             weight: Some(0),
             ..QuotaChange::default()
         };
-        assert!(set(Some(one), bad).unwrap_err().starts_with("weight: "));
-        assert!(
-            set(None, QuotaChange::default())
-                .unwrap_err()
-                .contains("nothing")
-        );
+        let refusal = set(Some(one), bad).unwrap_err();
+        assert!(matches!(refusal, Refusal::Invalid(error) if error.field == "weight"));
+        let refusal = set(None, QuotaChange::default()).unwrap_err();
+        assert!(matches!(refusal, Refusal::Invalid(error) if error.field == "change"));
     }
 }

@@ -14,21 +14,12 @@ use crate::core::taken;
 use crate::events::{Ask, Outcome, Rejected};
 use crate::intake::{STAMP_HEADER, excerpt, name};
 use crate::reading::{Verdict, Vetted};
+use crate::refusal::Refusal;
 use crate::vetting;
 
 impl Api {
     /// `atomic`: all lines are taken, or none.
-    pub(super) async fn submit(&self, tenant: &str, body: &Bytes, atomic: bool) -> SubmitReply {
-        match self.submit_lines(tenant, body, atomic).await {
-            Ok(reply) => reply,
-            Err(error) => SubmitReply {
-                error: Some(error),
-                ..SubmitReply::default()
-            },
-        }
-    }
-
-    async fn submit_lines(
+    pub(super) async fn submit(
         &self,
         tenant_text: &str,
         body: &Bytes,
@@ -36,12 +27,12 @@ impl Api {
     ) -> Answered<SubmitReply> {
         let tenant = super::tenant(tenant_text)?;
         if lines(body).take(LINES_LIMIT + 1).count() > LINES_LIMIT {
-            return Err(format!(
-                "more than {LINES_LIMIT} lines; send them in several requests"
-            ));
+            let rule = format!("more than {LINES_LIMIT} lines; send them in several requests");
+            return Err(Refusal::invalid("", rule));
         }
         if lines(body).next().is_none() {
-            return Err("the request is empty: send one submission a line, as JSON".to_owned());
+            let rule = "the request is empty: send one submission a line, as JSON";
+            return Err(Refusal::invalid("", rule));
         }
         let reading = self.effects.reader.read(body.clone(), self.core_within());
         let mut read = reading.await?;
@@ -66,7 +57,7 @@ impl Api {
         self.refuse(tenant_text, body, bad, &mut reply).await;
         if !new.is_empty() {
             // A broker whose disk is full may acknowledge what it cannot keep.
-            self.effects.upkeep.stores()?;
+            self.effects.upkeep.stores().map_err(Refusal::Broker)?;
             reply.note = self.newcomer(&tenant).await;
             self.publish(&tenant, body, &new, atomic, &mut reply)
                 .await?;
@@ -98,7 +89,7 @@ impl Api {
         match self.room().await {
             Ok(room) => room.send(Outcome::Ask(Ask::Rejected(Box::new(rejected)))),
             // Whoever asked is told in any case.
-            Err(error) => tracing::warn!(tenant, error, "refused lines are not in the history"),
+            Err(error) => tracing::warn!(tenant, %error, "refused lines are not in the history"),
         }
     }
 
@@ -163,9 +154,10 @@ impl Api {
             message = message.header(ATOMIC_HEADER, "true");
         }
         let failed = |error: &dyn std::fmt::Display| {
-            format!(
-                "the submission was not stored: {error}; it is safe to send it again only if every line has an id"
-            )
+            Refusal::Broker(format!(
+                "the submission was not stored: {error}; it is safe to send it again only if \
+                 every line has an id"
+            ))
         };
         let ack = self
             .effects

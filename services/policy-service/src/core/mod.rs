@@ -33,6 +33,7 @@ use crate::intake::{Intake, Line};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use crate::pulling::Pulled;
+use crate::refusal::Refusal;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
@@ -57,7 +58,7 @@ fn is_light(tip: &Tip) -> bool {
     spec.is_none_or(|spec| weight_of(spec, 0) <= TIP_BYTES)
 }
 
-type Answer = oneshot::Sender<Result<String, String>>;
+type Answer = oneshot::Sender<Result<String, Refusal>>;
 
 /// The core and its channels.
 pub struct Core {
@@ -304,15 +305,14 @@ impl Core {
                 if let Some((answer, promise)) = ticket.and_then(|t| self.answers.remove(&t)) {
                     let _ = answer.send(match &outcome {
                         ControlOutcome::Taken => Ok(promise),
-                        ControlOutcome::Refused(reason) => Err(reason.clone()),
+                        ControlOutcome::Refused(reason) => {
+                            Err(Refusal::OrderRefused(reason.clone()))
+                        }
                         ControlOutcome::NotHeld => {
                             Ok("its node does not hold it; it is bound anew within seconds"
                                 .to_owned())
                         }
-                        ControlOutcome::NoAnswer => Err(
-                            "its node did not answer; the order is given again while it lives"
-                                .to_owned(),
-                        ),
+                        ControlOutcome::NoAnswer => Err(Refusal::OrderUnanswered),
                     });
                 }
                 self.step(Input::Ordered {
@@ -388,11 +388,13 @@ impl Core {
             Later::Overtaken(entry) => {
                 self.metrics.conflicts.inc();
                 self.reread(&entry.message, entry.seq);
-                Err("the execution moved on at this moment; look at it and try again".to_owned())
+                let name = execution.to_string();
+                Err(Refusal::Overtaken { name })
             }
             Later::Vanished => {
                 self.step(Input::Vanished { execution });
-                Err("its ledger is gone".to_owned())
+                let name = execution.to_string();
+                Err(Refusal::LedgerGone { name })
             }
             Later::Failed(reason) => {
                 self.metrics.append_failures.inc();
@@ -406,7 +408,7 @@ impl Core {
                         tokens.0.reread(tenant, tokens.1).await;
                     });
                 }
-                Err(reason)
+                Err(Refusal::Broker(reason))
             }
         };
         if let Some((answer, promise)) = answer {

@@ -128,9 +128,9 @@ impl Core {
                     tokio::spawn(self.effects.clone().drop_kept(execution, digest));
                 }
                 Action::Record(record) => self.record(&record, None).await,
-                Action::Reply(ticket, reply) => {
+                Action::Refuse(ticket, refusal) => {
                     if let Some((answer, _)) = self.answers.remove(&ticket) {
-                        let _ = answer.send(reply);
+                        let _ = answer.send(Err(refusal.into()));
                     }
                 }
             }

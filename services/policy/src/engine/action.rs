@@ -8,6 +8,7 @@ use fiec_schemas::{
 };
 
 use super::Ticket;
+use super::refusal::YieldRefusal;
 use crate::holds::reserve::Change;
 
 /// The boundary to which an execution goes back.
@@ -148,6 +149,6 @@ pub enum Action {
     },
     /// Publish a fact.
     Record(Box<Record>),
-    /// Answer a question.
-    Reply(Ticket, Result<String, String>),
+    /// Tell an operator why an execution does not move.
+    Refuse(Ticket, YieldRefusal),
 }

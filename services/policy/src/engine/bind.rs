@@ -2,6 +2,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 
+use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
@@ -343,7 +344,7 @@ impl Policy {
         if e.stage == Stage::Pending && !self.is_admitted(id) {
             if let Some(ticket) = ticket {
                 let words = self.held_in_words(id).unwrap_or_default();
-                out.push(Action::Reply(ticket, Err(words)));
+                out.push(Action::Refuse(ticket, YieldRefusal::Held(words)));
             }
             return;
         }

@@ -1,6 +1,6 @@
 //! The engine: one input, one moment, the actions that follow.
 //!
-//! * [`input`] and [`action`]: the words of a step.
+//! * [`input`] and [`action`]: the words of a step; [`refusal`]: why a wish is not carried out.
 //! * [`ledger`] follows the feed and our own appends.
 //! * [`bind`] places what must be bound: new, pending, refused, lost, queued behind long work.
 //! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`victims`] says
@@ -40,6 +40,7 @@ mod over;
 mod preempt;
 mod realloc;
 mod reconcile;
+mod refusal;
 mod reserve;
 mod resize;
 mod room;
@@ -69,6 +70,7 @@ pub use action::{Action, Good};
 pub use bind::{NewExecution, Submitted};
 pub use duties::Duties;
 pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
+pub use refusal::{UnknownNode, YieldRefusal};
 
 /// The policy's whole memory.
 #[derive(Debug)]

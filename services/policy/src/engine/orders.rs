@@ -10,6 +10,7 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
 use super::bind::{Placed, leaves};
+use super::refusal::YieldRefusal;
 use super::why::by_operators;
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
@@ -397,7 +398,7 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         match self.plan_yield(now, id, to) {
-            Err(error) => out.push(Action::Reply(ticket, Err(error))),
+            Err(refusal) => out.push(Action::Refuse(ticket, refusal)),
             Ok((choice, true)) => {
                 let cause = Cause::Operator {
                     who: who.to_owned(),
@@ -418,38 +419,28 @@ impl Policy {
         now: Now,
         id: ExecutionId,
         to: Option<&NodeId>,
-    ) -> Result<(Choice, bool), String> {
-        let e = self
-            .cluster
-            .execution(id)
-            .ok_or("it is not live: it has ended, or it never was; `fiec history` tells")?;
+    ) -> Result<(Choice, bool), YieldRefusal> {
+        let e = self.cluster.execution(id).ok_or(YieldRefusal::NotLive)?;
         if e.busy {
-            return Err("it is being bound at this moment; try again".to_owned());
+            return Err(YieldRefusal::Busy);
         }
         let (from, started) = match e.stage {
-            Stage::Pending => {
-                return Err(
-                    "it is not bound to a node: it waits for one; `fiec why` tells what for, and \
-                     `fiec pin` says where it is to go"
-                        .to_owned(),
-                );
-            }
-            Stage::Paused => {
-                return Err("it is paused and on no node; `fiec resume` lets it go on".to_owned());
-            }
-            Stage::Verifying => {
-                return Err("it is computed, and others compute it once more".to_owned());
-            }
+            Stage::Pending => return Err(YieldRefusal::Pending),
+            Stage::Paused => return Err(YieldRefusal::Paused),
+            Stage::Verifying => return Err(YieldRefusal::Verifying),
             Stage::Bound(from, _) => (from, false),
             Stage::Started(from, _) => (from, true),
         };
         let only = match to {
-            Some(name) if !self.has_node(name) => return Err(self.no_such(name)),
+            Some(name) if !self.has_node(name) => {
+                return Err(YieldRefusal::UnknownNode(self.no_such(name)));
+            }
             Some(name) => self.cluster.find(name),
             None => None,
         };
         if only == Some(from) {
-            return Err(format!("it is on {} already", self.cluster.node(from).id));
+            let here = self.cluster.node(from).id.clone();
+            return Err(YieldRefusal::AlreadyThere(here));
         }
         let ask = Ask {
             leaving: Some(Leaving::Node(from)),
@@ -464,22 +455,24 @@ impl Policy {
                 if let Some(change) = e.extra.as_ref().and_then(|x| x.adjusted.as_deref()) {
                     by_operators(id, change, &mut review);
                 }
-                let reasons: Vec<_> = review
-                    .candidates
-                    .iter()
-                    .filter(|c| match to {
-                        Some(to) => *to == c.node,
-                        None => c.node != self.cluster.node(from).id,
-                    })
-                    .map(|c| match to {
-                        Some(_) => c.rejected.join("; "),
-                        None => format!("{}: {}", c.node, c.rejected.join("; ")),
-                    })
-                    .collect();
+                let rejected = review.candidates.into_iter();
+                let mut rejected = rejected.map(|c| (c.node, c.rejected));
                 match to {
-                    Some(to) => format!("{to} cannot take it: {}", reasons.join(", ")),
-                    None if reasons.is_empty() => "there is no other node".to_owned(),
-                    None => format!("no other node can take it ({})", reasons.join(", ")),
+                    Some(to) => YieldRefusal::Rejected {
+                        to: to.clone(),
+                        reasons: rejected
+                            .filter(|(node, _)| node == to)
+                            .flat_map(|(_, reasons)| reasons)
+                            .collect(),
+                    },
+                    None => {
+                        let from = &self.cluster.node(from).id;
+                        let others: Vec<_> = rejected.by_ref().filter(|(n, _)| n != from).collect();
+                        match others.is_empty() {
+                            true => YieldRefusal::NoOther,
+                            false => YieldRefusal::NoPlace(others),
+                        }
+                    }
                 }
             })
     }

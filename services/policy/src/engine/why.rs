@@ -6,18 +6,16 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{InForce, NodeStatus, Place, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::{Candidate, ExecutionId, NodeId};
+use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 
 use super::Policy;
+use super::refusal::{NAMES, UnknownNode};
 use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
 use crate::placement::{self, Ask, Leaving, Review};
 use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
-
-/// Most nodes that an answer names.
-const NAMES: usize = 12;
 
 impl Policy {
     /// Why a live execution is where it is.
@@ -116,15 +114,14 @@ impl Policy {
             _ => Vec::new(),
         };
         let thresholds = here.map_or_else(Vec::new, |ix| self.in_force(id, ix));
-        let would_move = match here {
-            Some(ix) => self.would_move(id, ix, &thresholds, &review.candidates),
-            None => Vec::new(),
-        };
+        let would_move = here.map_or_else(Vec::new, |ix| self.would_move(id, ix, &thresholds));
+        let may_move = here.is_some() && e.order().is_none();
+        let would_go_to = may_move.then(|| acceptable(&review.candidates));
         Some(Why {
             summary,
             candidates: review.candidates,
             would_help,
-            phase: phase_of(e.stage).to_owned(),
+            phase: phase_of(e.stage),
             place: here.map(|ix| Place {
                 node: name(ix).clone(),
                 substrate: self.cluster.node(ix).devices.id_of(e.device()).to_owned(),
@@ -135,6 +132,7 @@ impl Policy {
             decision: None,
             thresholds,
             would_move,
+            would_go_to,
             waits_for: self.waits_for(id),
             next: None,
         })
@@ -168,13 +166,7 @@ impl Policy {
     }
 
     /// What would make it leave where it is.
-    fn would_move(
-        &self,
-        id: ExecutionId,
-        ix: NodeIx,
-        thresholds: &[InForce],
-        candidates: &[Candidate],
-    ) -> Vec<String> {
+    fn would_move(&self, id: ExecutionId, ix: NodeIx, thresholds: &[InForce]) -> Vec<String> {
         let node = &self.cluster.node(ix).id;
         if let Some(order) = self.cluster.execution(id).and_then(|e| e.order()) {
             let when = if order.taken {
@@ -205,34 +197,14 @@ impl Policy {
         would.push(format!(
             "an operator: `fiec move {id} --to NODE`, `fiec drain {node}`"
         ));
-        let others = candidates.iter().filter(|c| c.score.is_some());
-        let others: Vec<_> = others.map(|c| c.node.as_str()).take(4).collect();
-        would.push(if others.is_empty() {
-            "it would stay until another place can take it: none could now".to_owned()
-        } else {
-            format!(
-                "it would go to the best of those that could take it now: {}",
-                others.join(", ")
-            )
-        });
         would
     }
 
     /// A node that has not joined, and those that have.
-    pub(super) fn no_such(&self, name: &NodeId) -> String {
+    pub(super) fn no_such(&self, name: &NodeId) -> UnknownNode {
         let joined = self.cluster.nodes().map(|(_, node)| node);
         let joined = joined.filter(|node| node.descriptor.is_some());
-        let mut names: Vec<_> = joined.map(|node| node.id.as_str()).collect();
-        let more = names.len().saturating_sub(NAMES);
-        names.truncate(NAMES);
-        match (names.is_empty(), more) {
-            (true, _) => format!("there is no node {name}: none has joined"),
-            (_, 0) => format!("there is no node {name}; there are: {}", names.join(", ")),
-            (_, more) => format!(
-                "there is no node {name}; there are: {} and {more} others",
-                names.join(", ")
-            ),
-        }
+        UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
     }
 
     /// What a change would come to, before it is made: in words.
@@ -264,7 +236,7 @@ impl Policy {
         let unknown: Vec<_> = named.filter(|node| !self.has_node(node)).collect();
         if stays || matches!(e.stage, Stage::Paused | Stage::Verifying) {
             return match unknown.first() {
-                Some(node) => Err(self.no_such(node)),
+                Some(node) => Err(self.no_such(node).to_string()),
                 None => Ok(String::new()),
             };
         }
@@ -412,13 +384,19 @@ pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Re
     review.would_help = help;
 }
 
-/// The name of a stage for people and in SQL.
-fn phase_of(stage: Stage) -> &'static str {
+/// The nodes that are acceptable, the first few.
+fn acceptable(candidates: &[Candidate]) -> Vec<NodeId> {
+    let candidates = candidates.iter().filter(|c| c.score.is_some());
+    candidates.map(|c| c.node.clone()).take(4).collect()
+}
+
+/// The phase that a stage stands for.
+fn phase_of(stage: Stage) -> PhaseKind {
     match stage {
-        Stage::Pending => "pending",
-        Stage::Bound(..) => "bound",
-        Stage::Started(..) => "started",
-        Stage::Paused => "paused",
-        Stage::Verifying => "verifying",
+        Stage::Pending => PhaseKind::Pending,
+        Stage::Bound(..) => PhaseKind::Bound,
+        Stage::Started(..) => PhaseKind::Started,
+        Stage::Paused => PhaseKind::Paused,
+        Stage::Verifying => PhaseKind::Verifying,
     }
 }

@@ -109,10 +109,7 @@ pub fn describe(action: &Action) -> Result<(&'static str, Value), serde_json::Er
             }),
         ),
         Action::Record(record) => ("record", json!({"record": serde_json::to_value(record)?})),
-        Action::Reply(ticket, answer) => (
-            "reply",
-            json!({"ticket": ticket, "is_taken": answer.is_ok()}),
-        ),
+        Action::Refuse(ticket, _) => ("reply", json!({"ticket": ticket, "is_taken": false})),
     })
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use fiec::client;
 use fiec_broker::Broker;
 use fiec_schemas::hardware::default_thresholds;
-use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::messages::{ControlRequest, ExecutionVerb};
 use fiec_schemas::{Event, ExecutionId, HardwareVector, NodeId, Phase, Signal, Timestamp};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -181,7 +181,7 @@ async fn measure(lab: &Lab<'_>, case: &str, cluster: &Cluster) -> anyhow::Result
     }
     let reply = client::execution(
         &cluster.broker,
-        "cancel",
+        ExecutionVerb::Cancel,
         &tenant()?,
         &execution.to_string(),
         None,
@@ -201,7 +201,7 @@ async fn why(cluster: &Cluster, execution: ExecutionId) -> String {
         return String::new();
     };
     let id = execution.to_string();
-    match client::execution(&cluster.broker, "why", &tenant, &id, None).await {
+    match client::execution(&cluster.broker, ExecutionVerb::Why, &tenant, &id, None).await {
         Ok(reply) => reply.why.map(|why| why.summary).unwrap_or_default(),
         Err(error) => error.to_string(),
     }

@@ -1,0 +1,353 @@
+//! Changes of one execution: cancel, pause, resume, adjust. While it is started only its worker
+//! appends, and the request is passed on; otherwise the event is appended here. The answer comes
+//! after the append.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fiec_broker::{AppendError, Draft, Entry, outbox, store};
+use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionVerb};
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::{
+    Binding, Cause, Event, ExecutionId, ExecutionState, Phase, PhaseKind, RequestKind, Tenant,
+    Timestamp,
+};
+use tokio::time::Instant;
+
+use super::sight::Sight;
+use super::{Answered, Api};
+use crate::effects::NoReply;
+use crate::events::Outcome;
+use crate::refusal::Refusal;
+
+/// Longest wait for an execution that moves to run again, before it is changed.
+pub(super) const MOVE: Duration = Duration::from_secs(5);
+
+/// How often a bound execution is looked at again before it is changed, and how long between.
+const BOUND_ROUNDS: u32 = 6;
+const BOUND_PAUSE: Duration = Duration::from_millis(50);
+/// The same for one that was asked to pause and is to be resumed.
+const PAUSE_ROUNDS: u32 = 10;
+
+/// What is changed about an execution, by an event in its ledger.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Change {
+    /// It ends.
+    Cancel,
+    /// It waits for somebody to resume it.
+    Pause,
+    /// It goes on.
+    Resume,
+    /// Its priority, thresholds, deadline, memory or nodes are others.
+    Adjust(Adjustment),
+}
+
+impl Change {
+    /// The request that asks for it.
+    pub(super) fn verb(&self) -> ExecutionVerb {
+        match self {
+            Self::Cancel => ExecutionVerb::Cancel,
+            Self::Pause => ExecutionVerb::Pause,
+            Self::Resume => ExecutionVerb::Resume,
+            Self::Adjust(_) => ExecutionVerb::Adjust,
+        }
+    }
+}
+
+/// A change that somebody asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    /// What.
+    pub(super) change: &'a Change,
+    /// Whose executions.
+    pub(super) tenant: &'a Tenant,
+    /// Who asks.
+    pub(super) who: &'a str,
+    /// The nodes, as they were seen for this request.
+    pub(super) sight: &'a Sight,
+    /// The execution as the asker calls it; none: as its client does.
+    pub(super) name: Option<&'a str>,
+}
+
+/// An execution as its client calls it.
+pub(super) fn called(state: &ExecutionState) -> String {
+    let client = state.spec.as_ref().and_then(|spec| spec.id.as_ref());
+    client.map_or_else(|| state.execution.to_string(), ToString::to_string)
+}
+
+/// True where somebody has asked this of it, and it was not done yet.
+pub(super) fn is_requested(state: &ExecutionState, what: RequestKind) -> bool {
+    let requested = state.requested.as_ref();
+    requested.is_some_and(|requested| requested.what == what)
+}
+
+/// True for one that is paused, or is to pause.
+pub(super) fn is_paused(state: &ExecutionState) -> bool {
+    is_requested(state, RequestKind::Pause) || matches!(state.phase, Phase::Paused { .. })
+}
+
+/// Why a request was not passed on to the node of its execution.
+enum NotPassed {
+    /// The node does not hold it: nobody else would append.
+    NotHeld,
+    /// The node does not do it, or not now.
+    Refused(Refusal),
+}
+
+/// The events that cancel or adjust an execution, or pause one that no node holds.
+fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
+    let who = who.to_owned();
+    match change {
+        Change::Cancel => vec![Event::Cancelled { who }],
+        Change::Adjust(adjustment) => vec![Event::Adjusted {
+            who,
+            change: adjustment.clone(),
+        }],
+        Change::Resume => vec![Event::Resumed { who }],
+        Change::Pause => {
+            let reason = "it was paused while its node did not hold it".to_owned();
+            let yielded = Event::Yielded {
+                cause: Cause::Orphaned { reason },
+                computed_until: now,
+            };
+            vec![yielded, Event::Paused { who }]
+        }
+    }
+}
+
+impl Api {
+    /// Changes one execution, without its parts.
+    pub(super) async fn change_one(
+        &self,
+        asked: Asked<'_>,
+        mut entry: Entry,
+    ) -> Answered<ApiReply> {
+        let Asked {
+            change,
+            tenant,
+            who,
+            sight,
+            ..
+        } = asked;
+        let id = entry.message.state.execution;
+        let own_name = || called(&entry.message.state);
+        let name = asked.name.map_or_else(own_name, str::to_owned);
+        let deadline = Instant::now() + MOVE;
+        let mut round = 0;
+        while round < 16 {
+            round += 1;
+            let phase = entry.message.state.phase.clone();
+            let now = self.effects.broker.now();
+            let events = match (change, &phase) {
+                (_, p) if p.is_terminal() => {
+                    let phase = p.kind();
+                    return Err(Refusal::Ended { name, phase });
+                }
+                (Change::Resume, Phase::Paused { .. }) => orphan_events(change, who, now),
+                // It pauses in a moment.
+                (Change::Resume, Phase::Started(_))
+                    if is_requested(&entry.message.state, RequestKind::Pause) =>
+                {
+                    if round >= PAUSE_ROUNDS {
+                        return Err(Refusal::Pausing { name });
+                    }
+                    entry = self.a_moment_later(tenant, id).await?;
+                    continue;
+                }
+                (Change::Resume, p) => {
+                    let phase = p.kind();
+                    return Err(Refusal::NotPaused { name, phase });
+                }
+                (Change::Pause, Phase::Paused { who }) => {
+                    let who = who.clone();
+                    return Err(Refusal::AlreadyPaused { name, who });
+                }
+                // Its worker starts it in a moment, and would have to be told anew.
+                (Change::Adjust(_), Phase::Bound(_)) if round < BOUND_ROUNDS => {
+                    entry = self.a_moment_later(tenant, id).await?;
+                    continue;
+                }
+                (_, Phase::Started(binding))
+                    if *change == Change::Pause || !sight.is_lost(&binding.node) =>
+                {
+                    let passed = self.pass_on(asked, id, &name, binding).await;
+                    let failed = match passed {
+                        Ok(reply) => return Ok(reply),
+                        Err(failed) => failed,
+                    };
+                    // It may have moved on while it was asked.
+                    if let Some(newer) = self.moved_on(tenant, id, &entry).await? {
+                        entry = newer;
+                        continue;
+                    }
+                    match failed {
+                        NotPassed::Refused(Refusal::Moving { .. }) if Instant::now() < deadline => {
+                            entry = self.a_moment_later(tenant, id).await?;
+                            round -= 1;
+                            continue;
+                        }
+                        NotPassed::Refused(refusal) => return Err(refusal),
+                        NotPassed::NotHeld => orphan_events(change, who, now),
+                    }
+                }
+                (Change::Pause, _) => vec![Event::Paused {
+                    who: who.to_owned(),
+                }],
+                (Change::Cancel | Change::Adjust(_), _) => orphan_events(change, who, now),
+            };
+            let draft = Draft::new(&entry.into(), events.clone(), &self.effects.author, now)?;
+            let room = self.room().await?;
+            match self.effects.ledger.append(draft, Bytes::new()).await {
+                Ok(tip) => {
+                    let state = tip.state.clone();
+                    room.send(Outcome::Changed(Box::new(tip), events));
+                    self.settle_outbox(&state).await;
+                    self.forget_state(&state).await;
+                    let message = match change {
+                        Change::Resume => format!("{name} goes on as soon as a node takes it"),
+                        _ => format!("{name} is {}", state.phase.as_str()),
+                    };
+                    return Ok(ApiReply {
+                        message,
+                        state: Some(state),
+                        ..ApiReply::default()
+                    });
+                }
+                Err(AppendError::Conflict) => {
+                    let last = self.effects.ledger.last(tenant, id).await?;
+                    let Some(last) = last else {
+                        return Err(Refusal::LedgerGone { name });
+                    };
+                    entry = last;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::Overtaken { name })
+    }
+
+    /// The last message of an execution that is about to move on.
+    pub(super) async fn a_moment_later(&self, tenant: &Tenant, id: ExecutionId) -> Answered<Entry> {
+        tokio::time::sleep(BOUND_PAUSE).await;
+        let last = self.effects.ledger.last(tenant, id).await?;
+        let name = || id.to_string();
+        last.ok_or_else(|| Refusal::LedgerGone { name: name() })
+    }
+
+    /// Publishes what an execution owes that ends with no worker to do so.
+    async fn settle_outbox(&self, state: &ExecutionState) {
+        if state.outbox.is_none() || !state.phase.is_terminal() {
+            return;
+        }
+        let settled = outbox::settle(&self.effects.broker, state);
+        let failure = match tokio::time::timeout(self.options.control_timeout, settled).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not in time".to_owned(),
+        };
+        tracing::warn!(execution = %state.execution, failure,
+            "what was emitted may not be published");
+    }
+
+    /// Drops the large σ of an execution that ends with no worker to do so.
+    async fn forget_state(&self, state: &ExecutionState) {
+        let Some(place) = state
+            .boundary
+            .as_ref()
+            .filter(|_| state.phase.is_terminal())
+        else {
+            return;
+        };
+        let dropped = store::drop_last(&self.effects.broker, state.execution, place);
+        let failure = match tokio::time::timeout(self.options.control_timeout, dropped).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not in time".to_owned(),
+        };
+        tracing::warn!(execution = %state.execution, failure,
+            "a large state was not dropped; it stays until its bucket's age limit");
+    }
+
+    /// The last message, where it differs from the one at hand.
+    async fn moved_on(
+        &self,
+        tenant: &Tenant,
+        id: ExecutionId,
+        seen: &Entry,
+    ) -> Answered<Option<Entry>> {
+        let last = self.effects.ledger.last(tenant, id).await?;
+        Ok(last.filter(|last| {
+            last.seq != seen.seq
+                && !matches!(
+                    (&last.message.state.phase, &seen.message.state.phase),
+                    (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
+                )
+        }))
+    }
+
+    /// Asks the node of an execution to make the change.
+    async fn pass_on(
+        &self,
+        asked: Asked<'_>,
+        execution: ExecutionId,
+        name: &str,
+        binding: &Binding,
+    ) -> Result<ApiReply, NotPassed> {
+        let (node, sight, name) = (&binding.node, asked.sight, name.to_owned());
+        let who = asked.who.to_owned();
+        let (request, when) = match asked.change {
+            Change::Cancel => (ControlRequest::Cancel { execution, who }, "now"),
+            Change::Adjust(change) => {
+                let change = change.clone();
+                let request = ControlRequest::Adjust {
+                    execution,
+                    who,
+                    change,
+                };
+                (request, "at its next boundary")
+            }
+            Change::Pause => (
+                ControlRequest::Pause { execution, who },
+                "at its next boundary",
+            ),
+            Change::Resume => {
+                let phase = PhaseKind::Started;
+                return Err(NotPassed::Refused(Refusal::NotPaused { name, phase }));
+            }
+        };
+        let reason = match sight.silence_of(node) {
+            Some(reason) => reason,
+            None => {
+                let timeout = self.options.control_timeout;
+                let verb = asked.change.verb();
+                match self.effects.control(node, &request, timeout).await {
+                    Ok(_) => {
+                        return Ok(ApiReply {
+                            message: format!("{node} will {verb} {name} {when}"),
+                            ..ApiReply::default()
+                        });
+                    }
+                    Err(NoReply::NotHeld(_)) => return Err(NotPassed::NotHeld),
+                    Err(NoReply::Moving(reason)) => {
+                        let node = node.clone();
+                        return Err(NotPassed::Refused(Refusal::Moving { name, node, reason }));
+                    }
+                    Err(NoReply::Refused(reason)) => {
+                        let node = node.clone();
+                        return Err(NotPassed::Refused(Refusal::NodeRefused { node, reason }));
+                    }
+                    Err(NoReply::Silent(reason)) => {
+                        sight.was_silent(node, &reason);
+                        reason
+                    }
+                }
+            }
+        };
+        let node = node.clone();
+        Err(NotPassed::Refused(Refusal::NodeSilent {
+            name,
+            node,
+            reason,
+        }))
+    }
+}

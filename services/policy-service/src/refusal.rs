@@ -1,0 +1,378 @@
+//! Why the service did not do what was asked. Handlers decide by the variants. The code for programs
+//! and the text for people are made from them here, and nowhere else.
+
+use std::time::Duration;
+
+use fiec_broker::{AppendError, BrokerError};
+use fiec_policy::{UnknownNode, YieldRefusal};
+use fiec_schemas::messages::{ExecutionVerb, RefusalCode, Untaken};
+use fiec_schemas::named::UnknownName;
+use fiec_schemas::{ExecutionId, FieldError, IdError, NodeId, PhaseKind, Tenant, TransitionError};
+
+/// What helps if a busy core does not get better.
+const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
+                              policy service or this one anew; what runs goes on meanwhile";
+
+/// Why a request was not done. `name`: the execution as the asker calls it.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The request is no JSON of its form.
+    #[error("the request cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    /// The subject's tenant is none.
+    #[error("{0}")]
+    BadTenant(#[from] IdError),
+    /// The subject's verb is none.
+    #[error("there is no such request about a batch: {0}")]
+    UnknownVerb(#[from] UnknownName),
+    /// A field of the request breaks a rule.
+    #[error("{0}")]
+    Invalid(#[from] FieldError),
+    /// The ledger does not allow the change.
+    #[error("{0}")]
+    Forbidden(#[from] TransitionError),
+    /// No ledger has this name.
+    #[error(
+        "tenant {tenant} has no execution {id}; one that ended long ago is in PostgreSQL only \
+         (`fiec history`)"
+    )]
+    UnknownExecution {
+        /// Whose it would be.
+        tenant: Tenant,
+        /// What was asked for.
+        id: String,
+    },
+    /// Its ledger was there, and is not any more.
+    #[error("the ledger of {name} is gone")]
+    LedgerGone {
+        /// The execution.
+        name: String,
+    },
+    /// The core has not read its ledger.
+    #[error("{name} is not known yet; try again")]
+    NotReadYet {
+        /// The execution.
+        name: String,
+    },
+    /// No ledger of the tenant belongs to this batch.
+    #[error("{}", unknown_batch(.tenant, .batch, *.untaken))]
+    UnknownBatch {
+        /// Whose it would be.
+        tenant: Tenant,
+        /// What was asked for.
+        batch: String,
+        /// Submissions that may be of it.
+        untaken: Option<Untaken>,
+    },
+    /// The request is to wait for submissions that were not taken in.
+    #[error("{}", not_taken_in(.tenant, *.untaken))]
+    NotTakenIn {
+        /// Whose they are.
+        tenant: Tenant,
+        /// They.
+        untaken: Untaken,
+    },
+    /// Too many submissions wait to be taken in for a look at all of them.
+    #[error(
+        "what it waits for may be among the submissions of tenant {tenant} that wait to be taken \
+         in: {seen} of them were looked at, and there are more; try again"
+    )]
+    TooManyQueued {
+        /// Whose they are.
+        tenant: Tenant,
+        /// How many were looked at.
+        seen: u64,
+    },
+    /// No node of this name has joined.
+    #[error("{0}")]
+    UnknownNode(UnknownNode),
+    /// The node has all its contracts.
+    #[error("{0} is not quarantined")]
+    NotQuarantined(NodeId),
+    /// It has ended.
+    #[error("{name} is {phase} already; `fiec history {name}` tells its decisions")]
+    Ended {
+        /// The execution.
+        name: String,
+        /// How.
+        phase: PhaseKind,
+    },
+    /// It is paused, and was to be.
+    #[error("{name} was paused by {who} already")]
+    AlreadyPaused {
+        /// The execution.
+        name: String,
+        /// By whom.
+        who: String,
+    },
+    /// It was to be resumed.
+    #[error("{name} is not paused, it is {phase}")]
+    NotPaused {
+        /// The execution.
+        name: String,
+        /// Where it stands.
+        phase: PhaseKind,
+    },
+    /// It was to be resumed, and its order to pause is not carried out.
+    #[error(
+        "{name} has not come to the boundary at which it pauses; it can be resumed once it has \
+         paused"
+    )]
+    Pausing {
+        /// The execution.
+        name: String,
+    },
+    /// Its node is about to start it, or to give it up.
+    #[error("{name} is moving ({node}: {reason}); try again once it runs")]
+    Moving {
+        /// The execution.
+        name: String,
+        /// Its node.
+        node: NodeId,
+        /// What the node said.
+        reason: String,
+    },
+    /// It has run and does not at this moment.
+    #[error("{name} is {phase}; try again once it runs")]
+    BetweenNodes {
+        /// The execution.
+        name: String,
+        /// Where it stands.
+        phase: PhaseKind,
+    },
+    /// It does not run.
+    #[error("{name} is {phase}; only one that runs can be given more or less")]
+    NotRunning {
+        /// The execution.
+        name: String,
+        /// Where it stands.
+        phase: PhaseKind,
+    },
+    /// Its node said no.
+    #[error("{node} did not take it: {reason}")]
+    NodeRefused {
+        /// The node.
+        node: NodeId,
+        /// What it said.
+        reason: String,
+    },
+    /// Its node said nothing.
+    #[error(
+        "{name} runs on {node}, which does not answer ({reason}); should the node be lost, the \
+         execution is bound anew within seconds, and the request can be made again"
+    )]
+    NodeSilent {
+        /// The execution.
+        name: String,
+        /// The node.
+        node: NodeId,
+        /// What became of the question.
+        reason: String,
+    },
+    /// The policy does not move it.
+    #[error("{0}")]
+    Yield(#[from] YieldRefusal),
+    /// Its node refused the order to move it.
+    #[error("its node did not take the order: {0}")]
+    OrderRefused(String),
+    /// Its node did not answer the order to move it.
+    #[error("its node did not answer; the order is given again while it lives")]
+    OrderUnanswered,
+    /// A part of it has no ledger yet.
+    #[error("its part {0} is being made; ask once more when `fiec status {0}` knows it")]
+    Unborn(ExecutionId),
+    /// Some of its parts are as asked, others not.
+    #[error("{verb} reached {reached} of its parts; {refusal}")]
+    InPart {
+        /// What was asked for.
+        verb: ExecutionVerb,
+        /// Parts that are so.
+        reached: usize,
+        /// Why one is not.
+        refusal: Box<Refusal>,
+    },
+    /// Others appended to its ledger each time.
+    #[error("{name} moves on faster than it can be changed; try again")]
+    Overtaken {
+        /// The execution.
+        name: String,
+    },
+    /// Others write the same setting.
+    #[error("cannot write {what}: others keep writing it; try again")]
+    Contended {
+        /// The setting.
+        what: String,
+    },
+    /// Requests take all the room there is.
+    #[error("the policy service has no room for this request now, and nothing was done; try again")]
+    Busy,
+    /// Submissions take all the memory that may be read at once.
+    #[error(
+        "the policy service has too much to read, and had no room for this within {} s; nothing \
+         was taken, try again",
+        .within.as_secs()
+    )]
+    TooMuchToRead {
+        /// How long it was waited for.
+        within: Duration,
+    },
+    /// The core has no room for a question.
+    #[error(
+        "the policy service had no room for the request within {} ms, and nothing was changed by \
+         it; try again in a moment; {SHOULD_IT_LAST}",
+        .within.as_millis()
+    )]
+    NoRoom {
+        /// How long it was waited for.
+        within: Duration,
+    },
+    /// The core did not answer.
+    #[error(
+        "the policy service has not answered within {} ms; what was asked for may still be done, \
+         so look (`fiec status`) before asking again; {SHOULD_IT_LAST}",
+        .within.as_millis()
+    )]
+    Unanswered {
+        /// How long it was waited for.
+        within: Duration,
+    },
+    /// The ledgers are being read at the start.
+    #[error("the policy service is still taking over the ledgers; try again")]
+    Loading,
+    /// The service stops.
+    #[error("the policy service is ending; another one will answer")]
+    Ending,
+    /// The broker did not do its part.
+    #[error("{0}")]
+    Broker(String),
+}
+
+impl Refusal {
+    /// A field of the request breaks a rule.
+    pub fn invalid(field: &str, rule: impl Into<String>) -> Self {
+        Self::Invalid(FieldError::new(field, rule))
+    }
+
+    /// The broker did not do `what`.
+    pub fn broker(what: &str, error: impl std::fmt::Display) -> Self {
+        Self::Broker(format!("cannot {what}: {error}"))
+    }
+
+    /// For programs.
+    pub fn code(&self) -> RefusalCode {
+        use RefusalCode as Code;
+        match self {
+            Self::Unreadable(_) | Self::BadTenant(_) | Self::UnknownVerb(_) => Code::Unreadable,
+            Self::Invalid(_) | Self::Forbidden(_) => Code::Invalid,
+            Self::UnknownExecution { .. } | Self::LedgerGone { .. } => Code::UnknownExecution,
+            Self::UnknownBatch { untaken: None, .. } => Code::UnknownBatch,
+            Self::UnknownBatch { .. } | Self::NotTakenIn { .. } | Self::TooManyQueued { .. } => {
+                Code::NotTakenIn
+            }
+            Self::UnknownNode(_) => Code::UnknownNode,
+            Self::NotQuarantined(_) | Self::AlreadyPaused { .. } => Code::AlreadySo,
+            Self::Ended { .. } => Code::Ended,
+            Self::NotPaused { .. } => Code::NotPaused,
+            Self::Pausing { .. } => Code::Pausing,
+            Self::Moving { .. } | Self::BetweenNodes { .. } | Self::Unborn(_) => Code::Moving,
+            Self::NotRunning { .. } => Code::NotRunning,
+            Self::NodeRefused { .. } | Self::OrderRefused(_) => Code::NodeRefused,
+            Self::NodeSilent { .. } | Self::OrderUnanswered => Code::NodeSilent,
+            Self::Yield(refusal) => match refusal {
+                YieldRefusal::NotLive => Code::Ended,
+                YieldRefusal::Busy => Code::Moving,
+                YieldRefusal::Pending
+                | YieldRefusal::Paused
+                | YieldRefusal::Verifying
+                | YieldRefusal::Held(_) => Code::NotRunning,
+                YieldRefusal::UnknownNode(_) => Code::UnknownNode,
+                YieldRefusal::AlreadyThere(_) => Code::AlreadySo,
+                YieldRefusal::Rejected { .. }
+                | YieldRefusal::NoOther
+                | YieldRefusal::NoPlace(_) => Code::NoPlace,
+            },
+            Self::InPart { refusal, .. } => refusal.code(),
+            Self::Overtaken { .. } | Self::Contended { .. } => Code::Overtaken,
+            Self::Busy | Self::TooMuchToRead { .. } | Self::NoRoom { .. } => Code::Busy,
+            Self::Unanswered { .. } => Code::Unanswered,
+            Self::Loading | Self::NotReadYet { .. } => Code::Loading,
+            Self::Ending => Code::Ending,
+            Self::Broker(_) => Code::Broker,
+        }
+    }
+
+    /// True where the request concerns the execution no more: it has ended, or is as asked.
+    pub fn is_moot(&self) -> bool {
+        let code = self.code();
+        matches!(
+            code,
+            RefusalCode::Ended | RefusalCode::AlreadySo | RefusalCode::NotPaused
+        )
+    }
+
+    /// True where the same request can be done in a moment.
+    pub fn is_pausing(&self) -> bool {
+        self.code() == RefusalCode::Pausing
+    }
+}
+
+impl From<BrokerError> for Refusal {
+    fn from(error: BrokerError) -> Self {
+        Self::Broker(error.to_string())
+    }
+}
+
+impl From<AppendError> for Refusal {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Transition(error) => Self::Forbidden(error),
+            error => Self::Broker(error.to_string()),
+        }
+    }
+}
+
+fn not_taken_in(tenant: &Tenant, untaken: Untaken) -> String {
+    let messages = untaken.messages;
+    format!("{messages} submission messages of tenant {tenant} have not been taken in; try again")
+}
+
+fn unknown_batch(tenant: &Tenant, batch: &str, untaken: Option<Untaken>) -> String {
+    match untaken {
+        Some(untaken) => format!(
+            "no execution of batch {batch} is known, and {}",
+            not_taken_in(tenant, untaken)
+        ),
+        None => format!(
+            "tenant {tenant} has no batch {batch}; one whose executions ended long ago is in \
+             PostgreSQL only (the view batch_summary)"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reached_some_parts_only_has_the_code_of_the_reason() {
+        let in_part = |refusal| Refusal::InPart {
+            verb: ExecutionVerb::Resume,
+            reached: 2,
+            refusal: Box::new(refusal),
+        };
+        let name = || "solve".to_owned();
+        let pausing = in_part(Refusal::Pausing { name: name() });
+        assert!(pausing.is_pausing() && !pausing.is_moot());
+        let phase = PhaseKind::Completed;
+        let ended = in_part(Refusal::Ended {
+            name: name(),
+            phase,
+        });
+        assert!(ended.is_moot() && !ended.is_pausing());
+        assert_eq!(
+            ended.to_string(),
+            "resume reached 2 of its parts; solve is completed already; `fiec history solve` tells \
+             its decisions"
+        );
+    }
+}

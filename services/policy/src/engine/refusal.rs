@@ -1,0 +1,101 @@
+//! Why an operator's wish is not carried out.
+
+use std::fmt;
+
+use fiec_schemas::NodeId;
+
+/// Why an execution does not move to another node.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum YieldRefusal {
+    /// No live execution has this id.
+    #[error("it is not live: it has ended, or it never was; `fiec history` tells")]
+    NotLive,
+    /// Its binding is being appended.
+    #[error("it is being bound at this moment; try again")]
+    Busy,
+    /// It has no node.
+    #[error(
+        "it is not bound to a node: it waits for one; `fiec why` tells what for, and `fiec pin` \
+         says where it is to go"
+    )]
+    Pending,
+    /// It is paused.
+    #[error("it is paused and on no node; `fiec resume` lets it go on")]
+    Paused,
+    /// It has computed all that it has to.
+    #[error("it is computed, and others compute it once more")]
+    Verifying,
+    /// It waits for others.
+    #[error("{0}")]
+    Held(String),
+    /// The node to move to has not joined.
+    #[error("{0}")]
+    UnknownNode(UnknownNode),
+    /// It is on the node to move to.
+    #[error("it is on {0} already")]
+    AlreadyThere(NodeId),
+    /// The node to move to cannot take it.
+    #[error("{to} cannot take it: {}", reasons.join("; "))]
+    Rejected {
+        /// The node.
+        to: NodeId,
+        /// Why not.
+        reasons: Vec<String>,
+    },
+    /// There is no other node.
+    #[error("there is no other node")]
+    NoOther,
+    /// No other node can take it.
+    #[error("no other node can take it ({})", in_a_row(.0))]
+    NoPlace(Vec<(NodeId, Vec<String>)>),
+}
+
+fn in_a_row(nodes: &[(NodeId, Vec<String>)]) -> String {
+    let nodes = nodes.iter();
+    let words: Vec<_> = nodes
+        .map(|(node, reasons)| format!("{node}: {}", reasons.join("; ")))
+        .collect();
+    words.join(", ")
+}
+
+/// Most nodes that an answer names.
+pub(super) const NAMES: usize = 12;
+
+/// A node that has not joined, and those that have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownNode {
+    /// The node.
+    pub node: NodeId,
+    /// The first of those that have joined, in order of their names.
+    pub joined: Vec<NodeId>,
+    /// How many more have joined.
+    pub more: usize,
+}
+
+impl UnknownNode {
+    /// `joined`: all nodes that have joined.
+    pub fn new(node: NodeId, mut joined: Vec<NodeId>) -> Self {
+        let more = joined.len().saturating_sub(NAMES);
+        joined.truncate(NAMES);
+        Self { node, joined, more }
+    }
+}
+
+impl fmt::Display for UnknownNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = &self.node;
+        if self.joined.is_empty() {
+            return write!(f, "there is no node {node}: none has joined");
+        }
+        let joined: Vec<_> = self.joined.iter().map(NodeId::as_str).collect();
+        write!(
+            f,
+            "there is no node {node}; there are: {}",
+            joined.join(", ")
+        )?;
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, " and {more} others"),
+        }
+    }
+}
