@@ -13,6 +13,8 @@ use fiec_lab::process::Process;
 
 use crate::support::{BINARY, proc};
 
+/// The lab's binary in a container: it is no part of the images.
+pub const LAB: &str = "/usr/bin/fiec-lab";
 /// The label of all that a test makes: the process id of the test.
 const LABEL: &str = "fiec.test.pid";
 
@@ -63,7 +65,7 @@ impl Images {
     fn build(engine: Engine) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let staged = Command::new(root().join("services/deploy/stage"))
-            .args([Path::new(BINARY), folder.path()])
+            .args([&product(), folder.path()])
             .output()
             .unwrap();
         assert!(staged.status.success(), "{staged:?}");
@@ -131,6 +133,14 @@ impl Drop for Images {
     }
 }
 
+/// The product's binary, which cargo builds beside the lab's for the tests of the workspace.
+fn product() -> PathBuf {
+    let product = Path::new(BINARY).with_file_name("fiec");
+    let missing = "the images hold the product: build it with `cargo build --package fiec`";
+    assert!(product.is_file(), "{}: {missing}", product.display());
+    product
+}
+
 /// Removes what tests that were killed have left.
 fn sweep(engine: &Engine) {
     let label = format!("label={LABEL}");
@@ -196,6 +206,7 @@ impl Container {
         ]
         .map(str::to_owned)
         .to_vec();
+        all.extend(["--volume".to_owned(), format!("{BINARY}:{LAB}:ro")]);
         all.extend(images.engine.flags.iter().cloned());
         all.extend_from_slice(flags);
         all.push(image.to_owned());

@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use container_support::{Container, Images, left, root};
+use container_support::{Container, Images, LAB, left, root};
 use fiec_schemas::{Cause, Event, NodeId, Signal};
 use serde_json::{Value, json};
 use support::{Lab, audit, digest_of, proc, undisturbed, until, workers, workers_with_history};
@@ -261,9 +261,9 @@ async fn a_hog_beside_a_worker_moves_its_execution_to_another_container() {
     lab.end().await;
 }
 
-/// `fiec pressure` inside a container, up to 88 % of its limit; it ends with the container.
+/// `fiec-lab pressure` inside a container, up to 88 % of its limit; it ends with the container.
 fn hog_in(lab: &Lab, images: &Images, container: &Container) -> fiec_lab::process::Process {
-    let words = ["exec", &container.name, "/usr/bin/fiec", "pressure"];
+    let words = ["exec", &container.name, LAB, "pressure"];
     let more = ["--share", "0.88", "--hold", "120"];
     let all: Vec<String> = [&words[..], &more]
         .concat()
@@ -282,7 +282,7 @@ async fn a_test_that_fails_leaves_no_container() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let held = Arc::clone(&images);
     let failed = tokio::task::spawn_blocking(move || {
-        let flags = ["--memory", "128m"].map(str::to_owned);
+        let flags = ["--memory", "128m", "--entrypoint", LAB].map(str::to_owned);
         let words = ["pressure", "--share", "0.2", "--hold", "600"];
         let container = Container::run(&held, &held.services, &flags, &words, log);
         let until = std::time::Instant::now() + support::PATIENCE;
