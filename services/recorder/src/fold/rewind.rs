@@ -3,7 +3,7 @@
 
 use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId};
 
-use super::{Step, Tracked};
+use super::Step;
 use crate::rows::Rewind;
 
 impl Step<'_> {
@@ -33,16 +33,17 @@ impl Step<'_> {
             epoch,
             at: self.stored_at,
         });
-        *self.tracked = Tracked {
-            ordinal: from.saturating_sub(1),
-            epoch,
-            ..Tracked::default()
-        };
+        let before = std::mem::take(self.tracked);
+        self.tracked.ordinal = from.saturating_sub(1);
+        self.tracked.epoch = epoch;
         if epoch > 0 {
-            // Its placement goes on. If no later binding says otherwise, the node is this one.
+            // Its placement goes on. This message may bind the execution to another node.
+            let node = before.node.filter(|_| before.epoch == epoch);
             let binding = self.state.phase.binding();
+            let binding = binding.filter(|_| epoch == self.state.epoch);
             let author = worker_of(&self.state.author).map(|(node, _)| node);
-            self.tracked.node = binding.map(|b| b.node.clone()).or(author);
+            let named = binding.map(|b| b.node.clone()).or(author);
+            self.tracked.node = node.or(named);
             self.tracked.open = true;
         }
     }
