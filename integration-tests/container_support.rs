@@ -111,7 +111,7 @@ impl Images {
             )
         };
         let said = run(&[]).unwrap_or_else(|why| panic!("the image does not start: {why}"));
-        assert!(said.starts_with("fiec "), "{said}");
+        assert!(said.starts_with("fiec"), "{said}");
         let limited = run(&["--memory", "256m"]);
         limited.map_err(|why| format!("no container can be limited here: {why}"))?;
         Ok(())

@@ -12,7 +12,8 @@ use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::{Digest, Event, ExecutionId, NodeId, Phase};
 use serde_json::json;
 use support::{
-    Journal, Lab, args, digest_of, undisturbed, undisturbed_synthetic, until, workers_with_history,
+    Exempt, Journal, Lab, args, digest_of, undisturbed, undisturbed_synthetic, until,
+    workers_with_history,
 };
 use tokio::sync::Mutex;
 
@@ -53,6 +54,7 @@ async fn replace_workers(lab: &mut Lab) {
 
 /// Starts the broker again without its store, and sets it up.
 async fn lose_the_store(lab: &mut Lab) {
+    lab.exempt(Exempt::LostMessages);
     lab.servers.nats.kill().await;
     let store = lab.servers.nats.data_dir().join("jetstream");
     std::fs::remove_dir_all(&store).unwrap();

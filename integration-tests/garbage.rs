@@ -25,7 +25,7 @@ use fiec_schemas::{
 use garbage_support::{Dice, is_small, submissions};
 use serde_json::{Value, json};
 use support::{
-    Lab, PATIENCE, args, audit, digest_of, slots, undisturbed_synthetic, until,
+    Exempt, Lab, PATIENCE, args, audit, digest_of, slots, undisturbed_synthetic, until,
     workers_with_history,
 };
 
@@ -331,6 +331,7 @@ async fn garbage_on_every_subject_stops_nothing_and_what_is_refused_is_recorded(
         ..workers_with_history(2)
     })
     .await;
+    lab.exempt(Exempt::Garbage);
     let params = json!({"capsules": 700, "work_us": 5_000, "state_bytes": 2_048});
     let good = json!({"id": "good", "program": "synthetic@1", "params": params,
         "commit": {"every": 20}});

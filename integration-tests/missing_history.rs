@@ -16,7 +16,7 @@ async fn missing(lab: &Lab, id: &str) -> Value {
 
 #[tokio::test]
 async fn history_and_report_say_what_is_missing() {
-    let lab = Lab::start(workers_with_history(1)).await;
+    let mut lab = Lab::start(workers_with_history(1)).await;
     let short = lab
         .publish("done", "synthetic@1", &json!({"capsules": 3}))
         .await;
@@ -100,6 +100,8 @@ async fn history_and_report_say_what_is_missing() {
     })
     .await;
 
+    lab.conclude().await;
+
     // What the recorder found missing earlier.
     for found in [
         format!("INSERT INTO ledger_gaps VALUES ('{id}', 7, 9, 12, 'dropped', now())"),
@@ -135,7 +137,6 @@ async fn history_and_report_say_what_is_missing() {
 
 /// PostgreSQL is away: one sentence with what to do, and the exit code of a server that is.
 async fn nobody_answers(mut lab: Lab) {
-    lab.nobody_is_overdue().await;
     let page = lab.path("none.html").display().to_string();
     let commands = [
         lab.command(&["history", "live"]),

@@ -12,8 +12,10 @@ use fiec_broker::{Broker, ConnectOptions};
 use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sqlx::PgPool;
 use support::{
-    BINARY, Journal, PATIENCE, args, audit, digest_of, overdue, proc, undisturbed_synthetic, until,
+    BINARY, Journal, PATIENCE, args, audit, checker, digest_of, overdue, proc,
+    undisturbed_synthetic, until,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
@@ -30,6 +32,7 @@ struct Up {
     /// Open, so that it can go on printing.
     _stdout: Lines<BufReader<ChildStdout>>,
     broker: Broker,
+    pool: PgPool,
     folder: tempfile::TempDir,
 }
 
@@ -67,8 +70,10 @@ impl Up {
         for name in ["nats", "logs"] {
             assert_eq!(mode(&data.join(name)), 0o700, "{name}");
         }
+        let database = said["database"].as_str().unwrap();
         Self {
             pid: child.id().unwrap(),
+            pool: PgPool::connect(database).await.unwrap(),
             child,
             _stdout: stdout,
             broker: Broker::connect(ConnectOptions::new(url, "test"))
@@ -149,10 +154,13 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     let id = ExecutionId::from_client(&tenant, &ClientId::new("after").unwrap());
     journal.ended(id, "completed").await;
 
-    drop(journal);
     overdue::nobody_is_overdue(&up.broker, &[], overdue::PATIENCE)
         .await
         .unwrap();
+    let found = checker::check(&up.broker, Some(&up.pool), &journal, &[]).await;
+    assert_eq!(found, Ok(Vec::new()));
+    drop(journal);
+    up.pool.close().await;
     let all = proc::descendants(up.pid);
     // Two workers, a policy service, a recorder, the broker, the database.
     assert!(all.len() >= 6, "{all:?}");

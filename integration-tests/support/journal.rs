@@ -1,7 +1,8 @@
 //! Every ledger message of a cluster as the broker stored it, and the invariants that each ledger
 //! keeps whatever happened to the processes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use fiec_schemas::{
 use futures_util::StreamExt as _;
 use tokio::task::JoinHandle;
 
+use super::checker::message::{Message, Stored};
 use super::until;
 
 /// A message with its place.
@@ -23,6 +25,8 @@ pub struct Line {
     pub seq: Sequence,
     pub digest: Digest,
     pub message: LedgerMessage,
+    /// As the checker of histories reads it.
+    stored: Stored,
 }
 
 impl Line {
@@ -57,6 +61,8 @@ pub fn gives_way(line: &Line) -> Option<(Rule, Option<ExecutionId>, String)> {
 /// Follows all ledgers from their beginning.
 pub struct Journal {
     lines: Arc<Mutex<Vec<Line>>>,
+    /// The sequence up to which it has read the stream.
+    last: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -69,8 +75,22 @@ impl Drop for Journal {
 impl Journal {
     pub fn open(broker: &Broker) -> Self {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let task = tokio::spawn(follow(broker.clone(), Arc::clone(&lines)));
-        Self { lines, task }
+        let last = Arc::new(AtomicU64::new(0));
+        let following = follow(broker.clone(), Arc::clone(&lines), Arc::clone(&last));
+        let task = tokio::spawn(following);
+        Self { lines, last, task }
+    }
+
+    /// Everything so far, for the checker of histories, once it has read up to `last`.
+    pub async fn messages(&self, last: Sequence) -> Vec<Message> {
+        until(
+            &format!("the journal has read message {last}"),
+            async || (self.last.load(Ordering::Relaxed) >= last).then_some(()),
+        )
+        .await;
+        let lines = self.lines.lock().unwrap();
+        let read = |line: &Line| Message::read(&line.stored);
+        lines.iter().map(read).collect::<Result<_, _>>().unwrap()
     }
 
     /// Everything so far.
@@ -156,33 +176,42 @@ impl Journal {
     }
 }
 
-async fn follow(broker: Broker, lines: Arc<Mutex<Vec<Line>>>) {
-    let mut last = 0;
+async fn follow(broker: Broker, lines: Arc<Mutex<Vec<Line>>>, last: Arc<AtomicU64>) {
+    let mut known = HashSet::new();
+    let mut connections = broker.connections();
     loop {
-        if let Ok(mut feed) = feed::ledger(&broker, Start::At(last + 1)).await {
+        // A broker that was started again may have lost messages and given their sequences out
+        // again, so all of it is read once more.
+        last.store(0, Ordering::Relaxed);
+        connections.mark_unchanged();
+        let mut reconnected = connections.clone();
+        let reconnected = async move { reconnected.changed().await.is_ok() };
+        if let Ok(feed) = feed::ledger(&broker, Start::At(1)).await {
+            let mut feed = feed.take_until(Box::pin(reconnected));
             while let Some(item) = feed.next().await {
                 let item = match item {
                     Ok(item) => item,
                     // What tests put there is no ledger.
-                    Err(BrokerError::Foreign { .. }) => continue,
+                    Err(BrokerError::Foreign { seq, .. }) => {
+                        last.store(seq, Ordering::Relaxed);
+                        continue;
+                    }
                     Err(_) => break,
                 };
-                if item.seq > last {
-                    last = item.seq;
-                    let Ok(message) = item.message() else {
-                        continue;
-                    };
-                    let digest = item.digest();
-                    let seq = item.seq;
+                let (seq, digest) = (item.seq, item.digest());
+                if let Ok(message) = item.message()
+                    && known.insert(digest)
+                {
                     lines.lock().unwrap().push(Line {
                         seq,
                         digest,
                         message,
+                        stored: Stored::from(item),
                     });
                 }
+                last.store(seq, Ordering::Relaxed);
             }
         }
-        // Only after a lost connection.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -197,110 +226,84 @@ pub fn digest_of(line: &Line) -> String {
     result.expect("a completed execution's digest").to_owned()
 }
 
-/// Checks what holds for every ledger: no gap, a chain of digests, each state the fold of the one
-/// before, a first binding by a policy service whoever appended it, epochs that grow by one and are started once, by their holder, progress that only
-/// grows unless the ledger says that it stepped back, nothing after the end.
+/// Asserts that each state of a ledger is the product's own fold of the one before.
 #[track_caller]
 pub fn audit(ledger: &[Line]) {
     assert!(!ledger.is_empty(), "there is no ledger");
-    let mut before: Option<&Line> = None;
-    let mut started = BTreeSet::new();
-    for line in ledger {
-        match before {
-            None => begins(line),
-            Some(before) => follows(before, line),
+    assert_eq!(compare_with_fold(ledger), Vec::<String>::new());
+}
+
+/// Compares each state with the product's own fold of the one before: also the fields that the
+/// checker of histories does not read.
+pub fn compare_with_fold(lines: &[Line]) -> Vec<String> {
+    let known: HashMap<Digest, &Line> = lines.iter().map(|line| (line.digest, line)).collect();
+    let healed = |event: &Event| matches!(event, Event::Healed { .. });
+    let mut wrong = Vec::new();
+    for line in lines
+        .iter()
+        .filter(|l| !l.message.events.iter().any(healed))
+    {
+        let compared = match line.state().prev {
+            None => compare_first(line),
+            Some(prev) => match known.get(&prev) {
+                Some(before) => compare_next(before, line),
+                None => Ok(()),
+            },
+        };
+        if let Err(why) = compared {
+            let (seq, id) = (line.seq, line.state().execution);
+            wrong.push(format!("{id} message {seq}: {why}"));
         }
-        let held = before.is_some_and(|b| matches!(b.state().phase, Phase::Started(_)));
-        let mut holder = before.and_then(|b| b.state().phase.binding().map(author_of));
-        let mut epoch = before.map_or(0, |b| b.state().epoch);
-        let author = &line.state().author;
-        for event in &line.message.events {
-            match event {
-                Event::Bound {
-                    epoch: new,
-                    node,
-                    instance,
-                    ..
-                } => {
-                    assert_eq!(*new, epoch + 1, "epochs grow by one");
-                    epoch = *new;
-                    holder = Some(format!("worker/{node}/{instance}"));
-                }
-                Event::Started { epoch: of, .. } => {
-                    assert_eq!(*of, epoch, "only the last binding is started");
-                    assert!(started.insert(*of), "epoch {of} was started twice");
-                    assert_eq!(Some(author), holder.as_ref(), "started by its holder");
-                }
-                Event::Boundary(_) if held => {
-                    let binding = before.and_then(|b| b.state().phase.binding());
-                    let by = binding.map(author_of);
-                    assert_eq!(Some(author), by.as_ref(), "only the holder commits");
-                }
-                _ => {}
-            }
-        }
-        before = Some(line);
     }
+    wrong
 }
 
-fn author_of(binding: &fiec_schemas::Binding) -> String {
-    format!("worker/{}/{}", binding.node, binding.instance)
-}
-
-/// A ledger's first message: also the fold of nothing; and who bound it where its node says so.
-#[track_caller]
-fn begins(line: &Line) {
-    let state = line.state();
-    assert_eq!((state.ordinal, state.prev), (1, None));
-    let made = line.message.events.iter().find_map(|event| match event {
+/// A ledger's first message is the fold of nothing. If a worker wrote it, it says which policy
+/// service made the binding.
+fn compare_first(line: &Line) -> Result<(), String> {
+    let (state, events) = (line.state(), &line.message.events);
+    let made = events.iter().find_map(|event| match event {
         Event::Bound { decision, .. } => Some(decision.as_ref()?.entrusted.as_ref()),
         _ => None,
     });
     if let Some(entrusted) = made {
         let by = entrusted.map(|e| &e.by).unwrap_or(&state.author);
-        assert!(by.starts_with("policy/"), "bound by {by}");
-        let by_node = state.author.starts_with("worker/");
-        assert_eq!(entrusted.is_some(), by_node, "{:?}", line.message.events);
+        if !by.starts_with("policy/") || entrusted.is_some() != state.author.starts_with("worker/")
+        {
+            return Err(format!("bound by {by}, written by {}", state.author));
+        }
     }
     // A part is born with a share of its holder's range; a large submission lies elsewhere.
     let own = state.spread.as_ref().is_none_or(|s| s.part_of.is_none());
-    if let Some(spec) = state.spec.clone().filter(|_| own) {
-        let unborn = ExecutionState::unborn(
-            state.tenant.clone(),
-            state.execution,
-            spec,
-            state.batch,
-            state.submitted_at,
-        );
-        let events = &line.message.events;
-        let mut folded = unborn
-            .after(events, &state.author, state.at, None)
-            .unwrap_or_else(|e| panic!("{e}: {events:?} at the beginning"));
-        folded.resolve(line.seq);
-        assert_eq!(&folded, state, "a first state is the fold of its events");
-    }
+    let Some(spec) = state.spec.clone().filter(|_| own) else {
+        return Ok(());
+    };
+    let (tenant, id) = (state.tenant.clone(), state.execution);
+    let unborn = ExecutionState::unborn(tenant, id, spec, state.batch, state.submitted_at);
+    let folded = unborn.after(events, &state.author, state.at, None);
+    let folded = folded.map_err(|error| format!("{error}: {events:?}"))?;
+    same(folded, line)
 }
 
-#[track_caller]
-fn follows(before: &Line, line: &Line) {
-    assert!(line.seq > before.seq);
+fn compare_next(before: &Line, line: &Line) -> Result<(), String> {
     let (from, to) = (before.state(), line.state());
-    let mut folded = from
-        .after(&line.message.events, &to.author, to.at, Some(before.digest))
-        .unwrap_or_else(|e| panic!("{e}: {:?} after {from:?}", line.message.events));
-    let carried = folded.boundary_index() == from.boundary_index()
+    let folded = from.after(&line.message.events, &to.author, to.at, Some(before.digest));
+    let mut folded = folded.map_err(|error| format!("{error}: {:?}", line.message.events))?;
+    let is_carried = folded.boundary_index() == from.boundary_index()
         && to
             .boundary
             .as_ref()
-            .is_some_and(|b| b.ordinal == to.ordinal);
-    if carried {
+            .is_some_and(|place| place.ordinal == to.ordinal);
+    if is_carried {
         folded.carry_state_again();
     }
+    same(folded, line)
+}
+
+fn same(mut folded: ExecutionState, line: &Line) -> Result<(), String> {
     folded.resolve(line.seq);
-    assert_eq!(&folded, to, "a state is the fold of the one before");
-    let back = |event: &Event| matches!(event, Event::SteppedBack { .. });
-    assert!(
-        to.boundary_index() >= from.boundary_index() || line.message.events.iter().any(back),
-        "progress went back"
-    );
+    if folded == *line.state() {
+        return Ok(());
+    }
+    Err(format!("says {:?}; the fold is {folded:?}", line.state()))
 }

@@ -8,6 +8,7 @@
 )]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+pub mod checker;
 pub mod journal;
 pub mod overdue;
 pub mod proc;
@@ -29,6 +30,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+pub use checker::Exempt;
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
 
 /// The binary under test.
@@ -141,9 +143,11 @@ pub fn args(list: &[&str]) -> Vec<String> {
 pub struct Lab {
     cluster: Option<Cluster>,
     killed: Vec<Actor>,
+    /// What the test does to the history on purpose.
+    exempt: Vec<Exempt>,
     /// How long an overdue party has to act at the end of the test.
     pub patience: Duration,
-    is_ended: bool,
+    is_concluded: bool,
     pub journal: Journal,
     pub tenant: Tenant,
     folder: tempfile::TempDir,
@@ -164,8 +168,9 @@ impl Lab {
         Self {
             cluster: Some(cluster),
             killed: Vec::new(),
+            exempt: Vec::new(),
             patience: overdue::PATIENCE,
-            is_ended: false,
+            is_concluded: false,
             journal,
             tenant: Tenant::new("lab").unwrap(),
             folder,
@@ -177,25 +182,43 @@ impl Lab {
         self.killed.extend_from_slice(actors);
     }
 
-    /// Asserts that nobody is overdue, and kills everything.
-    pub async fn end(mut self) {
-        self.nobody_is_overdue().await;
+    /// The test damages the history so: rules that cannot hold then are left out at its end.
+    pub fn exempt(&mut self, damage: Exempt) {
+        self.exempt.push(damage);
     }
 
-    /// Asserts that nobody is overdue, and stops everything in order, so that nothing of the
-    /// workers stays behind.
+    /// Concludes the test, and kills everything.
+    pub async fn end(mut self) {
+        self.conclude().await;
+    }
+
+    /// Concludes the test, and stops everything in order, so that nothing of the workers stays
+    /// behind.
     pub async fn stop(mut self) {
-        self.nobody_is_overdue().await;
+        self.conclude().await;
         self.cluster.take().unwrap().stop().await;
     }
 
-    /// Asserts that nobody is overdue; for a test at whose end the broker is away.
-    pub async fn nobody_is_overdue(&mut self) {
+    /// Asserts that nobody is overdue and that the history keeps its rules. A test that then stops
+    /// a server calls it itself.
+    pub async fn conclude(&mut self) {
+        if std::mem::replace(&mut self.is_concluded, true) {
+            return;
+        }
         let found = overdue::nobody_is_overdue(&self.broker, &self.killed, self.patience).await;
-        self.is_ended = true;
         if let Err(who) = found {
             panic!("at the end of the test: {who}");
         }
+        let pool = self.pool.as_ref();
+        let found = checker::check(&self.broker, pool, &self.journal, &self.exempt).await;
+        let found = found.unwrap_or_else(|why| panic!("the history cannot be checked: {why}"));
+        let words: Vec<String> = found.iter().take(20).map(ToString::to_string).collect();
+        assert!(
+            found.is_empty(),
+            "the history breaks {} rules:\n{}",
+            found.len(),
+            words.join("\n")
+        );
     }
 
     /// A `fiec` command that finds this cluster.
@@ -369,9 +392,8 @@ impl Drop for Lab {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert!(
-                self.is_ended,
-                "a test ends with `lab.end().await` or `lab.stop().await`, which assert that nobody \
-                 is overdue"
+                self.is_concluded,
+                "a test ends with `lab.end().await` or `lab.stop().await`, which check its history"
             );
             return;
         }

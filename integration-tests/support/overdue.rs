@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// The last state of each execution that lives, or why the broker does not tell.
 async fn live(broker: &Broker) -> Result<Vec<ExecutionState>, String> {
     let (first, last) = feed::bounds(broker).await.map_err(|e| e.to_string())?;
-    if last < first {
+    if last < first.max(1) {
         return Ok(Vec::new());
     }
     let feed = feed::ledger(broker, Start::LastOfEach).await;
