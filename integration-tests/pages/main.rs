@@ -16,7 +16,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod blocks;
-#[path = "../python_support.rs"]
+#[path = "../stage/python.rs"]
 mod python_support;
 mod stage;
 

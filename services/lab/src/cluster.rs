@@ -26,6 +26,8 @@ pub struct ClusterOptions {
     pub workers: u32,
     /// Arguments for every worker, e.g. `--slots 2`.
     pub worker_args: Vec<String>,
+    /// Environment of every process.
+    pub environment: Vec<(String, String)>,
     /// Folders whose files submissions may name; the current one by default.
     pub input_dirs: Vec<PathBuf>,
     /// Policy services.
@@ -50,6 +52,7 @@ impl Default for ClusterOptions {
             data_dir: None,
             workers: 3,
             worker_args: Vec::new(),
+            environment: Vec::new(),
             input_dirs: std::env::current_dir().into_iter().collect(),
             policies: 1,
             policy_args: Vec::new(),
@@ -200,6 +203,7 @@ impl Cluster {
     fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
         let log = self.data_dir().join("logs").join(format!("{name}.log"));
         let mut environment = self.environment();
+        environment.extend_from_slice(&self.options.environment);
         environment.extend_from_slice(&self.more_environment);
         Process::start(name, &self.binary, args, &environment, log)
     }

@@ -1,0 +1,173 @@
+//! `fiec up`: what ends is started again, what ran there goes on, and its end is the end of all.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+
+use crate::stage::{
+    BINARY, Journal, PATIENCE, args, audit, checker, digest_of, overdue, proc,
+    undisturbed_synthetic, until,
+};
+use fiec::client;
+use fiec_broker::{Broker, ConnectOptions};
+use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+use tokio::time::timeout;
+
+fn mode(path: &std::path::Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+/// A running `fiec up` with a folder of its own, in which it also says where it is.
+struct Up {
+    child: Child,
+    pid: u32,
+    /// Open, so that it can go on printing.
+    _stdout: Lines<BufReader<ChildStdout>>,
+    broker: Broker,
+    pool: PgPool,
+    folder: tempfile::TempDir,
+}
+
+impl Up {
+    async fn start(more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        let log = std::fs::File::create(folder.path().join("up.log")).unwrap();
+        let mut child = tokio::process::Command::new(BINARY)
+            .args(["up", "--json", "--data-dir", data.to_str().unwrap()])
+            .args(args(more))
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = timeout(PATIENCE, stdout.next_line()).await.unwrap();
+        let first = first.unwrap().unwrap_or_else(|| {
+            let log = std::fs::read_to_string(folder.path().join("up.log"));
+            panic!("it ended before it was ready: {log:?}")
+        });
+        let said: Value = serde_json::from_str(&first).unwrap();
+        let url = said["nats"].as_str().unwrap().to_owned();
+        let file = folder.path().join("fiec").join("up.json");
+        assert_eq!(mode(&file), 0o600, "it holds passwords");
+        // Without the password, as another user of the machine would come: `--allow-program '*'`
+        // would run their programs as this user.
+        let (_, address) = url.split_once('@').expect("a password in the URL");
+        let stranger = ConnectOptions::new(format!("nats://{address}"), "stranger");
+        let refused = Broker::connect(stranger).await.unwrap_err().to_string();
+        assert!(refused.contains("authorization violation"), "{refused}");
+        for name in ["nats", "logs"] {
+            assert_eq!(mode(&data.join(name)), 0o700, "{name}");
+        }
+        let database = said["database"].as_str().unwrap();
+        Self {
+            pid: child.id().unwrap(),
+            pool: PgPool::connect(database).await.unwrap(),
+            child,
+            _stdout: stdout,
+            broker: Broker::connect(ConnectOptions::new(url, "test"))
+                .await
+                .unwrap(),
+            folder,
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("up.log")).unwrap()
+    }
+
+    /// Process and instance of a viable worker.
+    async fn worker(&self, node: &NodeId) -> Option<(u32, InstanceId)> {
+        let reply = client::nodes(&self.broker).await.ok()?;
+        let found = reply
+            .nodes
+            .into_iter()
+            .find(|n| n.descriptor.node == *node)?;
+        let descriptor = found.descriptor;
+        (found.viability == "viable").then_some((descriptor.pid, descriptor.instance))
+    }
+}
+
+#[tokio::test]
+async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigterm_ends_everything()
+{
+    let mut up = Up::start(&["--workers", "2", "--revive-seconds", "1"]).await;
+    let journal = Journal::open(&up.broker);
+    let tenant = Tenant::new("lab").unwrap();
+    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 4_096});
+    let submission = json!({"id": "moved", "program": "synthetic@1", "params": params,
+        "commit": {"every": 10}});
+    let lines = submission.to_string().into();
+    let reply = client::submit(&up.broker, &tenant, lines, false)
+        .await
+        .unwrap();
+    assert!(reply.errors.is_empty(), "{reply:?}");
+    let id = ExecutionId::from_client(&tenant, &ClientId::new("moved").unwrap());
+    let node = journal.computing(id, 3).await;
+
+    let (killed, before) = up.worker(&node).await.unwrap();
+    assert!(proc::descendants(up.pid).contains(&killed));
+    proc::kill(killed);
+    let what = "it computes on the other node";
+    let epoch = journal
+        .find(id, what, |line| {
+            line.started_on().filter(|now| *now != node)?;
+            Some(line.state().epoch)
+        })
+        .await;
+    assert_eq!(epoch, 2);
+    let again = until("the killed worker is viable again", async || {
+        let (pid, instance) = up.worker(&node).await?;
+        (instance != before).then_some(pid)
+    })
+    .await;
+    assert_ne!(again, killed);
+    assert!(proc::descendants(up.pid).contains(&again));
+    assert!(proc::is_alive(again) && !proc::is_alive(killed));
+    let log = up.log();
+    let told = |words: &str| {
+        log.lines()
+            .any(|l| l.contains(node.as_str()) && l.contains(words))
+    };
+    assert!(told("ended (signal: 9") && told("started again"), "{log}");
+
+    let last = journal.ended(id, "completed").await;
+    assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
+    audit(&journal.of(id));
+    // What came back is as good as what was there.
+    let pinned = json!({"id": "after", "program": "synthetic@1", "requires": {"nodes": [node]}});
+    let lines = pinned.to_string().into();
+    client::submit(&up.broker, &tenant, lines, false)
+        .await
+        .unwrap();
+    let id = ExecutionId::from_client(&tenant, &ClientId::new("after").unwrap());
+    journal.ended(id, "completed").await;
+
+    overdue::nobody_is_overdue(&up.broker, &[], overdue::PATIENCE)
+        .await
+        .unwrap();
+    let found = checker::check(&up.broker, Some(&up.pool), &journal, &[]).await;
+    assert_eq!(found, Ok(Vec::new()));
+    drop(journal);
+    up.pool.close().await;
+    let all = proc::descendants(up.pid);
+    // Two workers, a policy service, a recorder, the broker, the database.
+    assert!(all.len() >= 6, "{all:?}");
+    let pid = rustix::process::Pid::from_raw(up.pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let status = timeout(PATIENCE, up.child.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), Some(0), "{}", up.log());
+    let left: Vec<_> = all.into_iter().filter(|pid| proc::is_alive(*pid)).collect();
+    assert!(left.is_empty(), "still alive: {left:?}");
+    // Neither is anything that was started after the count, or that has changed its parent.
+    let named = proc::naming(up.folder.path().to_str().unwrap());
+    assert!(named.is_empty(), "still alive: {named:?}");
+    assert!(!up.folder.path().join("fiec").join("up.json").exists());
+}

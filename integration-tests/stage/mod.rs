@@ -1,0 +1,410 @@
+//! What every integration test needs: a private cluster of real processes, the real `fiec` binary,
+//! and conditions to wait for. Nothing here sleeps for a guess.
+
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test file uses its own part of this module"
+)]
+
+pub mod checker;
+pub mod journal;
+pub mod overdue;
+pub mod proc;
+pub mod python;
+pub mod store;
+
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use fiec::sql::{self, Rows};
+use fiec::ui::Steps;
+use fiec_kit::programs::synthetic::RESTS_ENV;
+use fiec_lab::cluster::{Cluster, ClusterOptions};
+use fiec_lab::process::Process;
+use fiec_schemas::duty::Actor;
+use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+pub use checker::Exempt;
+pub use journal::{Journal, Line, audit, digest_of, gives_way};
+
+/// The binary under test.
+pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
+/// How long anything may take before a test gives up; nothing waits this long when all is well.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until the condition answers; panics with `what` when it does not in time.
+pub async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match timeout_at(deadline, condition()).await {
+            Ok(Some(found)) => return found,
+            Ok(None) if Instant::now() < deadline => sleep(Duration::from_millis(20)).await,
+            _ => panic!("waited {PATIENCE:?} in vain until {what}"),
+        }
+    }
+}
+
+/// How a command ended and what it said.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Panics, with all that was said, unless the exit code is this one.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(
+            self.code, code,
+            "stdout:\n{}\nstderr:\n{}",
+            self.stdout, self.stderr
+        );
+        self
+    }
+
+    /// The lines of stdout as JSON.
+    #[track_caller]
+    pub fn json_lines(&self) -> Vec<Value> {
+        self.stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+            .collect()
+    }
+}
+
+/// Runs a command to its end, under a deadline.
+pub async fn run(mut command: tokio::process::Command) -> Ran {
+    let output = timeout(PATIENCE, command.kill_on_drop(true).output())
+        .await
+        .unwrap_or_else(|_| panic!("{command:?} did not end within {PATIENCE:?}"))
+        .unwrap();
+    Ran {
+        // A signal leaves no code.
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// What an HTTP server answers, head and body.
+pub async fn get(address: &str, path: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// Workers with one slot each and one policy service, without history. Capsules of `synthetic@1` rest
+/// instead of computing, so that many tests fit beside each other.
+pub fn workers(count: u32) -> ClusterOptions {
+    ClusterOptions {
+        workers: count,
+        environment: vec![(RESTS_ENV.to_owned(), "1".to_owned())],
+        worker_args: slots(1),
+        history: false,
+        ..ClusterOptions::default()
+    }
+}
+
+/// Workers of so many slots, against whose nodes round trips and stalls of a busy machine do not
+/// count.
+pub fn slots(count: u32) -> Vec<String> {
+    let mut all = args(&["--slots", &count.to_string()]);
+    for calm in ["latency=1:0.99:100", "memory_stall=1:0.99:100"] {
+        all.extend(args(&["--threshold", calm]));
+    }
+    all
+}
+
+/// The same with PostgreSQL and a recorder.
+pub fn workers_with_history(count: u32) -> ClusterOptions {
+    ClusterOptions {
+        history: true,
+        ..workers(count)
+    }
+}
+
+/// Owned arguments.
+pub fn args(list: &[&str]) -> Vec<String> {
+    list.iter().map(|arg| (*arg).to_owned()).collect()
+}
+
+/// A private cluster with a journal of its ledgers. When a test fails, the ends of all logs are
+/// printed; the processes end with it in any case. A test ends with [`Lab::end`] or [`Lab::stop`];
+/// one that does not fails.
+pub struct Lab {
+    cluster: Option<Cluster>,
+    killed: Vec<Actor>,
+    /// What the test does to the history on purpose.
+    exempt: Vec<Exempt>,
+    /// How long an overdue party has to act at the end of the test.
+    pub patience: Duration,
+    is_concluded: bool,
+    pub journal: Journal,
+    pub tenant: Tenant,
+    folder: tempfile::TempDir,
+}
+
+impl Lab {
+    pub async fn start(options: ClusterOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let options = ClusterOptions {
+            binary: Some(BINARY.into()),
+            input_dirs: vec![folder.path().to_owned(), root],
+            patience: PATIENCE,
+            ..options
+        };
+        let cluster = Cluster::start(options, &Steps::new(true)).await.unwrap();
+        let journal = Journal::open(&cluster.broker);
+        Self {
+            cluster: Some(cluster),
+            killed: Vec::new(),
+            exempt: Vec::new(),
+            patience: overdue::PATIENCE,
+            is_concluded: false,
+            journal,
+            tenant: Tenant::new("lab").unwrap(),
+            folder,
+        }
+    }
+
+    /// The test has killed these on purpose: at its end they may be overdue.
+    pub fn killed_on_purpose(&mut self, actors: &[Actor]) {
+        self.killed.extend_from_slice(actors);
+    }
+
+    /// The test damages the history so: rules that cannot hold then are left out at its end.
+    pub fn exempt(&mut self, damage: Exempt) {
+        self.exempt.push(damage);
+    }
+
+    /// Concludes the test, and kills everything.
+    pub async fn end(mut self) {
+        self.conclude().await;
+    }
+
+    /// Concludes the test, and stops everything in order, so that nothing of the workers stays
+    /// behind.
+    pub async fn stop(mut self) {
+        self.conclude().await;
+        self.cluster.take().unwrap().stop().await;
+    }
+
+    /// Asserts that nobody is overdue and that the history keeps its rules. A test that then stops
+    /// a server calls it itself.
+    pub async fn conclude(&mut self) {
+        if std::mem::replace(&mut self.is_concluded, true) {
+            return;
+        }
+        let found = overdue::nobody_is_overdue(&self.broker, &self.killed, self.patience).await;
+        if let Err(who) = found {
+            panic!("at the end of the test: {who}");
+        }
+        let pool = self.pool.as_ref();
+        let found = checker::check(&self.broker, pool, &self.journal, &self.exempt).await;
+        let found = found.unwrap_or_else(|why| panic!("the history cannot be checked: {why}"));
+        let words: Vec<String> = found.iter().take(20).map(ToString::to_string).collect();
+        assert!(
+            found.is_empty(),
+            "the history breaks {} rules:\n{}",
+            found.len(),
+            words.join("\n")
+        );
+    }
+
+    /// A `fiec` command that finds this cluster.
+    pub fn command(&self, args: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(BINARY);
+        command
+            .args(args)
+            .envs(self.environment())
+            .env("FIEC_TENANT", self.tenant.as_str())
+            .env_remove("FIEC_LOG")
+            .env_remove("FIEC_LOG_JSON")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Runs a `fiec` command to its end.
+    pub async fn fiec(&self, args: &[&str]) -> Ran {
+        run(self.command(args)).await
+    }
+
+    /// Writes a file of the test's own.
+    pub fn file(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, contents).unwrap();
+        path
+    }
+
+    /// A path in the test's own folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The execution that a client's id names.
+    pub fn id(&self, client: &str) -> ExecutionId {
+        ExecutionId::from_client(&self.tenant, &ClientId::new(client).unwrap())
+    }
+
+    /// Publishes one submission to the stream under a client's id.
+    pub async fn publish(&self, client: &str, program: &str, params: &Value) -> ExecutionId {
+        self.publish_json(&json!({"id": client, "program": program, "params": params}))
+            .await
+    }
+
+    /// Publishes one submission, which must name a client's id.
+    pub async fn publish_json(&self, submission: &Value) -> ExecutionId {
+        self.publish_text(&submission.to_string()).await;
+        self.id(submission["id"].as_str().unwrap())
+    }
+
+    /// Publishes a message to the stream as it is.
+    pub async fn publish_text(&self, text: &str) {
+        let subject = subjects::submit(&self.tenant);
+        let stored = self
+            .broker
+            .js
+            .publish(subject, text.to_owned().into())
+            .await
+            .unwrap();
+        stored.await.unwrap();
+    }
+
+    /// Rows of PostgreSQL.
+    pub async fn sql(&self, query: impl Into<String>) -> Rows {
+        sql::query(self.pool.as_ref().unwrap(), query.into())
+            .await
+            .unwrap()
+    }
+
+    /// Changes PostgreSQL, as nothing but a test does.
+    pub async fn execute(&self, statement: &str) {
+        let statement = sqlx::AssertSqlSafe(statement.to_owned());
+        let done = sqlx::query(statement).execute(self.pool.as_ref().unwrap());
+        done.await.unwrap();
+    }
+
+    /// The number that a query of one value gives.
+    pub async fn count(&self, query: impl Into<String>) -> i64 {
+        let rows = self.sql(query).await;
+        let value = rows.rows[0][0].as_deref().unwrap();
+        value.parse().unwrap()
+    }
+
+    /// Waits until PostgreSQL has everything of these executions, each of which has ended.
+    pub async fn recorded(&self, executions: usize) {
+        let query = format!(
+            "SELECT count(*) FROM executions WHERE tenant = '{}' AND finished_at IS NOT NULL",
+            self.tenant
+        );
+        until(
+            &format!("{executions} finished executions are in PostgreSQL"),
+            async || {
+                let rows = sql::query(self.pool.as_ref()?, query.clone()).await.ok()?;
+                (rows.rows[0][0].as_deref() == Some(executions.to_string().as_str())).then_some(())
+            },
+        )
+        .await;
+    }
+
+    /// The worker process of a node.
+    pub fn worker(&mut self, node: &NodeId) -> &mut Process {
+        let number = number_of(node);
+        &mut self.workers[number - 1]
+    }
+
+    /// Starts the process that fills a node's memory limit up to 88 %.
+    pub async fn press(&self, node: &NodeId) -> Process {
+        let status = self.status_of(node).await.unwrap();
+        let used = status
+            .vector
+            .as_ref()
+            .and_then(|v| v.host(Signal::Memory))
+            .and_then(|r| r.raw)
+            .unwrap_or(0.0);
+        let run_dir = self.data_dir().join("run").join(node.as_str());
+        let list = [
+            "pressure",
+            "--limit-source",
+            &status.descriptor.memory_limit_source,
+            "--limit-bytes",
+            &status.descriptor.memory_limit_bytes.to_string(),
+            "--run-dir",
+            &run_dir.display().to_string(),
+            "--used-bytes",
+            &format!("{used:.0}"),
+            "--share",
+            "0.88",
+            "--hold",
+            "120",
+        ];
+        let log = self.data_dir().join("logs").join("pressure.log");
+        Process::start("pressure", Path::new(BINARY), &args(&list), &[], log).unwrap()
+    }
+}
+
+/// The number of `n3` is 3.
+pub fn number_of(node: &NodeId) -> usize {
+    node.as_str().trim_start_matches('n').parse().unwrap()
+}
+
+/// The digest of the same computation without servers, nodes or boundaries in between.
+pub async fn undisturbed(program: &str, params: &Value) -> String {
+    let (program, params) = (program.to_owned(), params.clone());
+    let run = move || fiec_kit::run_local(&program, &params).unwrap();
+    let outcome = tokio::task::spawn_blocking(run).await.unwrap();
+    outcome.result["digest"].as_str().unwrap().to_owned()
+}
+
+/// The digest of a synthetic computation; it depends on neither its work nor its crashes.
+pub async fn undisturbed_synthetic(params: &Value) -> String {
+    let bare = json!({"capsules": params["capsules"], "state_bytes": params["state_bytes"]});
+    undisturbed("synthetic@1", &bare).await
+}
+
+impl Deref for Lab {
+    type Target = Cluster;
+    fn deref(&self) -> &Cluster {
+        self.cluster.as_ref().unwrap()
+    }
+}
+
+impl DerefMut for Lab {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        self.cluster.as_mut().unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert!(
+                self.is_concluded,
+                "a test ends with `lab.end().await` or `lab.stop().await`, which check its history"
+            );
+            return;
+        }
+        let Some(cluster) = &self.cluster else { return };
+        let services = cluster.policies.iter().chain(&cluster.recorder);
+        for process in cluster.workers.iter().chain(services) {
+            eprintln!("--- {}\n{}", process.name, process.tail(25));
+        }
+        eprintln!("--- ledger\n{}", self.journal.in_words(40));
+    }
+}
