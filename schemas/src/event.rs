@@ -458,6 +458,16 @@ tagged! { "is", "Phase", PhaseKind,
     }
 }
 
+impl EventKind {
+    /// True for one that ends an execution.
+    pub const fn is_end(self) -> bool {
+        matches!(
+            self,
+            Self::Completed | Self::Failed | Self::Cancelled | Self::Returned
+        )
+    }
+}
+
 impl PhaseKind {
     /// True when nothing more will happen.
     pub const fn is_terminal(self) -> bool {

@@ -2,6 +2,7 @@
 //! Depends on nothing else of FIEC; everything else depends on it.
 
 pub mod array;
+pub mod author;
 mod cause;
 pub mod chain;
 mod clock;
@@ -10,6 +11,7 @@ pub mod energy;
 pub mod envelope;
 pub mod event;
 pub mod fold;
+mod glance;
 pub mod hardware;
 pub mod ids;
 pub mod json_schema;
@@ -40,6 +42,7 @@ pub use event::{
     ResultObject, StatePlace,
 };
 pub use fold::TransitionError;
+pub use glance::Glance;
 pub use hardware::{
     HardwareVector, NodeDescriptor, NodeFlags, Reading, Signal, Threshold, Thresholds,
 };

@@ -115,7 +115,7 @@ impl Effects {
     }
 
     async fn seen(&self, tenant: &Tenant, execution: ExecutionId) -> Result<Seen, Refusal> {
-        let fate = |entry: Entry| match Fate::of(entry.message.state.phase.as_str()) {
+        let fate = |entry: Entry| match Fate::of(entry.message.state.phase.kind()) {
             Some(fate) => Seen::Ended(fate),
             None => Seen::Lives,
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, Upkeep, sight};
-use fiec_schemas::InstanceId;
+use fiec_schemas::{InstanceId, author};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use tokio::sync::{Semaphore, mpsc};
@@ -160,7 +160,7 @@ impl Life {
             broker: broker.clone(),
             ledger: ledger.clone(),
             outcomes: outcomes_tx.clone(),
-            author: format!("policy/{}", options.id),
+            author: author::of_policy(options.id),
             programs: Programs::new(&broker),
             upkeep: upkeep.clone(),
             looking: Arc::new(Semaphore::new(LOOKING)),

@@ -13,7 +13,9 @@ use fiec_broker::identity::Identity;
 use fiec_broker::{Broker, BrokerError, next_fetched, registry};
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::trust::Quarantine;
-use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects};
+use fiec_schemas::{
+    Glance, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects,
+};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
@@ -193,13 +195,9 @@ async fn follow(
     Ok(())
 }
 
-/// True for a message of an execution that has ended, without reading it as JSON: the phase says
-/// so, which stands behind the submission, whose own words could be mistaken for it.
+/// True for a message of an execution that has ended. The core looks at one that cannot be read.
 fn is_over(header: &str) -> bool {
-    const PHASE: &str = r#""phase":{"is":""#;
-    let phase = header.rfind(PHASE).map(|at| &header[at + PHASE.len()..]);
-    let over = ["completed\"", "failed\"", "cancelled\"", "returned\""];
-    phase.is_some_and(|phase| over.into_iter().any(|is| phase.starts_with(is)))
+    Glance::read(header).is_ok_and(|glance| glance.phase().is_terminal())
 }
 
 fn read<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Option<T> {
@@ -456,20 +454,5 @@ mod tests {
         let patience = Duration::from_secs(30);
         tokio::time::timeout(patience, loaded).await.unwrap();
         loading.abort();
-    }
-
-    #[test]
-    fn only_the_phase_itself_tells_that_an_execution_is_over() {
-        assert!(is_over(
-            r#"{"state":{"phase":{"is":"completed"},"epoch":1}}"#
-        ));
-        assert!(!is_over(r#"{"state":{"phase":{"is":"pending"}}}"#));
-        assert!(!is_over(
-            r#"{"state":{"spec":{"params":{"phase":{"is":"completed"}}},"phase":{"is":"pending"}}}"#
-        ));
-        assert!(is_over(
-            r#"{"state":{"spec":{"params":{"phase":{"is":"pending"}}},"phase":{"is":"failed"}}}"#
-        ));
-        assert!(!is_over("{}"));
     }
 }

@@ -47,7 +47,7 @@ impl Effects {
                 let born = Outcome::Changed(Box::new(tip), vec![Event::Submitted]);
                 self.tell(born).await;
             }
-            Made::There(entry) => match Fate::of(entry.message.state.phase.as_str()) {
+            Made::There(entry) => match Fate::of(entry.message.state.phase.kind()) {
                 Some(fate) => self.tell(Outcome::Ended(part, Seen::Ended(fate))).await,
                 None => self.tell(Outcome::Found(Box::new(entry))).await,
             },

@@ -8,8 +8,8 @@ use fiec_schemas::event::MessageError;
 use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Digest, ExecutionId, InstanceId, Output, RequestKind, ResultObject, Sequence,
-    StatePlace, Tenant, Timestamp,
+    Cause, Digest, EventKind, ExecutionId, InstanceId, Output, PhaseKind, RequestKind,
+    ResultObject, Sequence, StatePlace, Tenant, Timestamp, author,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -34,7 +34,7 @@ pub struct LedgerView<'a> {
 pub struct EventView<'a> {
     /// Its type.
     #[serde(rename = "type")]
-    pub kind: &'a str,
+    pub kind: EventKind,
     #[serde(borrow)]
     cause: Option<&'a RawValue>,
     /// Of `refused`.
@@ -108,8 +108,8 @@ pub struct StateView<'a> {
 /// The phase, flat.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PhaseView<'a> {
-    /// Its name.
-    pub is: &'a str,
+    /// Which.
+    pub is: PhaseKind,
     /// Of a binding.
     pub node: Option<&'a str>,
     /// Of a binding.
@@ -178,10 +178,12 @@ impl<'a> LedgerView<'a> {
 
     /// True when nothing more will happen.
     pub fn is_terminal(&self) -> bool {
-        matches!(
-            self.state.phase.is,
-            "completed" | "failed" | "cancelled" | "returned"
-        )
+        self.state.phase.is.is_terminal()
+    }
+
+    /// The event that ended it, if one did.
+    pub fn end(&self) -> Option<&EventView<'a>> {
+        self.events.iter().find(|e| e.kind.is_end())
     }
 
     /// The last committed boundary and where its σ is.
@@ -198,9 +200,14 @@ impl<'a> LedgerView<'a> {
         })
     }
 
-    /// The event of this type.
-    pub fn event(&self, kind: &str) -> Option<&EventView<'a>> {
-        self.events.iter().find(|e| e.kind == kind)
+    /// The first event of this type.
+    pub fn event(&self, kind: EventKind) -> Option<&EventView<'a>> {
+        self.all(kind).next()
+    }
+
+    /// The events of this type.
+    pub fn all(&self, kind: EventKind) -> impl DoubleEndedIterator<Item = &EventView<'a>> {
+        self.events.iter().filter(move |e| e.kind == kind)
     }
 
     /// Who wrote the message.
@@ -210,7 +217,7 @@ impl<'a> LedgerView<'a> {
 
     /// The node whose worker wrote the message, if a worker did.
     pub fn worker(&self) -> Option<&str> {
-        self.state.author.strip_prefix("worker/")?.split('/').next()
+        Some(author::worker(&self.state.author)?.0)
     }
 }
 

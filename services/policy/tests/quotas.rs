@@ -346,7 +346,7 @@ impl Race {
             Asked::Lookup(id) => {
                 let seen = match self.ledgers.get(&id) {
                     None => Seen::Vanished,
-                    Some((_, state)) => match Fate::of(state.phase.as_str()) {
+                    Some((_, state)) => match Fate::of(state.phase.kind()) {
                         Some(fate) => Seen::Ended(fate),
                         None => Seen::Lives,
                     },

@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use fiec_schemas::{Cause, Event, ExecutionState, Phase};
+use fiec_schemas::{Cause, Event, ExecutionState, Phase, author};
 use serde::Serialize;
-
-use crate::feed;
 
 /// A promise of FIEC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -147,7 +145,7 @@ pub fn message(
         .any(|e| matches!(e, Event::SteppedBack { .. }));
     let reached = before.map_or(0, ExecutionState::boundary_index);
     if after.boundary_index() < reached && !declared {
-        let names: Vec<_> = events.iter().map(feed::name).collect();
+        let names: Vec<_> = events.iter().map(|e| e.kind().as_str()).collect();
         return Err((
             Rule::Progress,
             format!(
@@ -158,14 +156,14 @@ pub fn message(
         ));
     }
     let Some(before) = before else { return Ok(()) };
-    if let Some(worker) = after.author.strip_prefix("worker/") {
-        let held = before.phase.binding();
-        let holder = held.map(|b| format!("{}/{}", b.node, b.instance));
-        if holder.as_deref() != Some(worker) {
+    if author::worker(&after.author).is_some() {
+        let (writer, held) = (&after.author, before.phase.binding());
+        let holder = held.map(|b| author::of_worker(&b.node, b.instance));
+        if holder.as_ref() != Some(writer) {
             let holder = holder.unwrap_or_else(|| before.phase.as_str().to_owned());
             return Err((
                 Rule::OneBinding,
-                format!("{worker} writes while it is held by {holder}"),
+                format!("{writer} writes while it is held by {holder}"),
             ));
         }
     } else if let Phase::Started(held) = &before.phase {
@@ -181,7 +179,7 @@ pub fn message(
         // A part that nobody wants any more is cancelled wherever it is lost.
         let ends = |e: &Event| matches!(e, Event::Cancelled { .. }) && after.part_of().is_some();
         if !events.iter().all(|e| lost(e) || ends(e)) {
-            let names: Vec<_> = events.iter().map(feed::name).collect();
+            let names: Vec<_> = events.iter().map(|e| e.kind().as_str()).collect();
             return Err((
                 Rule::OneBinding,
                 format!(

@@ -5,7 +5,7 @@ use fiec_schemas::event::Left;
 use fiec_schemas::scheduling::Parked;
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Event, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
+    Cause, Event, EventKind, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
 };
 use serde::Serialize;
 
@@ -16,10 +16,10 @@ struct Message<'a> {
     state: StatePart<'a>,
 }
 
-#[derive(Serialize, Default)]
+#[derive(Serialize)]
 struct EventPart<'a> {
     #[serde(rename = "type")]
-    kind: &'static str,
+    kind: EventKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     computing_since: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,20 +118,34 @@ pub fn encode(
     serde_json::to_string(&message)
 }
 
+impl EventPart<'_> {
+    fn new(kind: EventKind) -> Self {
+        Self {
+            kind,
+            computing_since: None,
+            cause: None,
+            reason: None,
+            computed_until: None,
+            index: None,
+            compute_us: None,
+            of: None,
+            who: None,
+        }
+    }
+}
+
 fn part(event: &Event) -> EventPart<'_> {
-    let kind = name(event);
+    let nothing = EventPart::new(event.kind());
     match event {
         Event::Started {
             computing_since, ..
         } => EventPart {
-            kind,
             computing_since: Some(*computing_since),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Bound { cause, .. } | Event::SteppedBack { cause, .. } => EventPart {
-            kind,
             cause: Some(cause),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Yielded {
             cause,
@@ -142,105 +156,36 @@ fn part(event: &Event) -> EventPart<'_> {
             computed_until,
             ..
         } => EventPart {
-            kind,
             cause: Some(cause),
             computed_until: Some(*computed_until),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Unparked {
             reason,
             computing_since,
         } => EventPart {
-            kind,
             reason: Some(reason),
             computing_since: Some(*computing_since),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Boundary(boundary) => EventPart {
-            kind,
             index: Some(boundary.index),
             compute_us: Some(boundary.compute_us),
             of: boundary.of,
-            ..EventPart::default()
+            ..nothing
         },
         Event::Cancelled { who } => EventPart {
-            kind,
             who: Some(who),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Refused { reason, .. } | Event::Failed { reason, .. } => EventPart {
-            kind,
             reason: Some(reason),
-            ..EventPart::default()
+            ..nothing
         },
         Event::Completed { computed_until, .. } => EventPart {
-            kind,
             computed_until: Some(*computed_until),
-            ..EventPart::default()
+            ..nothing
         },
-        _ => EventPart {
-            kind,
-            ..EventPart::default()
-        },
+        _ => nothing,
     }
-}
-
-/// Types of events, of those that this world's actors write; `other` for the rest, which no policy
-/// looks at.
-const NAMES: [&str; 18] = [
-    "submitted",
-    "bound",
-    "started",
-    "boundary",
-    "yielded",
-    "refused",
-    "paused",
-    "resumed",
-    "parked",
-    "unparked",
-    "completed",
-    "stepped_back",
-    "failed",
-    "cancelled",
-    "split",
-    "merged",
-    "returned",
-    "other",
-];
-
-/// The number of no event.
-pub const NOTHING: u8 = u8::MAX;
-
-/// An event's type, by number.
-pub fn number(event: &Event) -> u8 {
-    match event {
-        Event::Submitted => 0,
-        Event::Bound { .. } => 1,
-        Event::Started { .. } => 2,
-        Event::Boundary(_) => 3,
-        Event::Yielded { .. } => 4,
-        Event::Refused { .. } => 5,
-        Event::Paused { .. } => 6,
-        Event::Resumed { .. } => 7,
-        Event::Parked { .. } => 8,
-        Event::Unparked { .. } => 9,
-        Event::Completed { .. } => 10,
-        Event::SteppedBack { .. } => 11,
-        Event::Failed { .. } => 12,
-        Event::Cancelled { .. } => 13,
-        Event::Split { .. } => 14,
-        Event::Merged { .. } => 15,
-        Event::Returned { .. } => 16,
-        _ => 17,
-    }
-}
-
-/// The type of this number, if there is one.
-pub fn name_of(number: u8) -> Option<&'static str> {
-    NAMES.get(usize::from(number)).copied()
-}
-
-/// An event's type.
-pub fn name(event: &Event) -> &'static str {
-    name_of(number(event)).unwrap_or("other")
 }

@@ -9,7 +9,7 @@ use fiec_schemas::substrate::Substrate;
 use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{
     Cause, Decision, Digest, InstanceId, NodeDescriptor, NodeId, Requirements, Signal, Timestamp,
-    package,
+    author, package,
 };
 use uuid::Uuid;
 
@@ -379,7 +379,7 @@ pub fn instance(number: u32, life: u32) -> InstanceId {
 }
 
 fn author(name: &NodeId, number: u32, life: u32) -> Arc<str> {
-    format!("worker/{name}/{}", instance(number, life)).into()
+    author::of_worker(name, instance(number, life)).into()
 }
 
 fn descriptor(group: &NodeGroup, node: NodeId, number: u32) -> NodeDescriptor {

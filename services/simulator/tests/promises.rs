@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use fiec_policy::{Action, Config, Input, Now, Policy};
-use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId};
+use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId, PhaseKind};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, World, play, random};
 use uuid::Uuid;
@@ -181,7 +181,7 @@ impl Broken {
 impl Decide for Broken {
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         if let Input::Ledger(view) = &input
-            && view.state.phase.is == "started"
+            && view.state.phase.is == PhaseKind::Started
         {
             let node = NodeId::new(view.state.phase.node.unwrap()).unwrap();
             self.started = Some((view.state.execution, view.seq, view.state.epoch, node));

@@ -16,7 +16,7 @@ use fiec_schemas::limits::CPUS_LIMIT;
 use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
-    Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold,
+    Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold, author,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -277,7 +277,7 @@ impl Shared {
             devices: Devices::of(&resources.substrates),
             resources,
             ledger: Ledger::new(&broker),
-            author: format!("worker/{}/{instance}", options.node),
+            author: author::of_worker(&options.node, instance),
             options,
             broker,
             instance,

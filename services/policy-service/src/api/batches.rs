@@ -12,7 +12,7 @@ use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::BrokerError;
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
-    BatchId, BatchName, ExecutionId, ExecutionState, LedgerMessage, PhaseKind, RequestKind,
+    BatchId, BatchName, ExecutionId, ExecutionState, Glance, LedgerMessage, PhaseKind, RequestKind,
     Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
@@ -311,7 +311,7 @@ impl Api {
 
     /// Reads the members of a batch, until the deadline.
     async fn read_members(&self, page: &mut Page, deadline: Instant) -> Result<(), BrokerError> {
-        let mark = format!(r#""batch":{{"id":"{}""#, page.about.batch);
+        let batch = page.about.batch;
         let mut heard = Instant::now();
         while let Some(unread) = &mut page.unread {
             let next = tokio::time::timeout_at(deadline, unread.messages.next());
@@ -333,7 +333,7 @@ impl Api {
             unread.count = pending;
             let header = message.headers.as_ref();
             let header = header.and_then(|h| h.get(subjects::EVENT_HEADER));
-            if let Some(text) = header.map(|h| h.as_str()).filter(|h| h.contains(&mark)) {
+            if let Some(text) = header.map(|h| h.as_str()).filter(|h| may_be_of(h, batch)) {
                 match LedgerMessage::decode(text, seq) {
                     Ok(message) => take_member(page, message.state, seq),
                     Err(error) => tracing::warn!(seq, %error, "a ledger message was passed over"),
@@ -355,10 +355,16 @@ impl Api {
 
 const READ: &str = "read the ledgers of a tenant";
 
+/// True for a message of an execution of this batch, and for one that cannot be read: that is said
+/// where it is read whole.
+fn may_be_of(header: &str, batch: BatchId) -> bool {
+    let of = |glance: Glance| glance.batch().is_some_and(|place| place.id == batch);
+    Glance::read(header).map_or(true, of)
+}
+
 /// Takes in what a message says of an execution; one that is read twice, since it was changed
 /// meanwhile, counts as it was last.
 fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
-    // A submission may hold words that look like the mark.
     if state.batch.is_none_or(|batch| batch.id != page.about.batch) {
         return;
     }

@@ -6,7 +6,9 @@ use fiec_broker::Entry;
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, ExecutionVerb, Why};
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Binding, ClientId, Event, ExecutionId, FieldError, Phase, Tenant, duty};
+use fiec_schemas::{
+    Binding, ClientId, Event, ExecutionId, FieldError, Phase, Tenant, author, duty,
+};
 use tokio::time::Instant;
 
 use super::changes::{Asked, Change, MOVE};
@@ -174,8 +176,8 @@ impl Api {
                 return;
             }
         };
-        let from = found.state.author.strip_prefix("worker/");
-        let from = from.and_then(|author| author.split('/').next()?.parse().ok());
+        let from = author::worker(&found.state.author);
+        let from = from.and_then(|(node, _)| node.parse().ok());
         let moved_on = |event: &Event| matches!(event, Event::Yielded { .. });
         let handover = found.events.iter().any(moved_on);
         for event in found.events {

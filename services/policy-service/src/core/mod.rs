@@ -98,8 +98,6 @@ pub struct Core {
     spoke: Option<Instant>,
     /// When duties were last counted.
     counted: Option<Instant>,
-    /// How our own messages' headers name their author, to be passed over in the feed.
-    own_author: String,
     /// All ledgers have been taken over.
     loaded: Arc<AtomicBool>,
     /// The broker has lost messages since the life of the service before this one.
@@ -122,7 +120,6 @@ impl Core {
         Self {
             policy: Policy::new(options.policy.clone(), options.id),
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
-            own_author: format!(r#""author":"{}""#, effects.author),
             entrusted: EntrustedBindings::default(),
             options,
             effects,

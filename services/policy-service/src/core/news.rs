@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use fiec_broker::trust;
 use fiec_policy::{Input, LedgerView};
-use fiec_schemas::NodeId;
 use fiec_schemas::trust::SUITE;
+use fiec_schemas::{EventKind, NodeId};
 
 use super::Core;
 use crate::events::News;
@@ -14,13 +14,11 @@ impl Core {
     pub(super) async fn news(&mut self, news: News) {
         match news {
             News::Feed(item) => {
-                // Looked for first, since reading costs more; a submission may hold such words.
-                let own = item.header.contains(&self.own_author);
                 match LedgerView::read(&item.header, item.seq) {
                     // What we wrote ourselves is known from its acknowledgement.
-                    Ok(view) if own && view.author() == self.effects.author => {}
+                    Ok(view) if view.author() == self.effects.author => {}
                     Ok(view) => {
-                        if let Some(cause) = view.event("bound").and_then(|b| b.cause())
+                        if let Some(cause) = view.event(EventKind::Bound).and_then(|b| b.cause())
                             && self.is_loaded()
                         {
                             self.metrics.bound(cause.as_str());

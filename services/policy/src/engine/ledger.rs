@@ -1,7 +1,7 @@
 //! Follows ledgers: the feed's messages and the fate of our own appends.
 
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::{Cause, ExecutionId, Phase, Sequence, Submission};
+use fiec_schemas::{Cause, EventKind, ExecutionId, Phase, PhaseKind, Sequence, Submission};
 
 use super::{Action, Policy};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
@@ -40,8 +40,8 @@ impl Policy {
             self.drop_kept(id, out);
             self.note_end(id, view.state.phase.is);
             let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
-            let last = view.event(view.state.phase.is);
-            let why = last.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
+            let end = view.end();
+            let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
             self.note_part_end(now, id, part_of, (view.state.phase.is, why));
             self.forget(id);
             return;
@@ -109,9 +109,9 @@ impl Policy {
     ) -> Option<(Stage, Option<DeviceIx>)> {
         let phase = &view.state.phase;
         let (node, instance) = match (phase.is, phase.node, phase.instance) {
-            ("pending", ..) => return Some((Stage::Pending, None)),
-            ("paused", ..) => return Some((Stage::Paused, None)),
-            ("verifying", ..) => return Some((Stage::Verifying, None)),
+            (PhaseKind::Pending, ..) => return Some((Stage::Pending, None)),
+            (PhaseKind::Paused, ..) => return Some((Stage::Paused, None)),
+            (PhaseKind::Verifying, ..) => return Some((Stage::Verifying, None)),
             (_, Some(node), Some(instance)) => (node, instance),
             _ => return None,
         };
@@ -122,8 +122,8 @@ impl Policy {
         let substrate = phase.substrate.as_deref().unwrap_or(HOST);
         let device = self.cluster.device(ix, substrate);
         match phase.is {
-            "bound" => Some((Stage::Bound(ix, instance), device)),
-            "started" => Some((Stage::Started(ix, instance), device)),
+            PhaseKind::Bound => Some((Stage::Bound(ix, instance), device)),
+            PhaseKind::Started => Some((Stage::Started(ix, instance), device)),
             _ => None,
         }
     }
@@ -212,7 +212,9 @@ impl Policy {
             self.watch_overrides(now, new);
             self.inherit_watches(now, old, new);
         }
-        let who = view.event("adjusted").and_then(|a| a.who.as_deref());
+        let who = view
+            .event(EventKind::Adjusted)
+            .and_then(|a| a.who.as_deref());
         if let Some(e) = self.cluster.execution_mut(id) {
             e.profile = new;
             e.extra().changed_by = who.map(Into::into);
@@ -309,18 +311,18 @@ impl Policy {
             e.extra().adjusted = adjusted;
         }
         if stage == Stage::Pending {
-            let refused = view.event("refused").map(|r| Cause::NotTaken {
+            let refused = view.event(EventKind::Refused).map(|r| Cause::NotTaken {
                 reason: r.reason.as_deref().unwrap_or("refused").to_owned(),
             });
-            let yielded = view.event("yielded").and_then(|y| y.cause());
+            let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
             // A change that is learned ahead of its message has no events.
-            let resumed = view.event("resumed").is_some() || before == Some(Stage::Paused);
+            let resumed = view.event(EventKind::Resumed).is_some() || before == Some(Stage::Paused);
             let resumed = resumed.then_some(Cause::Resumed);
             let from = before.and_then(Stage::node);
             if let Some(node) = from.filter(|_| refused.is_some()) {
                 e.extra().refused(node, now.mono, avoid_ms);
             }
-            let back = view.event("stepped_back").and_then(|b| b.cause());
+            let back = view.event(EventKind::SteppedBack).and_then(|b| b.cause());
             if let Some(cause) = refused.or(back).or(yielded).or(resumed) {
                 e.extra().cause = Some(cause);
             }
@@ -358,8 +360,9 @@ impl Policy {
                 self.stop_waiting(id);
                 self.note_gang(now, id);
                 // After a change the capsule that was sent follows a message that is not the last.
-                let changed = view.event("adjusted").is_some();
-                let handover = view.event("yielded").is_some() && view.event("bound").is_some();
+                let changed = view.event(EventKind::Adjusted).is_some();
+                let handover = view.event(EventKind::Yielded).is_some()
+                    && view.event(EventKind::Bound).is_some();
                 if (handover || changed) && self.loaded && self.is_mine(id) {
                     self.send_capsule(id, out);
                 }
@@ -400,14 +403,16 @@ impl Policy {
     /// Learns a node's speed from a completion.
     fn learn(&mut self, now: Now, view: &LedgerView<'_>) {
         self.completions += 1;
-        let Some(completed) = view.event("completed") else {
+        let Some(completed) = view.event(EventKind::Completed) else {
             return;
         };
         let Some(e) = self.cluster.execution(view.state.execution) else {
             return;
         };
         let Some(ix) = e.stage.node() else { return };
-        let since = view.event("started").and_then(|s| s.computing_since());
+        let since = view
+            .event(EventKind::Started)
+            .and_then(|s| s.computing_since());
         let service_us = match (since, completed.computed_until()) {
             (Some(since), Some(until)) => {
                 u64::try_from(until.micros() - since.micros()).unwrap_or(0)
@@ -443,9 +448,9 @@ impl Policy {
             Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
-                self.note_end(id, phase.as_str());
+                self.note_end(id, phase.kind());
                 let orphan = self.spread.orphans.get(&id).map(|o| o.who.clone());
-                self.note_part_end(now, id, None, (phase.as_str(), orphan.as_deref()));
+                self.note_part_end(now, id, None, (phase.kind(), orphan.as_deref()));
                 self.forget(id);
                 return;
             }

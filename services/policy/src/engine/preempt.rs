@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{Cause, ExecutionId, Timestamp};
+use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
 
 use super::aside::{GivesWay, is_aside};
 use super::victims::{Victim, WINDOW};
@@ -47,7 +47,7 @@ impl Policy {
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
-        let boundary = view.event("boundary");
+        let boundary = view.event(EventKind::Boundary);
         if !self.loaded && e.attained == Default::default() {
             // What it has had before this policy service began.
             let (ms, at) = (view.state.compute_us() / 1_000, view.state.at());
@@ -73,7 +73,9 @@ impl Policy {
                 rhythm.committed(now.mono, index, us);
             }
         }
-        if let Some(since) = view.event("started").and_then(|s| s.computing_since())
+        if let Some(since) = view
+            .event(EventKind::Started)
+            .and_then(|s| s.computing_since())
             && let Some(bound) = view.state.moved_at()
         {
             #[expect(clippy::cast_precision_loss, reason = "a short time")]
@@ -84,7 +86,7 @@ impl Policy {
                 self.share.rhythms.entry(id).or_default().moved(took_ms);
             }
         }
-        let yielded = view.event("yielded").and_then(|y| y.cause());
+        let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
         if let Some(Cause::Preempted { rule, by, .. }) = yielded {
             if rule == Rule::Quota {
                 self.left_quota(now, id);
@@ -93,7 +95,7 @@ impl Policy {
                 self.gave_way(now, by);
             }
         }
-        let parked = view.event("parked").and_then(|p| p.cause());
+        let parked = view.event(EventKind::Parked).and_then(|p| p.cause());
         let stood = self
             .cluster
             .execution(id)

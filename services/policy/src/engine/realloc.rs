@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use fiec_schemas::scheduling::WhenUnviable;
-use fiec_schemas::{Cause, ExecutionId, Signal};
+use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 
 use super::bind::Placed;
 use super::{Action, Policy};
@@ -33,9 +33,12 @@ impl Policy {
     /// Learns from a message who is parked, and who asks for more.
     pub(super) fn note_parking(&mut self, now: Now, view: &LedgerView<'_>) {
         let id = view.state.execution;
-        let (parked, unparked) = (view.event("parked"), view.event("unparked"));
+        let (parked, unparked) = (
+            view.event(EventKind::Parked),
+            view.event(EventKind::Unparked),
+        );
         let asked = view
-            .event("adjusted")
+            .event(EventKind::Adjusted)
             .is_some_and(|a| a.who.as_deref() == Some(PROGRAM));
         let is_parked = self.cluster.execution(id).and_then(|e| e.parked());
         if is_parked != view.state.parked {

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
-use fiec_schemas::{ExecutionId, Sequence, Tenant};
+use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
 
 use super::{Action, Policy};
 use crate::cluster::Stage;
@@ -491,7 +491,7 @@ impl Policy {
     }
 
     /// An execution has ended, as a message of its ledger says.
-    pub(super) fn note_end(&mut self, id: ExecutionId, phase: &str) {
+    pub(super) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
         if let Some(fate) = Fate::of(phase)
             && !self.holds.is_idle()
         {

@@ -8,7 +8,7 @@
 //! ends without its parts, or begins anew without them, these are cancelled.
 
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, ExecutionId};
+use fiec_schemas::{Cause, Event, EventKind, ExecutionId, PhaseKind};
 
 use super::{Action, Policy};
 use crate::cluster::{Presence, Stage};
@@ -29,7 +29,7 @@ impl Policy {
             return;
         };
         let id = view.state.execution;
-        let boundary = view.events.iter().rev().find(|e| e.kind == "boundary");
+        let boundary = view.all(EventKind::Boundary).next_back();
         let left = boundary.and_then(|b| Some(b.of?.saturating_sub(b.index?)));
         let before = self.spread.members.get(&id);
         let gone: Vec<_> = before.map_or_else(Vec::new, |m| {
@@ -45,7 +45,7 @@ impl Policy {
             let own = boundary.filter(|_| view.state.commits() == 1)?;
             Some((own.index?, own.compute_us? / 1_000))
         });
-        let yields = view.event("yielded").and_then(|y| y.cause());
+        let yields = view.event(EventKind::Yielded).and_then(|y| y.cause());
         let yields = yields == Some(Cause::Parts);
         let waited = before.filter(|m| m.spreading.waits);
         let in_vain = waited
@@ -95,7 +95,8 @@ impl Policy {
             left,
             first,
         };
-        let is_anew = view.event("healed").is_some() || self.spread.holders.contains_key(&id);
+        let is_anew =
+            view.event(EventKind::Healed).is_some() || self.spread.holders.contains_key(&id);
         self.spread.members.insert(id, member);
         self.note_dropped(now, id, is_anew);
     }
@@ -139,7 +140,7 @@ impl Policy {
         now: Now,
         id: ExecutionId,
         part_of: Option<ExecutionId>,
-        (phase, why): (&str, Option<&str>),
+        (phase, why): (PhaseKind, Option<&str>),
     ) {
         let member = self.spread.members.get(&id);
         let holder = part_of.or_else(|| member.and_then(|m| m.spreading.part_of));

@@ -8,7 +8,7 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Finding, VerifiedUpTo, Verify, digest_of_result};
-use fiec_schemas::{Contract, Event, ExecutionId, NodeId};
+use fiec_schemas::{Contract, Event, EventKind, ExecutionId, NodeId};
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence};
@@ -58,7 +58,7 @@ impl Policy {
     /// Notes what a message claims.
     pub(super) fn note_claims(&mut self, now: Now, view: &LedgerView<'_>) {
         let id = view.state.execution;
-        if view.event("stepped_back").is_some() {
+        if view.event(EventKind::SteppedBack).is_some() {
             if let Some(check) = self.checks.get_mut(&id) {
                 check.stepped_back(view.place());
                 check.counted(view.state.commits(), view.state.commits());
@@ -66,8 +66,8 @@ impl Policy {
             self.to_verify.remove(&id);
             return;
         }
-        let here = view.events.iter().filter(|e| e.kind == "boundary").count() as u64;
-        let computed = view.event("computed");
+        let here = view.all(EventKind::Boundary).count() as u64;
+        let computed = view.event(EventKind::Computed);
         if here == 0 && computed.is_none() {
             return;
         }
@@ -94,7 +94,7 @@ impl Policy {
                 digest: place.digest,
                 outputs: BTreeMap::new(),
             };
-            for event in view.events.iter().filter(|e| e.kind == "boundary") {
+            for event in view.all(EventKind::Boundary) {
                 found.made(&event.outputs());
             }
             let share = match mode {

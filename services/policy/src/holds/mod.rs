@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
 use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang};
 use fiec_schemas::{
-    BatchId, BatchName, Cause, ExecutionId, InstanceId, Sequence, Submission, Tenant, Timestamp,
+    BatchId, BatchName, Cause, ExecutionId, InstanceId, PhaseKind, Sequence, Submission, Tenant,
+    Timestamp,
 };
 use serde::Deserialize;
 
@@ -36,14 +37,18 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// By the name of a phase; none for one in which it lives.
-    pub fn of(phase: &str) -> Option<Self> {
+    /// Of a phase; none for one in which an execution lives.
+    pub fn of(phase: PhaseKind) -> Option<Self> {
         match phase {
-            "completed" => Some(Fate::Completed),
-            "failed" => Some(Fate::Failed),
-            "cancelled" => Some(Fate::Cancelled),
-            "returned" => Some(Fate::Returned),
-            _ => None,
+            PhaseKind::Completed => Some(Fate::Completed),
+            PhaseKind::Failed => Some(Fate::Failed),
+            PhaseKind::Cancelled => Some(Fate::Cancelled),
+            PhaseKind::Returned => Some(Fate::Returned),
+            PhaseKind::Pending
+            | PhaseKind::Bound
+            | PhaseKind::Started
+            | PhaseKind::Paused
+            | PhaseKind::Verifying => None,
         }
     }
 
@@ -100,11 +105,9 @@ impl HoldSpec {
 
     /// Of a submission as JSON; none where nothing holds it back.
     pub fn read(json: &str) -> Option<Self> {
-        let any = [r#""batch":"#, r#""after":"#, r#""gang":"#];
-        if !any.iter().any(|key| json.contains(key)) {
-            return None;
-        }
-        serde_json::from_str(json).ok()
+        let spec: Self = serde_json::from_str(json).ok()?;
+        let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
+        any.then_some(spec)
     }
 }
 

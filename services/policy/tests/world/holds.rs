@@ -33,7 +33,7 @@ impl World {
         let Some(ledger) = self.ledgers.get(&id) else {
             return Seen::Vanished;
         };
-        match Fate::of(ledger.state.phase.as_str()) {
+        match Fate::of(ledger.state.phase.kind()) {
             Some(fate) => Seen::Ended(fate),
             None => Seen::Lives,
         }

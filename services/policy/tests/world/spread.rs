@@ -78,7 +78,7 @@ impl World {
                 continue;
             };
             if self.ledgers.contains_key(&part) {
-                match Fate::of(self.state_of(part).phase.as_str()) {
+                match Fate::of(self.state_of(part).phase.kind()) {
                     Some(fate) => {
                         let seen = Seen::Ended(fate);
                         self.step(Input::Ended {

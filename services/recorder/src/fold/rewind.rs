@@ -76,7 +76,7 @@ impl Step<'_> {
 
 /// The node and instance that an author of a worker's message names.
 fn worker_of(author: &str) -> Option<(NodeId, InstanceId)> {
-    let (node, instance) = author.strip_prefix("worker/")?.split_once('/')?;
+    let (node, instance) = fiec_schemas::author::worker(author)?;
     Some((node.parse().ok()?, instance.parse().ok()?))
 }
 

@@ -12,6 +12,7 @@ use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof};
 use fiec_schemas::{
     Digest, Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, LedgerMessage,
     NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal, Submission, Tenant, Timestamp,
+    author,
 };
 use uuid::Uuid;
 
@@ -275,7 +276,7 @@ impl Stage {
         let at = self.wall();
         let job = &mut self.jobs[n];
         let author = match (own, job.state.phase.binding()) {
-            (false, Some(b)) => format!("worker/{}/{}", b.node, b.instance),
+            (false, Some(b)) => author::of_worker(&b.node, b.instance),
             _ => "policy/p".to_owned(),
         };
         let Ok(mut next) = job.state.after(&events, &author, at, None) else {

@@ -49,7 +49,7 @@ impl<D: Decide> World<'_, D> {
             Ok(after) => Box::new(after),
             Err(error) => {
                 self.exec_mut(e).state = before;
-                let names: Vec<_> = events.iter().map(feed::name).collect();
+                let names: Vec<_> = events.iter().map(|e| e.kind().as_str()).collect();
                 let said = format!("{author} writes {}: {error}", names.join("+"));
                 return Err((Some(e), (Rule::PossibleEvents, said)));
             }
@@ -230,7 +230,7 @@ impl<D: Decide> World<'_, D> {
         let same =
             before.is_some_and(|b| started(b) && started(&after) && parked(b) == parked(&after));
         let exec = self.exec_mut(e);
-        exec.fate = Fate::of(after.phase.as_str());
+        exec.fate = Fate::of(after.phase.kind());
         if exec.fate.is_some() {
             exec.done = now.max(1);
             exec.trace = Vec::new();

@@ -6,10 +6,10 @@ use fiec_policy::holds::Fate;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::scheduling::AfterOutcome;
 use fiec_schemas::spread::Part;
-use fiec_schemas::{BoundaryIndex, Event, ExecutionId, ExecutionState, Phase, Submission};
+use fiec_schemas::{
+    BoundaryIndex, Event, EventKind, ExecutionId, ExecutionState, Phase, Submission,
+};
 use uuid::Uuid;
-
-use crate::feed;
 
 /// How many of an execution's last events are kept to be told.
 const KEPT: usize = 24;
@@ -164,16 +164,16 @@ pub struct Past {
     epoch: u32,
     /// The node that it is tied to after it; none: `u32::MAX`.
     node: u32,
-    /// Numbers of events.
-    what: [u8; TOLD],
+    /// The first events.
+    what: [Option<EventKind>; TOLD],
 }
 
 impl Past {
     /// What a message says.
     pub fn of(at: u64, events: &[Event], after: &ExecutionState, node: Option<u32>) -> Self {
-        let mut what = [feed::NOTHING; TOLD];
+        let mut what = [None; TOLD];
         for (place, event) in what.iter_mut().zip(events) {
-            *place = feed::number(event);
+            *place = Some(event.kind());
         }
         Self {
             at,
@@ -188,7 +188,12 @@ impl Past {
     pub fn in_words<'a>(&self, name: impl Fn(u32) -> Option<&'a str>) -> String {
         #[expect(clippy::cast_precision_loss, reason = "a time for people")]
         let seconds = self.at as f64 / 1e6;
-        let what: Vec<_> = self.what.iter().filter_map(|n| feed::name_of(*n)).collect();
+        let what: Vec<_> = self
+            .what
+            .iter()
+            .flatten()
+            .map(|kind| kind.as_str())
+            .collect();
         format!(
             "{seconds:>12.6} s  {:<24} epoch {} boundary {} on {}",
             what.join("+"),

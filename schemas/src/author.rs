@@ -1,0 +1,32 @@
+//! The author of a ledger message, as its state names it: `policy/<id>` or
+//! `worker/<node>/<instance>`.
+
+use crate::ids::{InstanceId, NodeId};
+
+/// A policy service as an author.
+pub fn of_policy(id: InstanceId) -> String {
+    format!("policy/{id}")
+}
+
+/// A life of a node's agent as an author.
+pub fn of_worker(node: &NodeId, instance: InstanceId) -> String {
+    format!("worker/{node}/{instance}")
+}
+
+/// The node and the life of its agent that an author is; none where it is no worker.
+pub fn worker(author: &str) -> Option<(&str, &str)> {
+    author.strip_prefix("worker/")?.split_once('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_read_as_it_was_written_and_a_policy_service_is_none() {
+        let (node, instance) = (NodeId::new("n1").unwrap(), InstanceId::random());
+        let author = of_worker(&node, instance);
+        assert_eq!(worker(&author), Some(("n1", &*instance.to_string())));
+        assert_eq!(worker(&of_policy(instance)), None);
+    }
+}
