@@ -29,7 +29,7 @@ pub enum Order {
         /// How that was chosen.
         decision: Option<Decision>,
     },
-    /// To stop at its next boundary and wait there.
+    /// To park it at its next boundary.
     Park {
         /// Why.
         cause: Cause,

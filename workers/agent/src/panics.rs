@@ -1,5 +1,5 @@
-//! Runners that panicked. The execution is given up like one whose program crashed: it goes on from
-//! its last commit, until its retries are used up.
+//! Runners that panicked. The execution continues from its last commit, until its retries are used
+//! up, like one whose program crashed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -48,13 +48,13 @@ impl Held {
         let words = in_words(&*panic);
         let (execution, epoch) = (self.execution, self.epoch);
         shared.metrics.panics.inc();
-        tracing::error!(%execution, epoch, panic = words, "a runner panicked; given up");
+        tracing::error!(%execution, epoch, panic = words, "a runner panicked; the execution yields");
         loop {
             let error = match self.append(shared, words).await {
                 Ok(()) => break,
                 Err(error) => error,
             };
-            tracing::warn!(%execution, epoch, %error, "cannot give it up; trying again");
+            tracing::warn!(%execution, epoch, %error, "cannot append the crash; trying again");
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
                 () = shared.halt.cancelled() => return,
@@ -65,7 +65,7 @@ impl Held {
         }
     }
 
-    /// Appends that it was given up, unless it is not held here any more. A first binding that is
+    /// Appends the crash and its outcome, unless the execution is not held here any more. A first binding that is
     /// not appended comes again, in a capsule message.
     async fn append(&self, shared: &Shared, words: &str) -> Result<(), AppendError> {
         let last = shared.ledger.last(&self.tenant, self.execution).await?;

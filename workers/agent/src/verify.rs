@@ -201,7 +201,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         spread: None,
         merge: None,
     }));
-    let stop = segment.to.map(|at| {
+    let yield_there = segment.to.map(|at| {
         Order::Yield(Yield {
             cause: Some("this part is compared up to here".to_owned()),
             deadline_ms: None,
@@ -213,7 +213,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         &key,
         execution,
         package.as_ref(),
-        (stop, run),
+        (yield_there, run),
         &state,
     )
     .await?;
@@ -228,7 +228,7 @@ async fn give(
     key: &crate::child_process::Key,
     execution: ExecutionId,
     package: Option<&Arc<crate::packages::Package>>,
-    (stop, run): (Option<Order>, Order),
+    (yield_there, run): (Option<Order>, Order),
     state: &[u8],
 ) -> Result<Child, String> {
     for fresh in [false, true] {
@@ -239,8 +239,8 @@ async fn give(
         };
         let mut child = taken.map_err(|error| format!("cannot start a child: {error}"))?;
         let mut given = Ok(());
-        if let Some(stop) = &stop {
-            given = child.order(stop, &[]).await;
+        if let Some(order) = &yield_there {
+            given = child.order(order, &[]).await;
         }
         if given.is_ok() && child.order(&run, state).await.is_ok() {
             return Ok(child);
@@ -279,7 +279,7 @@ async fn follow(
                 let (outputs, _) =
                     split_outputs(&report.outputs, &rest).ok_or("outputs without their bytes")?;
                 if question.segment.to != Some(report.index) {
-                    return Err(format!("it stopped at boundary {}", report.index));
+                    return Err(format!("it yielded at boundary {}", report.index));
                 }
                 let digest = Digest::of(&state);
                 if question.segment.keep == Some(digest) {

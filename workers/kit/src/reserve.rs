@@ -49,8 +49,8 @@ pub enum Reserved {
         /// What may be used then.
         grant: Grant,
     },
-    /// This place does not have it. The execution stops at a boundary soon, and goes on where it
-    /// is there; until then it makes do with what it has, or ends its capsule.
+    /// This place does not have it. The execution yields or parks at a boundary soon, and goes on
+    /// where it is there; until then it makes do with what it has, or ends its capsule.
     Moves {
         /// What is missing here.
         reason: String,

@@ -68,7 +68,7 @@ fn waited_ms(now: Now, e: &Execution) -> u64 {
 }
 
 impl Policy {
-    /// Has one that finds no other place stop at its next boundary, with what its pause keeps.
+    /// Orders a park if its pause keeps something, otherwise a yield without a destination.
     pub(super) fn set_aside(
         &mut self,
         now: Now,

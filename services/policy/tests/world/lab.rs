@@ -244,7 +244,7 @@ impl Lab {
                     self.gave_way.push((n, self.w.now, *rule));
                 }
                 let (cause, computed_until) = (cause.clone(), self.w.wall());
-                let stops = match order {
+                let event = match order {
                     Some(ControlRequest::Park { keep, .. }) => Event::Parked {
                         cause,
                         keep,
@@ -256,7 +256,7 @@ impl Lab {
                     },
                 };
                 self.w
-                    .append(World::id(n), vec![boundary, stops], &author, true);
+                    .append(World::id(n), vec![boundary, event], &author, true);
                 self.w.act();
             }
             Some(_) => {}
