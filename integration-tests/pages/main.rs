@@ -20,7 +20,7 @@ mod blocks;
 mod python_support;
 mod stage;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use blocks::{Block, Marker, blocks};
@@ -131,6 +131,77 @@ fn tests() -> BTreeSet<String> {
         }
     }
     names
+}
+
+/// What follows each `--` in a text, as far as it is an option's name.
+fn options(text: &str) -> BTreeSet<String> {
+    let parts = text.split("--").skip(1);
+    let name = |part: &str| -> String {
+        let is_name = |c: &char| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == '-';
+        part.chars().take_while(is_name).collect()
+    };
+    parts
+        .map(name)
+        .filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+        .collect()
+}
+
+/// The options of a command that are its own: not those of every command.
+fn options_of(command: &str) -> BTreeSet<String> {
+    let help = |arguments: &[&str]| {
+        let output = std::process::Command::new(stage::BINARY)
+            .args(arguments)
+            .output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let lines = text.lines().filter_map(|line| {
+            let line = line.trim_start();
+            line.starts_with('-').then(|| {
+                line.split_whitespace()
+                    .take(2)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            })
+        });
+        options(&lines.collect::<Vec<_>>().join(" "))
+    };
+    &help(&[command, "--help"]) - &help(&["doctor", "--help"])
+}
+
+#[test]
+fn the_tables_of_options_have_all_options_and_no_others() {
+    // A table whose first heading is `fiec NAME`.
+    let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for page in files("md") {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        let mut command = None;
+        for line in text.lines() {
+            let Some(row) = line.strip_prefix('|') else {
+                command = None;
+                continue;
+            };
+            let first = row.split(" | ").next().unwrap_or_default().trim();
+            if let Some(name) = first
+                .strip_prefix("`fiec ")
+                .and_then(|f| f.strip_suffix('`'))
+            {
+                command = Some(name.to_owned());
+            } else if let Some(command) = &command {
+                shown
+                    .entry(command.clone())
+                    .or_default()
+                    .extend(options(first));
+            }
+        }
+    }
+    let commands: Vec<&str> = shown.keys().map(String::as_str).collect();
+    assert_eq!(commands, ["policy", "recorder", "setup", "up", "worker"]);
+    for (command, shown) in &shown {
+        assert_eq!(
+            *shown,
+            options_of(command),
+            "left the pages, right `fiec {command} --help`"
+        );
+    }
 }
 
 #[test]

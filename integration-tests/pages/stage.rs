@@ -17,7 +17,7 @@ use crate::blocks::{Block, Marker, Place, Run};
 use crate::python_support::Python;
 
 /// The binary under test: it has the commands of `fiec` too.
-const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 /// How long a block may take; nothing takes this long when all is well.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Variables of the caller that would change what a page does.
