@@ -1,11 +1,11 @@
-//! Removes from the broker what nothing refers to any more: objects, kept states, chunks. The
-//! tables know all references: a sweep lists what is stored, waits until the tables have everything
-//! that the ledger said until then, and only then asks them.
+//! Removes objects, kept states and chunks from the broker to which nothing refers any more. The
+//! tables know all references: a sweep lists the stored objects, waits until the tables have all that
+//! the ledger said until then, and only then asks the tables.
 //!
-//! What refers to an object: a live execution's submission, its parameters, the outputs that it has
-//! named; the outputs of an execution that has completed; a result that is still to be copied; a
-//! program that was pushed. What was put within the grace stays in any case, and so does what is put
-//! again while a sweep is under way. Nothing that a live execution may need is removed by age.
+//! These refer to an object: a live execution's submission, its parameters, the outputs that it has
+//! named; the outputs of a completed execution; a result that is still to be copied; a program that
+//! was pushed. An object that was put within the grace stays in any case, and so does one that is put
+//! again during a sweep. No object that a live execution may need is removed by age.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -21,9 +21,9 @@ use crate::error::{RecorderError, Result};
 use crate::ledger::{Shared, pause};
 use crate::read;
 
-/// A sweep waits so long for the tables to have what the ledger says.
+/// Longest time that a sweep waits for the tables to have all that the ledger says.
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);
-/// No sweep while a submission has waited for so long: what it names is not known yet.
+/// No sweep while a submission has waited for longer: the objects that it names are not known yet.
 const SUBMISSIONS_WAIT: Duration = Duration::from_secs(600);
 /// Executions asked for in one statement.
 const BATCH: usize = 10_000;
@@ -33,11 +33,11 @@ const AT_ONCE: usize = 8;
 /// Rules of the collection.
 #[derive(Debug, Clone)]
 pub struct Collection {
-    /// What was put longer ago and is not referred to is removed; none: nothing is.
+    /// Grace: an object that was put longer ago and is not referred to is removed. None: no removal.
     pub after: Option<Duration>,
     /// Time between two sweeps.
     pub every: Duration,
-    /// Only says what would be removed.
+    /// Only reports the objects that would be removed.
     pub dry_run: bool,
 }
 
@@ -51,7 +51,7 @@ impl Default for Collection {
     }
 }
 
-/// What a sweep has removed, or would have.
+/// Number and size of the objects that a sweep has removed, or would have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Swept {
     objects: u64,
@@ -87,7 +87,12 @@ pub(crate) async fn run(broker: Broker, shared: Shared, options: Collection) {
                 }
                 let Swept { objects, bytes } = swept;
                 let dry_run = options.dry_run;
-                tracing::info!(objects, bytes, dry_run, "collected what nothing refers to");
+                tracing::info!(
+                    objects,
+                    bytes,
+                    dry_run,
+                    "removed objects without a reference"
+                );
             }
             Ok(None) => wait = wait.min(Duration::from_secs(600)),
             Err(error) => {
@@ -98,7 +103,7 @@ pub(crate) async fn run(broker: Broker, shared: Shared, options: Collection) {
     }
 }
 
-/// One sweep; none where it is too early for one.
+/// One sweep; none if it is too early for one.
 async fn sweep(
     broker: &Broker,
     shared: &Shared,
@@ -166,7 +171,7 @@ async fn sweep(
     Ok(Some(swept))
 }
 
-/// True where these tables have recorded for as long as the grace.
+/// True if these tables have recorded for as long as the grace.
 async fn is_old_enough(pool: &PgPool, grace: Duration) -> Result<bool> {
     sqlx::query_scalar("SELECT since <= now() - $1 * interval '1 second' FROM collection")
         .bind(grace.as_secs_f64())
@@ -175,7 +180,7 @@ async fn is_old_enough(pool: &PgPool, grace: Duration) -> Result<bool> {
         .map_err(RecorderError::database("look how old the tables are"))
 }
 
-/// True once the tables have everything that the ledger has said by now.
+/// True once the tables have all that the ledger has said by now.
 async fn caught_up(broker: &Broker, shared: &Shared) -> Result<bool> {
     let (_, last) = feed::bounds(broker).await?;
     let caught_up = async {
@@ -187,7 +192,7 @@ async fn caught_up(broker: &Broker, shared: &Shared) -> Result<bool> {
     Ok(in_time.is_ok() && !shared.stop.is_cancelled())
 }
 
-/// Keeps what boundaries of live executions name, for longer than the boundaries are kept.
+/// Keeps the digests that boundaries of live executions name, for longer than the boundaries.
 async fn keep_live_outputs(pool: &PgPool) -> Result<()> {
     let failed = RecorderError::database;
     let mut tx = pool.begin().await.map_err(failed("begin"))?;
@@ -208,14 +213,14 @@ async fn keep_live_outputs(pool: &PgPool) -> Result<()> {
     tx.commit().await.map_err(failed("commit"))
 }
 
-/// Of these objects, those that are older than the grace and that nothing refers to.
+/// The objects that are older than the grace and to which nothing refers.
 async fn unreferenced(
     broker: &Broker,
     pool: &PgPool,
     objects: Vec<Stored>,
     grace: Duration,
 ) -> Result<Vec<Stored>> {
-    // A name that is no digest is somebody else's.
+    // An object whose name is no digest is not ours.
     let old = objects.into_iter().filter(|o| o.age >= grace);
     let old = old.filter(|o| o.name.parse::<Digest>().is_ok());
     let mut old: HashMap<String, Stored> = old.map(|o| (o.name.clone(), o)).collect();
@@ -225,8 +230,8 @@ async fn unreferenced(
     for record in registry::list(broker).await? {
         old.remove(&record.artifact.to_string());
     }
-    // Before the tables: meanwhile a submission may be copied to them.
-    for text in beside_the_tables(broker, pool).await? {
+    // Before the tables are asked: meanwhile a submission may be copied to them.
+    for text in texts_beside_the_tables(broker, pool).await? {
         for digest in digests_in(&text) {
             old.remove(digest);
         }
@@ -254,9 +259,9 @@ async fn unreferenced(
     Ok(old.into_values().collect())
 }
 
-/// What refers to objects and is not in the tables: large submissions before they are copied, and the
-/// last messages of executions whose outputs wait for their verification.
-async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>> {
+/// Texts that refer to objects and are not in the tables: large submissions before they are copied,
+/// and the last messages of executions whose outputs wait for their verification.
+async fn texts_beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>> {
     let rows = sqlx::query(
         "SELECT id, tenant, submission, spec IS NULL AS large, phase = 'verifying' AS verifying \
          FROM executions WHERE finished_at IS NULL AND (spec IS NULL OR phase = 'verifying')",
@@ -285,7 +290,7 @@ async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>
         .map(|digest| async move {
             match store::get_data(broker, digest, 0).await {
                 Ok(json) => Ok(String::from_utf8_lossy(&json).into_owned()),
-                // Its execution cannot go on without it, whatever is collected.
+                // Its execution cannot go on without it, whatever the sweep removes.
                 Err(BrokerError::Missing { .. }) => Ok(String::new()),
                 Err(error) => Err(RecorderError::from(error)),
             }
@@ -300,14 +305,14 @@ async fn beside_the_tables(broker: &Broker, pool: &PgPool) -> Result<Vec<String>
     Ok(texts)
 }
 
-/// The parts of a text that may be digests.
+/// The parts of a text that have the form of a digest.
 fn digests_in(text: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     text.split(move |c| !is_digit(c))
         .filter(|part| part.len() == 64)
 }
 
-/// Of these executions, those that live, or have ended within the grace.
+/// The executions of these that are live, or have ended within the grace.
 async fn needed(
     pool: &PgPool,
     of: HashSet<ExecutionId>,

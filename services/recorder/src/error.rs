@@ -1,4 +1,4 @@
-//! What can go wrong for a recorder, and what to do about it.
+//! The recorder's errors, each with what to do.
 
 use fiec_broker::BrokerError;
 use fiec_schemas::Sequence;
@@ -12,7 +12,7 @@ pub enum RecorderError {
     /// PostgreSQL refused something or is not there.
     #[error("PostgreSQL: cannot {what}: {source}")]
     Database {
-        /// What was attempted.
+        /// The attempt.
         what: &'static str,
         /// Why it failed.
         source: sqlx::Error,
@@ -53,10 +53,10 @@ pub enum RecorderError {
     Version {
         /// Its sequence.
         seq: Sequence,
-        /// What it says.
+        /// The error in it.
         source: MessageError,
     },
-    /// A port that cannot be had.
+    /// A port that is not available.
     #[error("cannot serve /metrics on {addr}: {source}; is the port in use?")]
     Listen {
         /// Where.
@@ -67,7 +67,7 @@ pub enum RecorderError {
     /// A task of the recorder panicked.
     #[error("a part of the recorder ended unexpectedly: {0}")]
     Task(#[from] tokio::task::JoinError),
-    /// Something asked for is not in the tables.
+    /// The tables do not have what was asked for.
     #[error("{0}")]
     NotFound(String),
     /// A figure could not be drawn.

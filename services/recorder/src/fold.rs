@@ -1,4 +1,4 @@
-//! From ledger messages to rows, without I/O: a batch and what is known of its executions → rows.
+//! Folds ledger messages into rows, without I/O.
 //!
 //! Both messages of a short execution usually are in one batch and become one row in each table.
 //! Messages are keyed by (execution, ordinal). A message at or below the last known ordinal changes
@@ -11,13 +11,29 @@ mod progress;
 mod rewind;
 mod spread;
 
+use std::sync::Arc;
+
 use fiec_schemas::{
-    Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Sequence, Timestamp,
+    Event, ExecutionId, ExecutionState, LedgerMessage, Ordinal, Sequence, Submission, Timestamp,
 };
+use indexmap::IndexMap;
 
 use self::rewind::{epoch_before, is_healed};
 pub use crate::known::{Known, Message, Tracked};
-use crate::rows::{ExecutionRow, MissingRow, Rows};
+use crate::rows::{EventColumns, ExecutionRow, MissingRow, Rows};
+
+/// An execution of which the batch has messages.
+struct Folded {
+    /// True if the table cannot hold it yet.
+    is_new: bool,
+    /// Its submission, unless the table has it.
+    spec: Option<Arc<Submission>>,
+    columns: EventColumns,
+    /// True if a message of the batch has set the last boundary.
+    has_new_boundary: bool,
+    /// The state after its last message.
+    state: Option<ExecutionState>,
+}
 
 /// Folds a batch. The messages must be in the stream's order. The caller must have looked up the
 /// executions that [`Known::unknown`] names.
@@ -26,25 +42,37 @@ pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
         messages: messages.len(),
         ..Rows::default()
     };
-    rows.executions.reserve(messages.len() / 2 + 1);
+    let mut executions = IndexMap::with_capacity(messages.len() / 2 + 1);
     for message in messages {
         rows.last_seq = rows.last_seq.max(message.seq);
-        fold_message(message, &mut rows, known);
+        fold_message(message, &mut rows, &mut executions, known);
     }
-    for row in rows.executions.values() {
+    rows.executions.reserve(executions.len());
+    for (id, folded) in executions {
+        let Some((state, tracked)) = folded.state.zip(known.tracked.get(&id)) else {
+            continue;
+        };
+        let place = state.boundary.clone().filter(|_| folded.has_new_boundary);
+        let row = ExecutionRow::new(folded.is_new, folded.spec, folded.columns, tracked, state);
         if row.finished_at.is_some() {
-            known.tracked.remove(&row.id);
+            known.tracked.remove(&id);
             if row.commits > 0 {
-                rows.finished.push(row.id);
+                rows.finished.push(id);
             }
-        } else if let (true, Some(state)) = (row.has_new_boundary, &row.boundary) {
-            rows.states.push((row.id, state.clone()));
+        } else {
+            rows.states.extend(place.map(|place| (id, place)));
         }
+        rows.executions.push(row);
     }
     rows
 }
 
-fn fold_message(message: Message, rows: &mut Rows, known: &mut Known) {
+fn fold_message(
+    message: Message,
+    rows: &mut Rows,
+    executions: &mut IndexMap<ExecutionId, Folded>,
+    known: &mut Known,
+) {
     let Message {
         seq,
         stored_at,
@@ -58,13 +86,22 @@ fn fold_message(message: Message, rows: &mut Rows, known: &mut Known) {
     if is_repeated {
         return;
     }
+    let execution = executions.entry(state.execution);
+    let execution = execution.or_insert_with(|| Folded {
+        is_new: !is_recorded && state.ordinal == 1,
+        // Every message of a live execution has the submission; the table needs it once.
+        spec: state.spec.clone().filter(|_| !is_recorded),
+        columns: EventColumns::default(),
+        has_new_boundary: false,
+        state: None,
+    });
     let mut step = Step {
-        rows: &mut *rows,
-        tracked: &mut *tracked,
+        rows,
+        execution,
+        tracked,
         state: &state,
         seq,
         stored_at,
-        is_recorded,
         changes: 0,
     };
     step.follow_recorded(&events);
@@ -76,9 +113,7 @@ fn fold_message(message: Message, rows: &mut Rows, known: &mut Known) {
     for event in events {
         step.record(event, is_handover);
     }
-    let row = rows.executions.entry(state.execution);
-    let row = row.or_insert_with(|| ExecutionRow::new(&state, is_recorded));
-    row.update(tracked, state);
+    execution.state = Some(state);
 }
 
 /// True if the holder binds the execution anew in the message in which it yields.
@@ -91,14 +126,13 @@ fn is_handover(events: &[Event]) -> bool {
 /// One message on its way into the rows.
 struct Step<'a> {
     rows: &'a mut Rows,
-    /// What was known of the execution before the message, brought up to date event by event.
+    execution: &'a mut Folded,
+    /// The execution as it is known before the message; each event brings it up to date.
     tracked: &'a mut Tracked,
     /// The state after the message.
     state: &'a ExecutionState,
     seq: Sequence,
     stored_at: Timestamp,
-    /// True if the table has the execution already.
-    is_recorded: bool,
     /// Changes of the execution that the message has told so far.
     changes: u32,
 }
@@ -113,11 +147,9 @@ impl Step<'_> {
         self.state.at
     }
 
-    /// The execution's own row, one for all of its messages in the batch.
-    fn row(&mut self) -> &mut ExecutionRow {
-        let (state, is_recorded) = (self.state, self.is_recorded);
-        let row = self.rows.executions.entry(state.execution);
-        row.or_insert_with(|| ExecutionRow::new(state, is_recorded))
+    /// The columns of the execution's own row that events give.
+    fn columns(&mut self) -> &mut EventColumns {
+        &mut self.execution.columns
     }
 
     /// Compares the message with what is recorded before it: withdraws rows of messages that the

@@ -1,4 +1,4 @@
-//! What must be known of executions so that their next messages can be folded.
+//! The state of executions that the fold of their next messages needs.
 
 use std::collections::HashMap;
 
@@ -15,18 +15,18 @@ pub struct Message {
     pub stored_at: Timestamp,
     /// Digest of its header.
     pub digest: Digest,
-    /// What it says.
+    /// The message.
     pub message: LedgerMessage,
 }
 
-/// What must be known of an execution to fold its next message.
+/// The state of an execution that the fold of its next message needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tracked {
     /// Ordinal of its last message.
     pub ordinal: Ordinal,
     /// Sequence of its last message.
     pub seq: Sequence,
-    /// Digest of its header; none where an earlier version recorded it.
+    /// Digest of its header; none after a rewind.
     pub digest: Option<Digest>,
     /// When the broker stored it.
     pub stored_at: Timestamp,
@@ -36,21 +36,21 @@ pub struct Tracked {
     pub node: Option<NodeId>,
     /// True while that binding is in force.
     pub open: bool,
-    /// When it last left a node on order.
+    /// When it last yielded.
     pub yielded_at: Option<Timestamp>,
-    /// When its last capsule ended, as far as is known.
+    /// When its last capsule ended, if that is known.
     pub computed_until: Option<Timestamp>,
 }
 
-/// What is known of live executions: a cache of the table.
+/// The tracked state of live executions: a cache of the table.
 #[derive(Debug, Default)]
 pub struct Known {
     pub(crate) tracked: HashMap<ExecutionId, Tracked>,
 }
 
 impl Known {
-    /// Executions of these messages that must be looked up before folding. Normally one whose
-    /// first message is here cannot be in the table; `careful` looks it up all the same.
+    /// Executions of these messages that must be looked up before the fold. An execution whose first
+    /// message is here is normally not in the table; `careful` looks it up all the same.
     pub fn unknown(&self, messages: &[Message], careful: bool) -> Vec<ExecutionId> {
         let mut first = HashMap::new();
         for m in messages {
@@ -63,22 +63,22 @@ impl Known {
         first.into_keys().collect()
     }
 
-    /// Says what the table holds.
+    /// Takes over the state that the table has.
     pub fn learn(&mut self, id: ExecutionId, tracked: Tracked) {
         self.tracked.insert(id, tracked);
     }
 
-    /// How many there are.
+    /// Number of executions.
     pub fn len(&self) -> usize {
         self.tracked.len()
     }
 
-    /// True when nothing is known.
+    /// True if no execution is tracked.
     pub fn is_empty(&self) -> bool {
         self.tracked.is_empty()
     }
 
-    /// Forgets what the table holds as well, so that memory stays bounded.
+    /// Forgets executions whose last message is in the table, so that memory stays bounded.
     pub fn forget_up_to(&mut self, written: Sequence) {
         self.tracked.retain(|_, t| t.seq > written);
     }

@@ -1,5 +1,5 @@
-//! The ledger stream into the tables: collect, read and fold, write, each a stage of its own, so
-//! that the next batch is read (on another thread) while PostgreSQL takes in the current one.
+//! The ledger stream into the tables, in three stages: collect, fold, write. The next batch is folded
+//! on another thread while PostgreSQL takes in the current one.
 
 use std::time::{Duration, Instant};
 
@@ -24,23 +24,23 @@ use crate::write::{Prepared, Writer, Written};
 
 /// Most messages of a batch. Half as many cost a third of the throughput on two busy cores.
 pub(crate) const BATCH_MESSAGES: usize = 6_000;
-/// Of the first batch; each may have twice as many as the one before. PostgreSQL begins early where
-/// much is behind.
+/// Most messages of the first batch; each next batch may have twice as many. PostgreSQL begins early
+/// if the recorder is far behind.
 const FIRST_MESSAGES: usize = BATCH_MESSAGES / 8;
 /// Most bytes of headers of a batch.
 const BATCH_BYTES: usize = 12 << 20;
-/// How long a batch waits for more.
+/// Time for which a batch waits for more messages.
 const BATCH_WAIT: Duration = Duration::from_millis(20);
-/// Where that brought a flood, it goes on for as many such spans as bring a share of one. An
-/// execution whose whole life falls into one batch costs one row; one that is seen twice costs its
-/// row again, in every index. When the flood ends, so does the batch.
+/// If many messages came meanwhile, the batch goes on for spans of this length, until a span brings
+/// fewer than [`BUSY_MESSAGES`] or there were [`BUSY_SPANS`]. An execution whose whole life falls into
+/// one batch costs one row; one that is seen twice costs its row again, in every index.
 const BUSY_SPAN: Duration = Duration::from_millis(15);
 const BUSY_SPANS: u32 = 15;
 const BUSY_MESSAGES: usize = 40;
 /// Live executions remembered between batches; others are looked up.
 const KNOWN_LIMIT: usize = 300_000;
 
-/// What the stages share.
+/// Handles that the recorder's tasks share.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     pub pool: PgPool,
@@ -55,9 +55,9 @@ pub(crate) struct Shared {
 pub(crate) enum Ended {
     /// The feed ended, or the recorder is being stopped.
     Feed,
-    /// Somebody else moved the checkpoint.
+    /// Another recorder has moved the checkpoint.
     Behind,
-    /// A row that was thought new is there; look up everything up to this sequence.
+    /// A new row is in the table already: look up every execution up to this sequence.
     Conflict(Sequence),
 }
 
@@ -125,7 +125,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             Ended::Conflict(seq) => {
                 tracing::warn!(
                     seq,
-                    "rows thought new are already in the tables; looking each of them up"
+                    "new rows are in the tables already; looking each execution up"
                 );
                 careful_until = seq;
             }
@@ -135,7 +135,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     Ok(())
 }
 
-/// Records what a feed gives, from a checkpoint on, until it ends.
+/// Records the messages of a feed, from a checkpoint on, until the feed ends.
 ///
 /// # Errors
 /// When a message is of a newer version.
@@ -203,7 +203,7 @@ where
                         shared.health.writes_up_to(item.seq);
                         batch.push(item);
                     }
-                    // What is passed over shows as a gap in the ordinals.
+                    // A message that is passed over shows as a gap in the ordinals.
                     Some(Err(error @ BrokerError::Foreign { seq, .. })) => {
                         tracing::warn!(%error, "a message was passed over");
                         shared.health.read(Part::Ledger, seq);
@@ -396,7 +396,7 @@ async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(Execut
     rows.iter().map(tracked).collect()
 }
 
-/// A stream's checkpoint, as soon as PostgreSQL answers; none when the recorder is being stopped.
+/// A stream's checkpoint, as soon as PostgreSQL answers; none if the recorder is being stopped.
 ///
 /// # Errors
 /// When there is no such row.
@@ -421,7 +421,7 @@ fn undefined_table(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|e| e.code()).as_deref() == Some("42P01")
 }
 
-/// Repeats a statement until it succeeds; none when the recorder is being stopped.
+/// Repeats a statement until it succeeds; none if the recorder is being stopped.
 pub(crate) async fn again<T, F>(
     shared: &Shared,
     part: Part,
@@ -448,7 +448,7 @@ where
     }
 }
 
-/// Says aloud that something failed and will be tried again.
+/// Reports a failure after which the part tries again.
 pub(crate) fn trouble(shared: &Shared, part: Part, error: &dyn std::error::Error) {
     tracing::warn!(%error, ?part, "trying again");
     shared.health.unwell(part, error.to_string());
@@ -466,7 +466,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Waits; false when it is time to stop.
+    /// Waits; false if it is time to stop.
     pub async fn wait(&mut self, stop: &CancellationToken) -> bool {
         let time = Duration::from_millis(50 << self.attempts.min(7)).min(Duration::from_secs(5));
         self.attempts += 1;

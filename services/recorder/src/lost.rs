@@ -1,5 +1,5 @@
-//! A stream that has lost messages which are recorded here: from where to read it again, and what
-//! becomes of the rows.
+//! A stream that has lost recorded messages: the sequence from which the recorder reads it again, and
+//! the rows that no longer count.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Marked {
         }
     }
 
-    /// By what a message of it is known; none where it is no message of ours.
+    /// The digest by which a message is recognized; none if it is no message of ours.
     pub fn digest(self, headers: Option<&HeaderMap>, payload: &[u8]) -> Option<Digest> {
         match self {
             Self::Ledger => headers
@@ -45,16 +45,16 @@ impl Marked {
     }
 }
 
-/// By what the stream is known that was read up to a checkpoint.
+/// A checkpoint, and how the stream is recognized that was read up to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// Which stream.
     pub of: Marked,
     /// Sequence of the last recorded message.
     pub seq: Sequence,
-    /// When the stream was made, in nanoseconds since 1970; none where that was not recorded.
+    /// When the stream was made, in nanoseconds since 1970; none if that is not recorded yet.
     pub created: Option<i128>,
-    /// By what that message is known ([`Marked::digest`]), and when the broker stored it.
+    /// Digest of that message ([`Marked::digest`]), and when the broker stored it.
     pub last: Option<(Digest, Timestamp)>,
 }
 
@@ -64,14 +64,14 @@ pub(crate) struct Resume {
     pub from: Sequence,
     /// When the stream was made.
     pub created: i128,
-    /// True where messages were lost.
+    /// True if messages were lost.
     pub lost: bool,
 }
 
 /// A comparison takes a few requests, each with a deadline of seconds.
 const COMPARED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Compares the stream with what was read of it.
+/// Compares the stream with its checkpoint.
 ///
 /// # Errors
 /// When the broker does not answer in time.
@@ -94,7 +94,7 @@ async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
         lost,
     };
     if mark.created.is_some_and(|then| then != created) {
-        // `fiec setup` lets a new stream of records begin behind those that are recorded.
+        // `fiec setup` lets a new stream begin behind the recorded messages.
         let before = info.state.first_sequence.saturating_sub(1);
         return Ok(resume(before.min(mark.seq), true));
     }
@@ -117,7 +117,7 @@ async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
             Err(error) => return Err(BrokerError::operation(what())(error)),
         }
     }
-    // Messages stored since the recorded one are new; those before it are left of the old.
+    // Messages that were stored since the recorded one are new; the others are what is left.
     let after = first_after(broker, mark.of, stored_at).await?;
     let left = after.map_or(last, |seq| seq.saturating_sub(1));
     Ok(resume(left.min(mark.seq), true))
@@ -153,7 +153,7 @@ async fn first_after(
     Ok(Some(info.stream_sequence))
 }
 
-/// A stream's checkpoint as PostgreSQL has it; none where there is no such row.
+/// A stream's checkpoint as PostgreSQL has it; none if there is no such row.
 ///
 /// # Errors
 /// What PostgreSQL says.
@@ -187,7 +187,7 @@ pub async fn checkpoints(pool: &PgPool) -> sqlx::Result<BTreeMap<String, Sequenc
     rows.iter().map(read).collect()
 }
 
-/// Puts the checkpoint where the stream is to be read from; false where another recorder has moved
+/// Moves the checkpoint to where the stream is to be read from; false if another recorder has moved
 /// it meanwhile.
 ///
 /// # Errors
@@ -204,7 +204,7 @@ pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Re
     .bind(argument(&mark.seq))
     .bind(argument(&to.from))
     .bind(to.created.to_string())
-    // The message at the checkpoint may be another one by now.
+    // The message at the checkpoint may be another one now.
     .bind(to.lost)
     .execute(&mut *tx)
     .await?;

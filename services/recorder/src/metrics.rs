@@ -1,4 +1,4 @@
-//! What a recorder counts, and what it says of its health.
+//! The recorder's figures and its health.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,7 +56,7 @@ figures! {
     }
 }
 
-/// Parts of the recorder that can be unwell on their own.
+/// Parts of the recorder that can fail on their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Ledger,
@@ -87,7 +87,7 @@ impl Part {
     }
 }
 
-/// What is wrong, if anything, and how far the ledger is recorded. Cheap to clone.
+/// The troubles of the recorder's parts, and how far the ledger is recorded. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
     shared: Arc<HealthShared>,
@@ -104,10 +104,8 @@ struct HealthShared {
 }
 
 impl Health {
-    /// Fails with the reason, in words.
-    ///
     /// # Errors
-    /// What is wrong at the moment.
+    /// The present troubles, in words.
     pub fn check(&self) -> Result<(), String> {
         let troubles = self.troubles();
         let words: Vec<String> = Part::ALL
@@ -142,7 +140,7 @@ impl Health {
         self.shared.read[part as usize].store(seq, Ordering::Relaxed);
     }
 
-    /// The last ledger message that was read and can be written; what is passed over is not.
+    /// The last ledger message that was read and can be written; one that is passed over is not.
     pub(crate) fn to_write(&self) -> u64 {
         self.shared.to_write.load(Ordering::Relaxed)
     }

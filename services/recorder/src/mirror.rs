@@ -1,5 +1,5 @@
-//! σ of the last boundary, copied to PostgreSQL: at most every few seconds an execution, since only
-//! the last one counts, and an older boundary is always a safe place to resume.
+//! The state of each execution's last boundary, copied to PostgreSQL at most every few seconds. Only
+//! the last boundary counts, and an older one is always a safe place to resume.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,18 +15,18 @@ use crate::metrics::Part;
 use crate::read;
 use crate::table::argument;
 
-/// States on their way at once.
+/// States that are copied at once.
 const CONCURRENT: usize = 4;
-/// Bytes of states on their way at once, unless a single one is larger.
+/// Bytes of states that are copied at once, unless a single one is larger.
 const IN_FLIGHT_BYTES: u64 = 32 << 20;
-/// Executions that wait for their turn; the next boundary brings back one that found no room.
+/// Most executions that wait for their turn. The next boundary brings back one that found no room.
 const WAITING_LIMIT: usize = 200_000;
-/// How often it is looked whose turn it is.
+/// Interval of looking for states to copy.
 const TICK: Duration = Duration::from_millis(200);
 /// Longest time for one state.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is still to be copied. Cheap to clone.
+/// The states that are still to be copied. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Mirror {
     waiting: Arc<Mutex<Waiting>>,
@@ -39,7 +39,7 @@ struct Waiting {
 }
 
 impl Mirror {
-    /// Takes note of new last boundaries, and of executions that need none any more.
+    /// Adds new last boundaries, and removes finished executions.
     pub fn changed(&self, states: &[(ExecutionId, StatePlace)], finished: &[ExecutionId]) {
         if states.is_empty() && finished.is_empty() {
             return;
@@ -56,7 +56,7 @@ impl Mirror {
         }
     }
 
-    /// Those whose turn it is, within the bounds.
+    /// The states to copy now, within the bounds.
     fn due(&self, every: Duration) -> Vec<(ExecutionId, StatePlace)> {
         let mut waiting = self.lock();
         let Waiting { states, copied } = &mut *waiting;
@@ -84,7 +84,7 @@ impl Mirror {
 
 /// Copies states until the recorder stops.
 pub(crate) async fn run(broker: Broker, shared: Shared, every: Duration, limit: u64) {
-    // What an earlier recorder did not get to.
+    // States that an earlier recorder did not copy.
     let left = again(&shared, Part::Housekeeping, || outstanding(&shared.pool));
     let Some(left) = left.await else { return };
     shared.mirror.changed(&left, &[]);
@@ -135,9 +135,10 @@ async fn copy(
     } else {
         None
     };
-    // The lock on the execution's row orders this against the transaction that finishes it, which
-    // changes that row and then deletes the state: either it waits for us and deletes what we
-    // wrote, or we wait for it and find the execution finished, or gone back behind this boundary.
+    // The lock on the execution's row orders this statement against the transaction that finishes
+    // the execution, which changes that row and then deletes the state. Either that transaction
+    // waits and deletes this state, or this statement waits and finds the execution finished, or
+    // behind this boundary.
     sqlx::query(
         "WITH live AS (SELECT id FROM executions WHERE id = $1 AND finished_at IS NULL \
          AND boundary_index >= $2 FOR SHARE) \

@@ -1,5 +1,5 @@
-//! What the history of one execution lacks: messages that were never recorded, rows that were made
-//! anew, and what the recorder has not written yet.
+//! The gaps in the history of one execution: messages that were never recorded, rows of lost messages,
+//! and messages that the recorder has not written yet.
 
 use fiec_broker::{Broker, BrokerError, Ledger};
 use fiec_schemas::{BoundaryIndex, ExecutionId, Ordinal, Tenant, Timestamp, subjects};
@@ -54,15 +54,15 @@ pub struct Reached {
     pub boundary: BoundaryIndex,
 }
 
-/// How the tables compare with the ledger.
+/// The tables compared with the ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "compared", rename_all = "snake_case")]
 pub enum Compared {
-    /// All of it is recorded.
+    /// The whole ledger is recorded.
     Complete,
     /// The recorder is behind.
     Behind {
-        /// The last message that is recorded; none where the execution is not.
+        /// The last recorded message; none if the execution is not recorded.
         recorded: Option<Reached>,
         /// The last message of the ledger.
         ledger: Reached,
@@ -73,11 +73,11 @@ pub enum Compared {
         /// How long ago that was by PostgreSQL's clock, in milliseconds.
         wrote_ago_ms: Option<i64>,
     },
-    /// The broker has less than what is recorded.
+    /// The broker has fewer messages than the tables.
     LostByBroker {
-        /// The last message that is recorded.
+        /// The last recorded message.
         recorded: Reached,
-        /// The last message of the ledger; none where it has none.
+        /// The last message of the ledger; none if it has none.
         ledger: Option<Reached>,
     },
     /// The two could not be compared.
@@ -100,8 +100,8 @@ pub struct LedgerGap {
     pub at: Option<Timestamp>,
 }
 
-/// Records (what happened to nodes, refused lines, quotas) that were never recorded while the
-/// execution lived.
+/// Records (events of nodes, refused lines, quotas) that were never recorded while the execution was
+/// live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RecordGap {
     /// How many.
@@ -112,7 +112,7 @@ pub struct RecordGap {
     pub before: Option<Timestamp>,
 }
 
-/// Rows that were made anew, because the broker had lost their messages.
+/// Rows whose messages the broker has lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LostRows {
     /// Of which table.
@@ -121,10 +121,10 @@ pub struct LostRows {
     pub rows: i64,
 }
 
-/// What the history of one execution lacks.
+/// The gaps in the history of one execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Missing {
-    /// How it compares with the ledger.
+    /// The comparison with the ledger.
     pub ledger: Compared,
     /// At most the first hundred.
     pub ledger_gaps: Vec<LedgerGap>,
@@ -134,7 +134,7 @@ pub struct Missing {
     pub lost_rows: Vec<LostRows>,
 }
 
-/// The last message of an execution that is recorded; none where the execution is not.
+/// The last recorded message of an execution; none if the execution is not recorded.
 ///
 /// # Errors
 /// What PostgreSQL says.
@@ -162,7 +162,7 @@ async fn row(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<(Reached, bo
     .transpose()
 }
 
-/// Reads what is missing.
+/// Reads the gaps.
 ///
 /// # Errors
 /// What PostgreSQL says.
@@ -179,7 +179,7 @@ async fn compare(pool: &PgPool, id: ExecutionId, ledger: &LedgerEnd) -> sqlx::Re
     let recorded = row(pool, id).await?;
     Ok(match (ledger, recorded) {
         (LedgerEnd::Unknown(why), _) => Compared::Unknown { why: why.clone() },
-        // A ledger goes 30 days after its last message; the history of one that ended is whole.
+        // The broker drops a ledger 30 days after its last message; the history is whole then.
         (LedgerEnd::Absent, Some((_, true)) | None) => Compared::Complete,
         (LedgerEnd::Absent, Some((recorded, false))) => Compared::LostByBroker {
             recorded,
@@ -294,7 +294,7 @@ impl Compared {
         }
     }
 
-    /// What a person should know; none where all is recorded.
+    /// The comparison as a sentence; none if all is recorded.
     pub fn in_words(&self) -> Option<String> {
         Some(match self {
             Self::Complete => return None,
@@ -338,7 +338,7 @@ impl Compared {
 }
 
 impl Missing {
-    /// Everything that is missing, each a sentence; empty where nothing is.
+    /// All gaps, each a sentence; empty if there are none.
     pub fn in_words(&self) -> Vec<String> {
         let mut words: Vec<String> = self.ledger.in_words().into_iter().collect();
         words.extend(

@@ -1,7 +1,7 @@
 //! The recorder as a process part: its options, its tasks, its end.
 //!
 //! Tasks: the ledger, the records, telemetry, the mirror of states, large results and submissions,
-//! housekeeping (checkpoint message, partitions). Whichever fails for good ends all the others and the recorder.
+//! housekeeping (checkpoint message, partitions). A task that fails permanently ends all the others.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ use crate::{records, restore, telemetry};
 pub struct RecorderOptions {
     /// Where to serve `/metrics` and `/healthz`; nowhere if absent. Port 0 takes a free one.
     pub http: Option<SocketAddr>,
-    /// Largest σ in bytes that is copied to PostgreSQL; of a larger one only the digest is kept.
+    /// Largest state in bytes that is copied to PostgreSQL; of a larger one only the digest is kept.
     pub state_limit_bytes: u64,
-    /// At most one copy of an execution's σ in this time.
+    /// At most one copy of an execution's state in this time.
     pub state_every: Duration,
     /// A row for each node's hardware vector in this time, if nothing moves.
     pub vector_every: Duration,
-    /// A row at once where a signal moved by more than this.
+    /// A row at once if a signal moved by more than this.
     pub vector_step: f64,
     /// Days for which boundaries, decisions, events and hardware vectors are kept.
     pub retention_days: u32,
@@ -59,8 +59,8 @@ impl Default for RecorderOptions {
     }
 }
 
-/// Folds the ledger stream into PostgreSQL. Several may run: one writes, the others find
-/// themselves behind and follow.
+/// Folds the ledger stream into PostgreSQL. Several may run: one writes, the others find the
+/// checkpoint moved and follow.
 #[derive(Debug)]
 pub struct Recorder {
     options: RecorderOptions,
@@ -88,12 +88,12 @@ impl Recorder {
         }
     }
 
-    /// What is wrong, if anything, and the checkpoint; stays usable while it runs.
+    /// The recorder's health and its checkpoint; stays usable while it runs.
     pub fn health(&self) -> Health {
         self.health.clone()
     }
 
-    /// Records until `stop`. PostgreSQL or the broker being away is no failure: it is tried again.
+    /// Records until `stop`. While PostgreSQL or the broker is away, the recorder tries again.
     ///
     /// # Errors
     /// When going on would lose or falsify history: see [`RecorderError`].
@@ -172,7 +172,7 @@ impl Recorder {
         let (broker, collecting) = (self.broker.clone(), shared.clone());
         tasks.spawn(async move {
             collect::run(broker, collecting.clone(), options.collection).await;
-            // Not collecting is no end of the recorder.
+            // Without collection the recorder still runs.
             collecting.stop.cancelled().await;
             Ok(())
         });
@@ -180,7 +180,7 @@ impl Recorder {
         tasks.spawn(housekeeping(shared, options.retention_days));
         let mut outcome = Ok(());
         while let Some(ended) = tasks.join_next().await {
-            // One that ends, ends all; the first error is the one that matters.
+            // A task that ends, ends all; the first error is the one that matters.
             stop.cancel();
             let ended = ended.map_err(RecorderError::from).and_then(|result| result);
             outcome = outcome.and(ended);
@@ -189,12 +189,12 @@ impl Recorder {
     }
 }
 
-/// The streams are looked at, and the checkpoint is announced, at least this often.
+/// Longest time between two looks at the streams, and two reports of the checkpoint.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A checkpoint that has moved is announced after this: workers hold commits back by it.
+/// Time after which a moved checkpoint is reported: workers hold commits back by it.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(200);
 
-/// Publishes the checkpoint, and watches that the streams are read, and that what was read is written.
+/// Publishes the checkpoint, and watches that messages are read and written.
 async fn announce(broker: Broker, shared: Shared) -> Result<()> {
     let still = |what| Standstill::new(what, Instant::now());
     let mut ledger_read = still("FIEC_LEDGER was read");
@@ -243,13 +243,13 @@ async fn announce(broker: Broker, shared: Shared) -> Result<()> {
     Ok(())
 }
 
-/// False where a stream is known to hold nothing behind a sequence: its last messages were deleted.
+/// False if a stream has no message behind a sequence: its last messages were deleted.
 async fn waits(broker: &Broker, stream: &str, done: Sequence) -> bool {
     let found = feed::has_from(broker, stream, done.saturating_add(1)).await;
     found.unwrap_or(true)
 }
 
-/// Tells workers what is recorded. `last`: the last sequence of the stream, as far as is known.
+/// Reports the checkpoint to workers. `last`: the last known sequence of the stream.
 async fn announce_one(broker: &Broker, shared: &Shared, seq: Sequence, last: Sequence) {
     let lag = last.saturating_sub(seq);
     shared

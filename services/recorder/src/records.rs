@@ -25,7 +25,7 @@ use crate::write::advance;
 /// Records of one transaction.
 const BATCH: usize = 500;
 
-/// Records that the stream had dropped before they were read.
+/// Records that the stream dropped before they were read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gap {
     /// First sequence that is missing.
@@ -36,8 +36,8 @@ pub(crate) struct Gap {
     pub before: Timestamp,
 }
 
-/// Follows the stream until the recorder stops. Where it has lost records at its end it is read from
-/// there: what is recorded stays.
+/// Follows the stream until the recorder stops. If it has lost records at its end, the recorder reads
+/// it from there: recorded rows stay.
 ///
 /// # Errors
 /// When there is no checkpoint.
@@ -92,7 +92,7 @@ async fn open(broker: &Broker, at: Sequence) -> std::result::Result<Reader, Brok
     Reader::open(broker, subjects::RECORD_STREAM, config, BATCH, what).await
 }
 
-/// Records what the reader gives until it ends.
+/// Writes the records of a reader until it ends.
 async fn record(messages: Reader, at: Sequence, shared: &Shared) {
     let mut chunks = messages.ready_chunks(BATCH);
     let mut expected = at;
@@ -165,9 +165,9 @@ async fn record(messages: Reader, at: Sequence, shared: &Shared) {
     }
 }
 
-/// Writes records and moves the checkpoint to the last of them, which is known by its digest and by
-/// when the broker stored it; none where the checkpoint is not where it was expected. `apart`: a
-/// record that PostgreSQL cannot hold is passed over; returns their number.
+/// Writes records and moves the checkpoint to the last of them, with its digest and the time at which
+/// the broker stored it; none if the checkpoint is not where it was expected. `apart`: passes over a
+/// record that PostgreSQL cannot hold, and returns their number.
 async fn write(
     connection: &mut PgConnection,
     records: &[(Sequence, Record)],
@@ -215,7 +215,7 @@ async fn write(
     Ok(Some(refused))
 }
 
-/// True where PostgreSQL can never hold a value: SQLSTATE class 22 (data exception) or 54 (program
+/// True if PostgreSQL can never hold a value: SQLSTATE class 22 (data exception) or 54 (program
 /// limit exceeded).
 fn cannot_hold(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|e| e.code());

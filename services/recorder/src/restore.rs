@@ -1,4 +1,4 @@
-//! Gives workers the copy of a state that PostgreSQL has, where the broker has lost it.
+//! Gives workers PostgreSQL's copy of a state that the broker has lost.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use sqlx::PgPool;
 use crate::ledger::{Shared, pause};
 use crate::table::argument;
 
-/// Restores at once; each holds a whole state.
+/// Most restores at once; each holds a whole state in memory.
 const AT_ONCE: usize = 2;
 
 /// Answers until the recorder stops.

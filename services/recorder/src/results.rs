@@ -93,7 +93,7 @@ async fn copy(broker: &Broker, shared: &Shared, row: ResultRow) -> Option<()> {
     }
 }
 
-/// Those whose turn it is; after a failure the next try is a minute later.
+/// The results to copy now; after a failure the next try is a minute later.
 async fn due(pool: &PgPool) -> sqlx::Result<Vec<ResultRow>> {
     let rows = sqlx::query(
         "SELECT execution, digest, bytes FROM results_to_copy \

@@ -8,6 +8,7 @@ mod placement;
 use fiec_schemas::Timestamp;
 
 pub use self::batch::{Rewind, Rows, StepBack};
+pub(crate) use self::execution::EventColumns;
 pub use self::execution::ExecutionRow;
 pub use self::history::{BatchRow, BoundaryRow, ChangeRow, EventRow, MissingRow};
 pub use self::placement::{DecisionRow, PlacementRow, RebindingRow};

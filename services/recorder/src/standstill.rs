@@ -1,38 +1,38 @@
-//! Notices that messages wait and nothing is read, or that what was read waits and nothing is written.
+//! Notices that messages wait in a stream and none is read, or that read messages are not written.
 
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Sequence;
 
-/// After this time without progress, while messages wait, the recorder is not well. A reader opens
-/// its feed anew in much less.
+/// After this time without progress, while messages wait, the recorder's health is red. A reader
+/// opens its feed anew in much less.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where reading or writing was when it last moved.
+/// The sequence at which reading or writing last moved.
 #[derive(Debug)]
 pub(crate) struct Standstill {
-    /// Of a stream, and what is done with it: `FIEC_LEDGER was read`.
+    /// A stream and the work on it: `FIEC_LEDGER was read`.
     what: &'static str,
     at: Sequence,
     since: Instant,
 }
 
 impl Standstill {
-    /// `what`: of a stream, and what is done with it, such as `FIEC_LEDGER was read`.
+    /// `what`: a stream and the work on it, such as `FIEC_LEDGER was read`.
     pub fn new(what: &'static str, now: Instant) -> Self {
         let (at, since) = (0, now);
         Self { what, at, since }
     }
 
-    /// Says what is wrong where all is done up to `done`, of messages with these first and last
-    /// sequences.
+    /// Returns the trouble, if the work stands still at `done` while the stream has messages between
+    /// these first and last sequences.
     pub fn check(
         &mut self,
         done: Sequence,
         (first, last): (Sequence, Sequence),
         now: Instant,
     ) -> Option<String> {
-        // A stream whose last messages are gone gives nothing to read.
+        // A stream whose last messages were deleted gives nothing to read.
         let waits = last > done && last >= first;
         if !waits || done != self.at {
             (self.at, self.since) = (done, now);

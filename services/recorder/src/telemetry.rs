@@ -1,4 +1,4 @@
-//! Hardware vectors, thinned out: one row a node every few seconds, or when a signal moved.
+//! Hardware vectors, thinned out: a row of each node every few seconds, or when a signal moved.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::rows::day_of;
 use crate::table::{table, write_all};
 use crate::write::ensure_day;
 
-/// Nodes that are remembered.
+/// Most nodes that are remembered.
 const NODES_LIMIT: usize = 10_000;
-/// Rows that wait for PostgreSQL.
+/// Most rows that wait for PostgreSQL.
 const ROWS_LIMIT: usize = 20_000;
-/// A node's clock further off than this is not believed.
+/// A vector whose time is further off gets the broker's time.
 const CLOCK_LIMIT_MICROS: i64 = 3_600_000_000;
 
-/// Values by signal, each the worst of the node and its devices.
+/// A value for each signal: the worst of the node and its devices.
 type Worst = [Option<f32>; Signal::ALL.len()];
 
-/// Decides which vectors are worth a row.
+/// Decides which vectors become rows.
 #[derive(Debug)]
 pub struct Thinner {
     every_micros: i64,
@@ -35,19 +35,19 @@ pub struct Thinner {
     last: HashMap<NodeId, (Timestamp, Worst, bool)>,
 }
 
-/// What became of a vector.
+/// The decision on a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is to be recorded.
+    /// It becomes a row.
     Keep,
     /// Nothing new.
     Skip,
-    /// There is no room to remember another node.
+    /// [`NODES_LIMIT`] is reached.
     Full,
 }
 
 impl Thinner {
-    /// A row every so often, and whenever a signal moves by more than `step`.
+    /// A row every `every`, and whenever a signal moves by more than `step`.
     pub fn new(every: Duration, step: f64) -> Self {
         let every_micros = i64::try_from(every.as_micros()).unwrap_or(i64::MAX);
         Self {
@@ -83,7 +83,7 @@ impl Thinner {
     }
 }
 
-/// Values are in [0, 1]; what anybody says beyond that would make PostgreSQL refuse the row.
+/// Values are in [0, 1]. PostgreSQL would refuse a row with a value beyond single precision.
 fn worst(vector: &HardwareVector) -> Worst {
     Signal::ALL.map(|signal| {
         let readings = vector.readings.iter();
@@ -97,7 +97,7 @@ fn worst(vector: &HardwareVector) -> Worst {
 /// Records vectors until the recorder stops.
 ///
 /// # Errors
-/// Never for what passes: it is logged and tried again.
+/// None: a failure is logged, and the task tries again.
 pub(crate) async fn follow(
     broker: Broker,
     shared: Shared,

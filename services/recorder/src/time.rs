@@ -1,4 +1,4 @@
-//! `timestamptz` as [`Timestamp`], so that no calendar library is needed for the database's sake.
+//! `timestamptz` as [`Timestamp`], so that the database needs no calendar library.
 
 use fiec_schemas::Timestamp;
 use sqlx::encode::IsNull;

@@ -1,8 +1,8 @@
 //! One transaction a batch: the checkpoint first, under a guard, then the rows.
 //!
-//! The guard (`… WHERE seq = expected`) locks the checkpoint's row until the end, so that of two
-//! recorders with the same batch one waits for the other and then finds itself behind: every
-//! message is applied exactly once, and a second recorder does no harm.
+//! The guard (`… WHERE seq = expected`) locks the checkpoint's row until the end. Of two recorders with
+//! the same batch, one waits for the other and then finds the checkpoint moved: every message is
+//! applied exactly once, and a second recorder does no harm.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ impl Prepared {
     /// Encodes the rows that go by COPY. Costs processor time: not for an async task.
     pub fn new(rows: Rows) -> Self {
         let copies = [
-            Copy::of(rows.executions.values().filter(|row| row.is_new)),
+            Copy::of(rows.executions.iter().filter(|row| row.is_new)),
             Copy::of(rows.placements.values().filter(|row| row.is_new)),
             Copy::of(&rows.decisions),
             Copy::of(&rows.boundaries),
@@ -61,7 +61,7 @@ pub enum Written {
     /// The checkpoint is not where it was expected: another recorder is ahead, or an earlier
     /// attempt of ours was committed although it seemed to fail. Nothing was written.
     Behind,
-    /// A row that was thought new is in the table. Nothing was written; look everything up.
+    /// A new row is in the table already. Nothing was written; look every execution up.
     Conflict,
 }
 
@@ -106,8 +106,8 @@ impl Writer {
                 Ok(written)
             }
             Err(error) => {
-                // A failed COPY leaves the connection in doubt: it is dropped. So are the days,
-                // since a partition may have been dropped after we saw it.
+                // A failed COPY leaves the connection in doubt: drop it. Forget the days as well: a
+                // partition may have been dropped since.
                 self.days.clear();
                 let code = error.as_database_error().and_then(|e| e.code());
                 if code.as_deref() == Some("23505") {
@@ -123,15 +123,15 @@ impl Writer {
 async fn connect(pool: &PgPool) -> sqlx::Result<PgConnection> {
     // A connection of its own, since it is set up differently from the pool's.
     let mut connection = pool.acquire().await?.detach();
-    // A crash of PostgreSQL may lose the last transactions, but always a whole tail of them and the
-    // checkpoint with them: the ledger is replayed from there. So no commit waits for the disk.
+    // A crash of PostgreSQL may lose the last transactions, and their checkpoints with them: the
+    // recorder reads the ledger again from there. So no commit waits for the disk.
     sqlx::query("SET synchronous_commit = off")
         .execute(&mut connection)
         .await?;
     Ok(connection)
 }
 
-/// Makes the partitions of a day, where they are missing.
+/// Makes the partitions of a day that are missing.
 pub(crate) async fn ensure_day(connection: &mut PgConnection, day: i32) -> sqlx::Result<()> {
     sqlx::query("SELECT fiec_ensure_partitions(date '1970-01-01' + $1, date '1970-01-01' + $1)")
         .bind(day)
@@ -140,8 +140,8 @@ pub(crate) async fn ensure_day(connection: &mut PgConnection, day: i32) -> sqlx:
     Ok(())
 }
 
-/// Moves a stream's checkpoint; `last`: digest of the header of the message there, and when the
-/// broker stored it. False where it is not where it was expected.
+/// Moves a stream's checkpoint; false if it is not where it was expected. `last`: digest of the message
+/// there, and when the broker stored it.
 pub(crate) async fn advance(
     connection: &mut PgConnection,
     stream: &str,
@@ -180,7 +180,7 @@ async fn transaction(
         crate::lost::rewind(&mut tx, rewind).await?;
     }
     batch.copy_to(&mut tx).await?;
-    let changed = rows.executions.values().filter(|row| !row.is_new);
+    let changed = rows.executions.iter().filter(|row| !row.is_new);
     write_all(&mut tx, changed).await?;
     let changed = rows.placements.values().filter(|row| !row.is_new);
     write_all(&mut tx, changed).await?;

@@ -81,7 +81,7 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     );
     assert!(
         rows.executions
-            .values()
+            .iter()
             .all(|e| e.is_new && e.phase == "completed" && e.spec.is_some())
     );
     assert!(
@@ -162,7 +162,7 @@ fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
     assert_eq!(placement.bound_at, Some(at(10)));
     assert_eq!(placement.end_reason, Some("completed"));
     // Nothing but the count of messages differs.
-    let mut row = whole.executions.into_values().next().unwrap();
+    let mut row = whole.executions.into_iter().next().unwrap();
     assert_eq!(row.ordinal, 1);
     row.ordinal = 2;
     row.digest = apart.executions[0].digest;

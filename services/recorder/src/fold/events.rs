@@ -95,7 +95,7 @@ impl Step<'_> {
             } => {
                 let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
                 self.note("crashed", detail);
-                self.row().stderr_tail = Some(stderr);
+                self.columns().stderr_tail = Some(stderr);
             }
             Event::Completed {
                 result,

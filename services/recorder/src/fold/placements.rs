@@ -28,7 +28,7 @@ impl Step<'_> {
         }
         self.begin_placement(&placed, at);
         self.tracked.epoch = placed.epoch;
-        self.row().substrate = Some(placed.substrate.clone());
+        self.columns().substrate = Some(placed.substrate.clone());
         if placed.epoch > 1 {
             self.add_rebinding(&placed, at);
         }
@@ -126,8 +126,7 @@ impl Step<'_> {
                 None => _ = self.rows.gaps_closed.insert((id, epoch), gap_us),
             }
         }
-        let row = self.row();
-        row.first_started_at = row.first_started_at.or(Some(at));
+        self.columns().first_started_at.get_or_insert(at);
     }
 
     /// The node gave the execution up at a boundary.

@@ -1,4 +1,4 @@
-//! What an execution reaches, and how it ends.
+//! The progress of executions: boundaries, steps back, ends.
 
 use fiec_schemas::energy::Energy;
 use fiec_schemas::{
@@ -23,10 +23,10 @@ impl Step<'_> {
     /// A boundary is committed.
     pub(super) fn commit(&mut self, event: BoundaryEvent) {
         self.tracked.computed_until = Some(event.computed_at);
-        let row = self.row();
-        row.has_new_boundary = true;
-        row.boundary_of = event.of.or(row.boundary_of);
-        row.progress_note = event.note.clone().or(row.progress_note.take());
+        self.execution.has_new_boundary = true;
+        let columns = self.columns();
+        columns.boundary_of = event.of.or(columns.boundary_of);
+        columns.progress_note = event.note.clone().or(columns.progress_note.take());
         self.add_energy(event.energy);
         self.rows.days.insert(day_of(self.stored_at));
         self.rows.boundaries.push(BoundaryRow {
@@ -67,10 +67,10 @@ impl Step<'_> {
             capsules,
             outputs,
         } = completed;
-        let row = self.row();
-        row.capsules = Some(capsules);
-        row.result = (!result.is_null()).then_some(Json(result));
-        row.outputs = (!outputs.is_empty()).then_some(Json(outputs));
+        let columns = self.columns();
+        columns.capsules = Some(capsules);
+        columns.result = (!result.is_null()).then_some(Json(result));
+        columns.outputs = (!outputs.is_empty()).then_some(Json(outputs));
         let execution = self.state.execution;
         let object = object.map(|object| ResultRow::new(execution, object));
         self.rows.results.extend(object);
@@ -79,10 +79,10 @@ impl Step<'_> {
     pub(super) fn fail(&mut self, reason: String, stderr: String) {
         self.note("failed", reason.clone());
         self.end_placement("failed");
-        let row = self.row();
-        row.failure = Some(reason);
+        let columns = self.columns();
+        columns.failure = Some(reason);
         if !stderr.is_empty() {
-            row.stderr_tail = Some(stderr);
+            columns.stderr_tail = Some(stderr);
         }
     }
 
@@ -95,7 +95,7 @@ impl Step<'_> {
         };
         self.note_cause("stepped_back", cause, detail);
         self.end_placement(cause.as_str());
-        self.row().has_new_boundary = true;
+        self.execution.has_new_boundary = true;
         self.rows.steps_back.push(StepBack {
             execution: self.state.execution,
             to: to.map_or(0, |to| to.index),

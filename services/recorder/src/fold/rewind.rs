@@ -7,7 +7,7 @@ use super::Step;
 use crate::rows::Rewind;
 
 impl Step<'_> {
-    /// The ledger has lost what was recorded from this message on, and goes on with this one.
+    /// The ledger has lost the recorded messages from this ordinal on, and goes on with this message.
     pub(super) fn rewind(&mut self, events: &[Event]) {
         let (id, from) = (self.id(), self.state.ordinal);
         let epoch = epoch_before(self.state, events);
@@ -48,7 +48,7 @@ impl Step<'_> {
         }
     }
 
-    /// After a gap: brings the placement up to what the message takes for granted.
+    /// After a gap: brings the placement up to the binding that the message presupposes.
     pub(super) fn bridge(&mut self, events: &[Event]) {
         self.add_parts(None);
         let epoch = epoch_before(self.state, events);
@@ -86,7 +86,7 @@ pub(super) fn epoch_before(state: &ExecutionState, events: &[Event]) -> Epoch {
     state.epoch.saturating_sub(bindings.count() as u64)
 }
 
-/// True for a message by which a holder appends again what the broker has lost.
+/// True for a message by which a holder stands in for messages that the broker has lost.
 pub(super) fn is_healed(events: &[Event]) -> bool {
     events.iter().any(|e| matches!(e, Event::Healed { .. }))
 }

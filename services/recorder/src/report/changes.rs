@@ -9,7 +9,7 @@ use sqlx::{PgPool, Row};
 use super::facts::{Rebinding, TABLE_ROWS, text};
 use crate::read::time;
 
-/// What somebody changed while it was live.
+/// A change of a live execution.
 pub(super) struct Change {
     pub at: Timestamp,
     pub who: String,

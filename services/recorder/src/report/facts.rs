@@ -1,4 +1,4 @@
-//! What a report tells, as read from the tables; bounded, however long the execution is.
+//! The facts of a report, read from the tables; bounded, however long the execution is.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub(super) struct Facts {
     pub decisions: Vec<Decision>,
     pub changes: Vec<Change>,
     pub signals: Vec<Signal>,
-    /// What the history lacks, each a sentence.
+    /// The gaps in the history, each a sentence.
     pub missing: Vec<String>,
 }
 
@@ -334,7 +334,7 @@ async fn decisions(
     rows.iter().map(read).collect()
 }
 
-/// The signals that moved the execution, or memory where none did.
+/// The signals that moved the execution, or memory if none did.
 async fn signals(
     pool: &PgPool,
     id: ExecutionId,

@@ -137,7 +137,7 @@ pub(super) fn location(facts: &Facts, nodes: &Nodes) -> Result<String> {
     Ok(svg)
 }
 
-/// What it had reached.
+/// The boundaries over time.
 pub(super) fn capsules(facts: &Facts) -> Result<String> {
     let axis = Axis::of(facts);
     let top = facts
@@ -191,7 +191,7 @@ pub(super) fn legend(nodes: &Nodes, signal: &Signal) -> Vec<(String, String)> {
     legend
 }
 
-/// A number on an axis: no decimals where it has none.
+/// A number on an axis, without needless decimals.
 fn number(value: &f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,4 +1,4 @@
-//! The page around the figures. Whatever comes from outside goes through [`escape`].
+//! The page around the figures. Every text from outside goes through [`escape`].
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ fn gap(us: Option<i64>) -> String {
         .unwrap_or_default()
 }
 
-/// Joules of the host and of the device; empty where none were measured.
+/// Joules of the host and of the device; empty if none were measured.
 fn energy([host, device]: &[Option<String>; 2]) -> String {
     let part = |joules: &Option<String>, name| joules.as_ref().map(|j| format!("{j} J of {name}"));
     let parts = [part(host, "the host"), part(device, "the device")];

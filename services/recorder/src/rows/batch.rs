@@ -24,7 +24,7 @@ pub struct Rows {
     /// Digest of that message's header, and when the broker stored it.
     pub last: Option<(Digest, Timestamp)>,
     /// One row an execution, however many of its messages are in the batch.
-    pub executions: IndexMap<ExecutionId, ExecutionRow>,
+    pub executions: Vec<ExecutionRow>,
     /// One row a placement that began or changed.
     pub placements: IndexMap<(ExecutionId, Epoch), PlacementRow>,
     /// Choices of nodes.

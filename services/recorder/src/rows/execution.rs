@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fiec_schemas::{
     BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState, NodeId,
-    Ordinal, Output, Phase, Sequence, StatePlace, Submission, Tenant, Timestamp,
+    Ordinal, Output, Phase, Sequence, Submission, Tenant, Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -116,22 +116,39 @@ table! {
     beside {
         /// True if the table cannot hold it yet.
         is_new: bool,
-        /// The last boundary.
-        boundary: Option<StatePlace>,
-        /// True if that boundary is of this batch.
-        has_new_boundary: bool,
     }
 }
 
+/// The columns of an execution that only events give.
+#[derive(Debug, Default)]
+pub(crate) struct EventColumns {
+    pub substrate: Option<String>,
+    pub first_started_at: Option<Timestamp>,
+    pub boundary_of: Option<BoundaryIndex>,
+    pub progress_note: Option<String>,
+    pub capsules: Option<BoundaryIndex>,
+    pub result: Option<Json<Value>>,
+    pub outputs: Option<Json<Vec<Output>>>,
+    pub failure: Option<String>,
+    pub stderr_tail: Option<String>,
+}
+
 impl ExecutionRow {
-    /// The row of an execution's first message in a batch; [`ExecutionRow::update`] fills in the
-    /// rest. `is_recorded`: the table has the execution already.
-    pub(crate) fn new(state: &ExecutionState, is_recorded: bool) -> Self {
-        // Every message of a live execution has the submission; the table needs it once.
-        let spec = state.spec.clone().filter(|_| !is_recorded);
+    /// The row after a batch. `tracked` and `state`: after the execution's last message in it. `spec`:
+    /// the submission, unless the table has the execution already.
+    pub(crate) fn new(
+        is_new: bool,
+        spec: Option<Arc<Submission>>,
+        events: EventColumns,
+        tracked: &Tracked,
+        state: ExecutionState,
+    ) -> Self {
+        let place = state.boundary.as_ref();
+        let totals = state.totals;
+        let energy = totals.energy.unwrap_or_default();
         Self {
             id: state.execution,
-            tenant: state.tenant.clone(),
+            tenant: state.tenant,
             client_id: spec.as_ref().and_then(|spec| spec.id.clone()),
             batch_id: state.batch.map(|batch| batch.id),
             batch_line: state.batch.map(|batch| batch.line),
@@ -141,86 +158,47 @@ impl ExecutionRow {
             spec: spec.map(Json),
             submitted_at: state.submitted_at,
             phase: state.phase.as_str(),
-            node: None,
-            substrate: None,
-            epoch: 0,
-            bound_at: None,
-            first_started_at: None,
-            yielded_at: None,
-            computed_until: None,
-            boundary_index: 0,
-            boundary_of: None,
-            progress_note: None,
-            state_digest: None,
-            last_state_bytes: None,
-            state_seq: None,
-            state_ordinal: None,
-            commits: 0,
-            state_bytes: 0,
-            rebindings: 0,
-            pressure_rebindings: 0,
-            crashes: 0,
-            compute_us: 0,
-            finished_at: None,
-            capsules: None,
-            result: None,
-            outputs: None,
-            failure: None,
-            stderr_tail: None,
-            requested: None,
-            paused_by: None,
-            ordinal: 0,
-            seq: 0,
-            author: String::new(),
-            recorded_at: state.at,
-            host_uj: None,
-            host_intervals: None,
-            device_uj: None,
-            device_intervals: None,
-            digest: None,
-            is_new: !is_recorded && state.ordinal == 1,
-            boundary: None,
-            has_new_boundary: false,
+            node: tracked.node.clone(),
+            substrate: events.substrate,
+            epoch: state.epoch,
+            bound_at: state.moved_at,
+            first_started_at: events.first_started_at,
+            yielded_at: tracked.yielded_at,
+            computed_until: tracked.computed_until,
+            boundary_index: place.map_or(0, |place| place.index),
+            boundary_of: events.boundary_of,
+            progress_note: events.progress_note,
+            state_digest: place.map(|place| place.digest),
+            last_state_bytes: place.map(|place| place.bytes),
+            state_seq: place.and_then(|place| place.seq),
+            state_ordinal: place.map(|place| place.ordinal),
+            commits: totals.commits,
+            state_bytes: totals.state_bytes,
+            rebindings: totals.rebindings,
+            pressure_rebindings: totals.pressure,
+            crashes: totals.crashes,
+            compute_us: totals.compute_us,
+            finished_at: state.phase.is_terminal().then_some(state.at),
+            capsules: events.capsules,
+            result: events.result,
+            outputs: events.outputs,
+            failure: events.failure,
+            stderr_tail: events.stderr_tail,
+            requested: state.requested.map(|r| format!("{} by {}", r.what, r.who)),
+            paused_by: match state.phase {
+                Phase::Paused { who } => Some(who),
+                _ => None,
+            },
+            ordinal: state.ordinal,
+            seq: tracked.seq,
+            author: state.author,
+            recorded_at: tracked.stored_at,
+            host_uj: energy.host.map(|host| host.uj),
+            host_intervals: energy.host.map(|host| host.intervals),
+            device_uj: energy.device.map(|device| device.uj),
+            device_intervals: energy.device.map(|device| device.intervals),
+            digest: tracked.digest,
+            is_new,
         }
-    }
-
-    /// Takes over the cumulative state after a message. The message's events have set the rest.
-    pub(crate) fn update(&mut self, tracked: &Tracked, state: ExecutionState) {
-        self.phase = state.phase.as_str();
-        self.node.clone_from(&tracked.node);
-        self.epoch = state.epoch;
-        self.bound_at = state.moved_at;
-        self.yielded_at = tracked.yielded_at;
-        self.computed_until = tracked.computed_until;
-        let place = state.boundary.as_ref();
-        self.boundary_index = place.map_or(0, |place| place.index);
-        self.state_digest = place.map(|place| place.digest);
-        self.last_state_bytes = place.map(|place| place.bytes);
-        self.state_seq = place.and_then(|place| place.seq);
-        self.state_ordinal = place.map(|place| place.ordinal);
-        self.boundary = state.boundary;
-        let totals = state.totals;
-        self.commits = totals.commits;
-        self.state_bytes = totals.state_bytes;
-        self.rebindings = totals.rebindings;
-        self.pressure_rebindings = totals.pressure;
-        self.crashes = totals.crashes;
-        self.compute_us = totals.compute_us;
-        let energy = totals.energy.unwrap_or_default();
-        self.host_uj = energy.host.map(|host| host.uj);
-        self.host_intervals = energy.host.map(|host| host.intervals);
-        self.device_uj = energy.device.map(|device| device.uj);
-        self.device_intervals = energy.device.map(|device| device.intervals);
-        self.finished_at = state.phase.is_terminal().then_some(state.at);
-        self.requested = state.requested.map(|r| format!("{} by {}", r.what, r.who));
-        self.paused_by = match state.phase {
-            Phase::Paused { who } => Some(who),
-            _ => None,
-        };
-        self.ordinal = state.ordinal;
-        self.seq = tracked.seq;
-        self.digest = tracked.digest;
-        self.author = state.author;
-        self.recorded_at = tracked.stored_at;
     }
 }

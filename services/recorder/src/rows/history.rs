@@ -1,4 +1,4 @@
-//! What happened to executions, message by message, and what was never seen.
+//! The history of executions, message by message, and its gaps.
 
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
@@ -98,7 +98,7 @@ table! {
         at: Timestamp,
         /// Who asked.
         who: String,
-        /// What is changed.
+        /// The changed fields.
         change: Json<Adjustment>,
     }
 }
