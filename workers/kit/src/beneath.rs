@@ -1,8 +1,8 @@
-//! Files beneath a folder that somebody else writes to, whatever links they put there.
+//! Files in a folder that another process writes to, whatever links it puts there.
 //!
-//! A path that is opened name by name can be led away by a link at any of its parts, also by one
-//! that appears between a check and its use. So a folder is held open, and what lies in it is
-//! reached from its descriptor by the kernel's own rule (`openat2`).
+//! A link at any part of a path can redirect an open by name, even a link that appears between a
+//! check and its use. So the folder is held open, and files in it are reached from its descriptor
+//! by the kernel's own rule (`openat2`).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,15 +14,15 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// A rename beneath the folder may make the kernel ask for another try.
+/// A rename in the folder may make the kernel ask for a retry.
 const TRIES: usize = 16;
 
-/// Which symbolic links are followed.
+/// The symbolic links that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// None.
     Refused,
-    /// Those that stay beneath the folder. Where the kernel has no `openat2`: none.
+    /// Links that stay in the folder. Without `openat2` in the kernel: none.
     Inside,
 }
 
@@ -34,7 +34,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder at a path that is trusted, links included.
+    /// Opens the folder at a trusted path, links included.
     ///
     /// # Errors
     /// When it is no folder or cannot be opened.
@@ -46,15 +46,15 @@ impl Folder {
         })
     }
 
-    /// Where it was when it was opened, for messages.
+    /// Its path when it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A folder in it; a symbolic link is an error.
+    /// Opens a folder in it. A symbolic link is an error.
     ///
     /// # Errors
-    /// When it is no folder, or lies elsewhere.
+    /// When it is no folder, or lies outside.
     pub fn folder(&self, name: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         Ok(Self {
@@ -63,12 +63,12 @@ impl Folder {
         })
     }
 
-    /// A regular file in it, open to be read.
+    /// Opens a regular file in it for reading.
     ///
     /// # Errors
-    /// When it is no regular file, or lies elsewhere.
+    /// When it is no regular file, or lies outside.
     pub fn file(&self, name: &Path, links: Links) -> io::Result<File> {
-        // A pipe must not make the opening wait.
+        // The open must not block on a pipe.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(self.fd.as_fd(), name, flags, links)?);
         match file.metadata()?.is_file() {
@@ -77,7 +77,7 @@ impl Folder {
         }
     }
 
-    /// The names in it.
+    /// Lists the names in it.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -93,10 +93,10 @@ impl Folder {
         Ok(names)
     }
 
-    /// What a name in it is; no link is followed.
+    /// Returns the metadata of a name in it, without following a link.
     ///
     /// # Errors
-    /// When there is nothing of that name.
+    /// When the name does not exist.
     pub fn look(&self, name: &OsStr) -> io::Result<Stat> {
         Ok(rustix::fs::statat(
             &self.fd,
@@ -105,27 +105,27 @@ impl Folder {
         )?)
     }
 
-    /// Removes a file, or a link itself.
+    /// Removes a file, or the link itself.
     ///
     /// # Errors
-    /// When it cannot be removed, or lies elsewhere.
+    /// When it cannot be removed, or lies outside.
     pub fn remove(&self, name: &Path) -> io::Result<()> {
         let (folder, name) = self.parent_of(name)?;
         let fd = folder.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
         Ok(rustix::fs::unlinkat(fd, name, AtFlags::empty())?)
     }
 
-    /// Moves a file to another folder, over what may lie there.
+    /// Moves a file to another folder and replaces a file of that name.
     ///
     /// # Errors
-    /// When it cannot be moved, or lies elsewhere.
+    /// When it cannot be moved, or lies outside.
     pub fn rename(&self, name: &Path, to: &Self, new: &Path) -> io::Result<()> {
         let (folder, name) = self.parent_of(name)?;
         let fd = folder.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
         Ok(rustix::fs::renameat(fd, name, &to.fd, new)?)
     }
 
-    /// The folder that a name lies in, unless it is this one, and its last part.
+    /// Returns the last part of a name, and its folder unless that is this one.
     fn parent_of<'a>(&self, name: &'a Path) -> io::Result<(Option<OwnedFd>, &'a OsStr)> {
         let last = name.file_name().ok_or_else(elsewhere)?;
         match name.parent() {
@@ -143,7 +143,7 @@ fn elsewhere() -> io::Error {
     Errno::XDEV.into()
 }
 
-/// Whether an error says that a path leaves its folder or meets a link that it must not follow.
+/// Whether an error means that a path leaves its folder or meets a link that must not be followed.
 pub fn is_led_away(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::XDEV | Errno::LOOP))
@@ -224,7 +224,7 @@ mod tests {
         assert!(folder.remove(Path::new("up/secret")).is_err());
         let up = folder.rename(Path::new("up/secret"), &folder, Path::new("mine"));
         assert!(up.is_err() && absolute.exists());
-        // What a kernel without openat2 gets is stricter, never laxer.
+        // Without openat2 the rule is stricter, never laxer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         for name in ["../secret", "out", "up/secret", "in"] {
             assert!(step_by_step(folder.fd.as_fd(), Path::new(name), flags).is_err());

@@ -1,8 +1,8 @@
-//! The run time of a child process: takes orders, owns the loop, commits beside the computation.
+//! The run time of a child process: receives orders, runs the loop, commits beside the computation.
 //!
-//! The computing thread reads its orders itself: while it waits for one, by blocking; while it
-//! computes, by looking at the socket at a boundary, at most every [`LOOK_INTERVAL`]. So a boundary
-//! costs one reading of the clock, and no execution pays for a thread's wake-up.
+//! The computing thread reads its orders itself. While it is idle it blocks on the socket. While it
+//! computes it checks the socket at a boundary, at most every [`LOOK_INTERVAL`]. So a boundary
+//! costs one reading of the clock, and no execution pays for waking a thread.
 
 mod orders;
 
@@ -33,16 +33,15 @@ use orders::Orders;
 
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// A run that ends sooner says only at its end when it began.
+/// A run that is shorter reports its start only with its end.
 const BRIEF: Duration = Duration::from_millis(1);
 
-/// The entry of a child process that has no devices. Exits with 0 when the agent has closed the
-/// socket.
+/// Entry of a child process without devices. It exits with 0 when the agent closes the socket.
 pub fn child_main() -> ExitCode {
     child_main_with(Arc::new(NoDevices("this program was built without them")))
 }
 
-/// The entry of a child process whose programs may be granted these devices.
+/// Entry of a child process whose programs may be granted these devices.
 #[allow(unsafe_code)]
 pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     let fd: Option<RawFd> = match std::env::var(SOCKET_ENV) {
@@ -56,7 +55,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     // SAFETY: called once, at the start of a process whose parent made this descriptor for it;
     // nothing else in the process has taken it. If it is not open, its first use fails.
     let socket = unsafe { UnixStream::from_raw_fd(fd) };
-    // Programs of packages are processes of their own and have no business with it.
+    // Programs of packages are separate processes and must not inherit the socket.
     if let Err(error) = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC) {
         eprintln!("fiec child: descriptor {fd} of {SOCKET_ENV} is no socket: {error}");
         return ExitCode::from(2);
@@ -65,7 +64,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     let inputs = inputs_of_environment().with_devices(simulated::in_place_of(devices));
     match serve(socket, inputs) {
         Ok(()) => ExitCode::SUCCESS,
-        // The agent is gone: nobody is left to be told.
+        // The agent is gone: nobody is left to report to.
         Err(FrameError::Io(_)) => ExitCode::from(3),
         Err(error) => {
             eprintln!("fiec child: {error}");
@@ -74,7 +73,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
     }
 }
 
-/// Inputs as the agent, or `fiec run`, has set them.
+/// Inputs as the agent or `fiec run` configured them in the environment.
 fn inputs_of_environment() -> Inputs {
     let inputs = match (
         std::env::var_os(INPUT_DIRS_ENV),
@@ -117,7 +116,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
                 package,
                 device,
             } => {
-                // First what takes longest and needs no input.
+                // The context first: it takes longest and needs no input.
                 let heated = device.map_or(Ok(()), |device| child.heat(&device));
                 let error = child
                     .prepare(&program, &params, package.as_ref())
@@ -132,7 +131,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
             }
             Order::Run(run) => child.run(&run, body)?,
             Order::Yield(order) if order.at.is_some() => child.ahead = Some(order),
-            // Crossed with the end of the run that they were meant for.
+            // These orders crossed the end of their run on the way.
             Order::Yield(_)
             | Order::Cancel
             | Order::Park(_)
@@ -165,7 +164,7 @@ struct Child {
     kept: Option<Kept>,
     orders: VecDeque<(Order, Vec<u8>)>,
     brief: bool,
-    /// Corruption on purpose, in tests.
+    /// Deliberate corruption, in tests.
     flips: Option<Flips>,
     /// A `yield` at a certain boundary of the next run.
     ahead: Option<frames::Yield>,
@@ -177,26 +176,26 @@ struct Running<'a> {
     sent: VecDeque<(BoundaryIndex, Duration)>,
     orders: Orders,
     lease: Duration,
-    /// When it was last seen that there is no order: what is taken up later came after that.
+    /// When the socket was last empty: an order that is read later arrived after that.
     empty_at: Duration,
     /// End of the last report's capsule.
     mark: Duration,
     run: &'a Run,
-    /// How its range is shared, where it may be.
+    /// How the range is shared, if it may be.
     shares: Option<Shares>,
-    /// What is split off at this boundary.
+    /// The range that is split off at this boundary.
     split: Option<TileRange>,
-    /// The part was taken back at this boundary.
+    /// The part was merged at this boundary.
     merged: bool,
 }
 
-/// A part that is to be taken back, and its σ where it has one.
+/// A part to merge, with its σ if it has one.
 struct Returning {
     merge: Merge,
     state: Option<Vec<u8>>,
 }
 
-/// σ of the run, and the part that is to be taken back, whose σ stands behind it.
+/// Separates σ of the run from σ of the part to merge, which follows it.
 fn apart(run: &Run, mut state: Vec<u8>) -> Result<(Vec<u8>, Option<Returning>), ProgramError> {
     let Some(merge) = run.merge else {
         return Ok((state, None));
@@ -217,7 +216,7 @@ fn apart(run: &Run, mut state: Vec<u8>) -> Result<(Vec<u8>, Option<Returning>), 
 }
 
 impl Running<'_> {
-    /// Whether its last σ is reported with its end: somebody goes on from it.
+    /// Whether the end reports a last σ, because another execution continues from it.
     fn ends_at_a_boundary(&self) -> bool {
         let shared = self.shares.is_some_and(|s| s.part || s.parts > 0);
         shared || self.merged
@@ -236,13 +235,13 @@ impl Child {
         }
     }
 
-    /// Makes a device's context.
+    /// Makes the context of a device.
     fn heat(&self, device: &str) -> Result<(), String> {
         let heated = self.inputs.devices().heat(device);
         heated.map_err(|error| error.to_string())
     }
 
-    /// Has the program's inputs parsed.
+    /// Parses the program's inputs.
     fn prepare(
         &mut self,
         program: &str,
@@ -273,7 +272,7 @@ impl Child {
             Ok(()) => Ok(()),
             Err(End::Frame(error)) => Err(error),
             Err(End::Program(error)) => {
-                // A failed program's scratch is not trusted again.
+                // The scratch of a failed program is not used again.
                 self.kept = None;
                 let permanent = error.is_permanent();
                 self.writer.report(
@@ -478,7 +477,7 @@ impl Child {
         }
     }
 
-    /// The program's error, unless it was ended because of a cancel.
+    /// Returns the program's error, unless a cancel ended the program.
     fn given_up(&mut self, running: &mut Running<'_>, error: End) -> Result<(), End> {
         if matches!(error, End::Program(_)) {
             self.look(running)?;

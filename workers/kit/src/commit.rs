@@ -1,28 +1,28 @@
-//! When a boundary is committed. Pure: times are passed in.
+//! The schedule of commits. Pure: the caller passes the time.
 
 use std::time::Duration;
 
 use fiec_schemas::CommitPolicy;
 
 /// Commits that may be unacknowledged at once: one on its way to the ledger, the others ready to
-/// follow it. More than one is ready where σ is small, so that a computation of short capsules is
-/// told of its commits two at a time, and wakes half as often.
+/// follow it. With a small σ more than one is ready. A computation of short capsules then hears of
+/// two commits at a time and wakes half as often.
 pub const WINDOW: usize = 4;
-/// The same for a σ of more than [`SMALL`] bytes: each that is ready is a copy in memory.
+/// The same for a σ of more than [`SMALL`] bytes: each ready commit is a copy in memory.
 const WINDOW_LARGE: usize = 2;
 const SMALL: usize = 256 * 1024;
 const AUTO: Duration = Duration::from_secs(1);
 const AUTO_LONGEST: Duration = Duration::from_secs(60);
-/// Under `auto`, commits may take one part in so many of the time.
+/// Under `auto`, commits may take one part in this many of the time.
 const AUTO_SHARE: u32 = 100;
-/// What a commit is taken to cost before one has been acknowledged, in nanoseconds for a byte: as
-/// measured with 24 MB over a broker on the same machine.
+/// Assumed cost of a commit before the first acknowledgement, in nanoseconds per byte. Measured
+/// with 24 MB over a broker on the same machine.
 const COST_OF_A_BYTE: u64 = 4;
 
-/// What to do at a boundary.
+/// The decision at a boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Go on.
+    /// Continue without a commit.
     No,
     /// Commit it.
     Commit,
@@ -30,7 +30,7 @@ pub enum Due {
     CommitWhenAcknowledged,
 }
 
-/// Decides for one execution.
+/// The schedule of one execution.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     policy: CommitPolicy,
@@ -43,7 +43,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// At `now`, nothing being unacknowledged.
+    /// A schedule that starts at `now` with no unacknowledged commit.
     pub fn new(policy: CommitPolicy, stretch: Duration, now: Duration) -> Self {
         Self {
             policy,
@@ -56,14 +56,15 @@ impl Schedule {
         }
     }
 
-    /// σ has about so many bytes: until a commit has been acknowledged, its cost is judged by that.
+    /// Sets the expected bytes of σ. They determine the cost of a commit until the first one is
+    /// acknowledged.
     pub fn expecting(mut self, bytes: usize) -> Self {
         let nanos = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.cost = Duration::from_nanos(nanos.saturating_mul(COST_OF_A_BYTE));
         self
     }
 
-    /// Wishes routine commits by time to be at least so far apart.
+    /// Sets the least interval of routine commits by time.
     pub fn stretch(&mut self, interval: Duration) {
         self.stretch = interval;
     }
@@ -77,7 +78,7 @@ impl Schedule {
         own.max(self.stretch)
     }
 
-    /// A boundary was reached at `now`.
+    /// Decides at a boundary that was reached at `now`.
     #[inline]
     pub fn boundary(&mut self, now: Duration) -> Due {
         self.since += 1;
@@ -92,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// A commit was sent at `now`; making its σ of so many bytes took `encoding`.
+    /// Notes a commit that was sent at `now`. Encoding its σ of `bytes` bytes took `encoding`.
     pub fn sent(&mut self, now: Duration, encoding: Duration, bytes: usize) {
         self.window = if bytes <= SMALL { WINDOW } else { WINDOW_LARGE };
         self.last = now;
@@ -101,13 +102,13 @@ impl Schedule {
         self.cost = encoding;
     }
 
-    /// A commit was acknowledged, as far as is known no sooner than `latency` after it was sent.
+    /// Notes an acknowledgement that came at least `latency` after its commit was sent.
     pub fn acknowledged(&mut self, latency: Duration) {
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.cost += latency;
     }
 
-    /// True when as many commits are unacknowledged as may be.
+    /// Whether the window of unacknowledged commits is full.
     pub fn is_full(&self) -> bool {
         self.unacknowledged >= self.window
     }
@@ -171,7 +172,7 @@ mod tests {
         let mut large = of(24_000_000);
         assert_eq!(large.boundary(MS * 9_599), Due::No);
         assert_eq!(large.boundary(MS * 9_600), Due::Commit);
-        // What it really cost counts from then on.
+        // The measured cost counts from then on.
         large.sent(MS * 9_600, MS * 5, 24_000_000);
         large.acknowledged(MS * 15);
         assert_eq!(large.boundary(MS * 11_599), Due::No);

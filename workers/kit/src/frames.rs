@@ -5,10 +5,11 @@
 //! u32 LE length of head │ u64 LE length of body │ head (JSON) │ body
 //! ```
 //!
-//! The agent sends one `run` and waits for its one end (`completed`, `failed`, `cancelled`, or a
-//! `boundary` whose reason is `yield`) before the next. Only the built-in programs' own child may be
-//! sent the next ones ahead, while its runs are short: it computes them one after the other, and
-//! other orders mean the present one. Orders that arrive when nothing runs mean nothing.
+//! The agent sends one `run` and waits for its end before the next. The end is `completed`,
+//! `failed`, `cancelled`, or a `boundary` whose reason is `yield`. Only the child for built-in
+//! programs may receive further runs ahead, while its runs are short. It computes them one after
+//! the other, and other orders apply to the present one. Orders that arrive while nothing runs are
+//! ignored.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::path::PathBuf;
@@ -28,56 +29,56 @@ pub use crate::shares::{Merge, Shares};
 pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
 /// Names the folder of inputs with relative paths in a child's environment.
 pub const DATA_DIR_ENV: &str = "FIEC_DATA_DIR";
-/// Names all folders of inputs, `:` between them: no file elsewhere is read for parameters.
+/// Names all folders of inputs, separated by `:`. Parameters cannot name a file elsewhere.
 pub const INPUT_DIRS_ENV: &str = "FIEC_INPUT_DIRS";
 /// Names a folder of the agent's in which a built-in program leaves marks for its next attempt.
 pub const RUN_FOLDER_ENV: &str = "FIEC_MARKS_DIR";
 /// Bytes before the head.
 pub const PREFIX_BYTES: usize = 12;
-/// Longest head in bytes; a submission has at most half of it.
+/// Longest head in bytes. A submission takes at most half of it.
 pub const HEAD_LIMIT: usize = 1 << 20;
-/// Longest body in bytes: 4 GiB of σ and as much again for outputs.
+/// Longest body in bytes: 4 GiB of σ and as much for outputs.
 pub const BODY_LIMIT: u64 = 1 << 33;
 
-/// What an agent asks of a child.
+/// An order from an agent to a child.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Order {
-    /// Have inputs parsed: a `run` with these parameters will come. Answered by `prepared`.
+    /// Parse inputs: a `run` with these parameters will come. Answered by `prepared`.
     Prepare {
         /// The program.
         program: String,
         /// Its parameters.
         params: Value,
-        /// Where it is no built-in.
+        /// The package, unless the program is built in.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         package: Option<Package>,
-        /// The device that the run will be granted: its context is made now.
+        /// The device that the run will be granted. Its context is made now.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<String>,
     },
-    /// Make the context of this device, for whatever comes. Answered by `prepared`. Only the
-    /// built-in programs' own child is asked for that.
+    /// Make the context of this device for any later run. Answered by `prepared`. Only the child
+    /// for built-in programs receives it.
     Heat {
         /// Its UUID.
         device: String,
     },
     /// Compute. The body is σ.
     Run(Box<Run>),
-    /// Commit the next boundary; the run ends there and the execution goes on elsewhere or later.
+    /// Commit the next boundary and end the run there. The execution continues elsewhere or later.
     Yield(Yield),
     /// End the run at the next boundary without a commit. A parked run ends where it is.
     Cancel,
-    /// Commit the next boundary and wait there for `unpark` or `cancel`. The run is not over.
+    /// Commit the next boundary and wait there for `unpark` or `cancel`. The run does not end.
     Park(Park),
-    /// Go on from where it is parked.
+    /// Continue a parked run.
     Unpark {
-        /// What may be used from now on, where that has changed.
+        /// The grant from now on, if it has changed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         grant: Option<Grant>,
     },
-    /// Give the last half of the tiles that are left away: the next boundary is committed with
-    /// the range that is given, or `whole` is the answer. Only for a run with `spread`.
+    /// Give away the last half of the remaining tiles. The next boundary is committed with the
+    /// range that is given, or the answer is `whole`. Only for a run with `spread`.
     Split,
     /// The answer to `reserve`.
     Reserved(Reserved),
@@ -85,19 +86,19 @@ pub enum Order {
     Surroundings(Box<Surroundings>),
     /// The answer to `ask`.
     Asked(Asked),
-    /// From the next boundary on another grant holds.
+    /// Apply another grant from the next boundary on.
     Reconfigure {
-        /// What may be used then.
+        /// The new grant.
         grant: Grant,
     },
     /// The answer to `fetch`. The body is the data.
     Data {
-        /// Which.
+        /// Its digest.
         digest: Digest,
-        /// Why there is none.
+        /// The reason if there is no data.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
-        /// Whether asking again is pointless.
+        /// Whether a retry is pointless.
         #[serde(default, skip_serializing_if = "is_default")]
         permanent: bool,
     },
@@ -106,7 +107,7 @@ pub enum Order {
         /// Its boundary.
         index: BoundaryIndex,
     },
-    /// Routine commits by time are at least so far apart.
+    /// Keep routine commits by time at least this far apart.
     Stretch {
         /// In milliseconds.
         interval_ms: u32,
@@ -118,7 +119,7 @@ pub enum Order {
 pub struct Package {
     /// Its folder; never written to.
     pub folder: PathBuf,
-    /// What it says of itself.
+    /// Its manifest.
     pub manifest: Manifest,
     /// `name@version`, for messages.
     pub program: String,
@@ -127,26 +128,26 @@ pub struct Package {
 /// Cause and deadline of an order to yield.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Yield {
-    /// In a few words; told to programs that can be told.
+    /// A few words, passed to programs that accept them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Milliseconds after which it is ended without a boundary; none: it may take its time.
+    /// Milliseconds after which the run is ended without a boundary. None means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u32>,
-    /// Not before this boundary; for tests that cut at a certain one. It may come before the
-    /// `run` that it is meant for. A program that does not know it yields sooner.
+    /// The earliest boundary to yield at, for tests that cut at a certain one. The order may come
+    /// before its `run`. A program that ignores this field yields sooner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<BoundaryIndex>,
 }
 
-/// Why an execution is to wait at a boundary, and with what.
+/// Cause and grant of an order to park.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Park {
-    /// In a few words; told to programs that can be told.
+    /// A few words, passed to programs that accept them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// What may be used while it waits: without a device, where what it has there is to go to the
-    /// host's memory. None: what it has.
+    /// The grant while the execution is parked. A grant without a device moves device data to the
+    /// host's memory. None keeps the present grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
 }
@@ -154,34 +155,34 @@ pub struct Park {
 /// An execution to compute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Which.
+    /// Its id.
     pub execution: ExecutionId,
-    /// Under which binding.
+    /// The epoch of its binding.
     pub epoch: Epoch,
     /// The program.
     pub program: String,
     /// Its parameters.
     pub params: Value,
-    /// When to commit.
+    /// The commit policy.
     pub commit: CommitPolicy,
-    /// The boundary to go on from; none where the body is no σ and it begins.
+    /// The boundary to continue from. None means that the execution starts and the body is no σ.
     pub boundary: Option<BoundaryIndex>,
-    /// Park at a boundary when a commit is unacknowledged for so long, in milliseconds.
+    /// Park at a boundary if a commit is unacknowledged for this many milliseconds.
     pub lease_ms: u32,
-    /// Routine commits by time are at least so far apart, in milliseconds; 0: no wish.
+    /// Least interval of routine commits by time, in milliseconds. 0 means no limit.
     #[serde(default)]
     pub interval_ms: u32,
-    /// Where the program is no built-in.
+    /// The package, unless the program is built in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
-    /// What may be used.
+    /// The grant.
     #[serde(default, skip_serializing_if = "is_default")]
     pub grant: Grant,
-    /// How its range of tiles is shared, where it may be.
+    /// How the range of tiles is shared, if it may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Shares>,
-    /// A part that has ended, which is taken back before anything else. Its σ stands in the body
-    /// behind the run's own.
+    /// A part that has ended, to be merged before anything else. Its σ follows the run's own in the
+    /// body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<Merge>,
 }
@@ -190,17 +191,17 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Why a boundary is reported.
+/// Reason of a boundary report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The commit policy.
+    /// The commit policy asks for it.
     Commit,
-    /// A `yield`; the run has ended at this boundary.
+    /// A `yield`: the run has ended at this boundary.
     Yield,
-    /// A `park`; the execution waits at this boundary.
+    /// A `park`: the execution waits at this boundary.
     Park,
-    /// Nothing is left to one whose range is shared: `completed` follows.
+    /// A run with a shared range has nothing left to compute: `completed` follows.
     End,
 }
 
@@ -209,7 +210,7 @@ pub enum Reason {
 pub struct Made {
     /// The program's name for it.
     pub name: String,
-    /// Digest of its bytes; none: the agent computes it.
+    /// Digest of its bytes. None means that the agent computes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Their number.
@@ -218,143 +219,143 @@ pub struct Made {
 
 /// Messages that one capsule may emit.
 pub const EMITS_LIMIT: usize = 128;
-/// Bytes that they may have in all. Twice as much of both waits for a commit at most.
+/// Bytes of all messages that one capsule may emit. At most twice as much of both waits for a
+/// commit.
 pub const EMIT_BYTES_LIMIT: usize = 256 * 1024;
 
-/// A message to the outside, published once after the commit that carries it.
+/// A message to the outside. It is published once, after the commit that carries it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Emit {
-    /// The last part of its subject: letters, digits, `_` and `-`, 1 to 64.
+    /// The last part of its subject: 1 to 64 letters, digits, `_` or `-`.
     pub name: String,
-    /// The boundary that its capsule led to.
+    /// The boundary that ends its capsule.
     pub boundary: BoundaryIndex,
-    /// Which one of that capsule, from 0.
+    /// Its number within the capsule, from 0.
     pub index: u32,
     /// Its bytes in base64.
     pub data: String,
 }
 
-/// A boundary with its σ as the body, and behind it the bytes of the outputs in order.
+/// A boundary. The body is σ, followed by the bytes of the outputs in order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BoundaryReport {
     /// Capsules completed.
     pub index: BoundaryIndex,
-    /// Digest of σ; none: the agent computes it.
+    /// Digest of σ. None means that the agent computes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Bytes of σ.
     pub bytes: u64,
-    /// When the capsule before it ended.
+    /// End of the last capsule.
     pub computed_at: Timestamp,
-    /// Microseconds since the report before.
+    /// Microseconds since the last report.
     pub compute_us: u64,
-    /// Boundaries in all, where known.
+    /// Boundaries in all, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<BoundaryIndex>,
-    /// The program's word on where it stands.
+    /// The program's note on its progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Outputs made since the report before.
+    /// Outputs made since the last report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Made>,
-    /// Messages emitted since the report before.
+    /// Messages emitted since the last report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub emits: Vec<Emit>,
-    /// What was split off here: σ ends before it.
+    /// The range that was split off here. σ ends before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<TileRange>,
-    /// σ has what the part of the run's `merge` has done.
+    /// σ contains the work of the part in the run's `merge`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub merged: bool,
-    /// Why.
+    /// Why the boundary is reported.
     pub reason: Reason,
 }
 
-/// What a child tells its agent.
+/// A report from a child to its agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Report {
-    /// It waits for orders.
+    /// The child waits for orders.
     Ready,
     /// The answer to `prepare`.
     Prepared {
-        /// Why it failed; a `run` will say so again.
+        /// The error, if parsing failed. A `run` will report it again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
-    /// The first capsule begins. Left out where the executions before ended within a
-    /// millisecond; `completed` says it too.
+    /// The first capsule starts. Left out if the executions before ended within a millisecond;
+    /// `completed` states the time, too.
     Began {
-        /// When.
+        /// Start of the first capsule.
         at: Timestamp,
-        /// Whether it knows `park`. Programs in the agent's own child always do.
+        /// Whether the program supports `park`. Built-in programs always do.
         #[serde(default, skip_serializing_if = "is_default")]
         parks: bool,
     },
-    /// A boundary to be committed.
+    /// A boundary to commit.
     Boundary(Box<BoundaryReport>),
-    /// Where it stands; at most five a second.
+    /// The progress, at most five times a second.
     Progress {
         /// Capsules completed.
         index: BoundaryIndex,
-        /// In all, where known.
+        /// Boundaries in all, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         of: Option<BoundaryIndex>,
-        /// The program's word.
+        /// The program's note.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
     },
-    /// It is done. The body is the bytes of the outputs in order.
+    /// The program has completed. The body has the bytes of the outputs in order.
     Completed {
-        /// The program's words.
+        /// The program's result.
         #[serde(default, skip_serializing_if = "Value::is_null")]
         result: Value,
         /// Capsules in all.
         capsules: BoundaryIndex,
-        /// When the first capsule of this run began.
+        /// Start of the first capsule of this run.
         computing_since: Timestamp,
-        /// When the last one ended.
+        /// End of the last capsule.
         computed_until: Timestamp,
-        /// Outputs made since the last report of a boundary.
+        /// Outputs made since the last boundary report.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         outputs: Vec<Made>,
-        /// Messages emitted since then.
+        /// Messages emitted since the last boundary report.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         emits: Vec<Emit>,
     },
-    /// Data is needed, and nothing goes on before it is there. Answered by `data`; orders may
-    /// come before that.
+    /// The capsule needs data and waits for the answer, `data`. Other orders may come first.
     Fetch {
-        /// Which.
+        /// Digest of the data.
         digest: Digest,
-        /// How many bytes it is expected to have; 0: not known.
+        /// Expected number of bytes; 0 if it is not known.
         #[serde(default)]
         bytes: u64,
     },
-    /// It is parked, and has moved what it was to move.
+    /// The run is parked, and its device data has been moved.
     Aside,
-    /// There is nothing to split off: less than two tiles are left, or it cannot be split.
+    /// The answer to `split`: less than two tiles are left, or the program cannot split.
     Whole,
-    /// It needs more than its grant, and waits for the answer: `reserved`; orders may come before
-    /// that.
+    /// The capsule needs more than its grant and waits for the answer, `reserved`. Other orders may
+    /// come first.
     Reserve(Reserve),
-    /// It wants to know where it is, and waits for the answer: `surroundings`.
+    /// The capsule asks for its surroundings and waits for the answer, `surroundings`.
     Surroundings,
-    /// It wants another grant of its node, and waits for the answer: `asked`.
+    /// The capsule asks its node for another grant and waits for the answer, `asked`.
     Ask(GrantChange),
-    /// It cannot complete.
+    /// The run cannot complete.
     Failed {
-        /// Whether trying again is pointless.
+        /// Whether a retry is pointless.
         permanent: bool,
-        /// Why, for a person.
+        /// The reason, for a person.
         reason: String,
     },
-    /// A `cancel` has ended the run.
+    /// A `cancel` ended the run.
     Cancelled,
 }
 
 impl Report {
-    /// True for the one report that ends a run.
+    /// Whether this report ends a run.
     pub fn ends_run(&self) -> bool {
         match self {
             Self::Completed { .. } | Self::Failed { .. } | Self::Cancelled => true,
@@ -364,7 +365,7 @@ impl Report {
     }
 }
 
-/// Bytes that are no frame.
+/// An error while reading or writing a frame.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// A length over its limit.
@@ -372,12 +373,12 @@ pub enum FrameError {
     TooLarge {
         /// Head or body.
         what: &'static str,
-        /// What the prefix says.
+        /// The length in the prefix.
         found: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
     },
-    /// A head that says nothing known.
+    /// A head of no known form.
     #[error("frame with a head that cannot be read: {0}")]
     Head(#[from] serde_json::Error),
     /// The other end is gone, or the socket failed.
@@ -385,10 +386,10 @@ pub enum FrameError {
     Io(#[from] io::Error),
 }
 
-/// The prefix and head of a frame whose body has `body` bytes.
+/// Encodes the prefix and head of a frame whose body has `body` bytes.
 ///
 /// # Errors
-/// When head or body are over their limits.
+/// When head or body exceed their limits.
 pub fn head<T: Serialize>(message: &T, body: u64) -> Result<Vec<u8>, FrameError> {
     let mut out = Vec::with_capacity(256);
     out.resize(PREFIX_BYTES, 0);
@@ -400,10 +401,10 @@ pub fn head<T: Serialize>(message: &T, body: u64) -> Result<Vec<u8>, FrameError>
     Ok(out)
 }
 
-/// The lengths of head and body that a prefix announces.
+/// Reads the lengths of head and body from a prefix.
 ///
 /// # Errors
-/// When one is over its limit.
+/// When one exceeds its limit.
 pub fn lengths(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, u64), FrameError> {
     let [a, b, c, d, body @ ..] = *prefix;
     let (head, body) = (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(body));
@@ -429,15 +430,15 @@ fn check(head: u64, body: u64) -> Result<(), FrameError> {
     Ok(())
 }
 
-/// Reads a head.
+/// Parses a head.
 ///
 /// # Errors
-/// When it says nothing known.
+/// When its form is not known.
 pub fn parse<T: DeserializeOwned>(head: &[u8]) -> Result<T, FrameError> {
     Ok(serde_json::from_slice(head)?)
 }
 
-/// Writes a frame whose body is these pieces, in as few calls as the socket allows.
+/// Writes a frame whose body consists of these pieces, in as few calls as the socket allows.
 ///
 /// # Errors
 /// When a limit is exceeded or the socket fails.
@@ -469,13 +470,13 @@ pub fn write<T: Serialize>(
     Ok(())
 }
 
-/// Of a body so much is read at once, into memory that was taken for it.
+/// Bytes of a body that are read at once, into memory allocated for them.
 const WHOLE_BYTES: u64 = 1 << 20;
 
-/// Reads a frame; none at a clean end.
+/// Reads a frame. Returns none at a clean end.
 ///
 /// # Errors
-/// When the bytes are no frame or the socket fails.
+/// When the bytes are no frame, or the socket fails.
 pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u8>)>, FrameError> {
     let mut prefix = [0; PREFIX_BYTES];
     let found = loop {
@@ -491,7 +492,7 @@ pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u
     let mut text = vec![0; head];
     from.read_exact(&mut text)?;
     let message = parse(&text)?;
-    // In one piece where that is no risk; otherwise the buffer grows with what really arrives.
+    // Allocate the first bytes at once; then the buffer grows with the bytes that arrive.
     let mut bytes = vec![0; body.min(WHOLE_BYTES) as usize];
     from.read_exact(&mut bytes)?;
     let rest = body - bytes.len() as u64;

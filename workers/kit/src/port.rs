@@ -1,7 +1,6 @@
-//! The child's end of its agent's socket, shared by those that use it while a capsule computes:
-//! the run time between capsules, a capsule that fetches data, a foreign program's keeper that
-//! looks out for orders. Frames are written whole; orders that are met on the way to something
-//! else wait in the order of their arrival.
+//! The child's end of its agent's socket. Its users while a capsule computes: the run time between
+//! capsules, a capsule that fetches data, the keeper of a foreign program. Frames are written
+//! whole. An order that is read while waiting for another one is queued in order of arrival.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,28 +18,28 @@ use crate::frames::{self, FrameError, Order, Report, Yield};
 use crate::program::{Fetch, ProgramError};
 use crate::reserve::{Reserve, Reserved};
 
-/// Most orders that wait; an agent sends a few.
+/// Most queued orders; an agent sends a few.
 const WAITING_LIMIT: usize = 10_000;
 
 type Orders = VecDeque<(Order, Vec<u8>)>;
 
-/// What an agent wants of a capsule that computes.
+/// The agent's wishes to a capsule that computes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wanted {
-    /// To reach a boundary soon: a yield, or a park with its cause.
+    /// Reach a boundary soon, for a yield or a park, with its cause.
     pub yields: Option<Yield>,
-    /// To end the run, at a boundary or not.
+    /// End the run, at a boundary or not.
     pub cancel: bool,
     /// Another grant from the next boundary on.
     pub grant: Option<Grant>,
 }
 
-/// Tells a capsule that takes long what is wanted meanwhile.
+/// Gives a long capsule access to the agent's wishes.
 pub trait Wishes: Send + Sync {
-    /// Readable when something may have come.
+    /// A descriptor that is readable when a wish may have arrived.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// What is wanted by now. What was told once is told again until the boundary.
+    /// Returns the present wishes. A wish is repeated until the boundary.
     ///
     /// # Errors
     /// When the agent is gone.
@@ -52,7 +51,7 @@ pub trait Wishes: Send + Sync {
     /// When the agent is gone.
     fn reserve(&self, wish: Reserve) -> Result<Reserved, ProgramError>;
 
-    /// What there is around it.
+    /// Asks for the surroundings.
     ///
     /// # Errors
     /// When the agent is gone.
@@ -65,7 +64,7 @@ pub trait Wishes: Send + Sync {
     fn ask(&self, change: GrantChange) -> Result<Asked, ProgramError>;
 }
 
-/// The socket.
+/// The child's end of the socket.
 pub struct Port {
     socket: UnixStream,
     waiting: Mutex<Orders>,
@@ -73,7 +72,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Over this socket.
+    /// A port on this socket.
     pub fn new(socket: UnixStream) -> Self {
         Self {
             socket,
@@ -86,7 +85,7 @@ impl Port {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a report whose body is these pieces.
+    /// Writes a report whose body consists of these pieces.
     pub fn write(&self, report: &Report, body: &[&[u8]]) -> Result<(), FrameError> {
         let _whole = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         frames::write(&self.socket, report, body)
@@ -105,7 +104,7 @@ impl Port {
         }
     }
 
-    /// Whether [`Port::take`] returns at once; waits so long for it.
+    /// Whether [`Port::take`] returns at once. Waits at most `timeout` for that.
     pub fn has_order(&self, timeout: Duration) -> Result<bool, FrameError> {
         if !self.waiting().is_empty() {
             return Ok(true);
@@ -113,7 +112,7 @@ impl Port {
         self.readable(timeout)
     }
 
-    /// The next order with its body; none when the agent has closed the socket.
+    /// Returns the next order with its body, or none when the agent has closed the socket.
     pub fn take(&self) -> Result<Option<(Order, Vec<u8>)>, FrameError> {
         if let Some(order) = self.waiting().pop_front() {
             return Ok(Some(order));
@@ -131,7 +130,7 @@ impl Port {
         Ok(())
     }
 
-    /// Sends a report and waits for the order that answers it; others wait in their order.
+    /// Sends a report and waits for the order that answers it. Other orders are queued.
     pub(crate) fn converse<T>(
         &self,
         report: &Report,
@@ -220,7 +219,7 @@ impl Wishes for Port {
     }
 }
 
-/// Gets data from the agent at the other end of a port.
+/// Fetches data from the agent at the other end of a port.
 pub struct FromAgent(pub Arc<Port>);
 
 impl Fetch for FromAgent {

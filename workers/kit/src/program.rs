@@ -1,4 +1,4 @@
-//! What a program is: one trait, whose loop is owned by a run time.
+//! The program contract: one trait that a program implements. A run time owns the loop around it.
 
 use std::any::Any;
 use std::fs::File;
@@ -20,29 +20,29 @@ use crate::beneath::{Folder, Links, is_led_away};
 use crate::frames::{EMIT_BYTES_LIMIT, EMITS_LIMIT, Emit};
 use crate::port::Wishes;
 
-/// Bytes that outputs may take in the ledger message of a commit, which has to fit a header, before
-/// the next commit is due.
+/// Bytes of a ledger message's header that outputs may take. If they take as many, a commit is due:
+/// the message has to fit a header.
 const NAMED_BYTES: usize = 2 * 1024;
-/// What an output takes there beside its name: digest, size, and the words around them.
+/// Bytes that an output takes there beside its name: digest, size, and JSON around them.
 const OUTPUT_BYTES: usize = 110;
-/// Inputs that a process keeps parsed; the least recently used one goes.
+/// Parsed inputs that a process keeps. The least recently used one is evicted.
 const INPUTS_LIMIT: usize = 2;
 
 /// Why a program cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// Trying again gives the same: bad input, a broken rule. The text names file, line or field
-    /// and the rule.
+    /// A retry fails the same way: bad input, a broken rule. The text names the file, line or
+    /// field, and the rule.
     #[error("{0}")]
     Permanent(String),
-    /// Another attempt may succeed: a file system that did not answer, a refused thread.
+    /// A retry may succeed: a file system that did not answer, a refused thread.
     #[error("{0}")]
     Transient(String),
 }
 
 /// Checks that a result is not too large for a report.
 pub(crate) fn check_result(result: &Value) -> Result<(), ProgramError> {
-    // Only texts, lists and objects can be large.
+    // Only strings, arrays and objects can be large.
     if !(result.is_string() || result.is_array() || result.is_object()) {
         return Ok(());
     }
@@ -56,72 +56,74 @@ pub(crate) fn check_result(result: &Value) -> Result<(), ProgramError> {
 }
 
 impl ProgramError {
-    /// For `map_err`: an error that trying again does not cure.
+    /// For `map_err`: an error that a retry does not cure.
     pub fn permanent(error: impl std::fmt::Display) -> Self {
         Self::Permanent(error.to_string())
     }
 
-    /// For `map_err`: an error that trying again may cure.
+    /// For `map_err`: an error that a retry may cure.
     pub fn transient(error: impl std::fmt::Display) -> Self {
         Self::Transient(error.to_string())
     }
 
-    /// Whether trying again is pointless.
+    /// Whether a retry is pointless.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Permanent(_))
     }
 }
 
-/// σ: all that is needed to go on anywhere, with its bytes.
+/// σ: the state that suffices to continue from a boundary on any node, and its encoding.
 pub trait State: Sized + Send {
-    /// Called at a boundary that is committed, before [`State::encode`]: for what leaves the state
-    /// with the commit, as [`crate::Pages`] do. Must not change the bytes of the state.
+    /// Moves data out of the state with a commit, as [`crate::Pages`] does. The run time calls it
+    /// at a boundary that it commits, before [`State::encode`]. It must not change the encoded
+    /// bytes.
     ///
     /// # Errors
-    /// When that cannot be done.
+    /// When the data cannot be moved.
     fn settle(&mut self, _cx: &mut Capsule) -> Result<(), ProgramError> {
         Ok(())
     }
 
-    /// Appends the bytes; equal states give equal bytes, on every machine.
+    /// Appends the state's bytes. Equal states give equal bytes, on every machine.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// About how many bytes [`State::encode`] appends, if they are many: the first commit of a large
-    /// state by the default policy waits as long as the later ones will, instead of finding out.
+    /// Approximate number of bytes that [`State::encode`] appends, or 0 for a small state. The
+    /// default commit policy uses it to delay the first commit of a large state as long as later
+    /// ones.
     fn size_hint(&self) -> usize {
         0
     }
 
-    /// The state that the bytes are.
+    /// Reads a state from its bytes.
     ///
     /// # Errors
-    /// When they are no state of this program.
+    /// When the bytes are no state of this program.
     fn decode(bytes: &[u8]) -> Result<Self, ProgramError>;
 }
 
-/// What a capsule ended in. Yielding is no outcome: the run time does it, at a boundary.
+/// The end of a capsule. Yielding is not among them: the run time yields, at a boundary.
 #[derive(Debug, PartialEq)]
 pub enum Step {
-    /// The state is complete; there is more to do.
+    /// The state is complete, and there is more to do.
     Boundary,
     /// Nothing is left to do.
     Complete {
-        /// A few words on the result; small.
+        /// A short result, as JSON.
         result: Value,
     },
 }
 
-/// Where a program stands, for people.
+/// The progress of a program, for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Boundaries in all, where that is known.
+    /// Boundaries in all, if the program knows.
     pub of: Option<BoundaryIndex>,
-    /// A short word on it.
+    /// A short note.
     pub note: Option<String>,
 }
 
-/// A computation in capsules. Everything that a later capsule needs is in the state; the value
-/// itself holds parameters, parsed inputs and scratch only, and may serve several executions with
+/// A computation in capsules. The state holds everything that a later capsule needs. The value
+/// itself holds only parameters, parsed inputs and scratch. It may serve several executions with
 /// the same parameters.
 pub trait Program: Sized + Send {
     /// σ.
@@ -133,58 +135,58 @@ pub trait Program: Sized + Send {
     /// When they break a rule.
     fn start(params: &Value, inputs: &mut Inputs) -> Result<Self, ProgramError>;
 
-    /// The state before the first capsule.
+    /// Returns the state before the first capsule.
     ///
     /// # Errors
     /// When there is none.
     fn initial(&mut self) -> Result<Self::State, ProgramError>;
 
-    /// From one boundary to the next.
+    /// Computes from one boundary to the next.
     ///
     /// # Errors
-    /// When it cannot be reached; the state is then not used any more.
+    /// When the next boundary cannot be reached. The state is then not used any more.
     fn capsule(&mut self, state: &mut Self::State, cx: &mut Capsule) -> Result<Step, ProgramError>;
 
-    /// Where it stands; called a few times a second at most.
+    /// Reports the progress. Called a few times a second at most.
     fn progress(&self, _state: &Self::State) -> Progress {
         Progress::default()
     }
 
-    /// What it may use here. Called before the first capsule, and again at a boundary where the
-    /// grant has changed. It changes the speed, never the bits.
+    /// Applies a grant. Called before the first capsule, and again at a boundary after the grant
+    /// has changed. It changes the speed, never the bits.
     ///
     /// # Errors
-    /// When it cannot go on with this grant.
+    /// When the program cannot continue with this grant.
     fn configure(&mut self, _grant: &Grant) -> Result<(), ProgramError> {
         Ok(())
     }
 
-    /// Completes a state of which a part is kept elsewhere between boundaries, as in the memory of
-    /// a device: called before the state is encoded, and before the grant changes.
+    /// Copies back the parts of the state that are kept elsewhere between boundaries, as in the
+    /// memory of a device. Called before the state is encoded, and before the grant changes.
     ///
     /// # Errors
-    /// When it cannot be read back.
+    /// When a part cannot be read back.
     fn read_back(&mut self, _state: &mut Self::State) -> Result<(), ProgramError> {
         Ok(())
     }
 
-    /// Gives away the last half of the range of tiles that is left, so that another execution
-    /// computes it: the state ends before it from now on. Called at a boundary, which is committed
-    /// then. None where less than two tiles are left ([`TileRange::last_half`]), or the program
+    /// Gives away the last half of the remaining tiles, so that another execution computes them.
+    /// From then on the state ends before that half. Called at a boundary, which is then committed.
+    /// Returns none if less than two tiles are left ([`TileRange::last_half`]), or if the program
     /// cannot share its range.
     fn split(&mut self, _state: &mut Self::State) -> Option<TileRange> {
         None
     }
 
-    /// Takes a range back that was given away and begins where the state ends, once nothing else
-    /// is left: what its part has done is put behind what is done here, and the rest of the range
-    /// is left to do. It is a capsule. `part` is the σ with which the part has ended; none where it
-    /// has reached no boundary. With several such steps the state must become that of an
-    /// undisturbed run, bit by bit. Where it completes, the state has to be whole without
-    /// [`Program::read_back`].
+    /// Takes back a range that was given away. Called when nothing else is left; the range begins
+    /// where the state ends. It is a capsule: it appends the part's work to the state, and leaves
+    /// the rest of the range to compute. `part` is the part's last σ, or none if the part reached
+    /// no boundary. After all merges the state must be that of an undisturbed run, bit by bit. If
+    /// the merge completes the program, the state has to be whole without [`Program::read_back`].
     ///
     /// # Errors
-    /// Permanent where the program does not share its range, or the part is not of this state.
+    /// Permanent if the program does not share its range, or if the part does not belong to this
+    /// state.
     fn merge(
         &mut self,
         _state: &mut Self::State,
@@ -195,48 +197,48 @@ pub trait Program: Sized + Send {
         Err(does_not_spread())
     }
 
-    /// The run is over: lets go what it or its grant had outside of this process, such as a device.
-    /// Another run is configured anew. `warm`: it ended by itself, so that another one of the kind
-    /// may follow here, and what takes long to make may be kept for it.
+    /// Ends the run: releases resources outside this process that the program or its grant held,
+    /// such as a device. The next run calls [`Program::configure`] again. `warm` means that the run
+    /// ended by itself: a similar run may follow, so costly resources may be kept for it.
     fn let_go(&mut self, _warm: bool) {}
 }
 
-/// A part was to be merged into a program that has none.
+/// The error of a merge into a program that cannot share its range.
 pub(crate) fn does_not_spread() -> ProgramError {
     ProgramError::Permanent(
         "the program does not spread: it cannot take back a part of its range".to_owned(),
     )
 }
 
-/// Bytes by their digest: outputs that earlier capsules made, and objects that were pushed.
+/// Bytes by their digest: outputs of earlier capsules, and pushed objects.
 pub trait Fetch {
-    /// The bytes whose digest this is. `bytes` is their number where the caller knows it (bytes
-    /// of another length are then an error), and 0 where it does not.
+    /// Returns the bytes with this digest. `bytes` is their number, or 0 if the caller does not
+    /// know it. A known number that does not match is an error.
     ///
     /// # Errors
-    /// Permanent where no such object exists, transient where it cannot be had now.
+    /// Permanent if no such object exists, transient if it cannot be fetched now.
     fn fetch(&mut self, digest: Digest, bytes: u64) -> Result<Vec<u8>, ProgramError>;
 }
 
-/// An output that a capsule made; visible only with the commit that names its digest.
+/// An output of a capsule. It is visible only with the commit that names its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputData {
     /// The program's name for it.
     pub name: String,
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Its digest, where it has been computed already.
+    /// Its digest, if computed already.
     pub digest: Option<Digest>,
 }
 
 impl OutputData {
-    /// Its digest; computed unless it is known.
+    /// Returns the digest, and computes it if it is not known.
     pub fn digest(&self) -> Digest {
         self.digest.unwrap_or_else(|| Digest::of(&self.bytes))
     }
 }
 
-/// What a capsule may know and do beside its state.
+/// What a capsule may use beside its state: outputs, messages, data, and its node.
 #[derive(Default)]
 pub struct Capsule {
     index: BoundaryIndex,
@@ -244,9 +246,9 @@ pub struct Capsule {
     pub(crate) emits: Vec<Emit>,
     emitted_bytes: usize,
     fetch: Option<Box<dyn Fetch + Send>>,
-    /// Which execution it belongs to, where there is one.
+    /// The execution, if the capsule belongs to one.
     pub(crate) execution: Option<ExecutionId>,
-    /// What is wanted while it computes.
+    /// The agent's wishes while the capsule computes.
     pub(crate) wishes: Option<Arc<dyn Wishes>>,
 }
 
@@ -262,7 +264,7 @@ impl std::fmt::Debug for Capsule {
 }
 
 impl Capsule {
-    /// A capsule that gets from `fetch` what it does not hold itself.
+    /// A capsule that calls `fetch` for data that it does not hold itself.
     pub fn with_fetch(index: BoundaryIndex, fetch: Box<dyn Fetch + Send>) -> Self {
         Self {
             index,
@@ -280,25 +282,25 @@ impl Capsule {
         self.index
     }
 
-    /// Outputs that no commit has taken away yet.
+    /// Outputs that no commit has taken yet.
     pub fn outputs(&self) -> &[OutputData] {
         &self.outputs
     }
 
-    /// Declares an output; a later one of the same name takes its place.
+    /// Declares an output. It replaces an earlier one of the same name.
     pub fn output(&mut self, name: impl Into<String>, bytes: Vec<u8>) {
         self.declare(name.into(), bytes, None);
     }
 
-    /// Declares an output and tells its digest, by which [`Capsule::fetch`] gives it back later,
-    /// on any node.
+    /// Declares an output and returns its digest. [`Capsule::fetch`] returns the output by this
+    /// digest later, on any node.
     pub fn output_digested(&mut self, name: impl Into<String>, bytes: Vec<u8>) -> Digest {
         let digest = Digest::of(&bytes);
         self.declare(name.into(), bytes, Some(digest));
         digest
     }
 
-    /// The same, for bytes whose digest is known.
+    /// Declares an output whose digest is known.
     pub(crate) fn output_known(&mut self, name: String, bytes: Vec<u8>, digest: Digest) {
         self.declare(name, bytes, Some(digest));
     }
@@ -312,13 +314,13 @@ impl Capsule {
         });
     }
 
-    /// Sends a message to the outside: it is published on
+    /// Sends a message to the outside. It is published on
     /// `fiec.outbox.<tenant>.<execution>.<name>`, once, after the commit of this capsule's
     /// boundary, and never without it. `name` has 1 to 64 letters, digits, `_` or `-`.
     ///
     /// # Errors
-    /// Permanent where the name breaks that rule, or the capsule emits more than
-    /// [`EMITS_LIMIT`] messages or [`EMIT_BYTES_LIMIT`] bytes.
+    /// Permanent if the name breaks that rule, or if the capsule emits more than [`EMITS_LIMIT`]
+    /// messages or [`EMIT_BYTES_LIMIT`] bytes.
     pub fn emit(&mut self, name: &str, bytes: &[u8]) -> Result<(), ProgramError> {
         let boundary = self.index + 1;
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
@@ -353,22 +355,22 @@ impl Capsule {
         Ok(())
     }
 
-    /// Whether so many outputs wait that a commit is due, so that its message can name them.
+    /// Whether the waiting outputs make a commit due, so that its message can name them all.
     pub(crate) fn has_made_much(&self) -> bool {
         let named = self.outputs.iter().map(|o| o.name.len() + OUTPUT_BYTES);
         named.sum::<usize>() >= NAMED_BYTES
     }
 
-    /// Whether so much was emitted that a commit is due, so that the next capsule has room.
+    /// Whether the emitted messages make a commit due, so that the next capsule has room.
     pub(crate) fn has_emitted_much(&self) -> bool {
         !self.emits.is_empty()
             && (self.emits.len() >= EMITS_LIMIT
                 || self.emits.iter().map(|e| e.data.len()).sum::<usize>() >= EMIT_BYTES_LIMIT)
     }
 
-    /// The bytes of an output of an earlier capsule, or of an object that was pushed, by digest.
-    /// `bytes` is their number where it is known, else 0. Outputs that no commit has taken away
-    /// yet are found here; all others are asked of the run time.
+    /// Returns the bytes of an earlier capsule's output, or of a pushed object, by digest. `bytes`
+    /// is their number, or 0 if it is not known. Outputs that no commit has taken yet are found
+    /// here. The run time fetches all others.
     ///
     /// # Errors
     /// See [`Fetch::fetch`].
@@ -398,17 +400,17 @@ struct Cached {
     value: Arc<dyn Any + Send + Sync>,
 }
 
-/// Which files parameters may name.
+/// The files that parameters may name.
 enum Files {
-    /// All that this process may read, for runs by hand.
+    /// All files that this process may read, for runs by hand.
     Anywhere,
-    /// Those beneath these folders.
+    /// Files in these folders.
     Beneath(Vec<PathBuf>),
 }
 
-/// Parsed inputs that this process keeps, so that the next execution on the same input need not
-/// parse it. A file counts as the same while its path, size and modification time are. By default
-/// no files are read: parameters come from submitters, files belong to operators.
+/// Parsed inputs that this process keeps, so that the next execution on the same input does not
+/// parse it again. A file counts as unchanged while its path, size and modification time are the
+/// same. By default no files are read: parameters come from submitters, files belong to operators.
 pub struct Inputs {
     files: Files,
     run_folder: Option<PathBuf>,
@@ -423,7 +425,7 @@ impl Default for Inputs {
     }
 }
 
-/// The part of an absolute path below a folder.
+/// Returns the part of an absolute path that is below a folder.
 fn below<'a>(folder: &Path, path: &'a Path) -> Option<&'a Path> {
     let absolute = std::path::absolute(folder).ok();
     let real = std::fs::canonicalize(folder).ok();
@@ -434,7 +436,7 @@ fn below<'a>(folder: &Path, path: &'a Path) -> Option<&'a Path> {
 }
 
 impl Inputs {
-    /// Only files in this folder are read.
+    /// Reads only files in this folder.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self::beneath(vec![match folder.as_os_str().is_empty() {
@@ -443,7 +445,7 @@ impl Inputs {
         }])
     }
 
-    /// Only files in these folders are read; a relative name is looked up in each.
+    /// Reads only files in these folders. A relative name is looked up in each.
     pub fn beneath(folders: Vec<PathBuf>) -> Self {
         Self {
             files: Files::Beneath(folders),
@@ -454,8 +456,8 @@ impl Inputs {
         }
     }
 
-    /// Every file that this process may read, relative names from the working folder; only for
-    /// parameters of the user who runs it.
+    /// Reads every file that this process may read. Relative names start at the working folder.
+    /// Only for parameters of the user who runs this process.
     pub fn anywhere() -> Self {
         Self {
             files: Files::Anywhere,
@@ -463,7 +465,7 @@ impl Inputs {
         }
     }
 
-    /// A folder of the agent's in which a program may leave marks for its next attempt.
+    /// Sets a folder of the agent's in which a program may leave marks for its next attempt.
     #[must_use]
     pub fn with_run_folder(mut self, folder: Option<PathBuf>) -> Self {
         self.run_folder = folder;
@@ -475,7 +477,7 @@ impl Inputs {
         self.run_folder.as_deref()
     }
 
-    /// The folder that a program outside is shown, if there is one: the first.
+    /// The folder that a foreign program is given, if there is one: the first.
     pub fn folder(&self) -> Option<PathBuf> {
         match &self.files {
             Files::Anywhere => Some(PathBuf::from(".")),
@@ -483,11 +485,11 @@ impl Inputs {
         }
     }
 
-    /// Opens the file that parameter `field` names, and says where it lies.
+    /// Opens the file that parameter `field` names, and returns its path with it.
     ///
     /// # Errors
-    /// Permanent where it is in none of the folders, or cannot be read. No error says what a file
-    /// holds.
+    /// Permanent if the file is in none of the folders, or cannot be read. No error shows the
+    /// contents of a file.
     pub fn file(&self, field: &str, name: &str) -> Result<(PathBuf, File), ProgramError> {
         let refuse = |why: &str| ProgramError::Permanent(format!("params.{field}: {name:?} {why}"));
         let cannot = |error: std::io::Error| refuse(&format!("cannot be read: {error}"));
@@ -532,8 +534,8 @@ impl Inputs {
         })
     }
 
-    /// The bytes of the file that parameter `field` names, as `parse` reads them; `kind` is what
-    /// they are read as. Kept as [`Inputs::get`] keeps them.
+    /// Reads and parses the file that parameter `field` names. `kind` names the parsed form. The
+    /// result is kept as by [`Inputs::get`].
     ///
     /// # Errors
     /// See [`Inputs::file`], and those of `parse`.
@@ -554,27 +556,27 @@ impl Inputs {
         })
     }
 
-    /// Objects that parameters name by digest are asked of `fetch`.
+    /// Fetches objects that parameters name by digest with `fetch`.
     #[must_use]
     pub fn with_fetch(mut self, fetch: Box<dyn Fetch + Send>) -> Self {
         self.fetch = Some(fetch);
         self
     }
 
-    /// Devices that a grant names are opened by `devices`.
+    /// Opens devices that a grant names with `devices`.
     #[must_use]
     pub fn with_devices(mut self, devices: Arc<dyn Devices>) -> Self {
         self.devices = Some(devices);
         self
     }
 
-    /// Where devices come from.
+    /// The source of devices.
     pub fn devices(&self) -> Arc<dyn Devices> {
         let none = || -> Arc<dyn Devices> { Arc::new(NoDevices("this program has none to open")) };
         self.devices.clone().unwrap_or_else(none)
     }
 
-    /// The bytes of an object that a parameter names.
+    /// Returns the bytes of an object that a parameter names.
     ///
     /// # Errors
     /// See [`Fetch::fetch`].
@@ -587,8 +589,8 @@ impl Inputs {
         }
     }
 
-    /// The object under `digest` as `parse` reads it; `kind` is what it is read as. Kept as
-    /// [`Inputs::get`] keeps files.
+    /// Fetches and parses the object under `digest`. `kind` names the parsed form. The result is
+    /// kept as by [`Inputs::get`].
     ///
     /// # Errors
     /// See [`Fetch::fetch`], and those of `parse`.
@@ -616,7 +618,7 @@ impl Inputs {
         })
     }
 
-    /// True when every input that is kept is still what lies on disk.
+    /// Whether every kept input still matches its file on disk.
     pub(crate) fn are_current(&self) -> bool {
         self.cached.iter().all(|c| {
             c.file
@@ -625,8 +627,8 @@ impl Inputs {
         })
     }
 
-    /// The input under `key`, made by `make` unless it is kept and its file (if it has one) is
-    /// unchanged.
+    /// Returns the input under `key`. Calls `make` unless the input is kept and its file, if it has
+    /// one, is unchanged.
     ///
     /// # Errors
     /// Those of `make`.
@@ -636,7 +638,8 @@ impl Inputs {
         file: Option<PathBuf>,
         make: impl FnOnce() -> Result<T, ProgramError>,
     ) -> Result<Arc<T>, ProgramError> {
-        // Stamped before it is read: a file that changes meanwhile is read again next time.
+        // Take the stamp before reading: a file that changes during the read is read again next
+        // time.
         let file = file.and_then(|path| Self::stamp(&path).map(|stamp| (path, stamp)));
         if let Some(at) = self.cached.iter().position(|c| c.key == key) {
             let found = self.cached.remove(at);

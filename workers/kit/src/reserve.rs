@@ -1,8 +1,8 @@
-//! Asking beyond the grant: what a program says, and what it is told.
+//! Requests for memory beyond the grant, and their answers.
 //!
-//! A capsule asks at its boundary and waits for the answer, which comes at once: the node grants
-//! it where what is not granted to others suffices; else the execution's needs are changed in its
-//! ledger, and it is moved, or waits, as its submission says (`when_unviable`).
+//! A capsule asks during its work and waits for the answer, which comes at once. The node grants
+//! the request if its ungranted memory suffices. Otherwise the execution's needs change in its
+//! ledger. It then moves or waits, as its submission says (`when_unviable`).
 
 use fiec_schemas::package::Grant;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::frames::{FrameError, Order, Report};
 use crate::port::Port;
 use crate::program::{Capsule, ProgramError};
 
-/// What a program needs in all, not on top of what it has.
+/// The memory that a program needs in all, including its present grant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserve {
     /// Bytes of the host's memory.
@@ -23,7 +23,7 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// So much of the host's memory.
+    /// Asks for this much of the host's memory.
     pub fn memory(bytes: u64) -> Self {
         Self {
             memory_bytes: Some(bytes),
@@ -31,7 +31,7 @@ impl Reserve {
         }
     }
 
-    /// So much of its device's memory.
+    /// Asks for this much of the device's memory.
     pub fn device_memory(bytes: u64) -> Self {
         Self {
             device_memory_bytes: Some(bytes),
@@ -40,30 +40,31 @@ impl Reserve {
     }
 }
 
-/// What became of it.
+/// The node's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reserved {
-    /// This grant holds; the program is told of it (`configure`) at its next boundary.
+    /// This grant holds. The program receives it (`configure`) at its next boundary.
     Granted {
         /// What may be used then.
         grant: Grant,
     },
-    /// This place does not have it. The execution yields or parks at a boundary soon, and goes on
-    /// where it is there; until then it makes do with what it has, or ends its capsule.
+    /// This node lacks the memory. The execution yields or parks at a boundary soon, and continues
+    /// on a node that has it. Until then the program works with its present grant, or ends its
+    /// capsule.
     Moves {
-        /// What is missing here.
+        /// What this node lacks.
         reason: String,
     },
-    /// No place will have it.
+    /// No node has the memory.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Port {
-    /// Asks the agent, and waits for its answer; other orders wait meanwhile.
+    /// Asks the agent and waits for its answer. Other orders are queued.
     pub(crate) fn reserve(&self, wish: Reserve) -> Result<Reserved, FrameError> {
         self.converse(&Report::Reserve(wish), |order| match order {
             Order::Reserved(answer) => Some(answer.clone()),
@@ -73,11 +74,11 @@ impl Port {
 }
 
 impl Capsule {
-    /// Asks for memory beyond the grant; best at the beginning of a capsule, whose work can then
-    /// be fitted to the answer. The answer may change the speed, never the bits.
+    /// Asks for memory beyond the grant. Call it at the start of a capsule, so that the capsule's
+    /// work can fit the answer. The answer may change the speed, never the bits.
     ///
     /// # Errors
-    /// Permanent where nothing is asked for; transient where the agent is gone.
+    /// Permanent if the wish is empty, transient if the agent is gone.
     pub fn reserve(&mut self, wish: Reserve) -> Result<Reserved, ProgramError> {
         if wish == Reserve::default() {
             let rule = "reserve: name bytes of memory, or of device memory";

@@ -1,35 +1,35 @@
-//! What a run is told of its range of tiles, where that is shared with others.
+//! The shared range of tiles, as a run receives it.
 
 use fiec_schemas::programs::TileRange;
 use serde::{Deserialize, Serialize};
 
-/// How a run's range is shared. One that is a part, that has parts out when nothing is left to it,
-/// or whose merge leaves nothing to do, ends with a boundary for the reason `end` and, behind that,
-/// `completed` without outputs.
+/// How a run's range is shared. Three runs end with a boundary for the reason `end`, then
+/// `completed` without outputs. They are a part, a run with nothing left but its parts' work, and a
+/// run whose merge leaves nothing to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shares {
-    /// It is a part itself.
+    /// The execution is a part itself.
     #[serde(default, skip_serializing_if = "is_default")]
     pub part: bool,
-    /// Parts that were split off before and are still out, without the one that is merged now.
+    /// Parts that were split off earlier and are still out, without the one to merge now.
     #[serde(default, skip_serializing_if = "is_default")]
     pub parts: u32,
 }
 
-/// A part that is taken back: a capsule of its own, whose boundary is committed and says `merged`.
+/// A part to merge: a capsule of its own, whose boundary is committed and says `merged`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
     /// Its first tile.
     pub from: u64,
-    /// The one behind its last.
+    /// The tile after its last one.
     pub to: u64,
-    /// Bytes of its σ, which stand behind the run's own; none where it has reached no boundary.
+    /// Bytes of its σ, which follows the run's own. None if the part reached no boundary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
 impl Merge {
-    /// Its tiles.
+    /// Its range of tiles.
     pub fn range(&self) -> TileRange {
         TileRange {
             from: self.from,

@@ -1,8 +1,8 @@
-//! What a capsule may ask of where it runs: the node's vector, what other places could give, and
+//! A capsule's requests about its surroundings: the node's vector, offers of other nodes, and
 //! another grant.
 //!
-//! Whoever reads this must not let its bits depend on it: it differs from run to run. It is for
-//! the speed, for how work is laid out in time, and for words to people.
+//! The answers differ from run to run, so the bits of a program must not depend on them. They are
+//! for the speed, for the order of work in time, and for messages to people.
 
 pub use fiec_schemas::surroundings::{Asked, GrantChange, Offer, Offers, Surroundings};
 
@@ -10,11 +10,11 @@ use crate::frames::{FrameError, Order, Report};
 use crate::port::Port;
 use crate::program::{Capsule, ProgramError};
 
-/// Why a run without an agent gets nothing.
+/// The answer in a run without an agent.
 const NO_NODE: &str = "this run has no node";
 
 impl Port {
-    /// Asks the agent, and waits for its answer; other orders wait meanwhile.
+    /// Asks the agent and waits for its answer. Other orders are queued.
     pub(crate) fn surroundings(&self) -> Result<Surroundings, FrameError> {
         self.converse(&Report::Surroundings, |order| match order {
             Order::Surroundings(answer) => Some((**answer).clone()),
@@ -22,7 +22,7 @@ impl Port {
         })
     }
 
-    /// Asks the agent, and waits for its answer; other orders wait meanwhile.
+    /// Asks the agent and waits for its answer. Other orders are queued.
     pub(crate) fn ask_for(&self, change: GrantChange) -> Result<Asked, FrameError> {
         self.converse(&Report::Ask(change), |order| match order {
             Order::Asked(answer) => Some(answer.clone()),
@@ -32,12 +32,11 @@ impl Port {
 }
 
 impl Capsule {
-    /// What is known of where it runs: its node's last vector, its grant, and what other nodes
-    /// could give. Best at the beginning of a capsule. The state, the outputs and the result must
-    /// not depend on it.
+    /// Returns the node's last vector, the grant, and what other nodes could grant. Call it at the
+    /// start of a capsule. The state, the outputs and the result must not depend on it.
     ///
     /// # Errors
-    /// Transient where the agent is gone.
+    /// Transient if the agent is gone.
     pub fn surroundings(&mut self) -> Result<Surroundings, ProgramError> {
         match &self.wishes {
             Some(wishes) => wishes.surroundings(),
@@ -48,12 +47,11 @@ impl Capsule {
         }
     }
 
-    /// Asks its node for another grant: more or fewer threads, other processors, less memory. What
-    /// is granted holds from the next boundary on. The answer may change the speed, never the
-    /// bits.
+    /// Asks the node for another grant: more or fewer threads, other processors, less memory. The
+    /// grant holds from the next boundary on. The answer may change the speed, never the bits.
     ///
     /// # Errors
-    /// Permanent where nothing is asked for; transient where the agent is gone.
+    /// Permanent if the change is empty, transient if the agent is gone.
     pub fn ask(&mut self, change: GrantChange) -> Result<Asked, ProgramError> {
         if change.is_empty() {
             let rule = "ask: name threads, cpus or memory_bytes";

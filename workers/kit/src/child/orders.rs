@@ -1,4 +1,4 @@
-//! What a child does with orders, at a boundary and between two runs of its loop.
+//! How a child handles orders, at a boundary and between two runs of its loop.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::programs::{Instance, RunEnd};
 /// Orders that the next boundary carries out.
 #[derive(Default)]
 pub(super) struct Orders {
-    /// The reason that the next boundary is reported with, if an order gives one: `Yield` or `Park`.
+    /// The reason of the next boundary report, if an order gives one: `Yield` or `Park`.
     pub(super) reason: Option<Reason>,
     pub(super) cancel: bool,
-    /// Cause of the yield or park, for programs that can be told.
+    /// Cause of the yield or park, for programs that accept one.
     pub(super) cause: Option<String>,
     /// A yield that is not due before this boundary.
     pub(super) later: Option<(BoundaryIndex, Option<String>)>,
     pub(super) grant: Option<Grant>,
-    /// What it may use while it is parked, where that is to change.
+    /// The grant while parked, if it is to change.
     pub(super) aside: Option<Grant>,
-    /// The last half of what is left is to be given away.
+    /// Give away the last half of the remaining tiles.
     pub(super) split: bool,
-    /// It may go on from where it is parked.
+    /// Continue from the park.
     pub(super) go_on: bool,
 }
 
 impl Child {
-    /// Waits at a boundary that was just committed, with what it may keep meanwhile. False where it
-    /// does not go on: the run has ended here.
+    /// Waits at a boundary that was just committed, with the grant for a parked run. Returns false
+    /// if the run has ended here.
     pub(super) fn stand(
         &mut self,
         running: &mut Running<'_>,
@@ -45,11 +45,11 @@ impl Child {
         }
         self.writer.report(&Report::Aside, &[])?;
         let ended = |orders: &Orders| orders.cancel || orders.reason.is_some();
-        // One order at a time: what follows the one to go on is for the capsules after that.
+        // One order at a time: orders after `unpark` belong to the capsules after it.
         while !running.orders.go_on && !ended(&running.orders) {
             self.take_order(running)?;
             if running.orders.reason == Some(Reason::Park) {
-                // It is parked already.
+                // The run is parked already.
                 running.orders.reason = None;
             }
         }
@@ -69,7 +69,7 @@ impl Child {
         Ok(true)
     }
 
-    /// Gives the last half of what is left away with this boundary, if it goes on behind it.
+    /// Gives away the last half of the remaining tiles with this boundary, if the run continues.
     pub(super) fn split(
         &mut self,
         running: &mut Running<'_>,
@@ -103,7 +103,8 @@ impl Child {
         self.look(running)
     }
 
-    /// No commit was possible for a lease: waits until one is, or for a yield, park or cancel.
+    /// Waits because no commit was acknowledged for a lease: until one is, or for a yield, park or
+    /// cancel.
     pub(super) fn park(&mut self, running: &mut Running<'_>) -> Result<(), FrameError> {
         eprintln!(
             "fiec: boundary not acknowledged within {} ms; {} waits at a boundary",
@@ -131,7 +132,7 @@ impl Child {
                 running.orders.cause = order.cause;
                 running.orders.reason = Some(Reason::Yield);
             }
-            // A yield stands, and so does an earlier park.
+            // A yield takes precedence, and so does an earlier park.
             Order::Park(_) if running.orders.reason.is_some() => {}
             Order::Park(park) => {
                 running.orders.cause = park.cause;
@@ -150,9 +151,9 @@ impl Child {
             }
             Order::Reconfigure { grant } => running.orders.grant = Some(grant),
             Order::Split => running.orders.split = running.shares.is_some(),
-            // Asked for by a capsule that is over.
+            // The answer to a capsule that is over.
             Order::Reserved(_) | Order::Surroundings(_) | Order::Asked(_) => {}
-            // Nobody waits for it any more.
+            // Nobody waits for the data any more.
             Order::Data { .. } => {}
             Order::Cancel => running.orders.cancel = true,
             Order::Committed { index } => {
@@ -160,8 +161,8 @@ impl Child {
                     && sent <= index
                 {
                     running.sent.pop_front();
-                    // Not until now: it may have lain there for most of a long capsule, which is
-                    // no time that the commit took.
+                    // Not this moment: the acknowledgement may have waited unread during a long
+                    // capsule. That time is no cost of the commit.
                     let latency = running.empty_at.saturating_sub(at);
                     running.schedule.acknowledged(latency);
                 }
@@ -171,7 +172,7 @@ impl Child {
                     .schedule
                     .stretch(Duration::from_millis(interval_ms.into()));
             }
-            // For later: a preparation while something runs.
+            // Keep for later: a preparation during a run.
             order @ (Order::Prepare { .. } | Order::Heat { .. } | Order::Run(_)) => {
                 self.orders.push_back((order, body))
             }

@@ -1,4 +1,4 @@
-//! What a program of JSON lines says and is told, and a connection that never waits for it.
+//! The JSON lines between a child and a foreign program, over a connection that never blocks.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,27 +17,27 @@ use crate::frames::Shares;
 use crate::program::{Capsule, ProgramError};
 use crate::reserve::{Reserve, Reserved};
 
-/// Room in a line beside σ.
+/// Bytes of a line beside σ.
 const ROOM: u64 = 1 << 20;
-/// σ that a line may carry where the manifest declares no `limits.state_bytes`.
+/// Bytes of σ in a line if the manifest declares no `limits.state_bytes`.
 const STATE_DEFAULT: u64 = 64 << 20;
-/// σ that a line may carry at most.
+/// Most bytes of σ in a line.
 const STATE_MOST: u64 = 1 << 30;
 const CHUNK: usize = 64 * 1024;
 
-/// A message to the outside in a program's line.
+/// A message to the outside, in a program's line.
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct Emitted {
     name: String,
-    /// As text.
+    /// The message as text.
     #[serde(default)]
     text: Option<String>,
-    /// Or in base64.
+    /// The message in base64.
     #[serde(default)]
     data: Option<String>,
 }
 
-/// Emits what a line says.
+/// Emits the messages of a line.
 pub fn emit(program: &str, said: &[Emitted], cx: &mut Capsule) -> Result<(), ProgramError> {
     for Emitted { name, text, data } in said {
         match (text, data) {
@@ -58,16 +58,16 @@ pub fn emit(program: &str, said: &[Emitted], cx: &mut Capsule) -> Result<(), Pro
     Ok(())
 }
 
-/// A program's line.
+/// A line from the program.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Said {
-    /// A boundary; σ may come along.
+    /// A boundary, with or without σ.
     Boundary {
-        /// Boundaries in all, where known.
+        /// Boundaries in all, if known.
         #[serde(default)]
         of: Option<BoundaryIndex>,
-        /// A short word.
+        /// A short note.
         #[serde(default)]
         note: Option<String>,
         /// σ in base64.
@@ -88,22 +88,22 @@ pub enum Said {
         #[serde(default)]
         outputs: Vec<String>,
     },
-    /// It wants to know where it runs.
+    /// The program asks for its surroundings.
     Surroundings,
-    /// It asks for another grant.
+    /// The program asks for another grant.
     Ask(GrantChange),
-    /// It asks for more than its grant.
+    /// The program asks for more memory than its grant.
     Reserve(Reserve),
-    /// The answer to `split`: it has given these tiles away, and σ ends before them.
+    /// The answer to `split`: the program has given away these tiles, and σ ends before them.
     Split(TileRange),
     /// The answer to `split`: there is nothing to give away.
     Whole,
-    /// It is done.
+    /// The program has completed.
     Completed {
-        /// σ in base64, where others go on from it.
+        /// σ in base64, if another execution continues from it.
         #[serde(default)]
         state: Option<String>,
-        /// A few words.
+        /// A short result.
         #[serde(default)]
         result: Value,
         /// Outputs that are complete now.
@@ -113,11 +113,11 @@ pub enum Said {
         #[serde(default)]
         emit: Vec<Emitted>,
     },
-    /// It cannot go on.
+    /// The program cannot continue.
     Failed {
-        /// Why, for a person.
+        /// The reason, for a person.
         reason: String,
-        /// Whether trying again is pointless.
+        /// Whether a retry is pointless.
         #[serde(default)]
         permanent: bool,
     },
@@ -140,18 +140,18 @@ impl Said {
     }
 }
 
-/// A part that is taken back.
+/// A part to merge.
 #[derive(Debug, Serialize)]
 pub struct Returned<'a> {
     /// Its first tile.
     pub from: u64,
-    /// The one behind its last.
+    /// The tile after its last one.
     pub to: u64,
-    /// Its σ in base64; null where it has reached no boundary.
+    /// Its σ in base64; null if the part reached no boundary.
     pub state: Option<&'a str>,
 }
 
-/// What it is told.
+/// A line to the program.
 #[derive(Debug, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Told<'a> {
@@ -159,11 +159,11 @@ pub enum Told<'a> {
     Run {
         /// Its parameters.
         params: &'a Value,
-        /// The boundary to go on from.
+        /// The boundary to continue from.
         boundary: Option<BoundaryIndex>,
-        /// σ of it, in base64.
+        /// σ at that boundary, in base64.
         state: Option<&'a str>,
-        /// What it may use.
+        /// The grant.
         grant: &'a Grant,
         /// The folder of inputs.
         inputs: &'a str,
@@ -171,24 +171,24 @@ pub enum Told<'a> {
         objects: &'a str,
         /// The folder of outputs.
         outputs: &'a str,
-        /// Which execution.
+        /// The execution's id.
         execution: Option<ExecutionId>,
-        /// How its range is shared, where it may be.
+        /// How the range is shared, if it may be.
         #[serde(skip_serializing_if = "Option::is_none")]
         spread: Option<Shares>,
-        /// A part to take back before anything else.
+        /// A part to merge before anything else.
         #[serde(skip_serializing_if = "Option::is_none")]
         merge: Option<Returned<'a>>,
     },
-    /// Go on.
+    /// Continue.
     Go,
-    /// Give the last half of what is left away.
+    /// Give away the last half of the remaining tiles.
     Split,
     /// Send σ.
     State,
-    /// End here; the execution goes on elsewhere or later.
+    /// End here. The execution continues elsewhere or later.
     Yield {
-        /// Why.
+        /// The cause.
         cause: &'a str,
     },
     /// The answer to `surroundings`.
@@ -199,29 +199,29 @@ pub enum Told<'a> {
     Reserved(&'a Reserved),
     /// Another grant holds.
     Reconfigure {
-        /// It.
+        /// The new grant.
         grant: &'a Grant,
     },
-    /// End; nothing is kept.
+    /// End. Nothing is kept.
     Cancel,
 }
 
-/// σ as it stands in a line.
+/// Encodes σ for a line.
 pub fn to_text(state: &[u8]) -> String {
     STANDARD.encode(state)
 }
 
-/// σ from a line.
+/// Decodes σ from a line.
 ///
 /// # Errors
-/// Where it is not base64.
+/// When it is not base64.
 pub fn from_text(text: &str) -> Result<Vec<u8>, String> {
     STANDARD
         .decode(text)
         .map_err(|error| format!("its state is not base64 ({error})"))
 }
 
-/// The beginning of a line, for messages.
+/// The first characters of a line, for messages.
 pub fn shorten(line: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(&line[..line.len().min(320)])
         .chars()
@@ -230,7 +230,7 @@ pub fn shorten(line: &[u8]) -> String {
     format!("{text:?}")
 }
 
-/// Longest line for a σ of so many bytes.
+/// Longest line for a σ of this many bytes.
 pub fn line_limit(state_bytes: Option<u64>) -> usize {
     let state = state_bytes.map_or(STATE_DEFAULT, |bytes| {
         bytes.clamp(STATE_DEFAULT, STATE_MOST)
@@ -239,7 +239,7 @@ pub fn line_limit(state_bytes: Option<u64>) -> usize {
     (state.div_ceil(3) * 4 + ROOM) as usize
 }
 
-/// A connection.
+/// A connection of JSON lines.
 pub struct Lines {
     stream: UnixStream,
     inbox: Vec<u8>,
@@ -251,7 +251,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Over this socket; lines are at most so long.
+    /// A connection on this socket. `limit` is the longest line in bytes.
     ///
     /// # Errors
     /// When the socket fails.
@@ -267,17 +267,17 @@ impl Lines {
         })
     }
 
-    /// To wait on.
+    /// The descriptor to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Whether something waits to be written.
+    /// Whether bytes wait to be written.
     pub fn has_more_to_say(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Says something, as far as the other end takes it now.
+    /// Queues a line and writes as much as the other end accepts now.
     ///
     /// # Errors
     /// When the socket fails.
@@ -287,7 +287,7 @@ impl Lines {
         self.flush()
     }
 
-    /// Says a line that is written already.
+    /// Queues a line that is encoded already, and writes as much as the other end accepts now.
     ///
     /// # Errors
     /// When the socket fails.
@@ -297,7 +297,7 @@ impl Lines {
         self.flush()
     }
 
-    /// Writes as much as the other end takes now.
+    /// Writes as much as the other end accepts now.
     ///
     /// # Errors
     /// When the socket fails.
@@ -314,7 +314,7 @@ impl Lines {
                         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
                     ) =>
                 {
-                    // What it said before it went is still to be read.
+                    // The lines that it sent before it closed are still to be read.
                     self.outbox.clear();
                     return Ok(());
                 }
@@ -341,10 +341,10 @@ impl Lines {
         Some(line)
     }
 
-    /// The next whole line among what has come.
+    /// Returns the next whole line that has arrived.
     ///
     /// # Errors
-    /// Permanent where it is too long, transient where the socket fails.
+    /// Permanent if the line is too long, transient if the socket fails.
     pub fn next(&mut self) -> Result<Option<Vec<u8>>, ProgramError> {
         loop {
             if let Some(line) = self.line() {
