@@ -193,12 +193,10 @@ impl Policy {
         let copies = facts.and_then(|f| f.device.as_ref()?.copy_bytes_s());
         Some(Pause {
             expected_ms,
-            state_bytes: e.state_bytes,
             device_bytes,
             host_bytes,
-            link_bytes_s: self.share.take_up.link_bytes_s(),
+            resume_ms: self.share.take_up.resume_ms(e.state_bytes),
             copy_bytes_s: copies,
-            take_up_ms: take_up_ms(self.share.take_up.mean_ms()),
             device: device.map(|_| Room {
                 total_bytes: memory,
                 // What it has there is its own.
@@ -473,13 +471,4 @@ impl Policy {
         let stands = own.priority.saturating_add(aged);
         (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a time of seconds, not negative"
-)]
-fn take_up_ms(mean: f64) -> u64 {
-    mean as u64
 }

@@ -4,9 +4,9 @@
 //! All costs are milliseconds of its time, over the w that the pressure is expected to last:
 //!
 //! ```text
-//! go on:    lost · w + risk · (since its last commit + σ / link + take-up)
-//! wait:     w + what it costs to have kept its place      (crate::share::pause)
-//! suspend:  w + σ / link + take-up
+//! go on:    lost · w + risk · (since its last commit + one resume)
+//! wait:     w + cost of keeping its place                  (crate::share::pause)
+//! suspend:  w + one resume                                 (TakeUp::resume_ms)
 //! ```
 //!
 //! * **w** is as long as the pressure has lasted, and twice the dwell at least: what has lasted is
@@ -230,12 +230,10 @@ mod tests {
     fn on_device() -> Pause {
         Pause {
             expected_ms: 0,
-            state_bytes: GIB,
             device_bytes: 40 * GIB,
             host_bytes: GIB,
-            link_bytes_s: Some(GIB),
+            resume_ms: 4_000.0,
             copy_bytes_s: Some(20 * GIB),
-            take_up_ms: 3_000,
             device: room(80 * GIB),
             host: room(256 * GIB),
         }

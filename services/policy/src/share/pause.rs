@@ -6,21 +6,21 @@
 //! ```text
 //! device:  share of the device's memory · t
 //! host:    2 · bytes on the device / copy bandwidth  +  share of the host's memory · t
-//! nothing: σ / link bandwidth  +  take-up
+//! nothing: one resume                                (TakeUp::resume_ms)
 //! ```
 //!
-//! t is the length that the pause is expected to have, take-up what it took to begin on a node by
-//! the last measurements (process, inputs). To keep a share s of a memory for t costs s · t, as that
-//! much of a place is nobody else's meanwhile. So a short pause keeps the device, a long one frees
-//! it, and the break-even lies at t = (σ / link + take-up) / s: what is small to move is kept for
-//! seconds, what is large for minutes. What a node cannot keep, or has no room for, is left out;
-//! to free everything is always possible.
+//! t is the expected length of the pause. To keep a share s of a memory for t costs s · t, because
+//! no other execution uses that much of a place meanwhile. So a short pause keeps the device and a
+//! long one frees it. The break-even lies at t = resume / s: an execution that is cheap to resume is
+//! kept for seconds, an expensive one for minutes. An answer is left out if the node cannot keep the
+//! execution that way, or has no room for it. To free everything is always possible.
 
 use fiec_schemas::scheduling::Keep;
 
-/// A bandwidth that is assumed where none was measured, in bytes a second: a gigabit link.
-pub const ASSUMED_LINK_BYTES_S: u64 = 125_000_000;
-/// The same between host and device: a slow PCI Express link.
+use super::rhythm::transfer_ms;
+
+/// Bandwidth between host and device that is assumed if none was measured, in bytes a second: a slow
+/// PCI Express link.
 pub const ASSUMED_COPY_BYTES_S: u64 = 4_000_000_000;
 
 /// A memory that could keep something.
@@ -32,23 +32,19 @@ pub struct Room {
     pub free_bytes: u64,
 }
 
-/// A pause that is being thought of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// A pause that is being considered.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pause {
     /// How long it is expected to last, in milliseconds.
     pub expected_ms: u64,
-    /// Bytes of the last σ.
-    pub state_bytes: u64,
     /// Bytes that it has on the device; 0 where it computes on the host.
     pub device_bytes: u64,
     /// Bytes of the host's memory that its process has.
     pub host_bytes: u64,
-    /// Measured bandwidth of the link over which σ comes back, in bytes a second.
-    pub link_bytes_s: Option<u64>,
+    /// Cost of a resume from the last σ, in milliseconds.
+    pub resume_ms: f64,
     /// Measured bandwidth between host and device, the slower direction, in bytes a second.
     pub copy_bytes_s: Option<u64>,
-    /// What it takes to begin on a node again, σ apart, in milliseconds.
-    pub take_up_ms: u64,
     /// The device's memory, where the node can keep something there.
     pub device: Option<Room>,
     /// The host's memory, where the node can keep a process there.
@@ -95,17 +91,10 @@ pub(crate) fn seconds(ms: f64) -> String {
     }
 }
 
-/// How long bytes take at a bandwidth, in milliseconds.
-#[expect(clippy::cast_precision_loss, reason = "bytes below 2^52")]
-pub fn transfer_ms(bytes: u64, bytes_s: u64) -> f64 {
-    bytes as f64 * 1_000.0 / bytes_s.max(1) as f64
-}
-
 /// The answer that costs least; of equal ones the one that keeps more.
 #[expect(clippy::cast_precision_loss, reason = "times and bytes below 2^52")]
 pub fn choose(pause: &Pause) -> Kept {
     let t = pause.expected_ms as f64;
-    let link = pause.link_bytes_s.unwrap_or(ASSUMED_LINK_BYTES_S);
     let copy = pause.copy_bytes_s.unwrap_or(ASSUMED_COPY_BYTES_S);
     let rent = |room: Room, bytes: u64| {
         let share = bytes as f64 / room.total_bytes.max(1) as f64;
@@ -119,14 +108,13 @@ pub fn choose(pause: &Pause) -> Kept {
         let process = rent(pause.host?, pause.host_bytes)?;
         Some(rent(pause.device?, pause.device_bytes)? + process)
     });
-    let free_ms = transfer_ms(pause.state_bytes, link) + pause.take_up_ms as f64;
     let mut kept = Kept {
         keep: None,
         device_ms: on_device,
         host_ms: in_host,
-        free_ms,
+        free_ms: pause.resume_ms,
     };
-    let mut least = free_ms;
+    let mut least = kept.free_ms;
     for (keep, cost) in [(Keep::Host, in_host), (Keep::Device, on_device)] {
         if let Some(cost) = cost.filter(|cost| *cost <= least) {
             (kept.keep, least) = (Some(keep), cost);
@@ -141,16 +129,14 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A training job with 20 GiB on a device of 80 GiB, and a σ of 2 GiB.
+    /// A training job with 20 GiB on a device of 80 GiB. It resumes a σ of 2 GiB in 10 s.
     fn training(expected_ms: u64) -> Pause {
         Pause {
             expected_ms,
-            state_bytes: 2 * GIB,
             device_bytes: 20 * GIB,
             host_bytes: 2 * GIB,
-            link_bytes_s: Some(GIB),
+            resume_ms: 10_000.0,
             copy_bytes_s: Some(20 * GIB),
-            take_up_ms: 8_000,
             device: Some(Room {
                 total_bytes: 80 * GIB,
                 free_bytes: 80 * GIB,
@@ -171,15 +157,15 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_keeps_more_and_a_fast_one_less() {
-        let at = |link| {
+    fn a_slow_resume_keeps_more_and_a_fast_one_less() {
+        let at = |resume_ms| {
             choose(&Pause {
-                link_bytes_s: Some(link),
+                resume_ms,
                 ..training(300_000)
             })
         };
-        assert_eq!(at(GIB / 20).keep, Some(Keep::Host), "40 s to come back");
-        assert_eq!(at(100 * GIB).keep, None);
+        assert_eq!(at(48_000.0).keep, Some(Keep::Host), "σ needs 40 s");
+        assert_eq!(at(8_020.0).keep, None);
     }
 
     #[test]

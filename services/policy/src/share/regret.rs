@@ -20,7 +20,7 @@
 //! so that in any time T an execution gives way at most T / residency + 1 times, and moving takes
 //! no more than about 1 / preempt_residency_moves of its time, however dear a move is.
 
-use super::pause::{ASSUMED_LINK_BYTES_S, seconds, transfer_ms};
+use super::pause::seconds;
 use super::rhythm::{Rhythm, TakeUp};
 use crate::cluster::Execution;
 use crate::config::Config;
@@ -41,10 +41,9 @@ pub struct Regret {
 
 /// What one move of an execution costs, in milliseconds.
 pub fn move_ms(e: &Execution, rhythm: Option<&Rhythm>, take_up: &TakeUp) -> f64 {
-    rhythm.and_then(|r| r.move_ms).unwrap_or_else(|| {
-        let link = take_up.link_bytes_s().unwrap_or(ASSUMED_LINK_BYTES_S);
-        take_up.mean_ms() + 2.0 * transfer_ms(e.state_bytes, link)
-    })
+    rhythm
+        .and_then(|r| r.move_ms)
+        .unwrap_or_else(|| take_up.move_ms(e.state_bytes))
 }
 
 /// How long it stays where it is before it gives way to anybody, in milliseconds.

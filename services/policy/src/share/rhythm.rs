@@ -1,5 +1,5 @@
-//! How far an execution's boundaries lie apart, and what a move costs it; both learned from its
-//! ledger.
+//! How far an execution's boundaries lie apart, and what a resume and a move cost; learned from the
+//! ledgers. The only cost model of moves: pauses, reallocation and regrets use it.
 
 use crate::time::Millis;
 
@@ -9,6 +9,8 @@ const KEPT: usize = 16;
 const WEIGHT: f64 = 0.2;
 /// A beginning that took longer waited for something else.
 const LONGEST_TAKE_UP_MS: f64 = 120_000.0;
+/// Bandwidth between nodes that is assumed if none was measured, in bytes a second: a gigabit link.
+const ASSUMED_LINK_BYTES_S: u64 = 125_000_000;
 
 /// What is known of one execution. The quantiles are those of its last 16 intervals: a program
 /// that changes its pace is known by its present one.
@@ -113,6 +115,23 @@ impl TakeUp {
         self.mean_ms.unwrap_or(0.0)
     }
 
+    /// Cost of a resume in milliseconds: σ over the link, then the take-up. The take-up counts whole
+    /// milliseconds.
+    pub fn resume_ms(&self, state_bytes: u64) -> f64 {
+        self.carry_ms(state_bytes) + self.mean_ms().floor()
+    }
+
+    /// Cost of a move in milliseconds: σ out and in over the link, and the take-up.
+    pub fn move_ms(&self, state_bytes: u64) -> f64 {
+        self.mean_ms() + 2.0 * self.carry_ms(state_bytes)
+    }
+
+    /// How long σ takes over the link, in milliseconds.
+    fn carry_ms(&self, state_bytes: u64) -> f64 {
+        let link = self.link_bytes_s().unwrap_or(ASSUMED_LINK_BYTES_S);
+        transfer_ms(state_bytes, link)
+    }
+
     /// Bytes of σ a second between nodes, as measured; none before a large one was moved.
     #[expect(
         clippy::cast_precision_loss,
@@ -120,10 +139,16 @@ impl TakeUp {
         clippy::cast_sign_loss,
         reason = "a bandwidth, not negative"
     )]
-    pub fn link_bytes_s(&self) -> Option<u64> {
+    fn link_bytes_s(&self) -> Option<u64> {
         let ms = self.mebibyte_ms?.max(1e-3);
         Some((LEAST_CARRIED as f64 * 1_000.0 / ms) as u64)
     }
+}
+
+/// How long bytes take at a bandwidth, in milliseconds.
+#[expect(clippy::cast_precision_loss, reason = "bytes below 2^52")]
+pub fn transfer_ms(bytes: u64, bytes_s: u64) -> f64 {
+    bytes as f64 * 1_000.0 / bytes_s.max(1) as f64
 }
 
 /// A mean that follows the last measurements.
