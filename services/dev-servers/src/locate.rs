@@ -405,7 +405,11 @@ async fn version_of(program: &Path) -> Result<Version, String> {
     Version::parse(&text).ok_or_else(|| format!("it says {:?} about its version", text.trim()))
 }
 
-pub(crate) async fn output_of(program: &Path, args: &[&str]) -> Result<String, String> {
+/// The standard output of a short command, which ends within 20 s.
+///
+/// # Errors
+/// Why there is none.
+pub async fn output_of(program: &Path, args: &[&str]) -> Result<String, String> {
     let run = tokio::process::Command::new(program)
         .args(args)
         .stdin(std::process::Stdio::null())

@@ -40,6 +40,28 @@ pub struct Check {
     pub remedy: String,
 }
 
+impl Check {
+    /// All is well.
+    pub fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self::bad(name, Status::Ok, detail, "")
+    }
+
+    /// Something is missing or works less well.
+    pub fn bad(
+        name: &'static str,
+        status: Status,
+        detail: impl Into<String>,
+        remedy: &str,
+    ) -> Self {
+        Self {
+            name,
+            status,
+            detail: detail.into(),
+            remedy: remedy.to_owned(),
+        }
+    }
+}
+
 /// Checks the machine, and the servers where they are known. Prints `more` after these checks.
 ///
 /// # Errors
@@ -90,15 +112,6 @@ pub async fn run(global: &Global, more: Vec<Check>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn check(name: &'static str, status: Status, detail: String, remedy: &str) -> Check {
-    Check {
-        name,
-        status,
-        detail,
-        remedy: remedy.to_owned(),
-    }
-}
-
 /// Findings about the broker, and its clock.
 async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     let mut options = ConnectOptions::new(url, "fiec doctor");
@@ -106,7 +119,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     let broker = match Broker::connect(options).await {
         Ok(broker) => broker,
         Err(error) => {
-            let found = check(
+            let found = Check::bad(
                 "NATS",
                 Status::Missing,
                 error.to_string(),
@@ -116,25 +129,21 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
         }
     };
     let server = broker.client.server_info();
-    let mut checks = vec![check(
+    let mut checks = vec![Check::ok(
         "NATS",
-        Status::Ok,
         format!(
             "{} at {}, max payload {}",
             server.version,
             without_secrets(url),
             server.max_payload
         ),
-        "",
     )];
     checks.push(match broker.js.get_stream(subjects::LEDGER_STREAM).await {
-        Ok(stream) => check(
+        Ok(stream) => Check::ok(
             "ledger stream",
-            Status::Ok,
             format!("{} messages", stream.cached_info().state.messages),
-            "",
         ),
-        Err(error) => check(
+        Err(error) => Check::bad(
             "ledger stream",
             Status::Missing,
             error.to_string(),
@@ -155,9 +164,9 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
                 .count();
             let detail = format!("{viable} of {} nodes are viable", reply.nodes.len());
             if viable > 0 {
-                check("policy service and nodes", Status::Ok, detail, "")
+                Check::ok("policy service and nodes", detail)
             } else {
-                check(
+                Check::bad(
                     "policy service and nodes",
                     Status::Warning,
                     detail,
@@ -165,7 +174,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
                 )
             }
         }
-        Err(error) => check(
+        Err(error) => Check::bad(
             "policy service and nodes",
             Status::Missing,
             error.to_string(),
@@ -185,9 +194,9 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
 /// Clocks that differ from the broker's.
 fn clocks(name: &'static str, far: &[String]) -> Check {
     if far.is_empty() {
-        return check(name, Status::Ok, "agree with the broker's".to_owned(), "");
+        return Check::ok(name, "agree with the broker's");
     }
-    check(
+    Check::bad(
         name,
         Status::Warning,
         far.join("; "),
@@ -233,16 +242,14 @@ async fn executions(global: &Global) -> Check {
         .await
     };
     match lag.await {
-        Ok(rows) => check(
+        Ok(rows) => Check::ok(
             "PostgreSQL",
-            Status::Ok,
             format!(
                 "{} executions in the history",
                 rows.get(0, "n").unwrap_or("0")
             ),
-            "",
         ),
-        Err(error) => check(
+        Err(error) => Check::bad(
             "PostgreSQL",
             Status::Missing,
             format!("{error:#}"),

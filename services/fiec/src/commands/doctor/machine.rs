@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::{Check, Status, check};
+use super::{Check, Status};
 use crate::lab;
 
 /// Checks the machine.
@@ -27,14 +27,10 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-fn found(name: &'static str, detail: String) -> Check {
-    check(name, Status::Ok, detail, "")
-}
-
 fn program(name: &'static str, file: &str, remedy: &str) -> Check {
     match lab::on_path(file) {
-        Some(path) => found(name, path.display().to_string()),
-        None => check(name, Status::Warning, "not on the PATH".to_owned(), remedy),
+        Some(path) => Check::ok(name, path.display().to_string()),
+        None => Check::bad(name, Status::Warning, "not on the PATH", remedy),
     }
 }
 
@@ -47,7 +43,7 @@ fn laboratory() -> Check {
         ),
         None => "not here; only development and experiments need it".to_owned(),
     };
-    found("fiec-lab", detail)
+    Check::ok("fiec-lab", detail)
 }
 
 /// The memory controller's folder of this process and the kind of hierarchy.
@@ -71,12 +67,7 @@ fn cgroup() -> Check {
                           for kernel limits run as root or in a delegated cgroup (systemd-run --user -p Delegate=yes)";
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some((path, kind)) = memory_controller(&own) else {
-        return check(
-            NAME,
-            Status::Warning,
-            "no memory controller".to_owned(),
-            REMEDY,
-        );
+        return Check::bad(NAME, Status::Warning, "no memory controller", REMEDY);
     };
     // In a container the path may be the host's; the mount's root is then ours.
     let root = Path::new(if kind == "v1" {
@@ -90,11 +81,11 @@ fn cgroup() -> Check {
             .is_ok_and(|c| c.split_whitespace().any(|c| c == "memory"));
     if !has_memory {
         let detail = format!("{} has no memory controller", path.display());
-        return check(NAME, Status::Warning, detail, REMEDY);
+        return Check::bad(NAME, Status::Warning, detail, REMEDY);
     }
     match access(&path, Access::WRITE_OK) {
-        Ok(()) => found(NAME, format!("{kind}, {} is writable", path.display())),
-        Err(e) => check(
+        Ok(()) => Check::ok(NAME, format!("{kind}, {} is writable", path.display())),
+        Err(e) => Check::bad(
             NAME,
             Status::Warning,
             format!("{kind}, {} is not writable: {e}", path.display()),
@@ -107,11 +98,11 @@ fn pressure() -> Check {
     const NAME: &str = "memory pressure";
     const FILE: &str = "/proc/pressure/memory";
     match std::fs::read_to_string(FILE) {
-        Ok(text) => found(
+        Ok(text) => Check::ok(
             NAME,
             format!("{FILE}: {}", text.lines().next().unwrap_or("")),
         ),
-        Err(e) => check(
+        Err(e) => Check::bad(
             NAME,
             Status::Warning,
             format!("{FILE}: {e}"),
@@ -131,7 +122,7 @@ fn devices() -> Check {
             .collect::<Vec<_>>()
             .join(", ")
     };
-    found("CUDA devices", detail)
+    Check::ok("CUDA devices", detail)
 }
 
 #[cfg(test)]
