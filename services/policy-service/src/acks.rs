@@ -1,5 +1,5 @@
-//! The second stage of publishing: acknowledgements are awaited in the order of sending, by tasks
-//! of their own, so that hundreds are under way without a task for each.
+//! The second stage of publishing. Tasks of their own await acknowledgements in the order of
+//! sending, so hundreds of publishes are in flight without a task for each.
 
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Ledger, Unacknowledged};
@@ -9,7 +9,7 @@ use crate::events::Outcome;
 use crate::intake::Line;
 use crate::metrics::Metrics;
 
-/// First appends; the core admits no more at once than the channel holds.
+/// Settles first appends. The core admits no more at once than the channel holds.
 pub async fn appends(
     ledger: Ledger,
     mut sent: Receiver<(Box<Line>, InFlight)>,
@@ -24,7 +24,7 @@ pub async fn appends(
     }
 }
 
-/// Capsule messages and records. A lost one is repaired by the policy's sweep.
+/// Settles capsule messages and records. The policy's sweep repairs a lost capsule message.
 pub async fn publishes(mut sent: Receiver<Unacknowledged>, metrics: Metrics) {
     while let Some(ack) = sent.recv().await {
         if let Err(error) = ack.settled().await {

@@ -1,5 +1,5 @@
-//! What submissions may take of this process's memory. A text of JSON may take a hundred times its
-//! length once it is read, so what is held is weighed as it is held.
+//! Memory that submissions take in this process. JSON may take a hundred times its length once it
+//! is read, so each parsed submission is weighed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fiec_schemas::Submission;
 use serde_json::Value;
 
-/// Bytes that a JSON value takes beside what it points to.
+/// Bytes of a JSON value, without the memory that it points to.
 const VALUE: usize = size_of::<Value>();
 /// Bytes of an object's first node.
 const OBJECT: usize = 640;
 
-/// How many bytes are taken at this moment; cheap to clone.
+/// Counter of the bytes in use. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Gauge(Arc<AtomicUsize>);
 
 impl Gauge {
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub fn used(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` more until the share is dropped.
+    /// Adds `bytes` until the share is dropped.
     pub fn take(&self, bytes: usize) -> Share {
         self.0.fetch_add(bytes, Ordering::Relaxed);
         Share {
@@ -32,7 +32,7 @@ impl Gauge {
     }
 }
 
-/// Bytes that are counted while it lives.
+/// Bytes that count as in use while it lives.
 #[derive(Debug)]
 pub struct Share {
     gauge: Gauge,
@@ -45,8 +45,8 @@ impl Drop for Share {
     }
 }
 
-/// Bytes that a submission takes in memory, somewhat more than it really does. `text`: bytes of its
-/// line, which bound everything but its parameters.
+/// Upper estimate of a submission's bytes in memory. `text` is the length of its line, which bounds
+/// everything except its parameters.
 pub fn weight_of(spec: &Submission, text: usize) -> usize {
     size_of::<Submission>() + 3 * text + weight(&spec.params)
 }

@@ -1,6 +1,6 @@
-//! The order that the lines of one message ask for: cycles are found, and lines that wait for a
-//! refused one are refused with it. A cycle can only be within one message, since what a line
-//! waits for is in the same message or was there before.
+//! Dependencies between the lines of one message. Finds cycles, and refuses lines that depend on a
+//! refused line. A cycle is always within one message: a line depends on the same message or on
+//! executions that existed before.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,21 +12,21 @@ use crate::reading::Outline;
 /// Most members of a cycle that an error names.
 const NAMED: usize = 10;
 
-/// A submission of a message; an array has one for each element.
+/// A submission of a message. An array has one node for each element.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// Its line.
     pub line: u32,
-    /// Its id, where its client gave one: only such a one can be waited for from the same message.
+    /// Its id, if its client gave one. Other lines can only depend on a client's id.
     pub id: Option<ExecutionId>,
-    /// As its client names it.
+    /// Its name for people: the client's id, or the line.
     pub name: String,
-    /// What it waits for, with the words that name it.
+    /// Its dependencies, each with the text that names it.
     pub after: Vec<(ExecutionId, String)>,
 }
 
 impl Node {
-    /// Of a submission.
+    /// Makes the node of a submission.
     pub fn of(line: u32, tenant: &Tenant, element: &Outline) -> Self {
         let id = element.id.as_ref();
         Self {
@@ -49,7 +49,7 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// Of these.
+    /// Indexes these submissions by id.
     pub fn new(nodes: &'a [Node]) -> Self {
         let with_ids = nodes.iter().enumerate();
         let by_id = with_ids.filter_map(|(at, node)| Some((node.id?, at)));
@@ -59,7 +59,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// What is waited for and is not among them.
+    /// Dependencies that are not in the message.
     pub fn outside(&self) -> BTreeSet<ExecutionId> {
         let all = self.nodes.iter().flat_map(|node| &node.after);
         let outside = all.filter(|(id, _)| !self.by_id.contains_key(id));
@@ -71,7 +71,7 @@ impl<'a> Lines<'a> {
         after.filter_map(|(id, _)| self.by_id.get(id).copied())
     }
 
-    /// The lines that wait for each other in a circle, each with the circle by its ids and lines.
+    /// Lines that form cycles, each with an error that names the cycle.
     pub fn cycles(&self) -> BTreeMap<u32, FieldError> {
         let mut found = BTreeMap::new();
         let mut left = self.in_or_behind_cycles();
@@ -81,7 +81,7 @@ impl<'a> Lines<'a> {
                 let last = path[path.len() - 1];
                 let next = self.inside(last).find(|at| left.contains(at));
                 let Some(next) = next else {
-                    // It waits for a cycle that was found already.
+                    // It depends on a cycle that was found already.
                     break;
                 };
                 if let Some(begin) = path.iter().position(|at| *at == next) {
@@ -100,7 +100,7 @@ impl<'a> Lines<'a> {
         found
     }
 
-    /// What remains when whatever waits for nothing is taken away, again and again.
+    /// Nodes that remain after every node without a remaining dependency is removed.
     fn in_or_behind_cycles(&self) -> BTreeSet<usize> {
         let mut waiters: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         let mut waits: Vec<usize> = vec![0; self.nodes.len()];
@@ -138,7 +138,7 @@ impl<'a> Lines<'a> {
         FieldError::new("after", reason)
     }
 
-    /// Adds the lines that wait for refused ones, however far behind.
+    /// Adds the lines that depend on refused lines, directly or indirectly.
     pub fn spread(&self, bad: &mut BTreeMap<u32, FieldError>) {
         let mut waiters: BTreeMap<u32, Vec<(u32, FieldError)>> = BTreeMap::new();
         for node in self.nodes {
@@ -164,7 +164,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The lines that wait for one of these, which exist nowhere.
+    /// Lines that depend on one of the `missing` executions.
     pub fn unknown(
         &self,
         tenant: &Tenant,

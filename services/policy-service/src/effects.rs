@@ -1,5 +1,5 @@
-//! What the core starts and does not wait for: requests to nodes, later appends, reads. Each ends
-//! with one [`Outcome`].
+//! Effects that the core starts and does not wait for: requests to nodes, later appends, reads.
+//! Most end with one [`Outcome`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,47 +20,47 @@ use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
 use crate::reading::Reader;
 
-/// A large submission is fetched within this.
+/// Time limit for fetching a large submission.
 const FETCH: Duration = Duration::from_secs(20);
 
-/// Executions that one node may hold; an answer that names more is not used.
+/// Most executions that one node may hold. A longer answer is ignored.
 const MOST_HELD: usize = 1_000_000;
 
-/// The means of all effects; cheap to clone.
+/// Handles that effects need. Cheap to clone.
 #[derive(Clone)]
 pub struct Effects {
     /// The connection.
     pub broker: Broker,
     /// All ledgers.
     pub ledger: Ledger,
-    /// Where outcomes go.
+    /// Channel to the core.
     pub outcomes: Sender<Outcome>,
     /// `policy/<id>`.
     pub author: String,
-    /// What may be submitted.
+    /// Registered programs.
     pub programs: Programs,
     /// The broker's health.
     pub upkeep: Upkeep,
-    /// Looking through what waits to be taken in: so many do at a time.
+    /// Limits the number of readers of the queue of submissions.
     pub looking: Arc<Semaphore>,
-    /// Reads messages as a whole.
+    /// Reads messages that are checked as a whole.
     pub reader: Reader,
 }
 
-/// Why a node's answer is not there.
+/// Why a node's answer is missing or negative.
 pub enum NoReply {
-    /// It said no.
+    /// The node refused.
     Refused(String),
-    /// It does not hold the execution.
+    /// The node does not hold the execution.
     NotHeld(String),
-    /// The execution is about to start there, or to leave.
+    /// The execution is about to start on the node, or to leave it.
     Moving(String),
-    /// It said nothing.
+    /// The node did not answer.
     Silent(String),
 }
 
 impl NoReply {
-    /// What the node said, or why it said nothing.
+    /// The node's words, or why there are none.
     pub fn reason(self) -> String {
         match self {
             Self::Refused(reason)
@@ -77,10 +77,10 @@ impl Effects {
         let _ = self.outcomes.send(outcome).await;
     }
 
-    /// Asks a node.
+    /// Sends a request to a node and waits for its answer.
     ///
     /// # Errors
-    /// When it refuses or does not answer.
+    /// If the node refuses or does not answer.
     pub async fn control(
         &self,
         node: &NodeId,
@@ -113,7 +113,7 @@ impl Effects {
         }
     }
 
-    /// Gives an order, or tells a destination to prepare.
+    /// Sends an order to a node and reports the result.
     pub async fn order(
         self,
         node: NodeId,
@@ -153,7 +153,7 @@ impl Effects {
         .await;
     }
 
-    /// Pings a node; an answer of any kind is a sign of life.
+    /// Pings a node. Every answer shows that it is alive.
     pub async fn probe(self, node: NodeId, timeout: Duration) {
         let outcome = match self.control(&node, &ControlRequest::Ping, timeout).await {
             Ok(reply) => ProbeOutcome::Answered(reply.instance),
@@ -166,8 +166,8 @@ impl Effects {
         self.tell(Outcome::Probed(node, outcome)).await;
     }
 
-    /// Asks a node for all that it holds, page by page; one that does not answer is asked again by
-    /// the policy.
+    /// Asks a node for all executions that it holds, page by page. If the node does not answer, the
+    /// policy asks again later.
     pub async fn ask_for_holdings(self, node: NodeId, timeout: Duration) {
         let (mut held, mut instance) = (Vec::new(), None);
         loop {
@@ -240,7 +240,7 @@ impl Effects {
         }
     }
 
-    /// Appends to a ledger whose execution waits for a node; otherwise somebody else decides.
+    /// Appends an event if the execution waits for a node. Otherwise another author decides.
     pub async fn append_while_pending(self, tenant: Tenant, execution: ExecutionId, event: Event) {
         let last = self.ledger.last(&tenant, execution).await;
         let appended = match last {
@@ -258,8 +258,8 @@ impl Effects {
         self.tell(Outcome::Later(execution, None, later)).await;
     }
 
-    /// Reads the ledger that a first append ran into. A first append of ours that is still under
-    /// way explains an empty one for a moment.
+    /// Reads the ledger that a first append met. The ledger may be empty for a moment, if an append
+    /// of this service is still in flight.
     pub async fn existing(self, line: Box<Line>) {
         let mut found = Ok(None);
         for _ in 0..20 {
@@ -277,14 +277,14 @@ impl Effects {
         self.tell(Outcome::Existing(line, found)).await;
     }
 
-    /// Looks up the program of a line, which is not among those that are known.
+    /// Looks up the program of a line if the table of programs does not have it.
     pub async fn look_up(self, line: Box<Line>) {
         let found = self.programs.look_up(&line.spec.program).await;
         self.tell(Outcome::Program(line, found.map_err(|e| e.to_string())))
             .await;
     }
 
-    /// Looks at a message as a whole.
+    /// Checks a message as a whole.
     pub async fn vet_message(self, cursor: Box<Cursor>) {
         let verdict = match &cursor.tenant {
             Ok(tenant) => {
@@ -340,7 +340,7 @@ impl Effects {
         let json = match store::get_data(&self.broker, digest, 0).await {
             Ok(json) => json,
             Err(error @ BrokerError::Digest { .. }) => return Err(NoSpec::Lost(error.to_string())),
-            // Whether it is lost or only slow, the store itself says.
+            // Ask the store whether the data is lost or only slow.
             Err(error) => match store::data_size(&self.broker, digest).await {
                 Ok(None) => return Err(NoSpec::Lost(error.to_string())),
                 Ok(Some(_)) | Err(_) => return Err(unknown(error)),
@@ -351,8 +351,7 @@ impl Effects {
             .map_err(|error| NoSpec::Lost(error.to_string()))
     }
 
-    /// Reads a ledger anew after an append whose fate is not known; again and again until it can
-    /// be read.
+    /// Reads a ledger after an append with an unknown result. Retries until the read succeeds.
     pub async fn reread(self, tenant: Tenant, execution: ExecutionId) {
         loop {
             let later = match self.ledger.last(&tenant, execution).await {
@@ -369,7 +368,7 @@ impl Effects {
         }
     }
 
-    /// Publishes that a line was refused, and says whether it is stored.
+    /// Publishes that a line was refused, and reports whether the record is stored.
     pub async fn record_rejection(&self, record: Record, message: Option<Sequence>) {
         let Record::Rejection {
             tenant, seq, error, ..
@@ -377,7 +376,7 @@ impl Effects {
         else {
             return;
         };
-        // A tenant that is no name cannot stand in a subject.
+        // An invalid tenant cannot be part of a subject.
         let token = if is_name(tenant) {
             tenant.as_str()
         } else {
@@ -407,7 +406,7 @@ impl Effects {
         }
     }
 
-    /// Reads a binding that must be sent again.
+    /// Reads a binding whose capsule message must be sent again.
     pub async fn capsule(self, tenant: Tenant, execution: ExecutionId, seq: Sequence) {
         match self.ledger.last(&tenant, execution).await {
             Ok(Some(Entry {

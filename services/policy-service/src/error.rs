@@ -6,26 +6,26 @@ use fiec_broker::identity::Break;
 /// Why the service ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The broker did not do what the start needs.
+    /// The broker failed at something that the start needs.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The address for `/metrics` and `/healthz` cannot be had.
+    /// The address for `/metrics` and `/healthz` cannot be bound.
     #[error("cannot serve /metrics and /healthz on {addr}: {source}")]
     Http {
-        /// Which.
+        /// The address.
         addr: std::net::SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A part of the service ended by itself.
+    /// A task of the service ended early.
     #[error("the {task} task of the policy service ended: {reason}")]
     Task {
-        /// Which.
+        /// The task.
         task: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The ledger stream has lost messages that were seen; the service takes it over anew.
+    /// The ledger stream lost messages that were seen. The service reads all ledgers again.
     #[error(transparent)]
     Lost(#[from] Break),
 }

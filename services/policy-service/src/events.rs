@@ -1,4 +1,4 @@
-//! What the core is told, by whom ever.
+//! Inputs of the core: news from the broker, outcomes of its effects, and questions of the API.
 
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
@@ -23,78 +23,78 @@ use crate::intake::{Cursor, Line};
 use crate::reading::Verdict as RefusedLines;
 use crate::refusal::Refusal;
 
-/// News from the broker, in the order in which each source tells them.
+/// News from the broker, in the order of each source.
 #[derive(Debug)]
 pub enum News {
     /// A ledger message.
     Feed(FeedItem),
-    /// The feed has told everything that was there at the start.
+    /// The feed has delivered all messages that existed at the start.
     Loaded,
-    /// A vector as it arrived.
+    /// A hardware vector.
     Vector(Box<HardwareVector>),
     /// A node's descriptor.
     Descriptor(Box<NodeDescriptor>),
-    /// A node's descriptor is gone.
+    /// A node's descriptor was deleted.
     Gone(NodeId),
     /// An operator's flags.
     Flags(NodeId, NodeFlags),
-    /// What a node has proved.
+    /// A node's signed proof.
     Proof(NodeId, Box<SignedProof>),
-    /// What a node has lost.
+    /// The contracts that a node has lost.
     Quarantine(NodeId, Quarantine),
-    /// What a node found that computed a part of an execution once more.
+    /// A node's verdict after it computed a part of an execution again.
     Verdict(Box<SignedVerdict>),
-    /// A program that was pushed runs in a container.
+    /// A pushed program runs in a container.
     Container(String),
-    /// What a tenant may use at once.
+    /// A tenant's quota, or its removal.
     Quota(Tenant, Option<Quota>),
-    /// What a tenant has reserved.
+    /// A tenant's reservations, with the sequence of their message.
     Reserved(Tenant, Sequence, Reservations),
-    /// Another replica spoke.
+    /// Another replica announced itself. True if it is leaving.
     Replica(InstanceId, bool),
 }
 
-/// What became of something that the core had started, or a question to it.
+/// Result of an effect that the core started, or a question to the core.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A first append.
+    /// Result of a first append.
     First(Box<Line>, Result<Box<Tip>, AppendError>),
-    /// A first append met an existing ledger.
+    /// The existing ledger that a first append met.
     Existing(Box<Line>, Result<Option<Box<Entry>>, String>),
-    /// A large submission is stored; its line can go on.
+    /// A large submission was stored, or why not. Its line can continue.
     Large(Box<Line>, Result<(), String>),
     /// Whether a line's program is registered.
     Program(Box<Line>, Result<bool, String>),
-    /// A message was looked at as a whole.
+    /// A message was checked as a whole.
     Vetted(Box<Cursor>, Result<RefusedLines, Refusal>),
-    /// A later append.
+    /// Result of a later append.
     Later(ExecutionId, Option<Ticket>, Later),
-    /// A capsule that was to be sent again.
+    /// A binding whose capsule message must be sent again.
     Capsule(Box<CapsuleBinding>),
-    /// A large submission was fetched; none: its execution has ended.
+    /// A large submission was fetched. `None` if its execution has ended.
     Spec(ExecutionId, Result<Option<Arc<Submission>>, NoSpec>),
-    /// A yield order.
+    /// Result of an order to yield, park or unpark.
     Ordered(ExecutionId, u64, ControlOutcome, Option<Ticket>),
-    /// An order to split.
+    /// Result of an order to split.
     Split(ExecutionId, u64, ControlOutcome),
-    /// The last message of the ledger of a part that was not known here.
+    /// The last message of a part's ledger that this service did not know.
     Found(Box<Entry>),
-    /// How far an execution was verified before, or why that cannot be said now, and which outputs
+    /// How far an execution was verified before, or why that is unknown now. Also the outputs that
     /// its ledger names.
     Recalled(ExecutionId, Result<Option<VerifiedUpTo>, String>, Named),
-    /// A node did not take it to compute a part once more.
+    /// A node refused to compute a part again.
     Verdict(Box<Verdict>),
-    /// What is reserved after a change; none: nobody knows.
+    /// Reservations after a change. `None` if the result is unknown.
     Reserved(Tenant, Option<(Sequence, Reservations)>),
     /// Whether an execution has ended.
     Ended(ExecutionId, Seen),
-    /// A probe.
+    /// Result of a probe.
     Probed(NodeId, ProbeOutcome),
-    /// All that this life of a node holds, in order of their ids.
+    /// All executions that this life of a node holds, ordered by id.
     Held(NodeId, InstanceId, Vec<Holding>),
-    /// A record about a rejected line is stored, or not.
+    /// A rejection of a line of this message was recorded, or not.
     Recorded(u64, bool),
-    /// An operator appended these events to a ledger; this is its tip.
+    /// An operator's events were appended to a ledger. This is its tip.
     Changed(Box<Tip>, Vec<Event>),
     /// A question.
     Ask(Ask),
@@ -103,52 +103,52 @@ pub enum Outcome {
 /// Why a large submission could not be fetched.
 #[derive(Debug)]
 pub enum NoSpec {
-    /// It is not there, or damaged.
+    /// It is missing or damaged.
     Lost(String),
-    /// The broker does not say.
+    /// The broker gave no answer.
     Unknown(String),
 }
 
-/// What became of a later append.
+/// Result of a later append.
 #[derive(Debug)]
 pub enum Later {
     /// It is stored.
     Stored(Box<Tip>),
-    /// It is stored; these were its events.
+    /// It is stored, with these events.
     Changed(Box<Tip>, Vec<Event>),
-    /// Somebody else was first; this is the last message.
+    /// Another writer was first. This is the last message.
     Overtaken(Box<Entry>),
-    /// There is no ledger any more.
+    /// The ledger no longer exists.
     Vanished,
-    /// Not known; nothing is changed.
+    /// The result is unknown. The ledger must be read again.
     Failed(String),
 }
 
 /// A question of the API.
 #[derive(Debug)]
 pub enum Ask {
-    /// Why an execution is where it is.
+    /// Why an execution waits, or runs where it runs.
     Why(ExecutionId, oneshot::Sender<Option<Why>>),
     /// All nodes.
     Nodes(oneshot::Sender<Vec<NodeStatus>>),
     /// The nodes that count as lost.
     Lost(oneshot::Sender<BTreeSet<NodeId>>),
-    /// What the nodes could give.
+    /// The resources that the nodes can offer.
     Offers(oneshot::Sender<Offers>),
-    /// What a running execution has reached.
+    /// The progress of a running execution.
     Progress(ExecutionId, oneshot::Sender<Option<RunningProgress>>),
     /// Move an execution.
     Yield {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// Where to.
+        /// The destination, if the asker chose one.
         to: Option<NodeId>,
-        /// Who asks.
+        /// The person or program that asks.
         who: String,
         /// The answer.
         reply: oneshot::Sender<Result<String, Refusal>>,
     },
-    /// What a change of an execution would come to: in words, or why no node takes it then.
+    /// Effect of an adjustment of an execution, in words, or why no node could run it then.
     Foresee(
         ExecutionId,
         Box<Adjustment>,
@@ -163,6 +163,6 @@ pub enum Ask {
 pub struct Rejected {
     /// The subject's tenant.
     pub tenant: String,
-    /// Each with the line's beginning.
+    /// Each error with the beginning of its line.
     pub lines: Vec<(LineError, String)>,
 }

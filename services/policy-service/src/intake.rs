@@ -1,5 +1,5 @@
-//! Submission messages on their way to ledgers: cut into lines, read, named; acknowledged when the
-//! last line has found its place.
+//! Submission messages on their way to ledgers. The intake splits a message into lines, parses them
+//! and derives their ids. It acknowledges a message after its last line is settled.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,24 +21,25 @@ use crate::pulling::{Asked, Pulled, Room};
 use crate::reading::Verdict;
 use crate::refusal::Refusal;
 
-/// Header by which the service's API fixes the time stamp that ids derive from, since it must
-/// answer with ids before the broker's own stamp can be known. Without it the broker's counts.
+/// Header that fixes the time stamp from which ids derive. The service's API sets it, because the
+/// API answers with ids before the broker has stamped the message. Without the header, the broker's
+/// time stamp counts.
 pub const STAMP_HEADER: &str = "Fiec-Stamp";
-/// Messages that are looked at as a whole at once.
+/// Most messages that are checked as a whole at the same time.
 pub const VETTED_AT_ONCE: usize = 64;
-/// Longest excerpt of a rejected line.
+/// Longest excerpt of a rejected line, in bytes.
 const EXCERPT: usize = 512;
-/// A message that could not be taken in is delivered again after this, after twice as long the next
-/// time, and so on so many times.
+/// Delay before the first redelivery of a message that could not be taken in. The delay doubles
+/// with each delivery, at most `DOUBLINGS` times.
 const RETRY: Duration = Duration::from_secs(1);
 const DOUBLINGS: u32 = 8;
-/// A message that was delivered more often is refused: by then it has failed for half an hour, or
-/// has ended as many policy services.
+/// A message with more deliveries is refused. By then it has failed for about half an hour, or that
+/// many policy services ended while they held it.
 pub const DELIVERIES: i64 = 16;
-/// The broker is told so often that a message is still being taken in: well within the time after
-/// which it delivers it again.
+/// Interval of the progress reports to the broker. It is well below the time after which the broker
+/// delivers a message again.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Bytes of lines that are on their way into ledgers, beyond which no further one is begun.
+/// Limit on the bytes of lines that have no ledger yet. Beyond it, no further line is read.
 const LINES_BYTES: usize = 48 * 1024 * 1024;
 
 /// A line that is a submission.
@@ -52,14 +53,14 @@ pub struct Line {
     pub spec: Arc<Submission>,
     /// Its ledger before the first message.
     pub tip: Tip,
-    /// False if nobody else can have begun that ledger: the id is no client's, the message was not
-    /// delivered before, and it need not be refused as a whole.
+    /// False if nobody else can have begun that ledger: the id is not a client's, the message was
+    /// not delivered before, and the message is not atomic.
     pub can_have_ledger: bool,
-    /// When its message was asked for.
+    /// When its message was requested from the broker.
     pub asked: Asked,
     /// The next step towards its ledger.
     pub check: Check,
-    /// Its share of the memory.
+    /// Its share of the memory for lines.
     pub _share: Share,
 }
 
@@ -70,70 +71,70 @@ impl Line {
     }
 }
 
-/// What a line needs next, in this order.
+/// The next step of a line towards its ledger, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
-    /// Its program must be registered.
+    /// Check that its program is registered.
     Program,
-    /// It must lie in `FIEC_DATA` if it is too large for a ledger message.
+    /// Store the submission in `FIEC_DATA` if it is too large for a ledger message.
     Size,
-    /// Its first append.
+    /// Make its first append.
     Ledger,
 }
 
-/// What the next line is.
+/// The next item of the intake.
 pub enum Next {
-    /// No line: this message has been read to its end.
+    /// The end of a message.
     End(Sequence),
     /// A submission.
     Line(Box<Line>),
-    /// Its message must be looked at as a whole; it comes back by [`Intake::vetted`].
+    /// A message that must be checked as a whole. It comes back by [`Intake::vetted`].
     Vet(Box<Cursor>),
     /// A line that breaks a rule.
     Bad {
         /// Sequence of its message.
         message: Sequence,
-        /// As the subject says.
+        /// Tenant, as the subject names it.
         tenant: String,
         /// Line, field, reason.
         error: LineError,
-        /// Its beginning.
+        /// The beginning of the line.
         excerpt: String,
     },
 }
 
-/// A message as far as it was read.
+/// A message and the position up to which it was read.
 pub struct Cursor {
     /// Its sequence.
     pub seq: Sequence,
-    /// From the subject; the text itself where it is no name.
+    /// Tenant from the subject, or the subject's text if it is not a valid tenant.
     pub tenant: Result<Tenant, String>,
-    /// What ids without a client's derive from.
+    /// Time stamp from which ids derive that no client chose.
     pub stamp: Timestamp,
     /// Its lines.
     pub body: Bytes,
-    /// It is taken as a whole or not at all.
+    /// The message is accepted as a whole or refused as a whole.
     pub atomic: bool,
-    /// It was delivered before.
+    /// The message was delivered before.
     pub again: bool,
-    /// When it was asked for.
+    /// When the message was requested from the broker.
     pub asked: Asked,
-    /// How often it was delivered, where that was too often.
+    /// Number of deliveries, if it exceeds [`DELIVERIES`].
     given_up: Option<i64>,
-    /// The lines that are refused, once it was looked at as a whole.
+    /// Refused lines, once the message was checked as a whole.
     verdict: Option<Verdict>,
-    /// What remains of an array, of which line, from which index on.
+    /// Remaining elements of the array in the current line.
     elements: Option<Elements>,
     /// Bytes of the line that was read last.
     text: usize,
     held: Gauge,
-    /// Bytes that were read.
+    /// Bytes read so far.
     at: usize,
-    /// Lines that were read.
+    /// Lines read so far.
     number: u32,
-    /// Several lines are a batch of their own.
+    /// Batch of the message, if it has several lines.
     batch: Option<BatchId>,
-    /// It has a line that is not blank, or was refused for having none.
+    /// The message has a line that is not blank, or was refused because it has none.
     has_lines: bool,
 }
 
@@ -144,19 +145,19 @@ impl std::fmt::Debug for Cursor {
 }
 
 struct Open {
-    /// For its acknowledgement.
+    /// The message, to acknowledge it.
     message: jetstream::Message,
-    /// Its share of the room for messages.
+    /// Its share of the memory for messages.
     _room: Room,
-    /// When the broker was told last that it is being taken in.
+    /// Time of the last progress report to the broker.
     told: Instant,
-    /// How often it was delivered.
+    /// Number of deliveries.
     delivered: i64,
-    /// Lines that were read and have found no place yet.
+    /// Lines that were read and are not settled.
     lines: usize,
-    /// No further line comes.
+    /// All lines were read.
     read: bool,
-    /// A line found no place, for a reason that may pass: the message is to come again.
+    /// A line failed for a reason that may pass, so the broker must deliver the message again.
     failed: bool,
 }
 
@@ -165,36 +166,36 @@ struct Open {
 pub struct Intake {
     queue: VecDeque<Cursor>,
     open: HashMap<Sequence, Open>,
-    /// Messages that are being looked at as a whole.
+    /// Number of messages that are being checked as a whole.
     vetting: usize,
-    /// What the lines under way take.
+    /// Memory of the lines that have no ledger yet.
     held: Gauge,
-    /// Lines that were read and go on before further ones are read.
+    /// Lines that were read before and continue before further lines are read.
     ready: VecDeque<Box<Line>>,
 }
 
 impl Intake {
-    /// True when nothing is left to read.
+    /// True if nothing is left to read.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.ready.is_empty()
     }
 
-    /// True if the next line is unread, and those under way leave no memory for it.
+    /// True if the next line is unread and the lines in progress leave no memory for it.
     pub fn is_full(&self) -> bool {
         self.ready.is_empty() && self.held.used() >= LINES_BYTES
     }
 
-    /// Takes a line back that waits for a slot. It is the next one again.
+    /// Returns a line that waits for a slot. It is the next line again.
     pub fn put_back(&mut self, line: Box<Line>) {
         self.ready.push_front(line);
     }
 
-    /// Takes a line back after a check. It follows those that go on already.
+    /// Returns a line after a check. It follows the other lines that were read before.
     pub fn resume(&mut self, line: Box<Line>) {
         self.ready.push_back(line);
     }
 
-    /// Takes a message.
+    /// Adds a message to the queue.
     pub fn push(&mut self, pulled: Pulled) {
         let Pulled {
             message,
@@ -212,7 +213,7 @@ impl Intake {
         let tenant = subjects::parse_submit(subject)
             .ok_or_else(|| subject.trim_start_matches("fiec.submit.").to_owned());
         if self.open.contains_key(&seq) {
-            // Delivered again while still under way: the first delivery's acknowledgement counts.
+            // The message is still in progress. The acknowledgement of the first delivery counts.
             return;
         }
         let batch = batch_of(&tenant, stamp, seq, &message.payload);
@@ -253,7 +254,7 @@ impl Intake {
         });
     }
 
-    /// The next line, read and named. It counts as open until [`Intake::done`].
+    /// The next item. A line of it counts as unsettled until [`Intake::done`].
     pub fn next(&mut self) -> Option<Next> {
         if let Some(line) = self.ready.pop_front() {
             return Some(Next::Line(line));
@@ -288,8 +289,8 @@ impl Intake {
         }
     }
 
-    /// A message was looked at as a whole: it goes on where it was, without the lines that are
-    /// refused. Where that could not be done, it is to come again.
+    /// Takes the result of checking a message as a whole. The message continues at its position,
+    /// without the refused lines. If the check failed, the broker must deliver the message again.
     pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, Refusal>) {
         self.vetting -= 1;
         let seq = cursor.seq;
@@ -312,12 +313,13 @@ impl Intake {
         }
     }
 
-    /// True where no more messages are to be looked at as a whole for now.
+    /// True if no more messages may be checked as a whole for now.
     pub fn is_crowded(&self) -> bool {
         self.vetting >= VETTED_AT_ONCE
     }
 
-    /// A line has found its place (or has not); the message is acknowledged with its last one.
+    /// Settles one line; `well` is false if the message must come again. The last line acknowledges
+    /// the message.
     pub async fn done(&mut self, message: Sequence, well: bool) {
         let Some(open) = self.open.get_mut(&message) else {
             return;
@@ -327,7 +329,7 @@ impl Intake {
         self.settle(message).await;
     }
 
-    /// Acknowledges a message whose lines have all been read and have found their places.
+    /// Acknowledges the message if all its lines are read and settled.
     pub async fn settle(&mut self, message: Sequence) {
         if !self
             .open
@@ -346,13 +348,13 @@ impl Intake {
             AckKind::Ack
         };
         if let Err(error) = open.message.ack_with(kind).await {
-            // It will be delivered again, which is harmless.
+            // The broker delivers it again, which does no harm.
             tracing::warn!(%error, submission = message, "cannot acknowledge a submission");
         }
     }
 
-    /// Tells the broker of messages that take long, so that they are not delivered to others as
-    /// well while they are being taken in.
+    /// Reports progress for messages that take long, so that the broker does not deliver them to
+    /// another policy service.
     pub async fn keep_alive(&mut self) {
         for (seq, open) in &mut self.open {
             if open.told.elapsed() < KEEP_ALIVE {
@@ -365,14 +367,14 @@ impl Intake {
         }
     }
 
-    /// Messages that are not acknowledged yet.
+    /// Number of messages that are not acknowledged.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 }
 
-/// What ids without a client's derive from: as the header fixes it, else when the broker stored the
-/// message, in nanoseconds since 1970.
+/// Time stamp from which ids derive that no client chose. The header fixes it. Without the header
+/// it is the broker's time stamp `published`, in ns since 1970.
 pub fn stamp(headers: Option<&HeaderMap>, published: i128) -> Timestamp {
     headers
         .and_then(|h| h.get(STAMP_HEADER)?.as_str().parse().ok())
@@ -391,9 +393,9 @@ fn batch_of(
         .then(|| BatchId::from_submission(tenant, stamp, seq))
 }
 
-/// The id and the batch of what a line of a message stands for; `place`: the message's sequence,
-/// the line, and the index of an array's element; then what its client calls it and its batch. The
-/// elements of an array are a batch.
+/// Derives the id and the batch of a line, or of an element of its array. `place` is the message's
+/// sequence, the line's number, and the element's index. The last argument has the client's id and
+/// the client's name of the batch. The elements of an array form a batch.
 pub fn name(
     tenant: &Tenant,
     stamp: Timestamp,
@@ -414,23 +416,23 @@ pub fn name(
     (execution, batch.map(|id| BatchPlace { id, line: number }))
 }
 
-/// A line's beginning, for people.
+/// The beginning of a line, for people to read.
 pub fn excerpt(line: &[u8]) -> String {
     String::from_utf8_lossy(&line[..line.len().min(EXCERPT)]).into_owned()
 }
 
-/// What a cursor comes to.
+/// Result of one step of a cursor.
 enum Read {
-    /// Nothing.
+    /// A blank line, or the start of an array.
     Blank,
-    /// A line, or an element of one.
+    /// A line, or an element of an array.
     Next(Box<Next>),
-    /// No further line.
+    /// The end of the message.
     End,
 }
 
 impl Cursor {
-    /// What comes next; none where the message must be looked at as a whole before.
+    /// Reads on. Returns `None` if the message must be checked as a whole first.
     fn next(&mut self) -> Option<Read> {
         if let Some(delivered) = self.given_up.take() {
             self.at = self.body.len() + 1;
@@ -440,7 +442,7 @@ impl Cursor {
             let index = elements.index();
             match elements.next() {
                 Some(Ok(spec)) => return Some(self.element(spec, index)),
-                // The message was looked at as a whole, so this does not happen.
+                // Does not happen: the check of the whole message has read this array.
                 Some(Err(error)) => {
                     self.elements = None;
                     let tenant = self
@@ -496,7 +498,7 @@ impl Cursor {
         Some(Read::Blank)
     }
 
-    /// One rejection for the message as a whole; what was taken in of it before goes on.
+    /// Rejects the message as a whole. Executions of its lines that have a ledger continue.
     fn give_up(&self, delivered: i64) -> Read {
         let reason = format!(
             "its message was delivered {delivered} times, and no policy service took in all of it: \
@@ -552,7 +554,7 @@ impl Cursor {
         }))))
     }
 
-    /// The next line with its number, blank ones as empty.
+    /// The next line with its number. A blank line is empty.
     fn line(&mut self) -> Option<(u32, Bytes)> {
         if self.at > self.body.len() {
             return None;

@@ -1,5 +1,5 @@
-//! The policy service: a shell around the pure policy that consumes telemetry, submissions and
-//! ledgers, and carries out what the policy decides.
+//! The policy service: a shell around the pure policy. It reads telemetry, submissions and ledgers,
+//! and performs the policy's actions.
 //!
 //! ```text
 //!  FIEC_SUBMIT ─▶ intake ─┐                         ┌─▶ appends ─▶ acks in order ─┐
@@ -9,9 +9,13 @@
 //!                                  ▲──────────────── results ─────────────────────┘
 //! ```
 //!
-//! Invariants: the policy is touched by one task only; a submission message is acknowledged once
-//! each of its lines is in a ledger or recorded as rejected; a capsule is sent only for a binding
-//! that is stored; every task that ends before it was asked to ends the service with an error.
+//! Invariants:
+//!
+//! - One task owns the policy.
+//! - A submission message is acknowledged when each of its lines is in a ledger or recorded as
+//!   rejected.
+//! - A capsule is sent only for a stored binding.
+//! - A task that ends early ends the service with an error.
 
 mod acks;
 mod api;

@@ -1,4 +1,4 @@
-//! What may be set about the service.
+//! Settings of the service.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,21 +13,21 @@ pub struct Options {
     pub id: InstanceId,
     /// The policy's own settings.
     pub policy: Config,
-    /// How often time passes for the policy.
+    /// Interval of the policy's ticks.
     pub tick: Duration,
-    /// First appends under way at once, and as many later ones; at most half of the connection's
+    /// Most first appends in flight, and most later ones. At most half of the connection's
     /// unacknowledged publishes.
     pub in_flight: usize,
-    /// Bindings in one capsule message at most.
+    /// Most bindings in one capsule message.
     pub capsule_batch: usize,
     /// How long a node may take to answer a request.
     pub control_timeout: Duration,
     /// How long a node may take to answer a probe.
     pub probe_timeout: Duration,
-    /// How long a submission is held back while nodes are full and learn how fast they are; four
-    /// times as long after one that found its place so.
+    /// Longest delay of a submission while nodes are full. Four times as long after a delayed
+    /// submission found a slot.
     pub hold: Duration,
-    /// How long a node may take to append a first binding that was left to it; 0: none is.
+    /// Time for a node to append an entrusted binding. 0: bindings are never entrusted.
     pub entrust: Duration,
     /// Where `/metrics` and `/healthz` are served, if anywhere.
     pub http: Option<SocketAddr>,

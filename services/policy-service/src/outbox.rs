@@ -1,5 +1,5 @@
-//! Bindings on their way to nodes: gathered while acknowledgements keep coming, sent together as
-//! soon as none is ready.
+//! Bindings to send to nodes. They are gathered while acknowledgements keep coming, and sent
+//! together as soon as none is waiting.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use tokio::sync::mpsc::Sender;
 
 use crate::metrics::Metrics;
 
-/// What is to be sent.
+/// Bindings that are not sent.
 pub struct Outbox {
     /// Bindings by node, in the order of their appends.
     waiting: BTreeMap<NodeId, Vec<CapsuleBinding>>,
-    /// Bindings in one message at most.
+    /// Most bindings in one message.
     limit: usize,
     /// Where the acknowledgements are awaited.
     acks: Sender<Unacknowledged>,
@@ -32,7 +32,7 @@ impl Outbox {
         }
     }
 
-    /// Takes a stored binding; true when its node's message is full.
+    /// Adds a stored binding. Returns true if its node's message is full.
     pub fn push(&mut self, binding: CapsuleBinding) -> bool {
         let Some(bound) = binding.state.phase.binding() else {
             return false;

@@ -1,7 +1,7 @@
-//! Which programs may be submitted: those that are built in, and those that were pushed. The
-//! bucket of programs is followed into a table, and what is not in it is looked up before it is
-//! refused, so that a program counts from the moment of its push. The table also says which of
-//! them run in containers, since not every worker can start one.
+//! Programs that may be submitted: built-in and pushed ones. The service follows the bucket of
+//! programs into a table. A program that the table lacks is looked up before a submission is
+//! refused, so a program is usable as soon as it is pushed. The table also knows which programs run
+//! in containers, because not every worker can start these.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -16,20 +16,20 @@ use tokio::sync::mpsc::Sender;
 
 use crate::events::News;
 
-/// How long a look-up may take.
+/// Time limit of a look-up.
 const LOOK_UP: Duration = Duration::from_secs(5);
 
-/// The programs that may be submitted; cheap to clone.
+/// The programs that may be submitted. Cheap to clone.
 #[derive(Clone)]
 pub struct Programs {
     broker: Broker,
     bucket: Arc<OnceCell<Store>>,
-    /// Keys in the bucket of programs, with whether the program runs in a container.
+    /// Keys in the bucket of programs. True if the program runs in a container.
     known: Arc<RwLock<HashMap<String, bool>>>,
 }
 
 impl Programs {
-    /// Knows the built-in ones only, until [`Programs::follow`] runs.
+    /// Knows only the built-in programs until [`Programs::follow`] runs.
     pub fn new(broker: &Broker) -> Self {
         Self {
             broker: broker.clone(),
@@ -56,10 +56,10 @@ impl Programs {
         !known.is_empty() && known.get(&program.replacen('@', ".", 1)) == Some(&true)
     }
 
-    /// Whether a program that is not known is registered after all.
+    /// Looks up whether a program is registered that the table lacks.
     ///
     /// # Errors
-    /// When the broker does not say.
+    /// If the broker does not answer.
     pub async fn look_up(&self, program: &str) -> Result<bool, BrokerError> {
         if self.has(program) {
             return Ok(true);
@@ -86,7 +86,7 @@ impl Programs {
         Ok(found.is_some())
     }
 
-    /// Notes a program and whether it runs in a container; none: it is gone.
+    /// Sets a program and whether it runs in a container. `None` removes it.
     fn change(&self, key: String, there: Option<bool>) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         match there {
@@ -95,14 +95,14 @@ impl Programs {
         };
     }
 
-    /// Keeps the table current until the watch ends, and tells of programs that run in containers.
+    /// Keeps the table current until the watch ends. Reports programs that run in containers.
     ///
     /// # Errors
-    /// When the bucket cannot be watched.
+    /// If the bucket cannot be watched.
     pub async fn follow(&self, news: &Sender<News>) -> Result<(), BrokerError> {
         const WHAT: &str = "watch the programs";
         let bucket = registry::bucket(&self.broker).await?;
-        // The last entry of each key first, those that tell of its end among them.
+        // The watch begins with the last entry of each key, deletions included.
         let mut entries = bucket
             .watch_with_history(">")
             .await
@@ -114,7 +114,8 @@ impl Programs {
                 self.change(entry.key, None);
                 continue;
             }
-            // One that cannot be read is there all the same; workers say what is wrong with it.
+            // An unreadable record still counts as registered. Workers report what is wrong with
+            // it.
             let record: Option<ProgramRecord> = serde_json::from_slice(&entry.value).ok();
             let contained = record.filter(|r| r.manifest.image.is_some());
             self.change(entry.key, Some(contained.is_some()));

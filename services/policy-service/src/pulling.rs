@@ -1,10 +1,10 @@
-//! Pulls submission messages. Room is taken before messages are asked for, so what lies here is
-//! bounded in messages and bytes, and each message keeps its room until it is acknowledged.
+//! Pulls submission messages. Memory is reserved before messages are requested. A message keeps its
+//! reservation until it is acknowledged. So the messages here are bounded in number and bytes.
 //!
-//! What kills a policy service is delivered again to the next one, together with everything that
-//! was pulled with it. A service that starts while messages of others are open therefore pulls one
-//! at a time for a while: then only the message that does the damage is counted again and again,
-//! and is refused in the end (`intake::DELIVERIES`).
+//! A message that crashes a policy service is delivered again to the next one, together with all
+//! messages that were pulled with it. A service that starts while messages of others are open
+//! therefore pulls one message at a time for [`CAREFUL`]. Then only the harmful message collects
+//! deliveries, until it is refused (`intake::DELIVERIES`).
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,25 +20,27 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::ServiceError;
 use crate::sources::again;
 
-/// Messages that may lie here, and that are asked for at once.
+/// Most messages held here, and most per request.
 pub const MESSAGES: u32 = 2_048;
 const BATCH: u32 = 256;
-/// Kibibytes of messages that may lie here, and that are asked for at once, unless the broker's
-/// largest message is larger.
+/// Most KiB of messages held here, and most per request. Both are larger if the broker's largest
+/// message is.
 const KIB: u32 = 16 * 1024;
 const BATCH_KIB: u32 = 4 * 1024;
-/// A message's subject and headers take less.
+/// A message's subject and headers take fewer bytes than this.
 const OVERHEAD: usize = 4 * 1024;
-/// How long the broker keeps a question open: so much older than it looks may a message be.
+/// Time for which the broker keeps a request open. A message may be younger than its request by
+/// this.
 const OPEN: Duration = Duration::from_secs(2);
-/// Beyond it, the answer to a question is not waited for.
+/// Additional time after which the rest of an answer is not waited for.
 const LATE: Duration = Duration::from_secs(3);
-/// Half of the time after which a message comes again: one that is younger is nowhere else.
+/// Half of the time after which the broker delivers a message again. A younger message is nowhere
+/// else.
 const RECENT: Duration = Duration::from_secs(4);
-/// Longer than the time after which a message comes again.
+/// How long messages are pulled one at a time. Longer than the time after which one comes again.
 const CAREFUL: Duration = Duration::from_secs(10);
 
-/// When a message was asked for; it was not delivered before that.
+/// Time of the request for a message. The message was not delivered before it.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
     monotonic: Instant,
@@ -46,7 +48,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Now.
+    /// The present time.
     pub fn now() -> Self {
         Self {
             monotonic: Instant::now(),
@@ -54,8 +56,8 @@ impl Asked {
         }
     }
 
-    /// True while a message that was asked for then cannot have been delivered again. The machine
-    /// may have slept, which only one of the two clocks shows.
+    /// True while a message of this request cannot have been delivered again. Both clocks are
+    /// compared, because only one of them shows that the machine has slept.
     pub fn is_recent(self) -> bool {
         let wall = Timestamp::now().millis().saturating_sub(self.wall.millis());
         let recent = i64::try_from(RECENT.as_millis()).unwrap_or(i64::MAX);
@@ -66,15 +68,15 @@ impl Asked {
 /// A submission message as it arrived.
 #[derive(Debug)]
 pub struct Pulled {
-    /// It.
+    /// The message.
     pub message: jetstream::Message,
-    /// When it was asked for.
+    /// When it was requested.
     pub asked: Asked,
-    /// Its share of the room, until it is acknowledged.
+    /// Its share of the memory, held until it is acknowledged.
     pub room: Room,
 }
 
-/// Room for messages.
+/// Reserved memory for messages.
 #[derive(Debug)]
 pub struct Room {
     messages: OwnedSemaphorePermit,
@@ -82,7 +84,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The part of it that one message takes; all that is left where that is too little.
+    /// Splits off the share of one message, or all that is left if that is too little.
     fn split(&mut self, bytes: usize) -> Option<Self> {
         let kib = (bytes / 1024 + 1).min(self.kib.num_permits());
         Some(Self {
@@ -92,7 +94,7 @@ impl Room {
     }
 }
 
-/// Most messages and kibibytes that lie here, and of one question.
+/// Limits on messages and KiB, in total and per request.
 struct Bounds {
     messages: Arc<Semaphore>,
     kib: Arc<Semaphore>,
@@ -113,8 +115,8 @@ impl Bounds {
         }
     }
 
-    /// Room for a batch; `alone`: all there is, so that nothing else lies here. Waits for what was
-    /// pulled before, which is bounded by the deadlines of taking it in.
+    /// Reserves memory for a batch. With `alone`, reserves all, so that no other message is held.
+    /// Waits until earlier messages are acknowledged, which deadlines bound.
     async fn room(&self, alone: bool) -> Option<Room> {
         let (messages, kib) = match alone {
             true => (MESSAGES, self.all_kib),
@@ -129,7 +131,7 @@ impl Bounds {
     }
 }
 
-/// Submissions, until nobody takes them any more.
+/// Pulls submissions until the receiver is closed.
 pub async fn submissions(broker: Broker, to: Sender<Pulled>) -> Result<(), ServiceError> {
     let bounds = Bounds::new(&broker);
     let careful_until = OnceLock::new();
@@ -149,7 +151,8 @@ pub async fn submissions(broker: Broker, to: Sender<Pulled>) -> Result<(), Servi
     .await
 }
 
-/// Until when messages are pulled one at a time, where so many were open at the start.
+/// End of the time in which messages are pulled one at a time. `open` messages were open at the
+/// start.
 fn careful_until_of(open: usize) -> Option<Instant> {
     if open > 0 {
         tracing::info!(
@@ -160,7 +163,7 @@ fn careful_until_of(open: usize) -> Option<Instant> {
     (open > 0).then(|| Instant::now() + CAREFUL)
 }
 
-/// One question, and what comes of it.
+/// Sends one request and passes its messages on.
 async fn pull(
     consumer: &Consumer<pull::Config>,
     to: &Sender<Pulled>,
@@ -183,7 +186,7 @@ async fn pull(
     while let Ok(Some(message)) = tokio::time::timeout_at(deadline, messages.next()).await {
         let message = match message {
             Ok(message) => message,
-            // The next message is larger than what is left of the room.
+            // The next message is larger than the rest of the requested bytes.
             Err(error) if error.to_string().contains("MaxBytes") => return Ok(()),
             Err(error) => return Err(BrokerError::operation(WHAT)(error)),
         };
@@ -199,7 +202,7 @@ async fn pull(
             asked,
             room: share,
         };
-        // There is a place for each message that there is room for.
+        // The channel has room for each message that has reserved memory.
         if to.send(pulled).await.is_err() {
             return Ok(());
         }

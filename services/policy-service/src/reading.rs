@@ -1,6 +1,6 @@
-//! Reads the lines of a message together, where they must be looked at as a whole. Bounded in
-//! bytes: a short text may stand for a thousand times as much, so a message is read alone, its
-//! elements one after the other, and only their names are kept.
+//! Reads the lines of a message that must be checked as a whole, within bounded memory. A short
+//! text may stand for a thousand times its size. Therefore one message is read at a time, one
+//! element after the other, and only the fields that other lines refer to are kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::refusal::Refusal;
 
-/// Kibibytes that all lines which are looked at together may take at once.
+/// KiB that all messages under check may take together.
 const ROOM_KIB: u32 = 64 * 1024;
-/// Kibibytes that the elements of a message's arrays take at most beside its lines: as many names
+/// KiB reserved for the elements of a message's arrays, beside its lines. They hold as many names
 /// as [`LINES_LIMIT`] and [`AFTER_TOTAL_LIMIT`] allow.
 const ARRAYS_KIB: usize = 16 * 1024;
-/// What a line keeps for each byte of its text, at most.
+/// Most bytes that are kept for each byte of a line's text.
 const KEPT: usize = 10;
-/// A longer text is read aside, so that nothing else waits meanwhile.
+/// A text of more bytes is read on a blocking thread, so that the service's tasks do not wait.
 const SHORT: usize = 16 * 1024;
 
 /// The lines that are refused, each with its reason.
 pub type Verdict = BTreeMap<u32, FieldError>;
 
-/// A line of a message, without what only its program reads.
+/// A line of a message, without the fields that only its program reads.
 #[derive(Debug)]
 pub struct Vetted {
     /// Its number.
@@ -37,24 +37,24 @@ pub struct Vetted {
     pub program: String,
     /// Its batch, by name.
     pub batch: Option<BatchName>,
-    /// It stands for the elements of an array.
+    /// The line is an array.
     pub array: bool,
-    /// What it stands for.
+    /// The elements of the array, or the single submission.
     pub elements: Vec<Outline>,
 }
 
-/// What other lines may refer to of a submission.
+/// Fields of a submission that other lines may refer to.
 #[derive(Debug)]
 pub struct Outline {
     /// Its client's id.
     pub id: Option<ClientId>,
-    /// What it waits for.
+    /// Executions that it waits for.
     pub after: Vec<Dependency>,
     /// Its digest.
     pub digest: Digest,
 }
 
-/// What the lines of a message have come to so far.
+/// Sums over the lines of a message so far.
 #[derive(Debug, Default)]
 struct Total {
     executions: usize,
@@ -63,7 +63,7 @@ struct Total {
 }
 
 impl Total {
-    /// Adds a line.
+    /// Adds a line. Fails if a limit of the message is exceeded.
     fn add(&mut self, spec: &Submission, text: &[u8]) -> Result<(), FieldError> {
         let count = spec.count();
         self.executions += count;
@@ -100,7 +100,7 @@ impl Total {
     }
 }
 
-/// Reads the lines of a message; what cannot be read is refused.
+/// Reads the lines of a message, and refuses those that break a rule.
 fn read(body: &[u8]) -> (Vec<Vetted>, Verdict) {
     let (mut good, mut bad) = (Vec::new(), Verdict::new());
     let mut total = Total::default();
@@ -133,26 +133,26 @@ fn read_line(line: u32, text: &[u8], total: &mut Total) -> Result<Vetted, FieldE
     })
 }
 
-/// True for a text that may hold an array, however its letters are written.
+/// True if the text may hold an array. A field's name may be written with `\u` escapes.
 fn may_hold_array(body: &[u8]) -> bool {
     let contains = |what: &[u8]| body.windows(what.len()).any(|w| w == what);
     contains(b"array") || contains(br"\u")
 }
 
-/// The lines of a message, and the room that they take.
+/// The lines of a message, with their share of the memory.
 #[derive(Debug)]
 pub struct Lines {
-    /// Those that may be taken in.
+    /// Lines that may be taken in.
     pub good: Vec<Vetted>,
-    /// The others.
+    /// Refused lines.
     pub bad: Verdict,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads messages within a bounded number of bytes; cheap to clone.
+/// Reads messages within bounded memory. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
-    /// One text is read at a time. Its reader waits for nothing else.
+    /// Held while one text is read. The reader that holds it waits for nothing else.
     lane: Arc<Semaphore>,
     room: Arc<Semaphore>,
 }
@@ -170,7 +170,7 @@ impl Reader {
     /// Reads the lines of a message.
     ///
     /// # Errors
-    /// When there is no room for them within this time.
+    /// If no memory is free for them within this time.
     pub async fn read(&self, body: Bytes, within: Duration) -> Result<Lines, Refusal> {
         let deadline = Instant::now() + within;
         let arrays = if may_hold_array(&body) { ARRAYS_KIB } else { 0 };
@@ -188,7 +188,7 @@ impl Reader {
         })
     }
 
-    /// Reads the lines of a message that are dropped again at once.
+    /// Reads the lines of a message without reserved memory. The caller drops them at once.
     ///
     /// # Errors
     /// While the service ends.
@@ -228,7 +228,7 @@ mod tests {
         let error = refused(&line(10_000));
         assert_eq!(error.field, "array.count");
         assert!(error.reason.contains("195 MiB"), "{}", error.reason);
-        // Half of what is allowed once, and a second time; what is left is not enough for a third.
+        // Each of the three lines takes half of the limit.
         let three = [line(1_600), line(1_600), line(1_600)].join("\n");
         let (good, bad) = read(three.as_bytes());
         assert_eq!((good.len(), bad.len()), (2, 1));

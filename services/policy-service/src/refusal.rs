@@ -1,5 +1,5 @@
-//! Why the service did not do what was asked. Handlers decide by the variants. The code for programs
-//! and the text for people are made from them here, and nowhere else.
+//! Why the service refused a request. Handlers decide by the variants. Only this file makes the
+//! code for programs and the text for people from them.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use fiec_schemas::messages::{ExecutionVerb, RefusalCode, Untaken};
 use fiec_schemas::named::UnknownName;
 use fiec_schemas::{ExecutionId, FieldError, IdError, NodeId, PhaseKind, Tenant, TransitionError};
 
-/// What helps if a busy core does not get better.
+/// Advice for a core that stays busy.
 const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
                               policy service or this one anew; what runs goes on meanwhile";
 
-/// Why a request was not done. `name`: the execution as the asker calls it.
+/// Reason of a refusal. `name` is the execution as the asker calls it.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The request is no JSON of its form.
+    /// The request is not valid JSON of its form.
     #[error("the request cannot be read: {0}")]
     Unreadable(#[from] serde_json::Error),
-    /// The subject's tenant is none.
+    /// The subject's tenant is invalid.
     #[error("{0}")]
     BadTenant(#[from] IdError),
-    /// The subject's verb is none.
+    /// The subject's verb is unknown.
     #[error("there is no such request about a batch: {0}")]
     UnknownVerb(#[from] UnknownName),
     /// A field of the request breaks a rule.
@@ -37,12 +37,12 @@ pub enum Refusal {
          (`fiec history`)"
     )]
     UnknownExecution {
-        /// Whose it would be.
+        /// The tenant of the request.
         tenant: Tenant,
-        /// What was asked for.
+        /// The requested id.
         id: String,
     },
-    /// Its ledger was there, and is not any more.
+    /// Its ledger no longer exists.
     #[error("the ledger of {name} is gone")]
     LedgerGone {
         /// The execution.
@@ -57,30 +57,30 @@ pub enum Refusal {
     /// No ledger of the tenant belongs to this batch.
     #[error("{}", unknown_batch(.tenant, .batch, *.untaken))]
     UnknownBatch {
-        /// Whose it would be.
+        /// The tenant of the request.
         tenant: Tenant,
-        /// What was asked for.
+        /// The requested batch.
         batch: String,
-        /// Submissions that may be of it.
+        /// Queued submissions that may belong to it.
         untaken: Option<Untaken>,
     },
-    /// The request is to wait for submissions that were not taken in.
+    /// The request waits for submissions that are still queued.
     #[error("{}", not_taken_in(.tenant, *.untaken))]
     NotTakenIn {
-        /// Whose they are.
+        /// Their tenant.
         tenant: Tenant,
-        /// They.
+        /// The queued submissions.
         untaken: Untaken,
     },
-    /// Too many submissions wait to be taken in for a look at all of them.
+    /// Too many submissions are queued to read all of them.
     #[error(
         "what it waits for may be among the submissions of tenant {tenant} that wait to be taken \
          in: {seen} of them were looked at, and there are more; try again"
     )]
     TooManyQueued {
-        /// Whose they are.
+        /// Their tenant.
         tenant: Tenant,
-        /// How many were looked at.
+        /// Number of submissions that were read.
         seen: u64,
     },
     /// No node of this name has joined.
@@ -89,31 +89,31 @@ pub enum Refusal {
     /// The node has all its contracts.
     #[error("{0} is not quarantined")]
     NotQuarantined(NodeId),
-    /// It has ended.
+    /// The execution has ended.
     #[error("{name} is {phase} already; `fiec history {name}` tells its decisions")]
     Ended {
         /// The execution.
         name: String,
-        /// How.
+        /// Its final phase.
         phase: PhaseKind,
     },
-    /// It is paused, and was to be.
+    /// A request to pause it came while it was paused.
     #[error("{name} was paused by {who} already")]
     AlreadyPaused {
         /// The execution.
         name: String,
-        /// By whom.
+        /// Who paused it.
         who: String,
     },
-    /// It was to be resumed.
+    /// A request to resume it came while it was not paused.
     #[error("{name} is not paused, it is {phase}")]
     NotPaused {
         /// The execution.
         name: String,
-        /// Where it stands.
+        /// Its phase.
         phase: PhaseKind,
     },
-    /// It was to be resumed, and its order to pause is not carried out.
+    /// A request to resume it came before its order to pause took effect.
     #[error(
         "{name} has not come to the boundary at which it pauses; it can be resumed once it has \
          paused"
@@ -122,7 +122,7 @@ pub enum Refusal {
         /// The execution.
         name: String,
     },
-    /// Its node is about to start it, or to give it up.
+    /// Its node is about to start it, or to release it.
     #[error("{name} is moving ({node}: {reason}); try again once it runs")]
     Moving {
         /// The execution.
@@ -132,12 +132,12 @@ pub enum Refusal {
         /// What the node said.
         reason: String,
     },
-    /// It has run and does not at this moment.
+    /// It ran before, and is not running at this moment.
     #[error("{name} is {phase}; try again once it runs")]
     BetweenNodes {
         /// The execution.
         name: String,
-        /// Where it stands.
+        /// Its phase.
         phase: PhaseKind,
     },
     /// It does not run.
@@ -145,18 +145,18 @@ pub enum Refusal {
     NotRunning {
         /// The execution.
         name: String,
-        /// Where it stands.
+        /// Its phase.
         phase: PhaseKind,
     },
-    /// Its node said no.
+    /// Its node refused.
     #[error("{node} did not take it: {reason}")]
     NodeRefused {
         /// The node.
         node: NodeId,
-        /// What it said.
+        /// The node's reason.
         reason: String,
     },
-    /// Its node said nothing.
+    /// Its node did not answer.
     #[error(
         "{name} runs on {node}, which does not answer ({reason}); should the node be lost, the \
          execution is bound anew within seconds, and the request can be made again"
@@ -166,10 +166,10 @@ pub enum Refusal {
         name: String,
         /// The node.
         node: NodeId,
-        /// What became of the question.
+        /// Why there is no answer.
         reason: String,
     },
-    /// The policy does not move it.
+    /// The policy refuses to move it.
     #[error("{0}")]
     Yield(#[from] YieldRefusal),
     /// Its node refused the order to move it.
@@ -181,49 +181,49 @@ pub enum Refusal {
     /// A part of it has no ledger yet.
     #[error("its part {0} is being made; ask once more when `fiec status {0}` knows it")]
     Unborn(ExecutionId),
-    /// Some of its parts are as asked, others not.
+    /// The request succeeded for some of its parts only.
     #[error("{verb} reached {reached} of its parts; {refusal}")]
     InPart {
-        /// What was asked for.
+        /// The verb of the request.
         verb: ExecutionVerb,
-        /// Parts that are so.
+        /// Parts for which it succeeded.
         reached: usize,
-        /// Why one is not.
+        /// Why it failed for one part.
         refusal: Box<Refusal>,
     },
-    /// Others appended to its ledger each time.
+    /// Other writers were first at each attempt.
     #[error("{name} moves on faster than it can be changed; try again")]
     Overtaken {
         /// The execution.
         name: String,
     },
-    /// Others write the same setting.
+    /// Other writers changed the same setting at each attempt.
     #[error("cannot write {what}: others keep writing it; try again")]
     Contended {
         /// The setting.
         what: String,
     },
-    /// Requests take all the room there is.
+    /// Requests use all the memory reserved for them.
     #[error("the policy service has no room for this request now, and nothing was done; try again")]
     Busy,
-    /// Submissions take all the memory that may be read at once.
+    /// Submissions use all the memory reserved for reading.
     #[error(
         "the policy service has too much to read, and had no room for this within {} s; nothing \
          was taken, try again",
         .within.as_secs()
     )]
     TooMuchToRead {
-        /// How long it was waited for.
+        /// How long the request waited.
         within: Duration,
     },
-    /// The core has no room for a question.
+    /// The core's channel stayed full.
     #[error(
         "the policy service had no room for the request within {} ms, and nothing was changed by \
          it; try again in a moment; {SHOULD_IT_LAST}",
         .within.as_millis()
     )]
     NoRoom {
-        /// How long it was waited for.
+        /// How long the request waited.
         within: Duration,
     },
     /// The core did not answer.
@@ -233,7 +233,7 @@ pub enum Refusal {
         .within.as_millis()
     )]
     Unanswered {
-        /// How long it was waited for.
+        /// How long the request waited.
         within: Duration,
     },
     /// The ledgers are being read at the start.
@@ -242,7 +242,7 @@ pub enum Refusal {
     /// The service stops.
     #[error("the policy service is ending; another one will answer")]
     Ending,
-    /// The broker did not do its part.
+    /// An operation of the broker failed.
     #[error("{0}")]
     Broker(String),
 }
@@ -253,12 +253,12 @@ impl Refusal {
         Self::Invalid(FieldError::new(field, rule))
     }
 
-    /// The broker did not do `what`.
+    /// The broker could not do `what`.
     pub fn broker(what: &str, error: impl std::fmt::Display) -> Self {
         Self::Broker(format!("cannot {what}: {error}"))
     }
 
-    /// For programs.
+    /// The code of this refusal, for programs.
     pub fn code(&self) -> RefusalCode {
         use RefusalCode as Code;
         match self {
@@ -301,7 +301,7 @@ impl Refusal {
         }
     }
 
-    /// True where the request concerns the execution no more: it has ended, or is as asked.
+    /// True if there is nothing left to do: the execution has ended, or is in the requested state.
     pub fn is_moot(&self) -> bool {
         let code = self.code();
         matches!(
@@ -310,7 +310,7 @@ impl Refusal {
         )
     }
 
-    /// True where the same request can be done in a moment.
+    /// True if the same request can succeed in a moment.
     pub fn is_pausing(&self) -> bool {
         self.code() == RefusalCode::Pausing
     }

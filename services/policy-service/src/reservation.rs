@@ -1,5 +1,5 @@
-//! What spans executions, as the broker has it: tenants' quotas in the bucket `FIEC_QUOTA`, what
-//! they have reserved on `fiec.quota.<tenant>`, replaced by compare-and-set.
+//! Quotas and reservations in the broker. The bucket `FIEC_QUOTA` has the quotas of tenants. The
+//! subject `fiec.quota.<tenant>` has their reservations, replaced by compare-and-set.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::effects::Effects;
 use crate::events::{News, Outcome};
 use crate::refusal::Refusal;
 
-/// A change is made within this, or its fate is not known.
+/// Time limit of a change. After it, the result is unknown.
 const WITHIN: Duration = Duration::from_secs(4);
 
-/// What a tenant has reserved, and the sequence of the message that says so; 0 for none.
+/// A tenant's reservations and the sequence of their message, 0 if there is none.
 ///
 /// # Errors
-/// When the broker does not answer, or the message cannot be read.
+/// If the broker does not answer, or the message cannot be read.
 pub async fn reserved(
     broker: &Broker,
     tenant: &Tenant,
@@ -54,14 +54,14 @@ fn read(subject: &str, payload: &[u8]) -> Result<Reservations, BrokerError> {
 }
 
 impl Effects {
-    /// Changes what a tenant has reserved, and tells what is reserved then.
+    /// Changes a tenant's reservations and reports the result.
     pub async fn reserve(self, tenant: Tenant, quota: Option<Quota>, change: Box<Change>) {
         let changed = self.change_reserved(&tenant, quota.as_ref(), &change);
         let table = match tokio::time::timeout(WITHIN, changed).await {
             Ok(Ok(table)) => Some(table),
             Ok(Err(error)) => {
                 tracing::warn!(%tenant, %error, "what is reserved could not be changed");
-                // Trying again at once would only load a broker that is in trouble.
+                // An immediate retry would only load a broker that is in trouble.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 None
             }
@@ -98,18 +98,18 @@ impl Effects {
             let ack = js.send_publish(subject.clone(), publish).await;
             match ack.map_err(failed)?.await {
                 Ok(ack) => return Ok((ack.sequence, after)),
-                // Somebody else was first: the change is made to what that one has left.
+                // Another writer was first. Apply the change to its result.
                 Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => {}
                 Err(error) => return Err(failed(error)),
             }
         }
     }
 
-    /// Looks whether an execution has ended.
+    /// Checks whether an execution has ended.
     pub async fn look_at_end(self, tenant: Tenant, execution: ExecutionId) {
         match self.seen(&tenant, execution).await {
             Ok(seen) => self.tell(Outcome::Ended(execution, seen)).await,
-            // It is asked again in a while.
+            // The policy asks again later.
             Err(error) => tracing::warn!(%execution, %error, "it cannot be seen whether it ended"),
         }
     }
@@ -122,7 +122,7 @@ impl Effects {
         if let Some(entry) = self.ledger.last(tenant, execution).await? {
             return Ok(fate(entry));
         }
-        // It may wait to be taken in, behind what waits for it.
+        // It may still be queued, behind an execution that depends on it.
         let mut ids = BTreeSet::from([execution]);
         self.drop_queued(tenant, &mut ids).await?;
         if ids.is_empty() {
@@ -133,10 +133,10 @@ impl Effects {
     }
 }
 
-/// What tenants have reserved: the last of each, then whatever comes.
+/// Follows the reservations of all tenants: first the last message of each, then every change.
 ///
 /// # Errors
-/// When the broker refuses the consumer or the stream ends.
+/// If the broker refuses the consumer, or the stream ends.
 pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerError> {
     let config = pull::Config {
         deliver_policy: DeliverPolicy::LastPerSubject,
@@ -160,10 +160,10 @@ pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerEr
     Ok(())
 }
 
-/// The quotas that are set, for a service that starts.
+/// The quotas in the bucket, read when the service starts.
 ///
 /// # Errors
-/// When the broker does not give them.
+/// If the broker does not deliver them.
 pub async fn quotas(broker: &Broker) -> Result<Vec<News>, BrokerError> {
     let bucket = bucket(broker).await?;
     let keys = bucket
@@ -197,10 +197,10 @@ fn parse(key: &str, value: &[u8]) -> Option<Quota> {
         .ok()
 }
 
-/// Quotas, live.
+/// Follows changes of quotas.
 ///
 /// # Errors
-/// When the broker refuses the watch or it ends.
+/// If the broker refuses the watch, or the watch ends.
 pub async fn watch_quotas(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerError> {
     use async_nats::jetstream::kv::Operation;
     let bucket = bucket(broker).await?;

@@ -1,4 +1,5 @@
-//! Wires the service and watches over its tasks: one that ends early ends the whole.
+//! Connects the parts of the service and watches its tasks. A task that ends early ends the
+//! service.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +21,16 @@ use crate::reading::Reader;
 use crate::sources::FeedHealth;
 use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
 
-/// News that may wait for the core.
+/// Capacity of the channel for news.
 const NEWS: usize = 4_096;
-/// Outcomes of what the core has started, and questions to it, that may wait for it.
+/// Capacity of the channel for outcomes and questions.
 const OUTCOMES: usize = 4_096;
 
-/// Looks through submissions that wait to be taken in, at the same time.
+/// Most readers of the queue of submissions at the same time.
 const LOOKING: usize = 4;
 
-/// Pause before the ledgers of a broker that has lost messages are taken over again, doubled after
-/// each failure.
+/// Pause before the ledgers are read again after the broker lost messages. It doubles with each
+/// failure.
 const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_LIMIT: Duration = Duration::from_secs(30);
 
@@ -40,17 +41,17 @@ pub struct PolicyService {
 }
 
 impl PolicyService {
-    /// Uses this connection; streams and buckets must be there (`fiec_broker::topology::apply`).
+    /// Takes a connection. The streams and buckets must exist (`fiec_broker::topology::apply`).
     pub fn new(options: Options, broker: Broker) -> Self {
         Self { options, broker }
     }
 
-    /// Runs until `stop` is cancelled. A current-thread run time serves it best.
+    /// Runs until `stop` is cancelled. A current-thread runtime is the best choice.
     ///
     /// # Errors
-    /// When the start fails, or a task ended by itself.
+    /// If the start fails, or a task ends early.
     pub fn run(self, stop: CancellationToken) -> LocalBoxFuture<'static, Result<(), ServiceError>> {
-        // Boxed, so that the service is compiled here and not again in each program that runs it.
+        // Boxed, so that the future is compiled in this crate only.
         self.serve_until(stop).boxed_local()
     }
 
@@ -71,7 +72,7 @@ impl PolicyService {
                 .map_err(|source| ServiceError::Http { addr, source })?;
             tracing::info!(addr = %bound, "serving /metrics and /healthz");
         }
-        // A server that does not say its time leaves this machine's own in force.
+        // If the server does not send its time, this machine's clock stays in use.
         if let Err(error) = broker.measure_clock().await {
             tracing::warn!(%error, "the broker's clock is not measured yet");
         }
@@ -98,7 +99,7 @@ impl PolicyService {
                     after_loss = true;
                     wait = AGAIN;
                 }
-                // A broker that has lost messages may still be coming back.
+                // A broker that lost messages may still be recovering.
                 Err(ServiceError::Broker(error))
                     if after_loss && !loaded.load(Ordering::Relaxed) =>
                 {
@@ -116,8 +117,8 @@ impl PolicyService {
     }
 }
 
-/// One life of the service, under one id: what it knows of the ledgers holds until the broker loses
-/// messages.
+/// One life of the service, with one id. Its knowledge of the ledgers is valid until the broker
+/// loses messages.
 struct Life {
     options: Options,
     broker: Broker,
@@ -125,7 +126,7 @@ struct Life {
     loaded: Arc<AtomicBool>,
     upkeep: Upkeep,
     feed: FeedHealth,
-    /// It follows one that has ended because messages were lost.
+    /// The life before this one ended because the broker lost messages.
     after_loss: bool,
 }
 
@@ -141,11 +142,11 @@ impl Life {
             after_loss,
         } = self;
         let (news_tx, news) = mpsc::channel(NEWS);
-        // Who brings an outcome waits while the core has many, so the core must never wait for
-        // one of those, or both would wait for ever. It fills two channels: `firsts` has a place
-        // for each append that it admits at once, and never makes it wait; `published` is emptied
-        // by a task that waits for acknowledgements only. And publishing waits for a permit; first
-        // appends, whose task may wait for the core, never hold all of these.
+        // A task that brings an outcome waits while the core's channel is full. If the core waited
+        // for such a task, both would wait for ever. The core sends into two channels. `firsts` has
+        // room for each append that the core admits, so it is never full. `published` is drained by
+        // a task that waits for acknowledgements only. Publishing also waits for a permit. First
+        // appends, whose task may wait for the core, take at most half of the permits.
         let in_flight = options.in_flight.clamp(1, UNACKNOWLEDGED / 2);
         let options = Options {
             in_flight,
@@ -185,7 +186,7 @@ impl Life {
                 Ok(())
             })
         });
-        // The live telemetry first, so that nothing falls between the last vectors and it.
+        // Subscribe to live telemetry first, so that no vector is missed after the last ones.
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("telemetry", sources::telemetry(b, n).await) });
         let mut known = sources::known_nodes(&broker).await?;
@@ -249,7 +250,8 @@ impl Life {
             }),
         };
         drop(guard);
-        // The core says farewell to the other replicas; the rest may stop where it is.
+        // The core announces to the other replicas that it leaves. The other tasks may stop
+        // anywhere.
         let farewell = async {
             while let Some(ended) = tasks.join_next().await {
                 if matches!(ended, Ok(("core", _))) {
@@ -273,7 +275,7 @@ async fn vectors(broker: &Broker) -> Vec<fiec_schemas::HardwareVector> {
     }
 }
 
-/// What `/healthz` says.
+/// The check behind `/healthz`.
 fn health(
     broker: &Broker,
     loaded: &Arc<AtomicBool>,

@@ -1,6 +1,5 @@
-//! What the service listens to. Each source opens its stream anew when it ends, with back-off,
-//! and keeps what it knows; only a ledger stream that has lost messages ends the others: the service
-//! takes all ledgers over anew.
+//! Sources of news. A source that ends is opened again with back-off, and keeps its knowledge. Only
+//! a ledger stream that lost messages ends all sources: the service then reads all ledgers again.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,11 +26,12 @@ use crate::reservation;
 
 const BACK_OFF: Duration = Duration::from_millis(100);
 const BACK_OFF_LIMIT: Duration = Duration::from_secs(5);
-/// While the ledgers are loaded one message follows the other; behind one that cannot be read, and
-/// does not say whether it is the last, so much silence says that.
+/// While the ledgers are loaded, the messages come without a pause. An unreadable message does not
+/// say whether it is the last one. After such a message, this much silence means that all are
+/// loaded.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Opens a source anew whenever it ends, with back-off.
+/// Opens a source again whenever it ends, with back-off.
 pub async fn again<F: Future<Output = Result<(), BrokerError>>>(
     what: &'static str,
     mut open: impl FnMut() -> F,
@@ -52,28 +52,28 @@ pub async fn again<F: Future<Output = Result<(), BrokerError>>>(
     }
 }
 
-/// Why the feed of the ledgers is not open, while it is not. Cheap to clone.
+/// Reason why the feed of the ledgers is closed, if it is. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct FeedHealth {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
 impl FeedHealth {
-    /// Fails with the reason.
+    /// Checks that the feed is open.
     ///
     /// # Errors
-    /// While the feed is not open.
+    /// While the feed is closed, with the reason.
     pub fn check(&self) -> Result<(), String> {
         self.trouble().clone().map_or(Ok(()), Err)
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<String>> {
-        // The text is whole even where a holder panicked.
+        // The text is complete even if a holder of the lock panicked.
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All ledgers: first the last message of each, then whatever comes.
+/// Follows all ledgers: first the last message of each, then every new message.
 pub async fn ledgers(
     broker: Broker,
     news: Sender<News>,
@@ -98,17 +98,17 @@ pub async fn ledgers(
     }
 }
 
-/// What a follower of the ledgers waits for.
+/// Event that a follower of the ledgers waits for.
 enum Heard {
-    /// The next message; none where the feed has ended.
+    /// The next message. `None` if the feed has ended.
     Item(Option<Result<FeedItem, BrokerError>>),
-    /// The connection was made anew: the broker may have lost messages.
+    /// The connection was made again, so the broker may have lost messages.
     Connected,
 }
 
-/// `seen`: the last message that was told of, once all ledgers are loaded; `before`: the last one
-/// that was there when loading began; `identity`: what was read, by which a stream that has lost
-/// messages is known.
+/// Follows the ledgers until the feed ends. `seen` is the last message that was passed on, once all
+/// ledgers are loaded. `before` is the last message that existed when loading began. `identity`
+/// remembers what was read, and so detects a stream that lost messages.
 async fn follow(
     broker: &Broker,
     news: &Sender<News>,
@@ -172,18 +172,19 @@ async fn follow(
                 unread = true;
                 continue;
             }
-            // While the ledgers are being loaded, loading begins again.
+            // If this happens while the ledgers are loaded, loading begins again.
             Err(error) => return Err(error.into()),
         };
         *wait = BACK_OFF;
         identity.note(item.seq, &item.header);
         let (seq, last) = (item.seq, loading && item.pending == 0);
-        // What ends while the ledgers are loaded may have been told of before, while it lived.
+        // Only an execution that ended before loading began is unknown to the core. One that ends
+        // during loading may have been passed on while it was live.
         let unknown = loading && seq <= before;
         if !(unknown && is_over(&item.header)) && news.send(News::Feed(item)).await.is_err() {
             return Ok(());
         }
-        // While loading, the messages are in order of their sequences too.
+        // While loading, the messages also come in order of their sequences.
         if !loading || last {
             *seen = Some(seq);
         }
@@ -195,7 +196,7 @@ async fn follow(
     Ok(())
 }
 
-/// True for a message of an execution that has ended. The core looks at one that cannot be read.
+/// True if the execution has ended. An unreadable message goes to the core, which reports it.
 fn is_over(header: &str) -> bool {
     Glance::read(header).is_ok_and(|glance| glance.phase().is_terminal())
 }
@@ -224,7 +225,7 @@ pub async fn telemetry(broker: Broker, news: Sender<News>) -> Result<(), Service
     .await
 }
 
-/// What nodes found that computed parts of executions once more.
+/// Verdicts of nodes that computed parts of executions again.
 pub async fn verdicts(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
     again("verdicts", || async {
         let mut messages = broker
@@ -242,10 +243,10 @@ pub async fn verdicts(broker: Broker, news: Sender<News>) -> Result<(), ServiceE
     .await
 }
 
-/// The last vector of each node, for a service that starts.
+/// The last vector of each node, read when the service starts.
 ///
 /// # Errors
-/// When the broker does not give them.
+/// If the broker does not deliver them.
 pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, BrokerError> {
     let consumer = broker
         .js
@@ -274,7 +275,7 @@ pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, Broker
     Ok(vectors)
 }
 
-/// Other replicas.
+/// Announcements of other replicas.
 pub async fn presence(
     broker: Broker,
     own: InstanceId,
@@ -309,10 +310,10 @@ async fn nodes_bucket(broker: &Broker) -> Result<kv::Store, BrokerError> {
         .map_err(BrokerError::operation("open the bucket of nodes"))
 }
 
-/// Descriptors and flags that are there now.
+/// Descriptors, proofs, quarantines and flags in the bucket now.
 ///
 /// # Errors
-/// When the broker does not give them.
+/// If the broker does not deliver them.
 pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
     let bucket = nodes_bucket(broker).await?;
     const WHAT: &str = "list the nodes";
@@ -336,7 +337,7 @@ pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
     Ok(news)
 }
 
-/// Pushed programs that run in containers, as far as their records can be read.
+/// Pushed programs that run in containers. Unreadable records are skipped.
 pub async fn contained_programs(broker: &Broker) -> Vec<News> {
     match registry::list(broker).await {
         Ok(records) => {
@@ -350,7 +351,7 @@ pub async fn contained_programs(broker: &Broker) -> Vec<News> {
     }
 }
 
-/// Descriptors and flags as they change.
+/// Changes of descriptors, proofs, quarantines and flags.
 pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
     again("nodes", || async {
         let bucket = nodes_bucket(&broker).await?;
@@ -370,17 +371,17 @@ pub async fn nodes(broker: Broker, news: Sender<News>) -> Result<(), ServiceErro
     .await
 }
 
-/// What tenants may use at once.
+/// Changes of quotas.
 pub async fn quotas(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
     again("quotas", || reservation::watch_quotas(&broker, &news)).await
 }
 
-/// What tenants have reserved.
+/// Changes of reservations.
 pub async fn reservations(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
     again("reservations", || reservation::follow(&broker, &news)).await
 }
 
-/// Programs as they are pushed.
+/// Changes of registered programs.
 pub async fn programs(programs: Programs, news: Sender<News>) -> Result<(), ServiceError> {
     again("programs", || programs.follow(&news)).await
 }

@@ -1,6 +1,5 @@
-//! Parts that holders have split off: their ledgers begin here. Every service that knows of a split
-//! may begin one; the part's id follows from the split, and of two first messages the broker stores
-//! one.
+//! Begins the ledgers of parts that holders have split off. Every service that knows of a split may
+//! do it. The part's id follows from the split, and compare-and-set accepts one first message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,21 +12,21 @@ use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, RequestKind, Submi
 use crate::effects::Effects;
 use crate::events::Outcome;
 
-/// A part is made within this, or asked for again.
+/// Time limit for making a part. After it, the policy asks again.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// What became of a part.
+/// Result of making a part.
 enum Made {
-    /// Its ledger begins with this.
+    /// Its ledger begins with this tip.
     Born(Tip),
-    /// It was there.
+    /// Its ledger existed already.
     There(Entry),
-    /// Its holder has it no more, has ended, or is paused.
+    /// Its holder no longer has it, has ended, or is paused.
     Moot,
 }
 
 impl Effects {
-    /// Begins a part's ledger, unless it is there or its holder has it no more.
+    /// Begins a part's ledger, unless it exists or its holder no longer has the part.
     pub async fn make_part(self, tenant: Tenant, holder: ExecutionId, part: ExecutionId) {
         let making = self.try_part(&tenant, holder, part);
         let made = match tokio::time::timeout(WITHIN, making).await {
@@ -69,7 +68,7 @@ impl Effects {
         };
         let state = last.message.state;
         let found = state.parts().iter().find(|p| p.id == part).copied();
-        // What is paused goes on with all of its parts, not before.
+        // A paused holder resumes with all of its parts. No part begins before.
         let pauses = state
             .requested
             .as_ref()
@@ -103,7 +102,7 @@ impl Effects {
         }
     }
 
-    /// What was submitted, from the ledger or from where large ones lie.
+    /// The holder's submission, from its ledger or from `FIEC_DATA` if it is large.
     async fn submission_of(&self, state: &ExecutionState) -> Result<Arc<Submission>, AppendError> {
         if let Some(spec) = &state.spec {
             return Ok(Arc::clone(spec));

@@ -1,5 +1,5 @@
-//! What the policy decides about trust, carried out: a contract taken away or given back in
-//! `FIEC_NODES`, an execution taken back to a boundary that is known to be good.
+//! Performs the policy's decisions on trust. It changes the quarantine of a node in `FIEC_NODES`,
+//! and takes an execution back to a boundary that is known to be good.
 
 use async_nats::jetstream::kv;
 use async_nats::jetstream::message::PublishMessage;
@@ -17,14 +17,14 @@ use fiec_schemas::{
 use crate::effects::Effects;
 use crate::events::{Later, Outcome};
 
-/// Attempts to change a key that others change too.
+/// Attempts to change a key that other services change too.
 const ATTEMPTS: usize = 16;
-/// A note is read within this, or asked for again.
+/// Time limit for reading a note. After it, the policy asks again.
 const WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Effects {
-    /// Takes a contract away from a node, or from one of its devices, once; whoever does it says
-    /// so to the recorder.
+    /// Takes a contract from a node or from one of its devices, once. The service that does it also
+    /// records it.
     pub async fn quarantine(
         self,
         node: NodeId,
@@ -60,7 +60,8 @@ impl Effects {
         }
     }
 
-    /// Gives a node's contracts back to it, after fresh canaries; the contracts that it had lost.
+    /// Ends the quarantine of a node, which then runs its canaries again. Returns the contracts it
+    /// had lost.
     pub async fn release(&self, node: &NodeId, who: &str) -> Result<Vec<Contract>, String> {
         let mut lost = Vec::new();
         self.change_quarantine(node, |now| {
@@ -92,7 +93,7 @@ impl Effects {
         Ok(lost)
     }
 
-    /// Changes what a node has lost; false where `change` says that there is nothing to do.
+    /// Changes a node's quarantine. Returns false if `change` finds nothing to do.
     async fn change_quarantine(
         &self,
         node: &NodeId,
@@ -122,7 +123,7 @@ impl Effects {
             let revision = entry.map_or(0, |e| e.revision);
             match bucket.update(&key, value.into(), revision).await {
                 Ok(_) => return Ok(true),
-                // Somebody else wrote at this moment: read again.
+                // Another service wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
                 Err(error) => return Err(words(&error)),
             }
@@ -157,8 +158,7 @@ impl Effects {
         }
     }
 
-    /// Asks a node to compute a part once more; what becomes of it is a verdict, also where the
-    /// node does not take it.
+    /// Asks a node to compute a part again. The result is a verdict, also if the node refuses.
     pub async fn ask_to_verify(
         self,
         node: NodeId,
@@ -191,7 +191,7 @@ impl Effects {
         self.tell(Outcome::Verdict(Box::new(verdict))).await;
     }
 
-    /// Reads how far an execution was verified before, and what its ledger names.
+    /// Reads how far an execution was verified before, and the outputs that its ledger names.
     pub async fn recall(self, execution: ExecutionId, tenant: Tenant) {
         let mut named = Named::default();
         let found = async {
@@ -215,8 +215,8 @@ impl Effects {
         self.tell(Outcome::Recalled(execution, up_to, named)).await;
     }
 
-    /// Stores how far an execution is verified, and then removes the σ that was kept before: what
-    /// is noted is there, whenever this ends.
+    /// Stores how far an execution is verified, and then removes the σ that was kept before. In
+    /// this order, the noted σ exists whenever the service ends.
     pub async fn keep_verified(
         self,
         execution: ExecutionId,
@@ -232,7 +232,7 @@ impl Effects {
         }
     }
 
-    /// Removes a σ that was kept beside the ledger, and what was noted with it.
+    /// Removes a σ that was kept beside the ledger, and the note about it.
     pub async fn drop_kept(self, execution: ExecutionId, digest: Digest) {
         self.drop_state(execution, digest).await;
         if let Err(error) = store::drop_verified(&self.broker, execution).await {
@@ -246,8 +246,8 @@ impl Effects {
         }
     }
 
-    /// Drops the last σ of an execution that ends with no worker to do so, and publishes what it
-    /// still owes.
+    /// Drops the last σ of an execution that ended without a worker, and publishes the outputs that
+    /// it still owes.
     pub async fn forget_state(self, state: ExecutionState) {
         let execution = state.execution;
         self.clone().settle_outbox(state.clone()).await;
@@ -257,7 +257,7 @@ impl Effects {
         }
     }
 
-    /// Publishes what an execution still owes.
+    /// Publishes the outputs that an execution still owes.
     pub async fn settle_outbox(self, state: ExecutionState) {
         let execution = state.execution;
         if let Err(error) = outbox::settle(&self.broker, &state).await {
@@ -265,8 +265,8 @@ impl Effects {
         }
     }
 
-    /// Appends that an execution goes on from an earlier boundary. Its holder may be committing at
-    /// the same time: the append that loses is tried again.
+    /// Appends that an execution continues from an earlier boundary. Its holder may commit at the
+    /// same time, so a lost append is retried.
     pub async fn step_back(
         self,
         tenant: Tenant,
@@ -310,7 +310,7 @@ impl Effects {
                 },
             };
             let (to, body) = self.carried(execution, to).await;
-            // Progress is never given to it: what lies ahead of the ledger is no step back.
+            // A boundary ahead of the ledger is no step back: no execution gains progress here.
             let to = to.filter(|place| place.index <= state.boundary_index());
             let body = if to.is_some() { body } else { Bytes::new() };
             let (mut events, mut body) = (
@@ -323,7 +323,7 @@ impl Effects {
             let tip = entry.clone().into();
             let draft = |events| Draft::new(&tip, events, &self.author, self.broker.now());
             let draft = match draft(events.clone()) {
-                // Others have, or had, a part of what lies behind that boundary.
+                // Parts were split off after that boundary, so it cannot continue from there.
                 Err(AppendError::Transition(TransitionError::Spread { rule })) => {
                     events = vec![Event::Failed {
                         reason: format!("{}; it cannot go back for that: {rule}", cause.in_words()),
@@ -339,7 +339,7 @@ impl Effects {
                     let to = tip.state.boundary_index();
                     if tip.state.phase.is_terminal() {
                         tracing::warn!(%execution, cause = cause.in_words(), "failed, since it cannot step back");
-                        // No worker is there to clear up behind it.
+                        // No worker holds it, so no worker deletes its state.
                         tokio::spawn(self.clone().forget_state(tip.state.clone()));
                     } else {
                         tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
@@ -356,7 +356,7 @@ impl Effects {
         })
     }
 
-    /// The last boundary before a node had the execution, as far as the stream still shows that.
+    /// The last boundary before a node held the execution, as far as the stream still has it.
     async fn before(
         &self,
         tenant: &Tenant,
@@ -371,8 +371,8 @@ impl Effects {
             if !holds(&state.phase) {
                 continue;
             }
-            // The first message that ties it to the node: made by whoever had it before, or by a
-            // policy service. Where the stream begins later, nothing before is known.
+            // The first message that binds it to the node, from the previous holder or a policy
+            // service. If the stream begins later, nothing before is known.
             let binds = message
                 .events
                 .iter()
@@ -382,8 +382,9 @@ impl Effects {
         Ok(None)
     }
 
-    /// A place that lasts, and what the message must carry for that: σ, or the list of its chunks.
-    /// Where it is gone already, there is only the beginning.
+    /// Returns a lasting state place, and the body that the message needs for it: σ, or the list of
+    /// its chunks. Returns no place if the state is gone, so the execution starts from the
+    /// beginning.
     async fn carried(
         &self,
         execution: ExecutionId,
@@ -392,7 +393,7 @@ impl Effects {
         let Some(place) = place else {
             return (None, Bytes::new());
         };
-        // All of it is read, so that nothing is promised that is not there.
+        // Read the whole state, so that the ledger does not refer to a missing one.
         if let Err(error) = store::get_state(&self.broker, execution, &place).await {
             tracing::warn!(%execution, boundary = place.index, %error, "a good boundary's state is gone; back to the beginning");
             return (None, Bytes::new());

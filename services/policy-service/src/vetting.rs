@@ -1,5 +1,5 @@
-//! Messages whose lines must be looked at together before one of them is placed: those whose lines
-//! wait for each other or for others, and those that are taken as a whole or not at all.
+//! Checks messages whose lines must be checked together before one of them is placed. These are
+//! messages with dependencies or arrays, and atomic messages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::intake::{name, stamp};
 use crate::reading::{Lines as Read, Verdict, Vetted};
 use crate::refusal::Refusal;
 
-/// Ledgers looked up at once.
+/// Ledgers looked up at the same time.
 const LOOK_UPS: usize = 64;
-/// What is being submitted at this moment may be stored so much later.
+/// A dependency that is submitted at this moment may be stored this much later.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A message of the stream finds room to be read within this, or is delivered again.
+/// A message that gets no memory within this time is delivered again.
 const ROOM_WITHIN: Duration = Duration::from_secs(30);
-/// Looking through what was submitted and not yet taken in takes no longer.
+/// Time limit for reading the queued submissions of a tenant.
 const LOOKING: Duration = Duration::from_secs(2);
 
-/// Refuses the others with the refused ones.
+/// Refuses every line if one is refused.
 pub fn all_or_nothing(all: impl IntoIterator<Item = u32>, bad: &mut Verdict) {
     let Some((line, first)) = bad.first_key_value() else {
         return;
@@ -41,7 +41,7 @@ pub fn all_or_nothing(all: impl IntoIterator<Item = u32>, bad: &mut Verdict) {
 }
 
 impl Effects {
-    /// Looks at a message of the stream as a whole.
+    /// Checks a message of the stream as a whole.
     pub async fn vet(
         &self,
         tenant: &Tenant,
@@ -51,7 +51,7 @@ impl Effects {
         again: bool,
     ) -> Result<Verdict, Refusal> {
         let Read { good, bad, .. } = &mut self.reader.read(body, ROOM_WITHIN).await?;
-        // What it is a part of was taken before: the rest follows.
+        // Lines of this atomic message were taken in before, so the others follow.
         if again && atomic && self.is_begun(tenant, (stamp, seq), good).await? {
             return Ok(Verdict::new());
         }
@@ -62,9 +62,9 @@ impl Effects {
         Ok(std::mem::take(bad))
     }
 
-    /// Adds the lines that cannot be taken: their programs are not registered, they wait for each
-    /// other in a circle, for what does not exist, or for a refused line; and, where `ids`, their
-    /// ids are those of other submissions.
+    /// Adds the lines that must be refused. Their programs are not registered, they form a cycle,
+    /// or they depend on an unknown execution or on a refused line. With `ids`, also lines whose id
+    /// belongs to another submission.
     pub async fn vet_lines(
         &self,
         tenant: &Tenant,
@@ -143,7 +143,7 @@ impl Effects {
         Ok(())
     }
 
-    /// True where one of them was taken in from this very message.
+    /// True if one of these lines was taken in from this very message.
     async fn is_begun(
         &self,
         tenant: &Tenant,
@@ -158,7 +158,7 @@ impl Effects {
         }))
     }
 
-    /// The last messages of those of these ledgers that there are.
+    /// The last message of each of these ledgers that exists.
     pub async fn last_of(
         &self,
         tenant: &Tenant,
@@ -177,8 +177,8 @@ impl Effects {
             .await
     }
 
-    /// Of these, the ones that do not exist, and do not come into being within a moment. What was
-    /// submitted and not taken in yet exists, however far behind the policy services are.
+    /// Returns the ids that do not exist and do not appear within [`PATIENCE`]. A queued submission
+    /// counts as existing, even if the policy services are far behind.
     async fn missing(
         &self,
         tenant: &Tenant,
@@ -191,7 +191,7 @@ impl Effects {
             self.drop_queued(tenant, &mut ids).await?;
         }
         loop {
-            // What is taken in leaves the queue after its ledger was begun: that is looked at last.
+            // A submission leaves the queue after its ledger has begun, so ledgers are read last.
             self.drop_existing(tenant, &mut ids).await?;
             if ids.is_empty() {
                 return Ok(ids);
@@ -218,10 +218,10 @@ impl Effects {
         Ok(())
     }
 
-    /// Drops those that messages of `FIEC_SUBMIT` will become.
+    /// Removes the ids that queued messages of `FIEC_SUBMIT` will become.
     ///
     /// # Errors
-    /// When these are too many to be looked through in time: nothing is known then.
+    /// If the queue is too long to be read in time. Then nothing is known about the ids.
     pub async fn drop_queued(
         &self,
         tenant: &Tenant,
@@ -229,7 +229,7 @@ impl Effects {
     ) -> Result<(), Refusal> {
         let mut seen = 0_u64;
         let looking = async {
-            // However many ask, the broker is read for a few at a time.
+            // Limits the number of readers of the queue, however many requests come.
             let _permit = self.looking.acquire().await;
             self.look_at_queued(tenant, ids, &mut seen).await
         };
@@ -276,7 +276,7 @@ impl Effects {
     }
 }
 
-/// What the lines of a message become.
+/// Ids and digests of the executions that the lines become.
 fn named<'a>(
     tenant: &'a Tenant,
     (stamp, seq): (Timestamp, Sequence),

@@ -1,5 +1,5 @@
-//! An answer on its way out: JSON for every client, and beside it the headers by which the micro
-//! service protocol says that a request was refused, so that `nats micro stats` counts it.
+//! Answers of the API. The body is JSON for every client. The headers of a refusal follow the micro
+//! service protocol, so that `nats micro stats` counts it.
 
 use async_nats::HeaderMap;
 use async_nats::service::{
@@ -15,15 +15,15 @@ use crate::refusal::Refusal;
 
 /// The request was refused, in part or as a whole.
 const REFUSED: usize = 400;
-/// Most characters of a refusal in a header; the body has all of it.
+/// Most characters of a refusal in a header. The body has the whole text.
 const HEADER_CHARS: usize = 500;
 
 /// An answer that can be a refusal.
 pub(super) trait Reply: Serialize {
-    /// The answer where nothing was done.
+    /// The answer if the request was refused as a whole.
     fn refused(error: String, code: RefusalCode) -> Self;
 
-    /// Why something was refused; none where nothing was.
+    /// Why the request was refused, as a whole or in part.
     fn refusal(&self) -> Option<String>;
 }
 
@@ -58,12 +58,12 @@ reply! {
     },
 }
 
-/// What is answered instead of what was asked for: the one place where a refusal becomes text.
+/// Makes the answer to a refused request. Only here does a refusal become text.
 pub(super) fn refused<T: Reply>(refusal: &Refusal) -> T {
     T::refused(refusal.to_string(), refusal.code())
 }
 
-/// The payload.
+/// The payload of an answer, and why the request was refused.
 pub(super) struct Answer {
     body: Result<Bytes, ServiceError>,
     refusal: Option<String>,
@@ -102,15 +102,15 @@ impl Answer {
         client
             .publish_with_headers(reply.clone(), headers, body)
             .await?;
-        // The client library counts an error only while it sends one, and sends it without a body:
-        // that message goes to a subject on which nobody listens.
+        // The client library counts an error only if it sends one, and it sends it without a body.
+        // That second message goes to a subject that has no subscriber.
         request.message.reply = Some(format!("{reply}.counted").into());
         let code = REFUSED;
         request.respond(Err(ServiceError { status, code })).await
     }
 }
 
-/// One line, without what a header cannot hold.
+/// The text in one line, without characters that a header cannot hold.
 fn in_a_header(text: &str) -> String {
     let one_line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     one_line.take(HEADER_CHARS).collect()

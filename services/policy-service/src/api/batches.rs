@@ -1,7 +1,7 @@
 //! Requests about whole batches. A batch is found by the last message of each ledger of its tenant,
-//! so any service answers; submissions that have no ledgers yet are waited for, and counted where
-//! they take long. Reading the ledgers and changing the executions is cut into pages: each answer
-//! takes a bounded time, says how far it has come, and names a cursor to go on with
+//! so any service can answer. A request waits for submissions that have no ledger yet, and counts
+//! those that take long. Reading ledgers and changing executions is split into pages. Each answer
+//! takes a bounded time, reports its progress, and names a cursor for the next page
 //! ([`super::pages`]).
 
 use std::collections::VecDeque;
@@ -24,38 +24,38 @@ use super::pages::{About, KEPT, Member, Page, Unread};
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
 
-/// Executions that are changed at the same time.
+/// Executions changed at the same time.
 const AT_ONCE: usize = 32;
-/// Executions taken from a page between two looks at the clock.
+/// Executions that are taken from a page before the clock is read again.
 const CHUNK: usize = 512;
-/// How long one answer may take, where nothing is said, and at most.
+/// Time limit of one answer in ms: the default, and the maximum.
 const WITHIN_MS: u64 = 5_000;
 const WITHIN_LIMIT_MS: u64 = 8_000;
-/// The broker sends ledgers without a pause; after so long it is asked anew.
+/// Longest pause while the broker sends ledgers. After it, they are requested again.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Submissions that have no ledgers yet are waited for so long at most, and looked at so often.
+/// Longest wait for submissions without ledgers, and the interval of the checks.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 const LOOK: Duration = Duration::from_millis(20);
 /// Most reasons that an answer names.
 const REASONS: usize = 5;
 
-/// What became of one execution.
+/// Result for one execution of the batch.
 enum Fate {
-    /// Nothing: the time was over.
+    /// The time was over before its turn.
     NotReached,
-    /// It is as it is asked to be, by this request.
+    /// This request brought it into the requested state.
     Done(PhaseKind),
-    /// It cannot be done yet.
+    /// The change is not possible yet.
     Later(PhaseKind),
-    /// It has ended, or was so before.
+    /// It has ended, or was in the requested state before.
     Unconcerned(PhaseKind),
-    /// It has no ledger any more.
+    /// Its ledger no longer exists.
     Gone,
-    /// It is not so.
+    /// The change failed.
     Failed(Option<PhaseKind>, Refusal),
 }
 
-/// What a verb changes about each execution; none: it changes nothing.
+/// The change that a verb makes to each execution, if it makes one.
 fn change_of(verb: BatchVerb) -> Option<Change> {
     match verb {
         BatchVerb::Status => None,
@@ -66,7 +66,7 @@ fn change_of(verb: BatchVerb) -> Option<Change> {
 }
 
 impl Api {
-    /// A request about a whole batch: one page.
+    /// Answers one page of a request about a whole batch.
     pub(super) async fn batch(&self, subject: &str, payload: &[u8]) -> Answered<BatchReply> {
         let mut tokens = subject.rsplit('.');
         let tenant_text = tokens.next().unwrap_or_default();
@@ -108,9 +108,9 @@ impl Api {
         Ok(reply)
     }
 
-    /// Looks at what has not been taken in, and then begins to read: what has been taken in by then
-    /// has its ledgers. An answer instead, where submissions that were to be waited for have not
-    /// been taken in.
+    /// Waits for queued submissions, and then requests the ledgers, so that the new ledgers are
+    /// among them. Returns an answer instead if submissions that the request names are still
+    /// queued.
     async fn begin(
         &self,
         about: About,
@@ -137,7 +137,7 @@ impl Api {
         Ok(Ok(Page::new(about, unread, untaken)))
     }
 
-    /// Changes what is to be changed, until the deadline; how many were.
+    /// Changes members until the deadline. Returns the number of changed executions.
     async fn change_members(&self, page: &mut Page, who: &str, deadline: Instant) -> u32 {
         let mut done = 0;
         let change = change_of(page.about.verb);
@@ -203,22 +203,21 @@ impl Api {
         match self.change(asked, entry).await {
             Ok(changed) => {
                 let phase = changed.state().map_or(phase, |state| state.phase.kind());
-                // Some of its parts, or itself.
+                // The execution itself, or one of its parts, is about to pause.
                 match changed.is_pausing() {
                     true => Fate::Later(phase),
                     false => Fate::Done(phase),
                 }
             }
             Err(refusal) if refusal.is_pausing() => Fate::Later(phase),
-            // It ended in the meantime, or is as it is asked to be.
+            // It has ended meanwhile, or is in the requested state.
             Err(refusal) if refusal.is_moot() => Fate::Unconcerned(phase),
             Err(refusal) => Fate::Failed(Some(phase), refusal),
         }
     }
 
-    /// Waits so long at most until each submission message of the tenant up to this one (of those
-    /// that are there by now, where nothing is said) has been taken in, and has its ledgers; what
-    /// has not.
+    /// Waits up to `patience` until the tenant's queued messages up to `upto` have become ledgers.
+    /// Without `upto`, all messages in the queue now count. Returns the messages that remain.
     async fn untaken(
         &self,
         tenant: &Tenant,
@@ -237,7 +236,7 @@ impl Api {
             .map_err(BrokerError::operation(WHAT))?
             .state;
         let upto = upto.unwrap_or(state.last_sequence);
-        // Taken in, they are removed.
+        // Messages are removed once they are taken in.
         if state.first_sequence > upto {
             return Ok(None);
         }
@@ -273,7 +272,8 @@ impl Api {
         }))
     }
 
-    /// The last message of each ledger of a tenant; none where there are none.
+    /// Requests the last message of each ledger of a tenant. Returns `None` if there are no
+    /// ledgers.
     async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
         let mut consumer = self
             .effects
@@ -309,7 +309,7 @@ impl Api {
         Ok(Some(Unread { messages, count }))
     }
 
-    /// Reads the members of a batch, until the deadline.
+    /// Reads members of a batch until the deadline.
     async fn read_members(&self, page: &mut Page, deadline: Instant) -> Result<(), BrokerError> {
         let batch = page.about.batch;
         let mut heard = Instant::now();
@@ -355,15 +355,15 @@ impl Api {
 
 const READ: &str = "read the ledgers of a tenant";
 
-/// True for a message of an execution of this batch, and for one that cannot be read: that is said
-/// where it is read whole.
+/// True for a message of an execution of this batch. An unreadable message also counts: the full
+/// read reports its error.
 fn may_be_of(header: &str, batch: BatchId) -> bool {
     let of = |glance: Glance| glance.batch().is_some_and(|place| place.id == batch);
     Glance::read(header).map_or(true, of)
 }
 
-/// Takes in what a message says of an execution; one that is read twice, since it was changed
-/// meanwhile, counts as it was last.
+/// Adds an execution's last message to the page. If an execution changed while the ledgers were
+/// read, its later message replaces the earlier one.
 fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
     if state.batch.is_none_or(|batch| batch.id != page.about.batch) {
         return;
@@ -405,7 +405,7 @@ fn note(page: &mut Page, fate: Fate) {
     }
 }
 
-/// The answer where no execution of the batch was found.
+/// The answer if the batch has no known execution.
 fn none_known(page: &Page, batch: String) -> BatchReply {
     let refusal = Refusal::UnknownBatch {
         tenant: page.about.tenant.clone(),
@@ -430,12 +430,12 @@ fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
     Ok(BatchId::from_client(tenant, &name))
 }
 
-/// True where something remains to be done.
+/// True if the change still has something to do.
 fn concerns(change: &Change, state: &ExecutionState) -> bool {
     let live = !state.phase.is_terminal();
     let is_ending = is_requested(state, RequestKind::Cancel);
     match change {
-        // Its parts may have paused of their own, or not have been reached before.
+        // Its parts may have paused on their own, or an earlier request may not have reached them.
         Change::Resume => is_paused(state) || live && !state.parts().is_empty(),
         Change::Pause => live && !is_paused(state) && !is_ending,
         Change::Cancel | Change::Adjust(_) => live && !is_ending,

@@ -1,6 +1,6 @@
-//! Changes of one execution: cancel, pause, resume, adjust. While it is started only its worker
-//! appends, and the request is passed on; otherwise the event is appended here. The answer comes
-//! after the append.
+//! Changes of one execution: cancel, pause, resume, adjust. While it is started, only its worker
+//! appends, so the request goes to that worker. Otherwise the event is appended here. The answer
+//! comes after the append.
 
 use std::time::Duration;
 
@@ -20,30 +20,30 @@ use crate::effects::NoReply;
 use crate::events::Outcome;
 use crate::refusal::Refusal;
 
-/// Longest wait for an execution that moves to run again, before it is changed.
+/// Longest wait for a moving execution to run again before it is changed.
 pub(super) const MOVE: Duration = Duration::from_secs(5);
 
-/// How often a bound execution is looked at again before it is changed, and how long between.
+/// How often a bound execution is read again before it is changed, and the pause between reads.
 const BOUND_ROUNDS: u32 = 6;
 const BOUND_PAUSE: Duration = Duration::from_millis(50);
-/// The same for one that was asked to pause and is to be resumed.
+/// How often an execution with an order to pause is read again before it is resumed.
 const PAUSE_ROUNDS: u32 = 10;
 
-/// What is changed about an execution, by an event in its ledger.
+/// A change of an execution by an event in its ledger.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
-    /// It ends.
+    /// Ends it.
     Cancel,
-    /// It waits for somebody to resume it.
+    /// Pauses it until somebody resumes it.
     Pause,
-    /// It goes on.
+    /// Resumes it.
     Resume,
-    /// Its priority, thresholds, deadline, memory or nodes are others.
+    /// Changes its priority, thresholds, deadline, memory or nodes.
     Adjust(Adjustment),
 }
 
 impl Change {
-    /// The request that asks for it.
+    /// The verb of the request for this change.
     pub(super) fn verb(&self) -> ExecutionVerb {
         match self {
             Self::Cancel => ExecutionVerb::Cancel,
@@ -54,47 +54,47 @@ impl Change {
     }
 }
 
-/// A change that somebody asks for.
+/// A requested change.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
-    /// What.
+    /// The change.
     pub(super) change: &'a Change,
-    /// Whose executions.
+    /// The tenant of the executions.
     pub(super) tenant: &'a Tenant,
-    /// Who asks.
+    /// The person or program that asks.
     pub(super) who: &'a str,
-    /// The nodes, as they were seen for this request.
+    /// The lost and silent nodes, as this request sees them.
     pub(super) sight: &'a Sight,
-    /// The execution as the asker calls it; none: as its client does.
+    /// The execution as the asker calls it. `None`: as its client calls it.
     pub(super) name: Option<&'a str>,
 }
 
-/// An execution as its client calls it.
+/// The execution's name for people: its client's id, or its UUID.
 pub(super) fn called(state: &ExecutionState) -> String {
     let client = state.spec.as_ref().and_then(|spec| spec.id.as_ref());
     client.map_or_else(|| state.execution.to_string(), ToString::to_string)
 }
 
-/// True where somebody has asked this of it, and it was not done yet.
+/// True if this was requested of the execution and is not done yet.
 pub(super) fn is_requested(state: &ExecutionState, what: RequestKind) -> bool {
     let requested = state.requested.as_ref();
     requested.is_some_and(|requested| requested.what == what)
 }
 
-/// True for one that is paused, or is to pause.
+/// True if the execution is paused, or has an order to pause.
 pub(super) fn is_paused(state: &ExecutionState) -> bool {
     is_requested(state, RequestKind::Pause) || matches!(state.phase, Phase::Paused { .. })
 }
 
-/// Why a request was not passed on to the node of its execution.
+/// Why a request was not passed on to the execution's node.
 enum NotPassed {
-    /// The node does not hold it: nobody else would append.
+    /// The node does not hold the execution, so nobody else would append.
     NotHeld,
-    /// The node does not do it, or not now.
+    /// The node refuses, at least for now.
     Refused(Refusal),
 }
 
-/// The events that cancel or adjust an execution, or pause one that no node holds.
+/// The events of a change to an execution that no node holds.
 fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
     let who = who.to_owned();
     match change {
@@ -144,7 +144,7 @@ impl Api {
                     return Err(Refusal::Ended { name, phase });
                 }
                 (Change::Resume, Phase::Paused { .. }) => orphan_events(change, who, now),
-                // It pauses in a moment.
+                // It pauses at its next boundary. Wait for that.
                 (Change::Resume, Phase::Started(_))
                     if is_requested(&entry.message.state, RequestKind::Pause) =>
                 {
@@ -162,7 +162,8 @@ impl Api {
                     let who = who.clone();
                     return Err(Refusal::AlreadyPaused { name, who });
                 }
-                // Its worker starts it in a moment, and would have to be told anew.
+                // Its worker starts it in a moment with the old settings. Wait for that, and pass
+                // the change on.
                 (Change::Adjust(_), Phase::Bound(_)) if round < BOUND_ROUNDS => {
                     entry = self.a_moment_later(tenant, id).await?;
                     continue;
@@ -175,7 +176,7 @@ impl Api {
                         Ok(reply) => return Ok(reply),
                         Err(failed) => failed,
                     };
-                    // It may have moved on while it was asked.
+                    // It may have moved while the node was asked.
                     if let Some(newer) = self.moved_on(tenant, id, &entry).await? {
                         entry = newer;
                         continue;
@@ -226,7 +227,7 @@ impl Api {
         Err(Refusal::Overtaken { name })
     }
 
-    /// The last message of an execution that is about to move on.
+    /// Pauses, and reads the last message of an execution that is about to change.
     pub(super) async fn a_moment_later(&self, tenant: &Tenant, id: ExecutionId) -> Answered<Entry> {
         tokio::time::sleep(BOUND_PAUSE).await;
         let last = self.effects.ledger.last(tenant, id).await?;
@@ -234,7 +235,7 @@ impl Api {
         last.ok_or_else(|| Refusal::LedgerGone { name: name() })
     }
 
-    /// Publishes what an execution owes that ends with no worker to do so.
+    /// Publishes the outputs that an execution owes if it ended without a worker.
     async fn settle_outbox(&self, state: &ExecutionState) {
         if state.outbox.is_none() || !state.phase.is_terminal() {
             return;
@@ -249,7 +250,7 @@ impl Api {
             "what was emitted may not be published");
     }
 
-    /// Drops the large σ of an execution that ends with no worker to do so.
+    /// Drops the large σ of an execution that ended without a worker.
     async fn forget_state(&self, state: &ExecutionState) {
         let Some(place) = state
             .boundary
@@ -268,7 +269,7 @@ impl Api {
             "a large state was not dropped; it stays until its bucket's age limit");
     }
 
-    /// The last message, where it differs from the one at hand.
+    /// The last message, if it differs from `entry`.
     async fn moved_on(
         &self,
         tenant: &Tenant,
@@ -285,7 +286,7 @@ impl Api {
         }))
     }
 
-    /// Asks the node of an execution to make the change.
+    /// Asks the execution's node to make the change.
     async fn pass_on(
         &self,
         asked: Asked<'_>,

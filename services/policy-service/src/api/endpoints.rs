@@ -1,36 +1,36 @@
-//! The endpoints of the micro service: their names, subjects, and the files of `schemas/json` that
-//! describe what they take and answer.
+//! The endpoints of the micro service: their names, their subjects, and the files of `schemas/json`
+//! that describe their requests and answers.
 
 use std::collections::HashMap;
 
 use fiec_schemas::messages::{ExecutionVerb, NodeVerb};
 use fiec_schemas::subjects;
 
-/// What can be asked.
+/// An endpoint of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// Take in submissions.
+    /// Takes in submissions.
     Submit,
-    /// Something about one execution.
+    /// Reads or changes one execution.
     Execution(ExecutionVerb),
-    /// Something about a batch.
+    /// Reads or changes a batch.
     Batch,
-    /// A tenant's quota.
+    /// Reads or changes a tenant's quota.
     Quota,
-    /// All quotas.
+    /// Reads all quotas.
     Quotas,
-    /// All nodes.
+    /// Lists all nodes.
     Nodes,
-    /// What the nodes could give, for agents.
+    /// Lists the resources that nodes can offer. Agents ask for it.
     Offers,
-    /// Something about one node.
+    /// Changes one node.
     Node(NodeVerb),
-    /// What a node may offer.
+    /// Reads or changes the envelopes of a node.
     Envelope,
 }
 
 impl Endpoint {
-    /// All of them.
+    /// All endpoints.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let executions = ExecutionVerb::ALL.iter().copied().map(Self::Execution);
         let nodes = NodeVerb::ALL.iter().copied().map(Self::Node);
@@ -56,7 +56,7 @@ impl Endpoint {
         }
     }
 
-    /// The subjects on which it is asked.
+    /// The subject of its requests.
     pub(super) fn subject(self) -> String {
         match self {
             Self::Submit => subjects::api_submit("*"),
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// What it takes and answers.
+    /// The schemas of its requests and answers.
     pub(super) fn payloads(self) -> HashMap<String, String> {
         let (request, reply) = match self {
             Self::Submit => ("lines of submission.json", "submit-reply.json"),

@@ -1,4 +1,5 @@
-//! What operators let a node offer: read, checked, written beside its flags, and recorded.
+//! Envelopes, by which operators limit the offers of a node. They are read, checked, written beside
+//! the node's flags, and recorded.
 
 use async_nats::jetstream::kv;
 use fiec_schemas::envelope::{Envelope, NodeEnvelopes, Shape, read_list};
@@ -8,7 +9,7 @@ use fiec_schemas::{Timestamp, subjects};
 use super::{Answered, Api, parse, somebody};
 use crate::refusal::Refusal;
 
-/// Attempts to write while others write too.
+/// Attempts to write while other services write too.
 const ATTEMPTS: usize = 8;
 
 impl Api {
@@ -61,7 +62,7 @@ impl Api {
                         node: node.clone(),
                         envelopes: set.clone(),
                     };
-                    // An attempt that was stored after all is not stored again.
+                    // The message id keeps a repeated attempt from being stored twice.
                     let id = format!("envelopes/{node}/{revision}");
                     let recorded = self.record(subjects::node_record(&node), id, &record).await;
                     let mut message = format!("{node}: {}", set.in_words());
@@ -78,7 +79,7 @@ impl Api {
                         ..ApiReply::default()
                     });
                 }
-                // Somebody else wrote at this moment: read again.
+                // Another service wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
                 Err(error) => return Err(failed(&error)),
             }
@@ -87,7 +88,7 @@ impl Api {
     }
 }
 
-/// The envelopes after a change. Those that need a beginning and name none begin now.
+/// The envelopes after a change. An envelope that needs a beginning and names none begins now.
 fn changed(
     mut before: Vec<Envelope>,
     change: &EnvelopeChange,

@@ -17,13 +17,13 @@ use crate::effects::NoReply;
 use crate::events::Ask;
 use crate::refusal::Refusal;
 
-/// A submission that was just accepted may not have its ledger yet, for so long beyond the time
-/// that a node has to append it.
+/// Extra time for a ledger to appear after its submission was accepted, beyond the time that a node
+/// has to append it.
 const NEWBORN: Duration = Duration::from_millis(300);
-/// Nobody who asks waits for a node longer than this.
+/// Longest wait for a node before the asker gets an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What an execution can be given where it runs; what is there to be given, its node knows.
+/// Checks a grant for a running execution. Only its node knows whether the resources are free.
 fn check_grant(grant: &Grant) -> Result<(), FieldError> {
     if *grant == Grant::default() {
         let rule = "names nothing that is to change; threads, memory_bytes and cpus can";
@@ -41,7 +41,7 @@ fn check_grant(grant: &Grant) -> Result<(), FieldError> {
 }
 
 impl Api {
-    /// A request about one execution.
+    /// Answers a request about one execution.
     pub(super) async fn execution(
         &self,
         verb: ExecutionVerb,
@@ -101,7 +101,7 @@ impl Api {
         Ok(changed.into_reply())
     }
 
-    /// The last message of the execution of this UUID or client's id.
+    /// The last message of the execution with this UUID or client's id.
     async fn find(&self, tenant: &Tenant, id: &str) -> Answered<Entry> {
         let uuid = id.parse::<ExecutionId>().ok();
         let client = id
@@ -131,7 +131,7 @@ impl Api {
 
     async fn status(&self, entry: Entry) -> ApiReply {
         let id = entry.message.state.execution;
-        // The state is the ledger's; progress is a courtesy of the core.
+        // The ledger has the state. Progress is optional, and the core may not answer in time.
         let progress = self
             .ask(|reply| Ask::Progress(id, reply))
             .await
@@ -165,8 +165,8 @@ impl Api {
         })
     }
 
-    /// Why it was bound to where it is, and whom that was chosen from: as its ledger says, while
-    /// that still has the message.
+    /// Adds why the execution was bound to its node, and which nodes the policy chose from. The
+    /// ledger message says so while the stream still has it.
     async fn tell_binding(&self, binding: &Binding, why: &mut Why) {
         let read = self.effects.ledger.by_sequence(binding.seq);
         let found = match tokio::time::timeout(self.options.control_timeout, read).await {
@@ -194,7 +194,7 @@ impl Api {
         }
     }
 
-    /// What an adjustment would come to, as the end of a sentence.
+    /// Effect of an adjustment, as the end of a sentence.
     async fn foresee(&self, id: ExecutionId, change: &Adjustment) -> Answered<String> {
         change.check().map_err(|error| {
             let field = format!("change.{}", error.field);
@@ -209,8 +209,8 @@ impl Api {
         })
     }
 
-    /// Asks the worker: a program is given another grant while it runs. One that moves is waited
-    /// for, and its next worker is asked.
+    /// Asks the worker to give a running program another grant. If the execution is moving, waits
+    /// and asks its next worker.
     async fn reconfigure(
         &self,
         tenant: &Tenant,
@@ -253,7 +253,7 @@ impl Api {
                     }
                 }
                 Phase::Bound(_) => Refusal::BetweenNodes { name, phase },
-                // It has run, and goes on in a moment.
+                // It ran before, and starts again in a moment.
                 Phase::Pending if state.epoch > 0 => Refusal::BetweenNodes { name, phase },
                 _ => return Err(Refusal::NotRunning { name, phase }),
             };

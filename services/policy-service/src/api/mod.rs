@@ -1,4 +1,4 @@
-//! The NATS micro service `fiec`: what operators and clients ask.
+//! The NATS micro service `fiec`, which answers operators and clients.
 
 mod answer;
 mod batches;
@@ -37,16 +37,16 @@ use crate::events::{Ask, Outcome};
 use crate::refusal::Refusal;
 use crate::{Options, ServiceError};
 
-/// Requests answered at once.
+/// Requests answered at the same time.
 const AT_ONCE: usize = 256;
-/// Kibibytes that requests take, those that wait for their turn included; beyond that they are
-/// refused, so that whoever asks knows. Each counts for some more than its text.
+/// KiB that requests may take, including those that wait for their turn. Beyond it, a request is
+/// refused, so that its asker knows. Each request counts `REQUEST_KIB` beside its text.
 const ROOM_KIB: usize = 32 * 1024;
 const REQUEST_KIB: usize = 8;
-/// The core answers within this, beside the time that a node may take where one is asked.
+/// Time for the core to answer, beside the time that a node may take.
 const CORE_WITHIN: Duration = Duration::from_secs(3);
 
-/// What handlers need; cheap to clone.
+/// Handles that request handlers need. Cheap to clone.
 #[derive(Clone)]
 pub struct Api {
     effects: Effects,
@@ -115,7 +115,7 @@ pub async fn serve(
     Err(failed("its subscriptions ended".to_owned()))
 }
 
-/// For handlers: a mistake of the asker or of the world.
+/// Result of a handler: a value, or the refusal of the request.
 type Answered<T> = Result<T, Refusal>;
 
 impl Api {
@@ -143,7 +143,7 @@ impl Api {
         respond(&self.effects.broker.client, endpoint, request, answer).await;
     }
 
-    /// Tells the history of what somebody changed; `id` keeps it from being told twice.
+    /// Records a change for the history. `id` keeps it from being recorded twice.
     async fn record(&self, subject: String, id: String, record: &Record) -> Result<(), String> {
         let payload = serde_json::to_vec(record).map_err(|e| e.to_string())?;
         let mut failure = String::new();
@@ -164,7 +164,7 @@ impl Api {
         Err(failure)
     }
 
-    /// Asks the core, which answers within a deadline.
+    /// Asks the core and waits until the deadline.
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Answered<T> {
         if !self.loaded.load(Ordering::Relaxed) {
             return Err(Refusal::Loading);
@@ -172,8 +172,8 @@ impl Api {
         question::ask(&self.effects.outcomes, self.core_within(), make).await
     }
 
-    /// Room to tell the core of something that is about to be done: taken before, so that what is
-    /// done is told.
+    /// Reserves a place in the core's channel before a change is made, so that the core is certain
+    /// to hear of it.
     async fn room(&self) -> Answered<Permit<'_, Outcome>> {
         question::room(&self.effects.outcomes, self.core_within()).await
     }
@@ -194,7 +194,7 @@ async fn respond(
     }
 }
 
-/// Said where requests take all the room there is.
+/// The answer when requests use all the memory reserved for them.
 fn busy(endpoint: Endpoint) -> Answer {
     match endpoint {
         Endpoint::Submit => Answer::of::<SubmitReply>(Err(Refusal::Busy)),

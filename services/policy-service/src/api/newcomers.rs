@@ -1,5 +1,5 @@
-//! Tenants that submit for the first time. Where quotas exist, such a tenant is outside all of them,
-//! and its name may be a misspelt one: the answer says so, once.
+//! Tenants that submit for the first time. If quotas exist, none limits such a tenant, and its name
+//! may be misspelt. The answer says so, once.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -11,14 +11,14 @@ use futures_util::StreamExt as _;
 
 use super::Api;
 
-/// Most tenants that are remembered; beyond, they are looked up for each request.
+/// Most tenants that are remembered. Further tenants are looked up for each request.
 const REMEMBERED: usize = 10_000;
-/// Tenants with quotas that an answer names.
+/// Most tenants with quotas that an answer names.
 const NAMED: usize = 5;
-/// An answer waits no longer for this.
+/// Longest wait of an answer for this look-up.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// Tenants that are known to have a quota, or to have submitted before.
+/// Tenants that have a quota or have submitted before.
 #[derive(Debug, Default)]
 pub(super) struct Known(Mutex<HashSet<Tenant>>);
 
@@ -37,8 +37,8 @@ impl Known {
 }
 
 impl Api {
-    /// What to tell a tenant that submits for the first time. A courtesy: none where it cannot be
-    /// found out in time.
+    /// A note for a tenant that submits for the first time. `None` for any other tenant, and if
+    /// the look-up takes too long.
     pub(super) async fn newcomer(&self, tenant: &Tenant) -> Option<String> {
         if self.known.has(tenant) {
             return None;
@@ -49,7 +49,7 @@ impl Api {
         in_words(tenant, &limited)
     }
 
-    /// The tenants that have quotas; none of them for a tenant that is not new.
+    /// The tenants with quotas. Empty if the tenant is not new. `None` if the broker does not answer.
     async fn limited_if_new(&self, tenant: &Tenant) -> Option<Vec<String>> {
         let js = &self.effects.broker.js;
         let stream = js.get_stream_no_info(subjects::LEDGER_STREAM).await.ok()?;
@@ -70,7 +70,7 @@ impl Api {
     }
 }
 
-/// None where no tenant has a quota.
+/// The note in words. `None` if no tenant has a quota.
 fn in_words(tenant: &Tenant, limited: &[String]) -> Option<String> {
     let named = limited.get(..NAMED.min(limited.len()))?.join(", ");
     let more = match limited.len().saturating_sub(NAMED) {

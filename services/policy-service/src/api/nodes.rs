@@ -1,4 +1,4 @@
-//! Questions about nodes and the operators' flags on them.
+//! Questions about nodes, and the operators' flags on them.
 
 use fiec_broker::flags;
 use fiec_policy::UnknownNode;
@@ -18,7 +18,7 @@ impl Api {
         })
     }
 
-    /// For agents whose programs ask.
+    /// The resources that nodes can offer. Agents ask for it.
     pub(super) async fn offers(&self) -> Answered<OffersReply> {
         Ok(OffersReply {
             offers: Some(self.ask(Ask::Offers).await?),
@@ -39,7 +39,7 @@ impl Api {
         }
     }
 
-    /// Gives a node its contracts back; its canaries run anew and decide.
+    /// Ends the quarantine of a node. Its canaries run again and decide.
     pub(super) async fn release(&self, payload: &[u8]) -> Answered<ApiReply> {
         let NodeRequest { node, who, .. } = parse(payload)?;
         self.joined(&node).await?;

@@ -1,7 +1,6 @@
-//! Requests about whole batches, between one answer and the next. An answer is a page: it
-//! takes a bounded time and names a cursor, by which the next request goes on where it ended.
-//! Another policy service, or this one after a while, does not know the cursor and looks at the
-//! ledgers anew: what was done before no longer concerns the request then.
+//! State of a batch request between two answers. An answer is a page: it takes a bounded time and
+//! names a cursor, with which the next request continues. If a policy service does not know the
+//! cursor, it reads the ledgers again. Executions that were changed before need no change then.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +12,19 @@ use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Sequence, Tenant};
 
 use crate::refusal::Refusal;
 
-/// Requests that may be between two answers. The oldest is given up for another one.
+/// Most requests that are kept between two answers. A further one replaces the oldest.
 const AT_ONCE: usize = 8;
-/// Nobody asks for the next answer after this.
+/// How long a page is kept for the next request.
 pub const KEPT: Duration = Duration::from_secs(60);
 
-/// What a cursor must be used for.
+/// Subject of a request. A cursor is valid for the same subject only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
-    /// What is asked.
+    /// The verb of the request.
     pub verb: BatchVerb,
-    /// Whose.
+    /// The tenant of the batch.
     pub tenant: Tenant,
-    /// Which batch.
+    /// The batch.
     pub batch: BatchId,
 }
 
@@ -36,44 +35,44 @@ pub struct Member {
     pub seq: Sequence,
     /// Its phase.
     pub phase: PhaseKind,
-    /// True where something remains to be done.
+    /// True if the request still has something to do here.
     pub concerned: bool,
     /// The executions that it waits for.
     pub after: Vec<ExecutionId>,
 }
 
-/// How far a request about a batch has come.
+/// Progress of a request about a batch.
 pub struct Page {
     /// Its batch and its verb.
     pub about: About,
-    /// The ledgers that are not read yet; none once all are.
+    /// Ledgers that are not read yet. `None` once all are read.
     pub unread: Option<Unread>,
-    /// Its executions that were read.
+    /// Executions of the batch that were read.
     pub members: HashMap<ExecutionId, Member>,
-    /// What is to be changed, level by level: what waits for others before those.
+    /// Executions to change, level by level: a dependent comes before its dependencies.
     pub levels: VecDeque<VecDeque<ExecutionId>>,
-    /// How many are in each phase.
+    /// Number of executions in each phase.
     pub phases: BTreeMap<PhaseKind, u32>,
-    /// Those that the request does not concern.
+    /// Executions that the request does not concern.
     pub unconcerned: u32,
-    /// Those for which it cannot be done yet.
+    /// Executions for which the change is not possible yet.
     pub later: u32,
-    /// Those for which it failed, and why for the first few.
+    /// Number of failures, and the reasons of the first few.
     pub failed: (u32, Vec<Refusal>),
-    /// What had not been taken in when it began.
+    /// Submissions that were queued when the request began.
     pub untaken: Option<Untaken>,
 }
 
 /// The last messages of a tenant's ledgers.
 pub struct Unread {
-    /// They come by this.
+    /// The stream of messages.
     pub messages: pull::Stream,
-    /// How many there are still.
+    /// Number of messages that remain.
     pub count: u64,
 }
 
 impl Page {
-    /// Nothing is read yet.
+    /// A page before the first read.
     pub fn new(about: About, unread: Option<Unread>, untaken: Option<Untaken>) -> Self {
         Self {
             about,
@@ -93,12 +92,12 @@ impl Page {
         *self.phases.entry(phase).or_default() += 1;
     }
 
-    /// True while there is something to do for another request.
+    /// True while the next request has something to do.
     pub fn goes_on(&self) -> bool {
         self.unread.is_some() || !self.levels.is_empty()
     }
 
-    /// The answer so far, where so many were changed for it.
+    /// The answer so far. `done`: executions that this answer changed.
     pub fn reply(&self, done: u32) -> BatchReply {
         let left = self.levels.iter().map(VecDeque::len).sum::<usize>();
         let mut phases = self.phases.clone();
@@ -121,7 +120,7 @@ impl Page {
         }
     }
 
-    /// Once all is read: what is to be changed, in order.
+    /// Orders the executions to change, after all ledgers are read.
     pub fn arrange(&mut self) {
         for member in self.members.values() {
             if !member.concerned {
@@ -135,8 +134,8 @@ impl Page {
     }
 }
 
-/// In levels, what waits for others before those: so that nothing fails, or starts, because of what
-/// is done to the ones that it waits for.
+/// Executions in levels, dependents before their dependencies. So no execution fails or starts
+/// because its dependency was changed first.
 fn in_order(members: &HashMap<ExecutionId, Member>) -> VecDeque<VecDeque<ExecutionId>> {
     let mut waiters: HashMap<ExecutionId, usize> = HashMap::new();
     for other in members.values().flat_map(|member| &member.after) {
@@ -167,7 +166,7 @@ fn in_order(members: &HashMap<ExecutionId, Member>) -> VecDeque<VecDeque<Executi
             }
         }
     }
-    // In order of their ledgers, so that what was submitted first is reached first.
+    // Order by ledger sequence, so that the first submission is reached first.
     let sorted = levels.into_values().map(|mut ids| {
         ids.sort_unstable_by_key(|id| members.get(id).map(|member| member.seq));
         ids.into()
@@ -181,12 +180,12 @@ struct Kept {
     pages: BTreeMap<u64, (Instant, Page)>,
 }
 
-/// The requests that are between two answers; cheap to clone.
+/// Pages kept between two answers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Pages(Arc<Mutex<Kept>>);
 
 impl Pages {
-    /// Takes what a cursor stands for, unless it is for something else, or not known here.
+    /// Takes the page of a cursor, unless the cursor has another subject or is unknown here.
     pub fn take(&self, cursor: &str, own: &str, about: &About) -> Option<Page> {
         let number = cursor.strip_prefix(own)?.strip_prefix('/')?.parse().ok()?;
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +193,7 @@ impl Pages {
         (page.about == *about).then_some(page)
     }
 
-    /// Keeps it for the next request, which names this cursor.
+    /// Keeps the page for the next request, which names the returned cursor.
     pub fn keep(&self, page: Page, own: &str) -> String {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.pages.retain(|_, (since, _)| since.elapsed() < KEPT);
@@ -231,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_others_comes_before_them_and_else_the_oldest_first() {
-        // 3 waits for 1 and 2, 2 for 1, 4 for what is not there.
+        // 3 depends on 1 and 2, 2 depends on 1, 4 depends on an unknown execution.
         let all = members(&[(1, &[]), (2, &[1]), (3, &[1, 2]), (4, &[9])]);
         let levels = in_order(&all);
         let expected = [vec![id(3), id(4)], vec![id(2)], vec![id(1)]];
@@ -273,7 +272,7 @@ mod tests {
                 .take(&keep(), "me", &about(BatchVerb::Pause))
                 .is_none()
         );
-        // The oldest gives way.
+        // The oldest page is replaced.
         let first = keep();
         for _ in 0..AT_ONCE {
             keep();

@@ -1,9 +1,8 @@
-//! A pause reaches the parts that an execution has split off, and theirs; so do its end and every
-//! change (`adjust`, `pin`, `exclude`): a part is the same submission for its range, so what is
-//! changed about the whole holds for each that computes a piece of it. A deadline stays the moment
-//! that it is for the whole. What is not made yet takes the change over from its holder's ledger as
-//! it is made. A cancel needs no help here: parts whose holder has ended are cancelled by the
-//! policy, for whoever asked.
+//! Changes of an execution's parts. A pause reaches the parts that an execution has split off, and
+//! their parts. So do a resume and every adjustment (`adjust`, `pin`, `exclude`), because a part is
+//! the same submission for its range. A deadline keeps its moment. A part that is not made yet
+//! takes the change from its holder's ledger. A cancel needs no code here: the policy cancels parts
+//! whose holder has ended.
 
 use std::time::Duration;
 
@@ -17,54 +16,55 @@ use super::changes::{Asked, Change, is_paused};
 use super::{Answered, Api};
 use crate::refusal::Refusal;
 
-/// Parts that are changed at the same time.
+/// Parts changed at the same time.
 const AT_ONCE: usize = 16;
-/// A part that is being made while its holder is changed is there within this.
+/// Time for a part to appear that is being made while its holder is changed.
 const BORN_WITHIN: Duration = Duration::from_secs(1);
 const BORN_PAUSE: Duration = Duration::from_millis(50);
 
-/// What became of the parts of an execution that was changed.
+/// Result for the parts of a changed execution.
 #[derive(Debug, Default)]
 struct Reached {
-    /// Their holder is as it is asked to be, whatever it was that answered.
+    /// The holder is in the requested state, whatever its own answer was.
     so: bool,
-    /// So many are, by this request.
+    /// Parts that this request brought into the requested state.
     count: usize,
-    /// Why others are not.
+    /// Why it failed for other parts.
     failed: Vec<Refusal>,
 }
 
-/// What became of one part.
+/// Result for one part.
 enum Fate {
-    /// It is as it is asked to be, by this request.
+    /// This request brought it into the requested state.
     Reached,
-    /// It was so before, has ended, or is made so later.
+    /// It was in that state, has ended, or takes the change over when it is made.
     Moot,
-    /// It is not so.
+    /// The change failed.
     Failed(Refusal),
 }
 
-/// What became of an execution that was changed, and of its parts.
+/// Result for a changed execution and its parts.
 #[derive(Debug)]
 pub(super) struct Changed {
-    /// Of itself. A refusal only where it was so before and its parts were reached.
+    /// Result of the execution itself. A refusal only if it was in the requested state before and
+    /// its parts were reached.
     pub(super) own: Result<ApiReply, (Refusal, Option<ExecutionState>)>,
     verb: ExecutionVerb,
-    /// Parts that are as asked, by this request.
+    /// Parts that this request brought into the requested state.
     reached: usize,
-    /// Why others are not.
+    /// Why it failed for other parts.
     failed: Vec<Refusal>,
 }
 
 impl Changed {
-    /// True where the same request comes further in a moment.
+    /// True if the same request can succeed further in a moment.
     pub(super) fn is_pausing(&self) -> bool {
         let own = self.own.as_ref().err();
         let own = own.is_some_and(|(refusal, _)| refusal.is_pausing());
         own || self.failed.iter().any(Refusal::is_pausing)
     }
 
-    /// Its state after the change, where that is known.
+    /// The execution's state after the change, if it is known.
     pub(super) fn state(&self) -> Option<&ExecutionState> {
         match &self.own {
             Ok(reply) => reply.state.as_ref(),
@@ -128,7 +128,8 @@ impl Api {
         (changed.reached, changed.failed) = (parts.count, parts.failed);
         changed.own = match own {
             Ok(reply) => Ok(reply),
-            // What is so already may have parts that were not reached when that was asked.
+            // The execution was in the requested state, but the earlier request did not reach all
+            // its parts.
             Err(refusal) if parts.so && changed.failed.is_empty() && parts.count > 0 => {
                 Err((refusal, state))
             }
@@ -154,7 +155,7 @@ impl Api {
         Ok(changed)
     }
 
-    /// Changes the parts of one, and theirs.
+    /// Changes the parts of an execution, and their parts.
     async fn change_parts(
         &self,
         asked: Asked<'_>,
@@ -162,8 +163,8 @@ impl Api {
         id: ExecutionId,
     ) -> Answered<Reached> {
         let mut reached = Reached::default();
-        // It may have been split at this moment: what its ledger says now counts. And a part may
-        // have split before it was reached: it is read after that.
+        // The execution may have split at this moment, so read its ledger now. A part may have
+        // split before it was reached, so read its ledger afterwards.
         let mut holders = vec![id];
         while !holders.is_empty() {
             let mut parts = Vec::new();
@@ -192,7 +193,7 @@ impl Api {
         Ok(reached)
     }
 
-    /// Changes one part; `rests`: its holder is paused, or is to pause.
+    /// Changes one part. `rests`: its holder is paused or has an order to pause.
     async fn change_part(
         &self,
         asked: Asked<'_>,
@@ -205,8 +206,9 @@ impl Api {
             if let Some(entry) = self.last(tenant, part).await? {
                 break entry;
             }
-            // It is not made while its holder is paused, and as it is made it takes over what was
-            // changed about that before. Whoever is making it just now may have looked earlier.
+            // A part is not made while its holder is paused, and a new part takes over its holder's
+            // changes. But a service that is making it now may have read the holder's ledger
+            // earlier.
             if !matches!(change, Change::Adjust(_)) || rests {
                 return Ok(Fate::Moot);
             }
@@ -220,7 +222,7 @@ impl Api {
         }
         Ok(match self.change_one(asked, entry).await {
             Ok(_) => Fate::Reached,
-            // It is as it is asked to be, or has ended, since it was looked at.
+            // It is in the requested state, or has ended, since it was read.
             Err(refusal) if refusal.is_moot() => Fate::Moot,
             Err(refusal) => Fate::Failed(refusal),
         })
@@ -231,7 +233,7 @@ impl Api {
     }
 }
 
-/// The refusal that is told: before all others that the same request can go on in a moment.
+/// The refusal to report. One that a retry can solve in a moment comes first.
 fn foremost(mut refusals: Vec<Refusal>) -> Option<Refusal> {
     let soon = refusals.iter().position(Refusal::is_pausing);
     match refusals.is_empty() {
@@ -240,7 +242,7 @@ fn foremost(mut refusals: Vec<Refusal>) -> Option<Refusal> {
     }
 }
 
-/// Whether nothing is to be done about one: it has ended, or is as it is asked to be.
+/// True if nothing is left to do: the execution has ended or is in the requested state.
 fn is_so(change: &Change, state: &ExecutionState) -> bool {
     let so = match change {
         Change::Adjust(change) => {

@@ -1,5 +1,5 @@
-//! Questions to the core, which is one task. Each has a deadline: a core that is busy or stuck must
-//! not keep its askers, of whom only so many are heard at once.
+//! Questions to the core, which is one task. Each question has a deadline, so that a busy or stuck
+//! core does not hold up the API, which answers a bounded number of requests at once.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::Answered;
 use crate::events::{Ask, Outcome};
 use crate::refusal::Refusal;
 
-/// A place for one word to the core. Whoever has it tells the core without waiting.
+/// Reserves a place in the core's channel, so that its owner can send without waiting.
 ///
 /// # Errors
-/// When the core has had no room for it within the time, or is ending.
+/// If the channel stays full for this time, or the core is ending.
 pub(super) async fn room(
     core: &Sender<Outcome>,
     within: Duration,
@@ -22,10 +22,10 @@ pub(super) async fn room(
     room_until(core, Instant::now() + within, within).await
 }
 
-/// Asks the core.
+/// Asks the core and waits for its answer.
 ///
 /// # Errors
-/// When it has not answered within the time, or is ending.
+/// If the core does not answer within this time, or is ending.
 pub(super) async fn ask<T>(
     core: &Sender<Outcome>,
     within: Duration,

@@ -1,4 +1,4 @@
-//! What tenants may use at once: shown, and changed by compare-and-set.
+//! Quotas of tenants: shown, and changed by compare-and-set.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
 use crate::reservation;
 
-/// Attempts to write while others write too.
+/// Attempts to write while other services write too.
 const ATTEMPTS: usize = 8;
-/// Reading all quotas takes no longer.
+/// Time limit for reading all quotas.
 const READING: Duration = Duration::from_secs(8);
 
 impl Api {
-    /// One tenant's quota, changed first where that is asked for.
+    /// Answers with one tenant's quota, after changing it if the request asks for that.
     pub(super) async fn quota(&self, tenant_text: &str, payload: &[u8]) -> Answered<QuotaReply> {
         let tenant = tenant(tenant_text)?;
         let request: QuotaRequest = parse(payload)?;
@@ -78,7 +78,7 @@ impl Api {
         })
     }
 
-    /// What holds after a request, and what its asker should know of it.
+    /// Changes a quota. Returns the quota that is in force, and a note for the asker.
     async fn change_quota(
         &self,
         tenant: &Tenant,
@@ -118,7 +118,7 @@ impl Api {
                     });
                     return Ok((Some(quota), warning));
                 }
-                // Somebody else wrote at this moment: read again.
+                // Another service wrote at this moment: read again.
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
                 Err(error) => return Err(failed(&error)),
             }

@@ -1,5 +1,5 @@
-//! The nodes as one request sees them: looked at once, and none that was silent is asked again, so
-//! that what concerns thousands of executions costs no more looks and no more waits than nodes.
+//! The nodes as one request sees them. They are read once, and a silent node is not asked again. So
+//! a request about thousands of executions waits at most once for each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use fiec_schemas::NodeId;
 use super::Api;
 use crate::events::Ask;
 
-/// What is known of the nodes while one request is answered.
+/// Lost and silent nodes while one request is answered.
 #[derive(Debug, Default)]
 pub(super) struct Sight {
     lost: BTreeSet<NodeId>,
@@ -17,18 +17,18 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// Whether what runs on a node may be changed without asking it.
+    /// True if the node is lost, so that its executions may be changed without asking it.
     pub(super) fn is_lost(&self, node: &NodeId) -> bool {
         self.lost.contains(node)
     }
 
-    /// Why a node did not answer, where it was asked for this request.
+    /// Why a node did not answer earlier in this request.
     pub(super) fn silence_of(&self, node: &NodeId) -> Option<String> {
         let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.get(node).cloned()
     }
 
-    /// A node did not answer.
+    /// Notes that a node did not answer.
     pub(super) fn was_silent(&self, node: &NodeId, reason: &str) {
         let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.insert(node.clone(), reason.to_owned());
@@ -36,10 +36,10 @@ impl Sight {
 }
 
 impl Api {
-    /// One look at all nodes.
+    /// Reads the lost nodes once.
     pub(super) async fn sight(&self) -> Sight {
         Sight {
-            // Where nothing is known yet, none counts as lost, and each is asked.
+            // While the core knows nothing yet, no node counts as lost, and each is asked.
             lost: self.ask(Ask::Lost).await.unwrap_or_default(),
             silent: Mutex::default(),
         }

@@ -1,5 +1,5 @@
-//! Submission by request: every line is answered with its id or its error, and the good ones go
-//! into `FIEC_SUBMIT` as one message, each on its own line number.
+//! Submission by request. Every line is answered with its id or its error. The valid lines go into
+//! `FIEC_SUBMIT` as one message, each with its own line number.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::vetting;
 
 impl Api {
-    /// `atomic`: all lines are taken, or none.
+    /// Answers a submission. `atomic`: all lines are accepted, or none.
     pub(super) async fn submit(
         &self,
         tenant_text: &str,
@@ -56,7 +56,7 @@ impl Api {
         let bad = std::mem::take(bad);
         self.refuse(tenant_text, body, bad, &mut reply).await;
         if !new.is_empty() {
-            // A broker whose disk is full may acknowledge what it cannot keep.
+            // A broker with a full disk may acknowledge a message that it cannot keep.
             self.effects.upkeep.stores().map_err(Refusal::Broker)?;
             reply.note = self.newcomer(&tenant).await;
             self.publish(&tenant, body, &new, atomic, &mut reply)
@@ -88,13 +88,13 @@ impl Api {
         };
         match self.room().await {
             Ok(room) => room.send(Outcome::Ask(Ask::Rejected(Box::new(rejected)))),
-            // Whoever asked is told in any case.
+            // The asker gets the errors in any case.
             Err(error) => tracing::warn!(tenant, %error, "refused lines are not in the history"),
         }
     }
 
-    /// Submissions that are there under clients' ids, in a ledger or earlier in the same body.
-    /// What has the id of another one is refused.
+    /// Finds lines whose client's id exists already, in a ledger or earlier in the same body.
+    /// Refuses a line whose id belongs to another submission.
     async fn look_up(
         &self,
         tenant: &Tenant,
@@ -138,7 +138,7 @@ impl Api {
             if rest.next_if(|vetted| vetted.line == line).is_none() {
                 continue;
             }
-            // Blank lines stand for the ones that are not sent.
+            // Blank lines replace the lines that are not sent.
             while number < line {
                 body.push(b'\n');
                 number += 1;
@@ -192,7 +192,7 @@ impl Api {
     }
 }
 
-/// What is said of a line whose submissions are there already, all of them.
+/// The answer to a line whose submissions all exist already.
 fn there_already(
     tenant: &Tenant,
     vetted: &Vetted,
@@ -201,7 +201,7 @@ fn there_already(
     let mut ids = Vec::with_capacity(vetted.elements.len());
     for element in &vetted.elements {
         let id = ExecutionId::from_client(tenant, element.id.as_ref()?);
-        // First named by this very line: it is not there yet.
+        // This very line was the first to name it, so it does not exist yet.
         let (_, line) = known.get(&id)?;
         if *line == vetted.line {
             return None;

@@ -1,4 +1,4 @@
-//! The one task that owns the policy: feeds it what happens and starts what it decides.
+//! The one task that owns the policy. It feeds the policy with events and performs its actions.
 
 mod first_appends;
 mod news;
@@ -37,22 +37,22 @@ use crate::refusal::Refusal;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
-/// So many times as long a line is held back after one for which room came meanwhile: one that finds
-/// its place before it is appended costs a message less, and no second choice of a place.
+/// After a delayed line found a slot, the next line is delayed up to this many times longer. A line
+/// that is placed before its first append costs one message less.
 const HOLD_THAT_PAYS: u32 = 4;
-/// Tips of executions that wait, kept so that binding them needs no read.
+/// Most tips of waiting executions that are kept, so that a binding needs no read.
 const TIPS: usize = 4_000;
-/// The monotonic clock's origin: a day, so that moments before the start can be expressed.
+/// Origin of the monotonic clock, in ms: one day, so that times before the start can be expressed.
 const ORIGIN_MS: u64 = 86_400_000;
 
-/// Interval of the counts of duties, which look at every live execution.
+/// Interval of the counts of duties, which read every live execution.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
 
 /// Most bytes of a tip that is kept.
 const TIP_BYTES: usize = 16 * 1024;
 
-/// True for a tip that takes little memory: its submission is short, but its parameters may be
-/// many.
+/// True for a tip that takes little memory. A submission's text is short, but its parameters may be
+/// large.
 fn is_light(tip: &Tip) -> bool {
     let spec = tip.state.spec.as_ref();
     spec.is_none_or(|spec| weight_of(spec, 0) <= TIP_BYTES)
@@ -66,45 +66,45 @@ pub struct Core {
     effects: Effects,
     metrics: Metrics,
     policy: Policy,
-    /// What the policy decided and nobody has started yet; empty between rounds.
+    /// Actions of the policy that are not performed yet. Empty between rounds.
     actions: Vec<Action>,
-    /// The monotonic clock's beginning.
+    /// Start of the monotonic clock.
     start: Instant,
     intake: Intake,
     /// Lines that have left the intake and have no ledger yet: at most `options.in_flight`.
     in_flight: usize,
-    /// Appends to ledgers that exist, and their re-readings.
+    /// Appends to ledgers that exist, and reads after a failed append.
     later: usize,
     /// Whether the next line waits for a slot.
     hold: Hold,
-    /// The last line that waited got a slot.
+    /// The last delayed line got a slot.
     hold_pays: bool,
-    /// First appends to be settled, in the order of sending.
+    /// First appends in flight, in the order of sending.
     firsts: Sender<(Box<Line>, InFlight)>,
-    /// Publishes to be settled.
+    /// Publishes that are not acknowledged.
     acks: Sender<Unacknowledged>,
     outbox: Outbox,
     /// First bindings that were left to their nodes.
     entrusted: EntrustedBindings,
     /// Tips of executions that wait for a node, so that binding them needs no read.
     tips: HashMap<ExecutionId, Box<Tip>>,
-    /// Who waits for what became of an order, and what is said if it was taken.
+    /// Receiver of each order's result, and the text that it gets if the worker accepts.
     answers: HashMap<Ticket, (Answer, String)>,
-    /// The last ticket that was given.
+    /// The last ticket that was issued.
     tickets: Ticket,
-    /// Whether the connection stood at the last tick: silence of nodes counts only then.
+    /// The connection stood at the last tick. Only then does the silence of a node count.
     connected: bool,
-    /// When the other replicas were last told of this one.
+    /// Last time this replica announced itself to the others.
     spoke: Option<Instant>,
     /// When duties were last counted.
     counted: Option<Instant>,
-    /// All ledgers have been taken over.
+    /// All ledgers are loaded.
     loaded: Arc<AtomicBool>,
-    /// The broker has lost messages since the life of the service before this one.
+    /// The broker lost messages, which ended the previous life of the service.
     after_loss: bool,
-    /// What nodes have proved, as they signed it.
+    /// Signed proofs of the nodes.
     proofs: BTreeMap<NodeId, SignedProof>,
-    /// Large submissions that are to be fetched.
+    /// Large submissions to fetch.
     specs: Specs,
 }
 
@@ -187,8 +187,8 @@ impl Core {
                 _ = tick.tick() => self.tick().await,
                 Some(pulled) = submissions.recv(), if may_pull => {
                     self.intake.push(pulled);
-                    // What else is there is taken along: it is bounded, and as long as it is open
-                    // the broker is told so.
+                    // All waiting messages are taken at once. Their number is bounded, and the
+                    // broker gets progress reports while they are open.
                     while let Ok(pulled) = submissions.try_recv() {
                         self.intake.push(pulled);
                     }
@@ -213,13 +213,13 @@ impl Core {
         self.loaded.load(Ordering::Relaxed)
     }
 
-    /// How long a line is held back where the nodes are full.
+    /// Longest delay of a line if the nodes are full.
     fn hold_for(&self) -> Duration {
         let times = if self.hold_pays { HOLD_THAT_PAYS } else { 1 };
         self.options.hold * times
     }
 
-    /// After news: lines, then what the policy wants to bind, then its actions.
+    /// Takes lines in, lets the policy bind, and performs its actions.
     async fn round(&mut self) {
         self.take_lines_in().await;
         if self.later < self.options.in_flight {
@@ -234,7 +234,7 @@ impl Core {
         self.policy.step(now, input, &mut self.actions);
     }
 
-    /// A message of ours is stored: tell the policy, send the capsule.
+    /// Takes an append of this service that is stored: informs the policy and sends the capsule.
     async fn stored(&mut self, tip: Box<Tip>, first: bool) {
         let (execution, epoch) = (tip.state.execution, tip.state.epoch);
         self.step(Input::Appended {
@@ -251,9 +251,9 @@ impl Core {
                 } else {
                     tracing::info!(%execution, epoch, node = %binding.node, "bound");
                 }
-                // The capsules of a gang go out together.
+                // The capsules of a gang are sent together.
                 let withheld = self.policy.withholds(execution);
-                // The feed may have been faster: then it is over.
+                // The feed may have been faster and shown that the execution has ended.
                 let stands = self.policy.knows(execution) && !withheld;
                 let Some(digest) = tip.digest.filter(|_| stands) else {
                     return;
@@ -266,11 +266,11 @@ impl Core {
                 self.send(binding).await;
             }
             Phase::Completed | Phase::Failed | Phase::Cancelled => {
-                // No worker is there to clear up behind it.
+                // No worker holds it, so no worker deletes its state.
                 tokio::spawn(self.effects.clone().forget_state(tip.state));
             }
             Phase::Returned => {
-                // Its holder reads its σ.
+                // Its holder still reads its σ.
                 tokio::spawn(self.effects.clone().settle_outbox(tip.state));
             }
             Phase::Pending if self.tips.len() < TIPS && is_light(&tip) => {
@@ -421,10 +421,11 @@ impl Core {
             self.step(Input::Connected(connected));
         }
         self.step(Input::Tick);
-        // What has arrived of the feed has been looked at before this.
+        // The feed's waiting messages were handled before, so a binding that they show is not
+        // overdue.
         self.append_overdue_bindings().await;
         self.fetch_specs();
-        // Whoever asked has given up.
+        // Drops the answers that nobody waits for any more.
         self.answers.retain(|_, (answer, _)| !answer.is_closed());
         if self
             .spoke
@@ -457,7 +458,8 @@ impl Core {
         self.metrics.strangers.set(number(self.policy.strangers()));
     }
 
-    /// Counts who must act next, a look at every live execution, and shows the clocks of the nodes.
+    /// Counts who must act next, which reads every live execution, and shows the clocks of the
+    /// nodes.
     fn count_duties(&mut self) {
         if self.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
             return;

@@ -1,4 +1,4 @@
-//! News from the broker: ledger messages, what nodes say of themselves, what operators set.
+//! News from the broker: ledger messages, reports of nodes, settings of operators.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ impl Core {
         match news {
             News::Feed(item) => {
                 match LedgerView::read(&item.header, item.seq) {
-                    // What we wrote ourselves is known from its acknowledgement.
+                    // The acknowledgement has already reported messages of this service.
                     Ok(view) if view.author() == self.effects.author => {}
                     Ok(view) => {
                         if let Some(cause) = view.event(EventKind::Bound).and_then(|b| b.cause())
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// Looks at the signature of a node's proof, once both its claim and its proof are known.
+    /// Verifies the signature of a node's proof, once its descriptor and its proof are known.
     fn judge(&mut self, node: &NodeId) {
         let Some(signed) = self.proofs.get(node).cloned() else {
             return;
@@ -100,7 +100,7 @@ impl Core {
         });
     }
 
-    /// What was there at the start, before any live news.
+    /// Takes the state of the broker at the start, before any live news.
     pub async fn preload(&mut self, news: Vec<News>, vectors: Vec<fiec_schemas::HardwareVector>) {
         for item in news {
             self.news(item).await;

@@ -1,4 +1,4 @@
-//! Starts what the policy decided, records facts, answers questions.
+//! Performs the policy's actions, records facts, and answers questions.
 
 use async_nats::jetstream::message::PublishMessage;
 use fiec_policy::{Action, Input};
@@ -10,7 +10,7 @@ use super::Core;
 use crate::events::Ask;
 
 impl Core {
-    /// Starts what the policy decided.
+    /// Performs the policy's actions.
     pub(super) async fn perform(&mut self) {
         for action in std::mem::take(&mut self.actions) {
             match action {
@@ -137,7 +137,7 @@ impl Core {
         }
     }
 
-    /// Records that a line was refused; its message waits for that.
+    /// Records that a line was refused. Its message is acknowledged after that.
     pub(super) fn reject(
         &mut self,
         message: Option<u64>,
@@ -159,7 +159,8 @@ impl Core {
     }
 
     pub(super) async fn record(&mut self, record: &Record, id: Option<String>) {
-        // A restarted or a second service tells of some facts again: once is enough.
+        // A second or restarted service reports some facts again. The message id removes the
+        // copies.
         let (subject, own_id) = match record {
             Record::Node {
                 node,

@@ -1,6 +1,6 @@
-//! Submissions that are too large for their ledgers are fetched after a start: a few at a time, each
-//! again and again while the broker does not give it. One that is lost fails its execution, which
-//! could start nowhere.
+//! After a start, submissions that are too large for their ledgers are fetched, a few at a time. A
+//! failed fetch is retried with a growing delay. A lost submission fails its execution, because no
+//! node could start it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::events::NoSpec;
 
 /// Submissions that are fetched at the same time.
 const AT_ONCE: usize = 8;
-/// One that could not be fetched is fetched again after this, and then after twice as long.
+/// Delay before the first retry of a fetch. It doubles with each retry.
 const AGAIN: Duration = Duration::from_secs(1);
 const DOUBLINGS: u32 = 5;
-/// One that is lost for so long is lost for good.
+/// A submission that is missing for this time is permanently lost.
 const LOST: Duration = Duration::from_secs(15);
 
-/// A submission that is not known here.
+/// A submission to fetch.
 #[derive(Debug)]
 struct Wanted {
     tenant: Tenant,
     tries: u32,
-    /// Since when it is known to be lost.
+    /// First time that it was found missing.
     lost: Option<Instant>,
 }
 
@@ -33,13 +33,13 @@ struct Wanted {
 #[derive(Debug, Default)]
 pub struct Specs {
     wanted: HashMap<ExecutionId, Wanted>,
-    /// Those that are not being fetched, by the time of the next try.
+    /// Submissions that are not being fetched, by the time of the next attempt.
     due: BTreeSet<(Instant, ExecutionId)>,
     under_way: usize,
 }
 
 impl Specs {
-    /// Wants one, unless it is wanted already.
+    /// Queues a submission, unless it is queued already.
     pub fn want(&mut self, execution: ExecutionId, tenant: Tenant) {
         if self.wanted.contains_key(&execution) {
             return;
@@ -53,7 +53,7 @@ impl Specs {
         self.due.insert((Instant::now(), execution));
     }
 
-    /// The next one to be fetched now, if there is one and others leave room for it.
+    /// Returns the next submission that is due, if fewer than [`AT_ONCE`] are being fetched.
     fn next(&mut self) -> Option<(Tenant, ExecutionId)> {
         let (due, execution) = *self.due.first()?;
         if self.under_way >= AT_ONCE || due > Instant::now() {
@@ -80,14 +80,14 @@ impl Specs {
 }
 
 impl Core {
-    /// Starts to fetch what is due.
+    /// Starts to fetch the submissions that are due.
     pub(super) fn fetch_specs(&mut self) {
         while let Some((tenant, execution)) = self.specs.next() {
             tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
         }
     }
 
-    /// What became of one.
+    /// Takes the result of a fetch.
     pub(super) fn fetched(
         &mut self,
         execution: ExecutionId,
