@@ -19,7 +19,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// The user to switch to; `None` unless this process is root.
+    /// The user to switch to. `None` unless this process is root.
     pub fn for_servers() -> Option<Self> {
         rustix::process::geteuid().is_root().then(|| {
             let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -27,7 +27,7 @@ impl Account {
         })
     }
 
-    /// `postgres`, else `nobody`, else 65534; never a user with uid 0.
+    /// `postgres`, else `nobody`, else 65534. Never a user with uid 0.
     fn pick(passwd: &str) -> Self {
         ["postgres", "nobody"]
             .iter()
@@ -62,8 +62,8 @@ impl Account {
         })
     }
 
-    /// The first folder on the way to `path` (itself included where it exists)
-    /// that this user cannot enter. Reads mode bits, not access lists.
+    /// The first folder on the way to `path` that this user cannot enter. `path` itself counts if
+    /// it exists. Reads mode bits, not access lists.
     pub(crate) fn blocked_at(&self, path: &Path) -> Option<PathBuf> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         // Links are followed as far as the path exists.

@@ -1,13 +1,12 @@
 //! A child process that dies with this process and is never signalled by a
 //! recycled id.
 //!
-//! `PR_SET_PDEATHSIG` fires when the *thread* that forked ends, not the
-//! process. Each child therefore has a keeper thread that forks it and then
-//! does nothing but wait for its end: the thread lives exactly as long as the
-//! child, whatever run time or thread the caller uses.
+//! `PR_SET_PDEATHSIG` fires when the *thread* that forked ends, not the process. Each child
+//! therefore has a keeper thread. The keeper forks the child and then only waits for its end. So
+//! the thread lives exactly as long as the child, whatever runtime or thread the caller uses.
 //!
-//! The keeper waits with `WNOWAIT` and reaps under the lock under which
-//! signals are sent, so a signal can only reach a child that was not reaped.
+//! The keeper waits with `WNOWAIT`. It reaps the child under the lock that protects sending
+//! signals. So a signal can only reach a child that is not reaped.
 
 use std::fs::File;
 use std::io;
@@ -24,15 +23,15 @@ use tokio::sync::{oneshot, watch};
 use crate::account::Account;
 use crate::error::{At, Error, Result};
 
-/// What to run and how it ends.
+/// The command of a child, and the signals that end it.
 pub(crate) struct Plan {
     pub(crate) command: Command,
     /// Receives stdout and stderr.
     pub(crate) log: PathBuf,
     pub(crate) account: Option<Account>,
-    /// Sent by the kernel when this process is gone.
+    /// Signal that the kernel sends when this process ends.
     pub(crate) on_parent_death: Signal,
-    /// Sent when the handle is dropped; `KILL` follows if it is not enough.
+    /// Signal that dropping the handle sends. `KILL` follows if it is not enough.
     pub(crate) on_drop: Signal,
 }
 
@@ -82,7 +81,7 @@ impl Child {
         *self.shared.lock()
     }
 
-    /// Sends nothing if the child has ended.
+    /// Sends a signal, unless the child has ended.
     pub(crate) fn signal(&self, signal: Signal) {
         let status = self.shared.lock();
         if status.is_none()
@@ -100,7 +99,7 @@ impl Child {
         }
     }
 
-    /// `signal`, then `KILL` after `deadline`. True if the first was enough.
+    /// Sends `signal`, and `KILL` after `deadline`. Returns true if the first signal was enough.
     pub(crate) async fn end(&mut self, signal: Signal, deadline: Duration) -> bool {
         self.signal(signal);
         let in_time = tokio::time::timeout(deadline, self.wait()).await.is_ok();
@@ -129,8 +128,8 @@ impl Child {
     }
 }
 
-/// Blocks until the child is gone, at most a few seconds: its folder is
-/// usually removed next.
+/// Waits until the child is gone, at most a few seconds. The caller usually removes its folder
+/// next.
 impl Drop for Child {
     fn drop(&mut self) {
         self.signal(self.on_drop);
@@ -160,8 +159,8 @@ fn keep(plan: Plan, started: oneshot::Sender<Result<Child>>) {
         ended,
         on_drop,
     };
-    // The handle itself is sent: if nobody takes it, its drop ends the child.
-    // That drop must not wait for this thread on this thread.
+    // The handle itself is sent. If the receiver is gone, dropping the handle ends the child. That
+    // drop waits for this thread, so another thread must do it.
     if let Err(unclaimed) = started.send(Ok(handle)) {
         std::thread::spawn(move || drop(unclaimed));
     }
@@ -191,7 +190,8 @@ fn fork(plan: Plan) -> Result<(std::process::Child, Pid)> {
         .open(&log)
         .at("cannot open the log", &log)?;
     let err = out.try_clone().at("cannot open the log", &log)?;
-    // Its own group: a Ctrl-C in the terminal is for us, who then stop it.
+    // A process group of its own: a Ctrl-C in the terminal reaches this process, which stops the
+    // child.
     command
         .stdin(Stdio::null())
         .stdout(out)
@@ -201,9 +201,8 @@ fn fork(plan: Plan) -> Result<(std::process::Child, Pid)> {
         command.uid(account.uid).gid(account.gid);
     }
     let parent = rustix::process::getpid();
-    // SAFETY: the closure makes two system calls and neither allocates nor
-    // locks. The standard library runs it after the switch of user, which
-    // would have cleared the setting.
+    // SAFETY: the closure makes two system calls, does not allocate and takes no lock. The standard
+    // library runs it after the switch of user, which would have cleared the setting.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(on_parent_death))?;
@@ -278,7 +277,7 @@ mod tests {
         plan.command
             .args(["-c", "echo $$ > \"$0\"; exec sleep 60"])
             .arg(&pid_file);
-        // Polled once, then dropped, whether or not the fork has happened.
+        // Polled once and dropped, whether or not the fork has happened.
         let _ = tokio::time::timeout(Duration::ZERO, Child::spawn(plan)).await;
         let until = Instant::now() + Duration::from_secs(3);
         loop {
@@ -287,7 +286,7 @@ mod tests {
             if pid.is_some_and(|p| rustix::process::test_kill_process(p).is_err()) {
                 break;
             }
-            // It may have been ended before it wrote its number.
+            // The child may have ended before it wrote its process id.
             if Instant::now() > until {
                 assert!(pid.is_none(), "{pid:?} still runs");
                 break;

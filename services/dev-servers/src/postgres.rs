@@ -1,11 +1,10 @@
 //! One private PostgreSQL on loopback.
 //!
-//! The cluster is made beside its final place and renamed, so that a killed
-//! `initdb` leaves nothing that looks like a cluster. As root the server runs
-//! as another user ([`Account`]) that owns the cluster and must be able to
-//! reach it. Settings are given on the command line at each start; the files
-//! in the cluster stay as `initdb` wrote them. Connections are TCP only, with
-//! the password that lies beside the cluster.
+//! The cluster is made beside its final place and renamed, so a killed `initdb` leaves no
+//! incomplete cluster there. If this process is root, the server runs as another user
+//! ([`Account`]), who owns the cluster and must be able to reach it. Settings are given on the
+//! command line at each start. The files in the cluster stay as `initdb` wrote them. Clients
+//! connect by TCP only, with the password that lies beside the cluster.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -24,10 +23,10 @@ use crate::locate::PostgresInstall;
 use crate::lock::FileLock;
 use crate::secret::{self, USER};
 
-/// Who may connect, and how, in place of what an earlier version let `initdb` write.
+/// The access rules. They replace those that `initdb` wrote in an earlier version.
 const HBA: &str = "# Written by fiec.\nhost all all 127.0.0.1/32 scram-sha-256\n";
 
-/// For projections on a small machine: many short upserts, bulk COPY, little memory.
+/// Settings for projections on a small machine: many short upserts, bulk COPY, little memory.
 const SETTINGS: &[&str] = &[
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
@@ -40,23 +39,23 @@ const SETTINGS: &[&str] = &[
     "dynamic_shared_memory_type=posix",
 ];
 
-/// How to start a PostgreSQL.
+/// Options of a PostgreSQL.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
     /// The programs.
     pub install: PostgresInstall,
-    /// The cluster itself; made if missing or empty, reused otherwise. Beside
-    /// it lie its log and its lock.
+    /// Folder of the cluster. It is made if missing or empty, and reused otherwise. The log and the
+    /// lock lie beside it.
     pub data_dir: PathBuf,
     /// `None`: a free one.
     pub port: Option<u16>,
-    /// The database that is made on the first start.
+    /// Database that the first start makes.
     pub database: String,
     /// `false` only if the data may be lost in a power cut (temporary data).
     pub durable: bool,
-    /// Added as `-c name=value`, after our own.
+    /// Further settings, as `-c name=value`. They override the default ones.
     pub settings: Vec<String>,
-    /// Crash recovery counts.
+    /// Time limit until the server answers, crash recovery included.
     pub ready_within: Duration,
 }
 
@@ -75,7 +74,7 @@ impl PostgresOptions {
     }
 }
 
-/// A running server; dropping it ends it at once (`SIGQUIT`).
+/// A running server. Dropping it ends the server at once (`SIGQUIT`).
 #[derive(Debug)]
 pub struct Postgres {
     child: Child,
@@ -87,16 +86,16 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Makes the cluster where there is none, starts it and waits until it answers.
+    /// Makes the cluster if it does not exist, starts the server and waits until it answers.
     ///
     /// # Errors
-    /// When it cannot be started or is not ready in time; the message holds the end of its log.
+    /// If it cannot be started or is not ready in time. The message has the end of its log.
     pub async fn start(mut options: PostgresOptions) -> Result<Self> {
         options.data_dir =
             std::path::absolute(&options.data_dir).at("cannot resolve", &options.data_dir)?;
         let dir = options.data_dir.clone();
         let parent = dir.parent().unwrap_or(Path::new("/")).to_owned();
-        // PostgreSQL's user may have to pass.
+        // PostgreSQL's user may have to pass through this folder.
         secret::create_folder(&parent, 0o711)?;
         let account = Account::for_servers()
             .map(|chosen| Account::owner_of(&dir.join("PG_VERSION")).unwrap_or(chosen));
@@ -137,43 +136,42 @@ impl Postgres {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Port for clients; the same after a restart.
+    /// Port for clients. A restart keeps it.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The postmaster.
+    /// Process id of the postmaster.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where the cluster is.
+    /// Folder of the cluster.
     pub fn data_dir(&self) -> &Path {
         &self.options.data_dir
     }
 
-    /// Its log.
+    /// Path of its log.
     pub fn log(&self) -> PathBuf {
         beside(&self.options.data_dir, ".log")
     }
 
-    /// The user it runs as, if not this process's.
+    /// User of the server, if it is not this process's user.
     pub fn account(&self) -> Option<&Account> {
         self.account.as_ref()
     }
 
-    /// Whether the postmaster lives.
+    /// True if the postmaster is alive.
     pub fn is_running(&self) -> bool {
         self.child.status().is_none()
     }
 
-    /// `SIGKILL` to the postmaster, and waits until it is gone; its children
-    /// notice and follow.
+    /// Sends `SIGKILL` to the postmaster and waits until it is gone. Its children notice and end.
     pub async fn kill(&mut self) {
         self.child.end(Signal::KILL, Duration::from_secs(5)).await;
     }
 
-    /// Stops it if it runs and starts it on the same port and data.
+    /// Stops the server if it runs, and starts it with the same port and data.
     pub async fn restart(&mut self) -> Result<()> {
         self.stop(Duration::from_secs(10)).await;
         wait_for_former(&self.options.data_dir, Duration::from_secs(10)).await?;
@@ -184,13 +182,13 @@ impl Postgres {
         Ok(())
     }
 
-    /// Fast shutdown (sessions are ended, data is written) until `deadline`,
-    /// then `SIGKILL`. True if it was in time.
+    /// Shuts down fast (ends sessions, writes data) until `deadline`, then kills the server.
+    /// Returns true if it ended in time.
     pub async fn stop(&mut self, deadline: Duration) -> bool {
         self.child.end(Signal::INT, deadline).await
     }
 
-    /// The first column of the first row, for checks and tests.
+    /// Value in the first column of the first row, for checks and tests.
     pub async fn query_one(&self, sql: &str) -> Result<Option<String>> {
         let failed = |error| sql_error(sql, &error);
         let mut session = self.open(&self.options.database).await.map_err(failed)?;
@@ -252,13 +250,13 @@ fn sql_error(query: &str, answer: &sqlx::Error) -> Error {
     }
 }
 
-/// Where a cluster's password lies.
+/// Path of the cluster's password.
 fn password_file(dir: &Path) -> PathBuf {
     beside(dir, ".password")
 }
 
-/// The cluster's password. A cluster that an earlier version made has none and trusts everybody:
-/// it gets one.
+/// Reads the cluster's password. A cluster of an earlier version has none and trusts everybody: it
+/// gets one now.
 async fn password(options: &PostgresOptions, account: Option<&Account>) -> Result<String> {
     let dir = &options.data_dir;
     let file = password_file(dir);
@@ -283,19 +281,19 @@ async fn password(options: &PostgresOptions, account: Option<&Account>) -> Resul
     let done = run(options, account, command, &log).await;
     std::fs::remove_file(&words).at("cannot remove", &words)?;
     done?;
-    // Last: without it all of this is done again.
+    // The file is written last. Without it, the next start repeats all of this.
     secret::write(&file, &password)?;
     Ok(password)
 }
 
-/// A file next to the cluster, in whose folder PostgreSQL wants only its own.
+/// A file beside the cluster. PostgreSQL allows only its own files in the cluster's folder.
 fn beside(dir: &Path, suffix: &str) -> PathBuf {
     let mut name = dir.file_name().unwrap_or_default().to_owned();
     name.push(suffix);
     dir.with_file_name(name)
 }
 
-/// Leaves a cluster of the right version at the data folder.
+/// Ensures that a cluster of the right version is in the data folder.
 async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result<()> {
     let dir = &options.data_dir;
     match std::fs::read_to_string(dir.join("PG_VERSION")) {
@@ -323,7 +321,7 @@ async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result
     if let Some(account) = account {
         account.own(&partial)?;
     }
-    // Renamed when the cluster is: a cluster never has another's password.
+    // The password is renamed together with the cluster, so they always belong together.
     let (new, file) = (beside(dir, ".password.new"), password_file(dir));
     secret::write(&new, &secret::random())?;
     if let Some(account) = account {
@@ -355,7 +353,7 @@ async fn prepare(options: &PostgresOptions, account: Option<&Account>) -> Result
     std::fs::rename(&partial, dir).at("cannot move the cluster to", dir)
 }
 
-/// Runs a program that prepares a cluster to its end.
+/// Runs a program that prepares a cluster, until it ends.
 async fn run(
     options: &PostgresOptions,
     account: Option<&Account>,
@@ -384,7 +382,7 @@ async fn run(
     })
 }
 
-/// A program of the install, free of this process's locale and `PG*` settings.
+/// A program of the installation, without this process's locale and `PG*` settings.
 fn program(options: &PostgresOptions, name: &str) -> Command {
     clean(Command::new(options.install.bin_dir.join(name)))
 }
@@ -400,9 +398,9 @@ fn clean(mut command: Command) -> Command {
     command
 }
 
-/// Deals with a `postmaster.pid` from before: waits for a server that is still
-/// ending, removes the file if its number now belongs to something else.
-/// The lock is held, so no other process of ours is starting one here.
+/// Handles an old `postmaster.pid`. Waits for a server that is still ending. Removes the file if
+/// its process id now belongs to another program. The lock is held, so no other process of ours
+/// starts a server here.
 async fn wait_for_former(dir: &Path, patience: Duration) -> Result<()> {
     let file = dir.join("postmaster.pid");
     let until = Instant::now() + patience;
@@ -425,15 +423,16 @@ async fn wait_for_former(dir: &Path, patience: Duration) -> Result<()> {
             continue;
         }
         if rustix::process::test_kill_process(pid).is_ok() {
-            // Alive and not a server of this cluster; PostgreSQL would take it for one.
+            // The process is alive, but it is no server of this cluster. PostgreSQL would think
+            // that it is.
             std::fs::remove_file(&file).at("cannot remove the stale", &file)?;
         }
         return Ok(());
     }
 }
 
-/// Another free port on a lost race; patience while children of a killed
-/// server still hold its memory or a wanted port.
+/// Starts the server. Retries with another free port after a lost race. Also retries while children
+/// of a killed server still hold its memory or a requested port.
 async fn launch(
     options: &PostgresOptions,
     account: Option<&Account>,
@@ -491,7 +490,7 @@ async fn launch_once(
         command,
         log: log.clone(),
         account: account.cloned(),
-        // Not KILL: the postmaster takes its children with it.
+        // Not KILL: with INT the postmaster also ends its children.
         on_parent_death: Signal::INT,
         on_drop: Signal::QUIT,
     })
@@ -508,7 +507,7 @@ async fn launch_once(
             return Err(failed(format!("it ended with {status}")));
         }
         if says_ready(dir, child.id()) {
-            // `postgres` is in every cluster; ours may not be yet.
+            // Every cluster has a database `postgres`. The requested database may not exist yet.
             let open = connect(port, password, "postgres");
             match tokio::time::timeout(Duration::from_secs(5), open).await {
                 Ok(Ok(_)) => return Ok(child),
@@ -524,8 +523,8 @@ async fn launch_once(
     }
 }
 
-/// Whether the cluster's own file names this process and says that it is ready,
-/// so that another server on the port is never taken for ours.
+/// True if the cluster's own file names this process and reports that it is ready. So another
+/// server on the port is never mistaken for this one.
 fn says_ready(dir: &Path, pid: u32) -> bool {
     let Ok(text) = std::fs::read_to_string(dir.join("postmaster.pid")) else {
         return false;

@@ -1,10 +1,10 @@
-//! How long-running steps are told to people; the command line draws them.
+//! Reports the steps of long operations to people. The command line draws them.
 
 /// Receives the steps of finding, fetching and starting servers.
 pub trait Progress: Send + Sync {
-    /// Something that may take longer than a second begins.
+    /// A step begins that may take longer than a second.
     fn step(&self, message: &str);
-    /// Something ended well.
+    /// A step has succeeded.
     fn done(&self, message: &str);
 }
 

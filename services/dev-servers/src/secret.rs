@@ -1,5 +1,5 @@
-//! Passwords of the private servers. Other users of the machine reach loopback ports as well, and
-//! access to these servers is the right to run programs as the user who started them.
+//! Passwords of the private servers. Other users of the machine can also reach loopback ports.
+//! Access to these servers is the right to run programs as the user who started them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -16,7 +16,7 @@ pub(crate) fn random() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
 
-/// The password in the file at `path`, which is made if missing.
+/// Reads the password in the file at `path`. Makes the file if it is missing.
 pub(crate) fn keep(path: &Path) -> Result<String> {
     match std::fs::read_to_string(path) {
         Ok(text) if !text.trim().is_empty() => {
@@ -34,9 +34,9 @@ pub(crate) fn keep(path: &Path) -> Result<String> {
     }
 }
 
-/// Writes a file that only its owner reads.
+/// Writes a file that only its owner can read.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    // Never into a file that somebody else may have open.
+    // Remove the old file first: another process may have it open.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(error).at("cannot replace", path);
@@ -49,7 +49,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
         .at("cannot write", path)
 }
 
-/// Makes a folder, and those above it, that only their owner enters; leaves one that is there.
+/// Makes a folder and its missing parents with this mode. Keeps an existing folder.
 pub(crate) fn create_folder(path: &Path, mode: u32) -> Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -58,7 +58,7 @@ pub(crate) fn create_folder(path: &Path, mode: u32) -> Result<()> {
         .at("cannot create", path)
 }
 
-/// Sets the mode of what is ours.
+/// Sets the mode of a file or folder of this user.
 pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .at("cannot set the mode of", path)

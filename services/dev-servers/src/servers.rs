@@ -1,4 +1,4 @@
-//! Both servers over one folder, which is removed at the end unless it was given.
+//! Both servers in one folder. A temporary folder is removed at the end.
 //!
 //! ```text
 //! DATA/nats/            store, configuration, log of nats-server
@@ -21,14 +21,14 @@ use crate::postgres::{Postgres, PostgresOptions};
 use crate::progress::Progress;
 use crate::secret;
 
-/// What to start, and where.
+/// Options of the servers.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `None`: a temporary folder.
     pub data_dir: Option<PathBuf>,
-    /// PostgreSQL too.
+    /// Start PostgreSQL as well.
     pub want_postgres: bool,
-    /// Where to look for the programs.
+    /// Sources of the programs.
     pub sources: Sources,
     /// Port of nats-server; a free one otherwise.
     pub nats_port: Option<u16>,
@@ -54,12 +54,12 @@ impl Default for Options {
     }
 }
 
-/// Running servers. The fields are dropped in this order: servers, then their folder.
+/// Running servers. The fields are dropped in this order: first the servers, then their folder.
 #[derive(Debug)]
 pub struct DevServers {
     /// The broker.
     pub nats: NatsServer,
-    /// The database, where it was wanted.
+    /// The database, if it was requested.
     pub postgres: Option<Postgres>,
     data: Data,
 }
@@ -80,10 +80,10 @@ impl Data {
 }
 
 impl DevServers {
-    /// Finds, fetches and starts both, side by side.
+    /// Finds, fetches and starts both servers concurrently.
     ///
     /// # Errors
-    /// When either cannot be had.
+    /// If a server cannot be found or started.
     pub async fn start(options: Options, progress: &dyn Progress) -> Result<Self> {
         let durable = options.data_dir.is_some();
         let data = match options.data_dir {
@@ -131,7 +131,7 @@ impl DevServers {
         })
     }
 
-    /// The folder of both.
+    /// Data folder of both servers.
     pub fn data_dir(&self) -> &Path {
         self.data.path()
     }
@@ -146,7 +146,7 @@ impl DevServers {
         self.postgres.as_ref().map(Postgres::url)
     }
 
-    /// Stops both, each gracefully until `deadline`, and removes a temporary folder.
+    /// Stops both servers, each gracefully until `deadline`, and removes a temporary folder.
     pub async fn stop(mut self, deadline: Duration) {
         let postgres = async {
             match &mut self.postgres {
@@ -161,7 +161,7 @@ impl DevServers {
     }
 }
 
-/// A temporary folder that the user of the servers can reach.
+/// Makes a temporary folder that the user of the servers can reach.
 fn temporary() -> Result<TempDir> {
     let account = Account::for_servers();
     let usual = std::env::temp_dir();
@@ -181,7 +181,7 @@ fn temporary() -> Result<TempDir> {
     Ok(dir)
 }
 
-/// For the user alone; with another user for PostgreSQL: enter, not list.
+/// Only this user may enter. If PostgreSQL runs as another user, others may enter but not list.
 fn folder_mode(account: Option<&Account>) -> u32 {
     if account.is_some() { 0o711 } else { 0o700 }
 }
