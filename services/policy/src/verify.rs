@@ -1,5 +1,5 @@
-//! What is to be computed once more of one execution, and what became of it: pure bookkeeping
-//! over its ledger's boundaries. Who is asked, and what follows, is the engine's.
+//! Verification of one execution: its claims and their results, derived from its ledger's
+//! boundaries. The engine chooses the verifiers and acts on the results.
 
 mod claim;
 mod named;
@@ -14,13 +14,13 @@ pub use self::named::Named;
 use crate::cluster::NodeIx;
 use crate::time::Millis;
 
-/// Claims of one execution that wait; where a share is compared, more are passed over.
+/// Most waiting claims of one execution. Beyond it, sampled claims are skipped.
 const CLAIMS_LIMIT: usize = 64;
-/// Outputs of one claim; what comes then is another claim.
+/// Most outputs of one claim. Further outputs begin another claim.
 const OUTPUTS_LIMIT: usize = 2_000;
 
-/// Whether a boundary is drawn: by a digest over the policy service's seed, the execution and the
-/// boundary, so that a node cannot know which of its work is looked at.
+/// Decides whether a boundary is compared, by a digest over the policy service's seed, the
+/// execution and the boundary. So a node cannot know which of its work is checked.
 pub fn is_drawn(seed: InstanceId, id: ExecutionId, index: BoundaryIndex, share: f64) -> bool {
     let mut bytes = [0; 40];
     bytes[..16].copy_from_slice(seed.0.as_bytes());
@@ -35,57 +35,57 @@ pub fn is_drawn(seed: InstanceId, id: ExecutionId, index: BoundaryIndex, share: 
     number < share
 }
 
-/// Whether it is known how far an execution was verified before: by another policy service, or by
-/// an earlier life of this one.
+/// Whether it is known how far an execution was verified before, by another policy service or an
+/// earlier instance of this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recall {
-    /// It is to be asked for before anybody is given something to compute.
+    /// The question must be asked before a verifier is asked.
     Wanted,
-    /// It was asked for.
+    /// The question was asked.
     Asked(Millis),
-    /// It is known.
+    /// The answer is known.
     Known,
 }
 
-/// What is known of one execution's verification.
+/// Verification state of one execution.
 #[derive(Debug, Clone)]
 pub struct Check {
-    /// How much of it.
+    /// How much of it is verified.
     pub mode: Verify,
-    /// The last verified boundary, all of it before being so too.
+    /// The last boundary up to which everything is verified.
     pub good: Option<StatePlace>,
     /// The last committed boundary that was seen.
     last: Option<StatePlace>,
-    /// False until the first boundary of which the one before is known.
+    /// False until a boundary with a known predecessor was seen.
     connected: bool,
-    /// Boundaries were committed that were not seen here.
+    /// True if boundaries were committed that were not seen here.
     gap: bool,
-    /// Boundaries committed, as the last message seen says.
+    /// Number of commits in the last message seen.
     commits: u64,
-    /// It is to go back to the last good boundary: whom to blame, and why.
+    /// It must step back to the last good boundary: the culprit and the reason.
     pub must_step_back: Option<(Option<NodeIx>, String)>,
-    /// What is to be compared, in order.
+    /// The claims to compare, in order.
     pub claims: VecDeque<Claim>,
-    /// The first of them under judgement.
+    /// The judgement of the first claim.
     pub trial: Option<Trial>,
-    /// Who has agreed so far.
+    /// The nodes that have agreed so far.
     pub by: BTreeSet<NodeIx>,
-    /// In how many parts.
+    /// Number of verified parts.
     pub segments: u32,
-    /// What is to be said again once all is verified.
+    /// The event to repeat once everything is verified.
     pub completed: Option<Event>,
-    /// How far it was verified before.
+    /// What is known of an earlier verification.
     pub recall: Recall,
-    /// Nobody is asked before.
+    /// No verifier is asked before this moment.
     pub retry_at: Millis,
-    /// Attempts in a row that led to nothing.
+    /// Number of failed attempts in a row.
     pub failures: u8,
     /// Why it waits, for people.
     pub note: Option<String>,
 }
 
 impl Check {
-    /// Nothing is known; `from_start`: the execution has committed nothing yet.
+    /// A new check. `from_start`: the execution has committed nothing yet.
     pub fn new(mode: Verify, from_start: bool) -> Self {
         Self {
             mode,
@@ -114,8 +114,8 @@ impl Check {
         self.mode == Verify::All
     }
 
-    /// The last claim, where it may still grow: it is not under judgement, of the same node and
-    /// not too long.
+    /// The last claim if it may grow: it is not under judgement, of the same node, and not too
+    /// long.
     fn growing(&mut self, node: NodeIx) -> Option<&mut Claim> {
         let busy = usize::from(self.trial.is_some());
         if self.claims.len() <= busy {
@@ -132,13 +132,13 @@ impl Check {
         if self.claims.len() < CLAIMS_LIMIT {
             self.claims.push_back(claim);
         } else if let (true, Some(back)) = (self.all(), self.claims.back_mut()) {
-            // Nothing may be passed over: the last one takes it in, and nobody alone is to blame.
+            // No claim may be skipped. The last one grows, and no single node is to blame.
             back.node = back.node.filter(|n| Some(*n) == claim.node);
             back.grow(claim);
         }
     }
 
-    /// A boundary was committed by this node; `drawn`: it is to be compared where only a share is.
+    /// Adds a boundary committed by `node`. `drawn`: whether it is compared when only a share is.
     pub fn boundary(
         &mut self,
         place: StatePlace,
@@ -157,7 +157,7 @@ impl Check {
         } else if !whole || gap || !drawn() || !self.claims.is_empty() {
             return;
         }
-        // What was before the first message seen here is not known: from the beginning then.
+        // If the state before the first seen message is unknown, the claim starts at the beginning.
         let from = before.filter(|_| whole);
         let seen = whole && !gap;
         let node = Some(node).filter(|_| seen);
@@ -165,14 +165,14 @@ impl Check {
         self.push_or_recall(claim, !seen);
     }
 
-    /// A message says that so many boundaries were committed in all, `here` of them with it; what
-    /// was not seen makes the next claim an incomplete one, and blames nobody.
+    /// Compares the number of commits in a message, `here` of them in it, with the known number. A
+    /// gap makes the next claim incomplete, and blames no node.
     pub fn counted(&mut self, commits: u64, here: u64) {
         self.gap |= self.connected && commits != self.commits + here;
         self.commits = commits;
     }
 
-    /// The program has ended on this node; `completed` is to be said again when that is verified.
+    /// Adds the end of the program on `node`. `completed` is repeated once that is verified.
     pub fn computed(&mut self, found: Finding, node: Option<NodeIx>, completed: Event) {
         if !self.all() {
             return;
@@ -201,7 +201,7 @@ impl Check {
         self.push(claim);
     }
 
-    /// The ledger went back to a boundary.
+    /// Handles a step of the ledger back to a boundary.
     pub fn stepped_back(&mut self, to: Option<StatePlace>) {
         self.claims.clear();
         self.trial = None;
@@ -216,8 +216,8 @@ impl Check {
         self.note = None;
     }
 
-    /// σ at the beginning of the first claim is gone: all that waits is one claim from the
-    /// beginning on; a share passes it over.
+    /// Handles the loss of σ at the start of the first claim: all waiting claims become one from
+    /// the beginning on. With a share, they are skipped.
     pub fn from_the_beginning(&mut self) {
         if self.claims.front().is_none_or(|c| c.from.is_none()) {
             return;
@@ -235,7 +235,7 @@ impl Check {
         self.claims.push_back(claim);
     }
 
-    /// The part to be computed for the first claim.
+    /// The segment to compute for the first claim.
     pub fn segment(&self) -> Option<Segment> {
         let claim = self.claims.front()?;
         let keep = claim.place.as_ref().map(|p| p.digest);
@@ -246,8 +246,8 @@ impl Check {
         })
     }
 
-    /// The first claim was found to be right by these; true when nothing is left to compare of an
-    /// execution that has ended.
+    /// Notes that these nodes confirm the first claim. Returns true if nothing is left to compare
+    /// of an execution that has ended.
     pub fn confirmed(&mut self, by: &[NodeIx]) -> bool {
         self.trial = None;
         self.failures = 0;
@@ -275,18 +275,18 @@ impl Check {
         ended && self.claims.is_empty()
     }
 
-    /// Others may verify it from now on.
+    /// Other replicas may verify it from now on.
     pub fn forget_recall(&mut self) {
         if self.all() {
             self.recall = Recall::Wanted;
         }
     }
 
-    /// The ledger was read: what it names is compared too.
+    /// Adds the outputs that the ledger names to the claims.
     pub fn named(&mut self, named: &Named) {
         let first = self.claims.front_mut();
         if first.is_some_and(|claim| named.completes(claim)) {
-            // Whoever was asked was held against less.
+            // The verifier was compared with an incomplete claim.
             self.trial = None;
         }
         for claim in self.claims.iter_mut().skip(1) {
@@ -294,9 +294,9 @@ impl Check {
         }
     }
 
-    /// It was verified up to a boundary before, in so many parts, by these; σ of that boundary was
-    /// kept. What lies before it is compared no more. Nothing changes where no more is known than
-    /// here.
+    /// Applies an earlier verification: up to a boundary whose σ was kept, in how many parts, and
+    /// by which nodes. Claims before that boundary are dropped. Nothing changes if this check is as
+    /// far already.
     pub fn recalled(&mut self, up_to: Option<(StatePlace, Vec<NodeIx>, u32)>) {
         self.recall = Recall::Known;
         let Some((good, by, segments)) = up_to else {
@@ -331,7 +331,7 @@ impl Check {
         self.good = Some(good);
     }
 
-    /// An attempt led to nothing: the next one not before this.
+    /// Notes a failed attempt. The next one is delayed.
     pub fn failed(&mut self, now: Millis, wait_ms: u64, note: String) {
         let doublings = self.failures.min(5);
         self.failures = self.failures.saturating_add(1);
@@ -441,14 +441,14 @@ mod tests {
             let claims = check.claims.iter();
             claims.map(Claim::ends).collect::<Vec<_>>()
         };
-        // A service that has started anew has seen the last message alone.
+        // A service that has just started has seen only the last message.
         let mut fresh = Check::new(Verify::All, false);
         assert_eq!(fresh.recall, Recall::Wanted);
         fresh.boundary(place(9), finding(9), NodeIx(0), || false);
         fresh.recalled(Some((kept(5), vec![NodeIx(3)], 2)));
         assert_eq!((ends(&fresh), fresh.recall), (vec![(5, 9)], Recall::Known));
         assert_eq!((fresh.segments, fresh.by.len()), (2, 1));
-        // Another one has seen all of it, and compares the outputs made since then.
+        // Another service has seen everything, and compares the outputs made since.
         let mut other = Check::new(Verify::All, true);
         for i in 1..=9 {
             other.boundary(place(i), finding(i), NodeIx(u32::from(i > 7)), || false);
@@ -459,13 +459,13 @@ mod tests {
         assert!(front.found.outputs.keys().eq(names), "{front:?}");
         assert_eq!((front.whole, front.node), (true, Some(NodeIx(0))));
         assert_eq!(other.segment().unwrap().from, Some(kept(5)));
-        // What is known already, or not reached by this ledger, changes nothing.
+        // An earlier boundary, or one that this ledger has not reached, changes nothing.
         let before = format!("{other:?}");
         other.recalled(Some((kept(4), vec![NodeIx(7)], 9)));
         other.recalled(Some((kept(10), vec![NodeIx(7)], 9)));
         other.recalled(None);
         assert_eq!(before, format!("{other:?}"));
-        // All that is known was verified: the next part begins where σ was kept.
+        // All known claims were verified: the next one begins where σ was kept.
         other.recalled(Some((kept(9), vec![], 1)));
         assert_eq!(ends(&other), []);
         other.boundary(place(10), finding(10), NodeIx(0), || false);
@@ -541,8 +541,8 @@ mod tests {
     }
 
     proptest! {
-        /// However it goes, with steps back in between: claims touch each other without a gap,
-        /// begin where all is verified, and end at the last boundary.
+        /// For any sequence of events, steps back included: claims follow each other without a gap,
+        /// begin at the last verified boundary, and end at the last boundary.
         #[test]
         fn claims_cover_what_is_not_verified_without_a_gap(
             steps in proptest::collection::vec(prop_oneof![

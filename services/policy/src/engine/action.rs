@@ -1,4 +1,4 @@
-//! What follows: the actions that a shell carries out.
+//! The actions of a step, which a shell carries out.
 
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::quota::Quota;
@@ -11,143 +11,143 @@ use super::Ticket;
 use super::refusal::YieldRefusal;
 use crate::holds::reserve::Change;
 
-/// The boundary to which an execution goes back.
+/// The boundary from which an execution resumes after a wrong result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Good {
-    /// This one, or the beginning.
+    /// This boundary, or the beginning.
     Known(Option<StatePlace>),
-    /// The last one before the culprit had it, as far as its ledger still shows that; else the
+    /// The last boundary before the culprit's binding, if the ledger still shows it, else the
     /// beginning.
     BeforeIt,
 }
 
-/// What the shell must do.
+/// One action for the shell.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Append these events after the message of this sequence; answer with [`Input::Appended`],
-    /// [`Input::Reread`] or [`Input::Vanished`]. After success a binding's capsule is sent.
+    /// Append these events after the message of this sequence. The answer is [`Input::Appended`],
+    /// [`Input::Reread`] or [`Input::Vanished`]. After success the shell sends a binding's capsule.
     Append {
-        /// To which ledger.
+        /// The execution of the ledger.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
-        /// The message before; 0 for none.
+        /// Sequence of the previous message; 0 for none.
         expected: Sequence,
         /// The events.
         events: Vec<Event>,
-        /// Who waits for it.
+        /// The question that waits for the append.
         ticket: Option<Ticket>,
     },
-    /// Send the capsule of a binding that is stored (again).
+    /// Send, or send again, the capsule of a stored binding.
     SendCapsule {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
-        /// Sequence of the message that the node must follow.
+        /// Sequence of the binding's message, which the node must follow.
         seq: Sequence,
     },
-    /// Ask a node; answer an order with [`Input::Ordered`].
+    /// Send a request to a node. The answer to an order is [`Input::Ordered`].
     Control {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// What.
+        /// The request.
         request: ControlRequest,
-        /// Who waits for the answer.
+        /// The question that waits for the answer.
         ticket: Option<Ticket>,
     },
-    /// Ping a node and answer with [`Input::Probe`].
+    /// Probe a node. The answer is [`Input::Probe`].
     Probe(NodeId),
-    /// Ask a node for all executions that it holds; answer with [`Input::Holdings`], or not at all
-    /// where it does not answer.
+    /// Ask a node for all executions that it holds. The answer is [`Input::Holdings`], or none if
+    /// the node does not reply.
     AskHoldings(NodeId),
-    /// Read a large submission and answer with [`Input::Spec`].
+    /// Read a large submission. The answer is [`Input::Spec`].
     FetchSpec {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
         /// Sequence of its last message.
         seq: Sequence,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
     },
     /// Take a contract away from a node, durably.
     Quarantine {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Which contract.
+        /// The contract.
         contract: Contract,
-        /// On which of its devices; none: on all of it.
+        /// The affected device, or all of the node if none.
         substrate: Option<String>,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Append that an execution goes on from an earlier boundary, whoever appends to it at the
-    /// same time; answer with [`Input::Reread`].
+    /// Append that an execution resumes from an earlier boundary, even if others append to it at
+    /// the same time. The answer is [`Input::Reread`].
     StepBack {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
-        /// Because of whom, where that is known.
+        /// The node that caused it, if known.
         culprit: Option<NodeId>,
-        /// From which boundary it goes on.
+        /// The boundary from which the execution resumes.
         good: Good,
-        /// Why.
+        /// The reason.
         cause: Cause,
     },
-    /// Read how far an execution was verified before, and its ledger; answer with
+    /// Read how far an execution was verified before, and its ledger. The answer is
     /// [`Input::Recalled`].
     Recall {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
     },
-    /// Store how far an execution is verified now, and then remove the σ that was kept before.
+    /// Store how far an execution is verified, then remove the σ that was kept before.
     Verified {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// How far.
+        /// The verified boundary.
         up_to: VerifiedUpTo,
-        /// The digest of the σ that is not needed any more.
+        /// Digest of the σ that is no longer needed.
         drop: Option<Digest>,
     },
-    /// Remove a σ that was kept beside the ledger, and the note that it was: the execution has
-    /// ended.
+    /// Remove a σ that was kept beside the ledger, and the note about it: the execution has ended.
     DropKept {
-        /// Of which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Its digest.
+        /// Digest of the σ.
         digest: Digest,
     },
-    /// Look at the last message of a ledger; answer with [`Input::Ended`].
+    /// Read the last message of a ledger. The answer is [`Input::Ended`].
     Lookup {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: Tenant,
     },
-    /// Begin the ledger of a part that its holder has split off, unless it is there already, or the
-    /// holder has it no more; answer with [`Input::Reread`], or [`Input::Ended`] where it has ended.
+    /// Begin the ledger of a part that its holder has split off. Do nothing if the ledger exists or
+    /// the holder no longer has the part. The answer is [`Input::Reread`], or [`Input::Ended`] if
+    /// the part has ended.
     MakePart {
-        /// Which.
+        /// The part.
         part: ExecutionId,
-        /// Whose.
+        /// The execution that split it off.
         holder: ExecutionId,
         /// The tenant of both.
         tenant: Tenant,
     },
-    /// Change what a tenant has reserved, by [`crate::holds::reserve::apply`]; answer with
+    /// Change a tenant's reservations by [`crate::holds::reserve::apply`]. The answer is
     /// [`Input::Reserved`].
     Reserve {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// What it may use at once.
+        /// Its quota.
         quota: Option<Quota>,
-        /// What to change.
+        /// The change.
         change: Box<Change>,
     },
-    /// Publish a fact.
+    /// Publish a record.
     Record(Box<Record>),
     /// Tell an operator why an execution does not move.
     Refuse(Ticket, YieldRefusal),

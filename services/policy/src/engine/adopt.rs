@@ -1,5 +1,5 @@
-//! What executions count for among what their tenants have reserved, and reservations for what runs
-//! without one.
+//! Computes how much of its tenant's limits an execution uses, and reserves for executions that run
+//! without a reservation.
 
 use fiec_schemas::quota::{Quota, Reservation};
 use fiec_schemas::{ExecutionId, Tenant};
@@ -9,7 +9,7 @@ use crate::cluster::{Execution, Stage};
 use crate::holds::reserve::Change;
 
 impl Policy {
-    /// What an execution takes of its tenant's limits.
+    /// The part of its tenant's limits that an execution uses.
     pub(super) fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
         let e = self.cluster.execution(id)?;
         let needs = self.cluster.profiles.get(e.profile).map(|p| &p.requires);
@@ -21,8 +21,8 @@ impl Policy {
         let limit = limit.and_then(|quota| quota.memory_bytes);
         let memory = match (asked, limit) {
             (Some(bytes), _) => bytes,
-            // What a worker grants it where nothing is said; at most what its tenant may have, and
-            // as much as that where nobody knows yet what it will be.
+            // The memory that a worker grants by default, and at most the tenant's limit. As long
+            // as the grant is unknown, the limit itself.
             (None, Some(limit)) => {
                 let anywhere = Some(self.holds.share_bytes).filter(|bytes| *bytes > 0);
                 let share = self.share_there(e).or(anywhere);
@@ -43,14 +43,14 @@ impl Policy {
         })
     }
 
-    /// What a slot's share of memory is where it is bound, in bytes; none where it is not, or where
-    /// its node has gone or has not joined yet.
+    /// A slot's share of memory on its node, in bytes. None if the execution has no node, or the
+    /// node is gone or has not joined yet.
     fn share_there(&self, e: &Execution) -> Option<u64> {
         let share = self.cluster.node(e.stage.node()?).share_bytes();
         Some(share).filter(|bytes| *bytes > 0)
     }
 
-    /// True where what a tenant runs may not be what is reserved.
+    /// True if a tenant's reservations may not match what it runs.
     pub(super) fn is_behind(&self, tenant: &Tenant, quota: &Quota) -> bool {
         let tenants = &self.cluster.tenants;
         let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
@@ -63,15 +63,15 @@ impl Policy {
         }
     }
 
-    /// What has come to count for more or less memory: where it was bound, its node's share is
-    /// known, and what it asks for may have been changed.
+    /// Corrects the memory of reservations: a binding makes its node's share known, and an operator
+    /// may have changed the request.
     fn plan_amending(&self, tenant: &Tenant, change: &mut Change) {
         let limit = self.holds.quotas.get(tenant).and_then(|q| q.memory_bytes);
         let table = self.holds.tables.get(tenant);
         let Some(table) = table.filter(|_| limit.is_some()) else {
             return;
         };
-        // A node that has gone may come back: until then what it has counts as before.
+        // A node that is gone may return; until then its executions count as before.
         let known = |entry: &&Reservation| {
             let e = self.cluster.execution(entry.execution);
             e.is_some_and(|e| match e.stage.node() {
@@ -89,7 +89,8 @@ impl Policy {
         }
     }
 
-    /// What runs without a reservation counts from now on: its tenant has got limits since.
+    /// Reserves for executions that run without a reservation, because their tenant got limits
+    /// later.
     pub(super) fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
         let limits = self.holds.limits(tenant);
         let Some(table) = self.holds.tables.get_mut(tenant) else {

@@ -1,13 +1,16 @@
-//! What gives way and finds no other place: what its pause keeps, and how it goes on.
+//! Preempted executions without another place: what a park keeps, and how they go on.
 //!
-//! What is kept is what costs least by what was measured ([`crate::share::pause`]): the pause is
-//! expected to last as long as the other one still takes, and a slice of time at least. What is set
-//! aside so waits in line like everything else, by its priority, its tenant's share and its age, but
-//! what is short passes it for a bounded time only ([`crate::share::order`]). So it goes on where it
-//! is when its turn has come and there is a slot, others give way to it by the same rules, and it
-//! leaves for another place once it has waited for longer than the move costs. Where it has waited for
-//! so long that to keep what it has costs more than to begin anew from σ, it gives that up and waits as
-//! pending, for no longer than it would have stood.
+//! [`crate::share::pause`] chooses what a park keeps: the option with the lowest measured cost. The
+//! expected length of the pause is the remaining time of the preempting execution, and one time
+//! slice at least.
+//!
+//! A preempted execution waits in the queue like all others, by priority, tenant share and age.
+//! Shorter executions pass it for a bounded time only ([`crate::share::order`]). When its turn
+//! comes and a slot is free, it goes on where it is parked, and others are preempted for it by the
+//! same rules. It moves to another node once it has waited longer than the move costs.
+//!
+//! If keeping memory has come to cost more than a new start from σ, the execution gives it up and
+//! waits as pending. It returns no later than it would have returned from its park.
 
 use std::sync::Arc;
 
@@ -24,29 +27,30 @@ use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
 use crate::time::{Millis, Now};
 
-/// For so long after a move elsewhere has become worth it, that is looked at anew.
+/// A parked execution is queued again for this long after its wait has exceeded the cost of a move,
+/// in ms.
 const RIPE_MS: f64 = 1_000.0;
 
-/// One that gives way, and to whom.
+/// An execution that is preempted, and for which one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GivesWay {
-    /// Which.
+    /// The preempted execution.
     pub id: ExecutionId,
-    /// Where it is.
+    /// The node that holds it.
     pub node: NodeIx,
-    /// To which one.
+    /// The execution that takes its place.
     pub to: ExecutionId,
-    /// How much longer that one takes, as far as is known, in milliseconds.
+    /// Expected remaining time of `to`, in ms.
     pub rest_ms: u64,
 }
 
-/// Whether it is parked because it gave way.
+/// True if the execution is parked because it was preempted.
 pub(super) fn is_aside(e: &Execution) -> bool {
     let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
     e.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
 }
 
-/// Since when one that was set aside waits, also where it has given up what it kept meanwhile; none
+/// Start of the wait of a preempted execution, including one that gave up what its park kept. None
 /// for all others.
 pub(super) fn since(now: Now, e: &Execution) -> Option<Millis> {
     if is_aside(e) {
@@ -54,21 +58,21 @@ pub(super) fn since(now: Now, e: &Execution) -> Option<Millis> {
     }
     let cause = e.extra.as_ref().and_then(|x| x.cause.as_ref());
     let stood = match cause {
-        // For nobody in particular: see `give_up_aside`.
+        // `give_up_aside` names no preempting execution.
         Some(Cause::Preempted { rule, by: None, .. }) => *rule != Rule::Quota,
         _ => false,
     };
     (e.stage == Stage::Pending && stood).then_some(e.attained.at)
 }
 
-/// How long it has stood there, in milliseconds.
+/// Time since it was parked, in ms.
 fn waited_ms(now: Now, e: &Execution) -> u64 {
     e.parked()
         .map_or(0, |p| now.mono.since(now.moment_of(p.at)))
 }
 
 impl Policy {
-    /// Orders a park if its pause keeps something, otherwise a yield without a destination.
+    /// Orders a park if the pause keeps memory, otherwise a yield without a destination.
     pub(super) fn set_aside(
         &mut self,
         now: Now,
@@ -92,7 +96,7 @@ impl Policy {
         self.give_order(now, gives.id, order, None, out);
     }
 
-    /// What its pause would keep; none where it cannot park.
+    /// What its pause would keep. None if the execution cannot park.
     fn kept_of(&self, now: Now, gives: GivesWay) -> Option<Kept> {
         if self.memory_presses(gives.node) {
             return None;
@@ -101,12 +105,12 @@ impl Policy {
         let mut pause = self.pause_of(now, gives.id, expected_ms)?;
         let to = self.cluster.execution(gives.to)?;
         let profile = to.profile;
-        // The other one needs memory beside it.
+        // The preempting execution needs host memory beside it.
         let comes = self.memory_at(profile, gives.node);
         if let Some(room) = &mut pause.host {
             room.free_bytes = room.free_bytes.saturating_sub(comes);
         }
-        // And perhaps the device.
+        // It may need the device as well.
         let ask = Ask {
             counted: Some((gives.node, Claim::Host)),
             avoid: to.avoided(),
@@ -118,15 +122,15 @@ impl Policy {
         Some(pause::choose(&pause))
     }
 
-    /// Bytes of a node's memory that an execution counts for: what it asks for, or the node's share
-    /// of a slot, which is what a worker grants it.
+    /// Bytes of a node's memory that an execution counts for: its request, or else the node's share
+    /// of a slot, which a worker grants.
     pub(super) fn memory_at(&self, profile: crate::profile::ProfileIx, node: NodeIx) -> u64 {
         let profile = self.cluster.profiles.get(profile);
         let asked = profile.and_then(|p| p.requires.memory_bytes.max(p.requires.free_memory_bytes));
         asked.unwrap_or_else(|| self.cluster.node(node).share_bytes())
     }
 
-    /// Whether it could go on where it stands; `gone`: were one with this claim not there.
+    /// True if the execution can go on where it is parked. `gone`: as if this claim were free.
     pub(super) fn fits_back(&self, now: Now, id: ExecutionId, gone: Option<Claim>) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -154,8 +158,7 @@ impl Policy {
         !presses && held < node.slots() && device
     }
 
-    /// Whether it could go on where it stands, as [`Policy::fits_back`], and what is kept for a gang
-    /// leaves it room.
+    /// Like [`Policy::fits_back`], and also respects the places that are reserved for a gang.
     pub(super) fn goes_on_here(
         &self,
         now: Now,
@@ -171,13 +174,13 @@ impl Policy {
         };
         let node = self.cluster.node(ix);
         let free = (node.slots() + u32::from(gone.is_some())).saturating_sub(node.held());
-        // What it has kept there is its own.
+        // The execution's own reserved device needs no place.
         let wants = e.device().filter(|_| e.takes() != e.claim);
         let keeps = kept.as_ref().is_some_and(|k| k.keeps((ix, wants), free));
         !keeps && self.fits_back(now, id, gone)
     }
 
-    /// Lets one that was set aside go on, now that its turn has come: where it is, or elsewhere.
+    /// Resumes a preempted execution whose turn has come: where it is parked, or elsewhere.
     pub(super) fn resume_aside(
         &mut self,
         now: Now,
@@ -194,7 +197,7 @@ impl Policy {
             return Placed::Moot;
         }
         if e.was_told(now.mono) || self.must_go(id, ix, true).is_some() {
-            // What must leave is looked at with all that must.
+            // Executions that must leave are handled by `review_holds`.
             return Placed::Deferred;
         }
         let kept = self.kept_from(id);
@@ -246,12 +249,12 @@ impl Policy {
         Placed::Yes
     }
 
-    /// What one move of it costs, in milliseconds.
+    /// Cost of one move, in ms.
     fn move_of(&self, e: &Execution, id: ExecutionId) -> f64 {
         regret::move_ms(e, self.share.rhythms.get(&id), &self.share.take_up)
     }
 
-    /// Looks after one that was set aside.
+    /// Reviews one parked, preempted execution.
     pub(super) fn look_at_aside(
         &mut self,
         now: Now,
@@ -276,8 +279,8 @@ impl Policy {
         if !self.waiting.contains(id) || fits || ripe || deferred.is_some() {
             self.wait(id);
         }
-        // Where it stands may be room that nothing else that asks for the same sees: its own device,
-        // or a slot of a node that takes nothing new.
+        // The execution may fit here although its profile is blocked: on its own device, or in a
+        // slot of a node that accepts no new executions.
         let blocked = self.share.sweep.blocked.contains(&profile);
         if fits
             && blocked
@@ -288,7 +291,7 @@ impl Policy {
         }
     }
 
-    /// True where it gives up what it keeps, which has come to cost more than to begin anew.
+    /// Gives up what the park keeps if that costs more than a new start. Returns true if it did.
     fn give_up_aside(
         &mut self,
         now: Now,
@@ -296,7 +299,7 @@ impl Policy {
         waited: u64,
         out: &mut Vec<Action>,
     ) -> bool {
-        // What has lasted is expected to last as long again.
+        // A pause is expected to last as long again as it has lasted.
         let expected_ms = waited.max(self.config.slice_ms);
         let Some(pause) = self.pause_of(now, id, expected_ms) else {
             return false;

@@ -1,4 +1,5 @@
-//! Binds what must be bound: new submissions, what waits, and bindings that nobody takes up.
+//! Creates bindings: for new submissions, for waiting executions, and for bindings that no worker
+//! starts.
 
 use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 
@@ -11,26 +12,27 @@ use crate::places::Claim;
 use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
 
-/// What became of the attempt to bind something.
+/// Result of an attempt to bind an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placed {
-    /// An append is on its way.
+    /// An append is in flight.
     Yes,
-    /// No node takes it.
+    /// No node can take it.
     NoRoom,
-    /// Another replica is preferred; this one looks again later.
+    /// Another replica is preferred; this one tries again later.
     Deferred,
     /// There is nothing to do.
     Moot,
 }
 
-/// What an execution must leave for this cause: its device where that presses, and else its node.
+/// What an execution must leave for this cause: only its device if the device presses, else its
+/// node.
 pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
     match cause {
         Cause::Pressure { evidence } if evidence.device.is_some() => {
             Leaving::Place(node, e.device())
         }
-        // Another device of the same node may have more.
+        // Another device of the same node may have more memory.
         Cause::Asked { .. } if e.device().is_some() => Leaving::Place(node, e.device()),
         _ => Leaving::Node(node),
     }
@@ -62,8 +64,7 @@ pub enum Submitted {
 }
 
 impl Policy {
-    /// Takes a submission, and pushes what else follows from it. `may_hold` permits
-    /// [`Submitted::Hold`].
+    /// Processes a submission, and pushes further actions. `may_hold` permits [`Submitted::Hold`].
     pub fn submit(
         &mut self,
         now: Now,
@@ -93,11 +94,11 @@ impl Policy {
             return Submitted::Append(vec![Event::Submitted]);
         }
         if self.dirty || self.cluster.freed {
-            // Room that has come free is first of all that of those who wait.
+            // Waiting executions have the first claim on free room.
             self.act(now, out);
         }
         let profile = self.acquire_spec(now, spec);
-        // What must wait for others, or reserve first, is bound once it is known to all.
+        // An execution that waits for others, or needs a reservation, is bound in a later step.
         let hold = HoldSpec::of(spec);
         if self.begins_held(tenant, hold.as_ref()) {
             self.insert_new(now, id, tenant, profile, submitted_at);
@@ -110,14 +111,15 @@ impl Policy {
             ..Ask::new(profile, &[])
         };
         let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
-        // For a device others may have to give way, so that it is known at once who wants it.
+        // A held submission is invisible. Executions for devices are appended at once, so that
+        // preemption can see them.
         let profile_of = self.cluster.profiles.get(profile);
         let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
         if choice.is_none() && may_hold && on_host && self.is_only_full(now, profile) {
             self.cluster.profiles.release(profile);
             return Submitted::Hold;
         }
-        // Where a round ended before all that waits was looked at, what is left goes first.
+        // If the last round did not try all waiting executions, the rest of the queue goes first.
         let choice = choice.filter(|_| !self.share.fresh || self.waiting.is_empty());
         let mut events = vec![Event::Submitted];
         let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
@@ -137,7 +139,7 @@ impl Policy {
         Submitted::Append(events)
     }
 
-    /// Makes a new execution known, pending and with its first append under way.
+    /// Inserts a new execution: pending, with its first append in flight.
     fn insert_new(
         &mut self,
         now: Now,
@@ -187,13 +189,13 @@ impl Policy {
         Some((event, instance))
     }
 
-    /// True when a node would take it but for its capacity.
+    /// True if only its capacity keeps a node from taking the profile.
     pub(super) fn is_only_full(&mut self, now: Now, profile: ProfileIx) -> bool {
         let (cluster, config) = (&self.cluster, &self.config);
         placement::would_take_with_room(&mut self.rankings, cluster, config, now, profile)
     }
 
-    /// When the first of the nodes that are left alone for it may be asked again; 0 for none.
+    /// Time at which the first avoided node may be tried again; 0 if none is avoided.
     pub(super) fn next_chance(&self, now: Now, id: ExecutionId) -> Millis {
         let avoided = self
             .cluster
@@ -230,7 +232,8 @@ impl Policy {
                 Some(cause) => self.rebind(now, id, cause, Some(node), out),
                 None if matches!(stage, Stage::Started(..)) => self.resume_aside(now, id, out),
                 None => {
-                    // Its node has returned, perhaps without its capsule: it is looked at as before.
+                    // Its node has returned, perhaps without the capsule. The binding is reviewed
+                    // as usual.
                     let due = now.mono.plus(self.balance_check());
                     self.cluster.set_due(id, due);
                     Placed::Moot
@@ -240,7 +243,7 @@ impl Policy {
         }
     }
 
-    /// Why its node counts as lost for it, if it does.
+    /// The reason why its node counts as lost for it, if it does.
     pub(super) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
         let e = self.cluster.execution(id)?;
         let (Stage::Bound(ix, instance) | Stage::Started(ix, instance)) = e.stage else {
@@ -255,8 +258,8 @@ impl Policy {
         if matches!(node.presence, Presence::Lost { .. }) {
             return Some(Cause::Lost { silent_ms });
         }
-        // Another life of the agent answers: the one that held it is over. A binding made after
-        // that was learned may be to a life that is not known here yet.
+        // Another instance of the agent answers, so the one that held the execution is gone. A
+        // binding that arrived later may name an instance that is not known here yet.
         let (confirmed, since) = node.confirmed?;
         let current = node
             .descriptor
@@ -265,7 +268,7 @@ impl Policy {
         (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
     }
 
-    /// Binds an execution by an append of ours.
+    /// Binds an execution by an append of this service.
     pub(super) fn rebind(
         &mut self,
         now: Now,
@@ -286,8 +289,8 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
-        // A lost node that returns under a new life is as good as any other, and what it still
-        // holds from the old one takes no room from itself.
+        // A lost node that returns with a new instance is as good as any other. Its old holdings do
+        // not count against its capacity.
         let lost = matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. });
         let kept = self.kept_from(id);
         let mut ask = Ask {
@@ -373,7 +376,7 @@ impl Policy {
         });
     }
 
-    /// How soon a binding is looked at for the first time.
+    /// Time until the first review of a binding, in ms.
     pub(super) fn balance_check(&self) -> u64 {
         self.config.balance_ms.min(self.config.take_ms)
     }
@@ -407,7 +410,8 @@ impl Policy {
         }
     }
 
-    /// A binding that is not started: balance it, send its capsule again, bind it elsewhere.
+    /// Handles a binding that has not started: balance it, send its capsule again, or bind it
+    /// elsewhere.
     fn sweep_bound(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
         if let Some(cause) = self.loss(now, id) {
             if self.rebind(now, id, cause, Some(ix), out) == Placed::NoRoom {

@@ -1,4 +1,5 @@
-//! Counts who must act next on the live executions, and how many of them are late.
+//! Counts for each actor the live executions on which it must act next, and how many of these are
+//! overdue.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +10,17 @@ use super::Policy;
 use crate::cluster::{Execution, Stage};
 use crate::time::Now;
 
-/// How many executions an actor must act on.
+/// Number of executions on which an actor must act next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Duties {
     /// All of them.
     pub all: u64,
-    /// Those whose time is over.
+    /// Those past their deadline for the next step.
     pub overdue: u64,
 }
 
 impl Policy {
-    /// The duties of each actor. It looks at every live execution: not for the hot path.
+    /// The duties of each actor. It reads every live execution, so keep it off the hot path.
     pub fn duties(&self, now: Now) -> BTreeMap<Actor, Duties> {
         let mut found = BTreeMap::from(Actor::ALL.map(|actor| (actor, Duties::default())));
         for (id, e) in self.cluster.executions() {
@@ -31,7 +32,7 @@ impl Policy {
         found
     }
 
-    /// Where a live execution stands, as far as its next duty depends on it.
+    /// The state of a live execution, as far as its next duty depends on it.
     pub fn standing(&self, now: Now, id: ExecutionId) -> Option<Standing> {
         let e = self.cluster.execution(id)?;
         Some(self.standing_of(now, id, e))

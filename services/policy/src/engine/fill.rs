@@ -1,9 +1,9 @@
-//! The order in which what waits is bound: effective priority, then the tenants' shares, then rank
-//! within a tenant ([`crate::share::order`]).
+//! Binds waiting executions in order: effective priority, then tenant share, then rank within the
+//! tenant ([`crate::share::order`]).
 //!
-//! A round is bounded: it binds at most `burst` and looks at four times as many. What has no room
-//! and no history of its own answers for all that ask the same, until something changes. A round
-//! that runs out of looks is taken up behind the last one by the next.
+//! A round is bounded: it binds at most `burst` executions and tries four times as many. A failed
+//! try of an execution without a history of its own blocks its whole profile until something
+//! changes. A round that runs out of tries is continued by the next one.
 
 use fiec_schemas::{Cause, ExecutionId};
 
@@ -17,7 +17,7 @@ use crate::share::queue::{Cursor, LaneKey, Sweep, Waiter};
 use crate::share::tenants::TenantIx;
 use crate::time::{Millis, Now};
 
-/// Lanes of one effective priority, with their tenants' shares and how far they were walked.
+/// Lanes of one effective priority, with their tenants' shares and cursors.
 struct Level {
     lanes: Vec<(f64, LaneKey, Cursor)>,
 }
@@ -34,7 +34,7 @@ impl Level {
 }
 
 impl Policy {
-    /// Puts an execution among those that wait to be bound.
+    /// Queues an execution for a binding.
     pub(super) fn wait(&mut self, id: ExecutionId) {
         let now = self.share.now;
         if !self.may_wait(id) {
@@ -49,7 +49,7 @@ impl Policy {
         self.share.fresh = true;
     }
 
-    /// How an execution waits, or would.
+    /// The queue entry that an execution has or would have.
     pub(super) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
         let now = self.share.now;
         let e = self.cluster.execution(id)?;
@@ -67,7 +67,7 @@ impl Policy {
         let patience = order::patience_ms(&self.config, level);
         let waiter = Waiter {
             priority: order::priority(&self.config, profile),
-            // The other disciplines know no tenants.
+            // Other disciplines ignore tenants.
             tenant: if shared {
                 self.cluster.tenants.find(&e.tenant).unwrap_or(TenantIx(0))
             } else {
@@ -82,7 +82,7 @@ impl Policy {
         Some(waiter.at(now.mono))
     }
 
-    /// Takes it away from there.
+    /// Removes an execution from the queue.
     pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
         self.waiting.remove(id);
         if self.waiting.is_empty() {
@@ -90,7 +90,7 @@ impl Policy {
         }
     }
 
-    /// The lanes in groups of one effective priority, the highest first.
+    /// The lanes, grouped by effective priority, highest first.
     fn levels(&self) -> Vec<Level> {
         let lanes = self.waiting.lanes();
         let groups = lanes.chunk_by(|a, b| a.0 == b.0);
@@ -103,7 +103,7 @@ impl Policy {
         groups.map(level).collect()
     }
 
-    /// A tenant's share, where the discipline looks at it.
+    /// A tenant's share, or 0 if the discipline ignores it.
     pub(super) fn share_of(&self, tenant: TenantIx) -> f64 {
         match self.config.discipline {
             Discipline::Shared => self.cluster.tenants.share(tenant),
@@ -111,9 +111,8 @@ impl Policy {
         }
     }
 
-    /// The first of those that wait, in order, but for profiles to be skipped, each with all that
-    /// asks the same, and executions to be left out. Of two tenants one goes first, then the other,
-    /// as if each were bound at once.
+    /// Returns waiting executions in queue order. Skips profiles in `skip` and executions in
+    /// `leave_out`. Tenants alternate as if each execution were bound at once.
     pub(super) fn first_waiting(
         &self,
         limit: usize,
@@ -143,8 +142,8 @@ impl Policy {
         found
     }
 
-    /// Binds what waits, in order, as far as there is room. Where nothing has changed but that
-    /// something more waits, what had no room before is left out.
+    /// Binds waiting executions in order, as far as there is room. If the only change is a new
+    /// waiting execution, those that found no place before are not tried again.
     pub(super) fn fill(&mut self, now: Now, out: &mut Vec<Action>) {
         if self.dirty {
             self.share.sweep = Sweep::default();
@@ -192,7 +191,7 @@ impl Policy {
         self.share.sweep = sweep;
     }
 
-    /// True for one that finds the same places as any other that asks the same.
+    /// True for an execution that finds the same places as any other of its profile.
     fn is_plain(&self, id: ExecutionId) -> bool {
         let e = self.cluster.execution(id);
         e.is_some_and(|e| {
@@ -200,14 +199,14 @@ impl Policy {
         })
     }
 
-    /// Whether anything that asks for this finds a place; what has a history of its own finds no
-    /// other.
+    /// True if an execution of this profile finds a place. The places of an execution with a
+    /// history of its own are a subset.
     fn is_open(&mut self, now: Now, profile: ProfileIx) -> bool {
         let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
         placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
     }
 
-    /// Those for whom somebody gave way go first.
+    /// Binds executions first for which others were preempted.
     fn keep_promises(&mut self, now: Now, budget: &mut usize, out: &mut Vec<Action>) {
         let promised: Vec<_> = self
             .share
@@ -236,7 +235,7 @@ impl Policy {
         }
     }
 
-    /// True while one that gave way leaves the place to the one that it gave way to.
+    /// Until when a preempted execution leaves its place to the execution that took it.
     pub(super) fn steps_back_for(&self, now: Now, e: &Execution) -> Option<Millis> {
         let extra = e.extra.as_ref()?;
         let (cause, since) = match (e.stage, e.parked()) {
@@ -250,7 +249,7 @@ impl Policy {
             return None;
         };
         if self.is_first(*by) {
-            // A gang takes what it was given once it has all of it.
+            // A gang takes the freed places only once it has all of them.
             return Some(now.mono.plus(self.config.take_ms));
         }
         let until = since.plus(self.config.take_ms);

@@ -1,5 +1,5 @@
-//! Keeps what becomes free for the gang that goes first ([`crate::holds::first`]), and has others
-//! give way to it as they do to single executions: as many as it lacks places, or nobody.
+//! Reserves free places for the leading gang ([`crate::holds::first`]), and preempts executions for
+//! it: one for each place that the gang lacks, or none at all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::share::regret::residency_ms;
 use crate::share::tenants::TenantIx;
 use crate::time::{Millis, Now};
 
-/// How often it is looked which gang goes first, in milliseconds.
+/// Interval between two choices of the leading gang, in ms.
 const LOOK_MS: u64 = 500;
-/// Of so many gangs at most it is looked whether they could ever have room, in one look.
+/// Most gangs that one choice checks for places.
 const TRIES: usize = 4;
 
 impl Policy {
-    /// Looks which gang goes first, and whether what becomes free is kept for it.
+    /// Chooses the leading gang, and whether free places are reserved for it.
     pub(super) fn look_at_first(&mut self, now: Now) {
         if self.holds.gangs.is_empty() {
             self.drop_first();
@@ -52,7 +52,7 @@ impl Policy {
             .skip(from)
             .take(TRIES)
             .find_map(|gang| self.with_places(now, gang));
-        // Where none of these will ever have room, the next ones are looked at.
+        // If none of these gangs can ever have room, the next round checks the ones after them.
         self.holds.first_from = match &found {
             Some(_) => from,
             None if from + TRIES < count => from + TRIES,
@@ -66,8 +66,8 @@ impl Policy {
         self.look_again_at_waiting(now, before.as_deref());
     }
 
-    /// From where on the gangs are looked at, in their order; the one that goes first now is among
-    /// the next ones.
+    /// Index of the first gang to check, in order of turn. The current leading gang stays within
+    /// the next [`TRIES`].
     fn look_from(&self, waiting: &[First]) -> usize {
         let from = self.holds.first_from;
         if from >= waiting.len() {
@@ -78,14 +78,14 @@ impl Policy {
         at.map_or(from, |at| from.min(at).max((at + 1).saturating_sub(TRIES)))
     }
 
-    /// What was kept for a gang before may be had by others now.
+    /// Marks the policy dirty if places that were reserved for a gang are free for others now.
     fn look_again_at_waiting(&mut self, now: Now, before: Option<&First>) {
         let first = self.holds.first.as_deref().filter(|first| first.keeps);
-        // In the past it is the same as now.
+        // A moment in the past counts as none.
         let ends = first.and_then(|first| first.ends.filter(|at| *at > now.mono));
         let known = self.holds.first_ends.filter(|at| *at > now.mono);
         let differs = match (ends, known) {
-            // What each boundary tells changes this a little.
+            // Every boundary shifts the estimate a little.
             (Some(a), Some(b)) => a.max(b).since(a.min(b)) >= 2 * LOOK_MS,
             (a, b) => a.is_some() != b.is_some(),
         };
@@ -107,7 +107,7 @@ impl Policy {
         }
     }
 
-    /// All gangs that only room keeps from starting.
+    /// Complete gangs whose members are all ready and reserved: only places are missing.
     fn waiting_gangs(&mut self, now: Now) -> Vec<First> {
         let keys: Vec<GangKey> = self.holds.gangs.keys().cloned().collect();
         let mut found = Vec::new();
@@ -160,7 +160,7 @@ impl Policy {
         found
     }
 
-    /// Somebody has given way to a member: its gang is tried at once.
+    /// An execution was preempted for a member: the gang is tried again at once.
     pub(super) fn hurry_gang(&mut self, id: ExecutionId) {
         let Some(first) = self.holds.first.as_mut() else {
             return;
@@ -168,7 +168,7 @@ impl Policy {
         if !first.members.contains(&id) {
             return;
         }
-        // Every replica knows so by the ledger, whichever of them had it give way.
+        // All replicas learn this from the ledger, whichever of them preempted.
         first.keeps = true;
         if let Some(gang) = self.holds.gangs.get_mut(&first.key) {
             gang.retry_at = Millis(0);
@@ -177,13 +177,13 @@ impl Policy {
         }
     }
 
-    /// True for a member of the gang that goes first.
+    /// True for a member of the leading gang.
     pub(super) fn is_first(&self, id: ExecutionId) -> bool {
         let first = self.holds.first.as_ref();
         first.is_some_and(|first| first.members.contains(&id))
     }
 
-    /// Places that are kept for a gang that goes before this one.
+    /// The places that are reserved for a gang with an earlier turn than this execution.
     pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
         let e = self.cluster.execution(id)?;
@@ -201,7 +201,7 @@ impl Policy {
         self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.share.now.mono))
     }
 
-    /// The same for one that is just being submitted.
+    /// The same for an execution that is just being submitted.
     pub(super) fn kept_from_new(
         &self,
         id: ExecutionId,
@@ -227,7 +227,7 @@ impl Policy {
         profile: ProfileIx,
         attained_ms: u64,
     ) -> Option<Arc<KeptPlaces>> {
-        // What a tenant holds changes with every moment.
+        // A tenant's share changes all the time, so it is computed here.
         let own = Turn {
             share: self.share_of(first.tenant),
             ..first.turn
@@ -252,7 +252,7 @@ impl Policy {
         (!pass).then(|| Arc::clone(&first.places))
     }
 
-    /// Has others give way to the gang that goes first: as many as it lacks, or nobody.
+    /// Preempts executions for the leading gang: one for each missing place, or none at all.
     pub(super) fn preempt_for_gang(
         &mut self,
         now: Now,
@@ -263,7 +263,7 @@ impl Policy {
             return;
         };
         let (members, key) = (first.members.clone(), first.key.clone());
-        // Whoever has reserved for all of it acts for it, whoever is preferred by now.
+        // The replica that holds the reservations of all members acts, whichever is preferred now.
         if !members.iter().all(|id| self.is_admitted(*id)) {
             return;
         }
@@ -284,7 +284,7 @@ impl Policy {
             };
             let reason = self.reason(&contender, &chose, &left);
             let victim = left.swap_remove(chose.at);
-            // So that the next choice knows of it; taken back should there be too few.
+            // The next choice must see this one. It is undone below if there are too few victims.
             self.share.asking.insert(id, (victim.id, now.mono));
             chosen.push((contender, victim, chose.rule, reason));
         }
@@ -307,8 +307,8 @@ impl Policy {
         }
     }
 
-    /// Those without a place for whom nobody gives way yet. Of members that ask the same any may
-    /// have what was asked for another one.
+    /// Members without a place for which no execution has been asked to yield. Members of one
+    /// profile share the places that were asked for.
     fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
         let profile = |id: &ExecutionId| self.cluster.execution(*id).map(|e| e.profile);
         let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
@@ -331,7 +331,7 @@ impl Policy {
         free.copied().collect()
     }
 
-    /// Why one that waits is not bound although there may be room.
+    /// Explains why a waiting execution is not bound although there may be room.
     pub(super) fn kept_in_words(&self, now: Now, id: ExecutionId) -> Option<String> {
         self.kept_from(id)?;
         let first = self.holds.first.as_ref()?;

@@ -1,9 +1,12 @@
-//! Gangs: sets that start together or not at all.
+//! Gangs: sets of executions that start together or not at all.
 //!
-//! One replica places all gangs, one after the other, each with places for all its members or
-//! none: so two gangs never hold half of what the other one needs. The members are bound by
-//! appends of their own; their capsules are sent once all of these are stored. What is not bound in
-//! full in time is given back and tried again. A member that a node refuses is bound elsewhere at
+//! One replica places all gangs, one after the other. Each gets places for all its members or none,
+//! so two gangs never hold half of what the other needs. Each member is bound by its own append.
+//! The capsules are sent once all of these are stored.
+//!
+//! If not all members are bound in time, the bindings are given back and tried again. A member that
+//! a node refuses is bound elsewhere at once. If that does not succeed in time, the started members
+//! yield, no member is bound alone, and the gang starts again.
 //! once; where that does not succeed in time, the ones that compute yield, nobody is bound alone any
 //! more, and all begin anew.
 
@@ -18,13 +21,13 @@ use crate::placement::{self, Ask};
 use crate::places::Claim;
 use crate::time::{Millis, Now};
 
-/// What replicas agree on who places gangs by.
+/// Key by which replicas agree who places gangs.
 const PLACER: &[u8] = b"gangs";
-/// A gang that found no room is tried again after this.
+/// Time until a gang without places is tried again, in ms.
 const AGAIN_MS: u64 = 500;
 
 impl Policy {
-    /// True for the replica that places gangs.
+    /// True if this replica places gangs.
     pub(super) fn places_gangs(&self) -> bool {
         self.replicas.prefers_self(PLACER)
     }
@@ -39,7 +42,7 @@ impl Policy {
         self.cluster.execution(id).map(|e| e.stage)
     }
 
-    /// True for a member whose gang has begun: it is bound for itself.
+    /// True for a member that is bound on its own because its gang has begun.
     pub(super) fn is_alone(&self, id: ExecutionId) -> bool {
         let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
             return true;
@@ -47,7 +50,7 @@ impl Policy {
         if gang.begun.is_some() {
             return !(gang.dissolving && gang.complete().is_some());
         }
-        // What was bound before, and misses members that have ended since, had begun.
+        // A bound gang with members that have ended must have begun earlier.
         let bound = self.cluster.execution(id).is_some_and(|e| e.epoch > 0);
         bound && !gang.given_back && gang.complete().is_none()
     }
@@ -57,7 +60,7 @@ impl Policy {
         let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
             return false;
         };
-        // One that had begun, of which others have ended since, waits for nobody.
+        // A gang that has begun waits for nobody, even if members have ended since.
         gang.begun.is_none() && !gang.sent && !self.is_alone(id)
     }
 
@@ -83,7 +86,7 @@ impl Policy {
         }
     }
 
-    /// A member was bound or started.
+    /// Notes that a member was bound or started.
     pub(super) fn note_gang(&mut self, now: Now, id: ExecutionId) {
         if self.holds.gangs.is_empty() {
             return;
@@ -92,10 +95,9 @@ impl Policy {
         let started = matches!(self.stage(id), Some(Stage::Started(..)));
         if let Some(gang) = self.holds.gangs.get_mut(&key) {
             if started && gang.begun.is_none() {
-                // Of what computed before this replica was there, nobody knows whether it began
-                // a moment ago.
+                // For members that started before this replica, the moment of the start is unknown.
                 gang.begun = Some(if self.loaded { now.mono } else { Millis(0) });
-                // Who was refused in between is bound for itself from now on.
+                // Members that were refused in the meantime are bound on their own from now on.
                 let members: Vec<_> = gang.members.iter().map(|(_, id)| *id).collect();
                 members.into_iter().for_each(|id| self.wait_if_pending(id));
             }
@@ -147,7 +149,7 @@ impl Policy {
         )
     }
 
-    /// True for a member that only room keeps from starting.
+    /// True for a member that lacks only a place.
     pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
@@ -163,7 +165,7 @@ impl Policy {
         }
     }
 
-    /// True where it must be looked at again though nothing of it changes.
+    /// Returns true if the gang needs another look without a further event.
     fn act_on_gang(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
@@ -184,7 +186,8 @@ impl Policy {
             })
         };
         if members.iter().all(|id| is(id, true)) {
-            // Whoever bound them tells; should that one be gone, the sweep of each does.
+            // The replica that bound them sends the capsules. If it is gone, the sweep of each
+            // member does.
             if !sent && members.iter().all(|id| self.is_admitted(*id)) {
                 members.iter().for_each(|id| self.send_capsule(*id, out));
             }
@@ -199,7 +202,7 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(key) {
             gang.sent = false;
         }
-        // Whoever has reserved for all of it places it, whoever is preferred by now.
+        // The replica that holds all reservations places the gang, whichever is preferred now.
         let own = |id: &ExecutionId| self.holds.is_reserved(&key.0, *id, self.seed);
         if !(self.places_gangs() || members.iter().all(own)) || retry_at > now.mono {
             return true;
@@ -223,7 +226,7 @@ impl Policy {
         true
     }
 
-    /// Places all or none; with those that found no place.
+    /// Places all members or none. Returns the members without a place.
     fn place_gang(
         &mut self,
         now: Now,
@@ -249,7 +252,7 @@ impl Policy {
             let ask = Ask {
                 avoid: e.avoided(),
                 kept: kept.as_deref(),
-                // Who waited in a node's queue would begin later than the others.
+                // A member in a node's queue would start later than the others.
                 free_slot: true,
                 ..Ask::new(e.profile, e.left())
             };
@@ -259,7 +262,8 @@ impl Policy {
                 self.append_bound(now, *id, choice, cause, None, out);
             }
             if out.len() == mark {
-                // The others are tried all the same: only for this one may somebody give way.
+                // The other members are tried as well: preemption needs to know exactly which ones
+                // lack a place.
                 lacking.push(*id);
             } else {
                 placed.push((*id, since, arrived));
@@ -279,8 +283,8 @@ impl Policy {
         lacking
     }
 
-    /// A bound member whose gang is not bound in full: it is looked at again, and given back when
-    /// that takes too long. False where the gang is bound in full.
+    /// Handles a bound member of a gang that is not fully bound: reviews it again, and gives it
+    /// back after a timeout. Returns false if the gang is fully bound.
     pub(super) fn wait_for_gang(
         &mut self,
         now: Now,
@@ -334,7 +338,7 @@ impl Policy {
         true
     }
 
-    /// A gang that has begun, with a member that finds no place: those that compute yield.
+    /// Handles a gang that has begun with a member that finds no place: the started members yield.
     fn keep_together(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
@@ -343,7 +347,7 @@ impl Policy {
             return false;
         };
         let Some(members) = gang.complete() else {
-            // One has ended: from now on the others go on each for itself.
+            // A member has ended: the others go on independently.
             let members: Vec<_> = gang.members.iter().map(|(_, id)| *id).collect();
             if let Some(gang) = self.holds.gangs.get_mut(key) {
                 (gang.begun, gang.dissolving) = (Some(Millis(0)), false);
@@ -356,7 +360,7 @@ impl Policy {
         let started = |s: &Option<Stage>| matches!(s, Some(Stage::Started(..)));
         let lacks = |s: &Option<Stage>| matches!(s, Some(Stage::Pending | Stage::Bound(..)));
         if !stages.iter().any(lacks) {
-            // They have started together; from now on each moves for itself.
+            // They have started together; from now on each moves independently.
             if let Some(gang) = self.holds.gangs.get_mut(key) {
                 (gang.begun, gang.dissolving) = (Some(Millis(0)), false);
             }
@@ -378,7 +382,7 @@ impl Policy {
             }
             return true;
         }
-        // Every replica leaves its members alone from now on; one tells them.
+        // From now on no replica binds the members. One replica sends the orders.
         if let Some(gang) = self.holds.gangs.get_mut(key) {
             gang.dissolving = true;
         }

@@ -1,7 +1,7 @@
-//! Has those who compute a range together give parts of it away, where one more is worth it
-//! ([`crate::spread`] has the rules).
+//! Orders members of a spread range to split, if one more node is worth its cost ([`crate::spread`]
+//! has the rules).
 //!
-//! A look is bounded: at 256 members, the next ones in turn.
+//! A round is bounded: it reviews 256 members, and the next round continues behind them.
 
 use std::ops::Bound;
 
@@ -17,13 +17,13 @@ use crate::share::regret::move_ms;
 use crate::spread::{self, Asked, Splittable, Stay};
 use crate::time::{Millis, Now};
 
-/// Members that are looked at in one round.
+/// Most members in one round.
 const WINDOW: usize = 256;
-/// Profiles that wait and are looked at.
+/// Most waiting profiles that are checked for a place.
 const PROFILES: usize = 16;
 
 impl Policy {
-    /// Looks at some of the wholes, the next ones in turn.
+    /// Reviews the next roots of spread ranges.
     pub(super) fn grow(&mut self, now: Now, out: &mut Vec<Action>) {
         let from = self.spread.next.map_or(Bound::Unbounded, Bound::Included);
         let mut members = self.spread.members.range((from, Bound::Unbounded));
@@ -57,7 +57,7 @@ impl Policy {
         let Stage::Started(ix, _) = e.stage else {
             return;
         };
-        // At its next boundary, which may be a capsule away.
+        // The split happens at the next boundary, which may be a capsule away.
         let capsules = 4.0 * one.each_ms.clamp(0.0, 1e9);
         #[expect(
             clippy::cast_possible_truncation,
@@ -84,7 +84,7 @@ impl Policy {
         });
     }
 
-    /// What has become of the last order.
+    /// Evaluates the result of the last order.
     fn settle_order(&mut self, now: Now, root: ExecutionId) {
         let retry = self.config.order_retry_ms;
         let Some(growth) = self.spread.growth.get_mut(&root) else {
@@ -107,7 +107,7 @@ impl Policy {
         }
     }
 
-    /// Who is to split, or why nobody is.
+    /// Chooses the member that splits, or says why none does.
     fn weigh(&mut self, now: Now, root: ExecutionId) -> Result<Splittable, Stay> {
         let growth = self.spread.growth.get(&root);
         if let Some(asked) = growth.and_then(|g| g.asked.as_ref()) {
@@ -166,7 +166,7 @@ impl Policy {
         }
     }
 
-    /// What one of them has left, where it could be split now.
+    /// The remaining range of a member that could be split now.
     fn splittable(&self, now: Now, id: ExecutionId) -> Option<Splittable> {
         let (e, member) = (self.cluster.execution(id)?, self.spread.members.get(&id)?);
         if !matches!(e.stage, Stage::Started(..)) {
@@ -189,7 +189,7 @@ impl Policy {
         })
     }
 
-    /// Whether something else waits for which there is a place, or a gang that gathers places.
+    /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self, now: Now) -> bool {
         if self.share.fresh {
             return true;
@@ -214,8 +214,8 @@ impl Policy {
         })
     }
 
-    /// A place that one more like it could have: on a node that none of them is on, or on any free
-    /// device where they are on devices.
+    /// True if one more execution like this finds a place: on a node without a member, or on any
+    /// free device if the members run on devices.
     fn has_room(&mut self, now: Now, like: ExecutionId, live: &[ExecutionId]) -> bool {
         let Some(e) = self.cluster.execution(like) else {
             return false;
@@ -238,7 +238,7 @@ impl Policy {
         placement::choose(&mut self.rankings, cluster, config, now, &ask).is_some()
     }
 
-    /// The answer to an order to split.
+    /// Handles the answer to an order to split.
     pub(super) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
         let refused = match outcome {
             ControlOutcome::Taken => return,

@@ -1,5 +1,5 @@
-//! What holds executions back: dependencies here; reservations in [`super::reserve`], gangs in
-//! [`super::gang`].
+//! Applies what holds executions back. This file has the dependencies; [`super::reserve`] has
+//! reservations and [`super::gang`] gangs.
 
 use fiec_schemas::{BatchId, Event, ExecutionId, Tenant};
 
@@ -9,12 +9,12 @@ use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
 use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
 
-/// Ledgers looked at in one round.
+/// Most ledgers that one round looks at.
 const LOOKS: usize = 256;
 
 impl Policy {
-    /// Takes up what may hold a new execution back; `bound`: it was bound before, so what it waits
-    /// for has ended.
+    /// Stores the holds of a new execution. `bound`: it was bound before, so its dependencies have
+    /// ended.
     pub(super) fn take_holds(
         &mut self,
         id: ExecutionId,
@@ -35,7 +35,7 @@ impl Policy {
             ..Held::default()
         };
         for dependency in spec.after.iter().filter(|_| !bound) {
-            // What names nothing was refused when it was submitted.
+            // A dependency without an execution was refused on submission.
             if let Some(other) = dependency.execution(tenant)
                 && !held.after.iter().any(|a| a.id == other)
             {
@@ -61,7 +61,7 @@ impl Policy {
         self.join_gang(id);
     }
 
-    /// True for a new execution that is not to be bound with its first message.
+    /// True for a new execution that must not be bound by its first message.
     pub(super) fn begins_held(&self, tenant: &Tenant, spec: Option<&HoldSpec>) -> bool {
         let batch = |name| BatchId::from_client(tenant, name);
         self.holds.limits(tenant)
@@ -72,7 +72,7 @@ impl Policy {
             })
     }
 
-    /// Takes part in its gang, once it is known.
+    /// Adds a known execution to its gang.
     fn join_gang(&mut self, id: ExecutionId) {
         let Some(gang) = self.holds.held.get(&id).and_then(|h| h.gang.clone()) else {
             return;
@@ -88,16 +88,16 @@ impl Policy {
         self.holds.due = true;
     }
 
-    /// An execution has ended.
+    /// Handles the end of an execution.
     pub(super) fn ended(&mut self, id: ExecutionId, fate: Fate) {
         self.seen(id, Seen::Ended(fate), true);
     }
 
-    /// What a look at a ledger has shown.
+    /// Handles the result of a look at a ledger.
     pub(super) fn looked_up(&mut self, now: Now, id: ExecutionId, seen: Seen) {
         let wall = now.wall.millis();
         let old_ms = i64::try_from(self.config.vanished_ms).unwrap_or(i64::MAX);
-        // What was submitted together may have its ledger a moment later.
+        // Executions of one batch may get their ledgers a moment apart.
         let youngest = self.holds.waiters.get(&id).into_iter().flatten();
         let youngest = youngest.filter_map(|w| Some(self.cluster.execution(*w)?.submitted_at));
         let old = youngest.max().is_none_or(|at| wall - at.millis() > old_ms);
@@ -135,7 +135,7 @@ impl Policy {
         }
     }
 
-    /// Forgets what held an execution that lives no more.
+    /// Forgets the holds of an execution that no longer lives.
     pub(super) fn forget_holds(&mut self, id: ExecutionId) {
         let Some(e) = self.cluster.execution(id) else {
             return;
@@ -173,7 +173,7 @@ impl Policy {
         self.free_soon(&tenant, id);
     }
 
-    /// True where nothing but room is missing; what else is missing is on its way then.
+    /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
     pub(super) fn may_wait(&mut self, id: ExecutionId) -> bool {
         if self.awaits_parts(id) {
             return false;
@@ -182,7 +182,7 @@ impl Policy {
         if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
         }
-        // What holds it, and what it would have to reserve, is not known yet.
+        // Its holds and its reservation are not known yet.
         if pending.is_some_and(|e| e.profile == ProfileIx::UNKNOWN) {
             return false;
         }
@@ -204,7 +204,7 @@ impl Policy {
         self.admit(id)
     }
 
-    /// Why an execution may not be bound now, whatever room there is.
+    /// For people: why an execution may not be bound now, independent of room.
     pub(super) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
         let e = self.cluster.execution(id)?;
         if e.stage != Stage::Pending {
@@ -230,7 +230,7 @@ impl Policy {
             .or_else(|| self.kept_in_words(self.share.now, id))
     }
 
-    /// What would let it be bound.
+    /// For people: what would let it be bound.
     pub(super) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
         let Some((e, held)) = self
             .cluster
@@ -288,7 +288,7 @@ impl Policy {
         words
     }
 
-    /// Does what follows from what has changed about holds.
+    /// Acts on changes of holds.
     pub(super) fn act_on_holds(&mut self, now: Now, out: &mut Vec<Action>) {
         if self.holds.is_idle() {
             return;
@@ -332,7 +332,7 @@ impl Policy {
                 continue;
             };
             if !self.knows(id) {
-                // Should no answer come, it is looked at again.
+                // Look again if no answer comes.
                 let again = now.mono.plus(10 * self.config.look_ms);
                 self.holds.look_at.insert(id, again);
                 out.push(Action::Lookup {

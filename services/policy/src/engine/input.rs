@@ -1,4 +1,4 @@
-//! What happens: the inputs of a step.
+//! The inputs of a step.
 
 use fiec_schemas::messages::Holding;
 use fiec_schemas::quota::{Quota, Reservations};
@@ -12,24 +12,24 @@ use crate::holds::Seen;
 use crate::verify::Named;
 use crate::view::LedgerView;
 
-/// Names a question that waits for its [`Action::Reply`].
+/// Identifies a question that waits for its [`Action::Reply`].
 pub type Ticket = u64;
 
-/// What became of a probe.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeOutcome {
     /// This instance answered.
     Answered(InstanceId),
-    /// Nobody did.
+    /// No instance answered.
     Silent,
 }
 
-/// What became of a control request.
+/// Result of a control request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlOutcome {
-    /// The node will do it.
+    /// The node accepts the request.
     Taken,
-    /// The node will not, and says why.
+    /// The node refuses, with its reason.
     Refused(String),
     /// The node does not hold the execution.
     NotHeld,
@@ -37,161 +37,160 @@ pub enum ControlOutcome {
     NoAnswer,
 }
 
-/// What happened.
+/// One input of the policy.
 #[derive(Debug)]
 pub enum Input<'a> {
     /// [`Policy::submit`](super::Policy::submit) without a hold, as an input: its answer is an
     /// [`Action::Append`](super::Action::Append).
     Submission {
-        /// Its id.
+        /// Id of the new execution.
         execution: ExecutionId,
-        /// Whose.
+        /// Its tenant.
         tenant: &'a Tenant,
-        /// What.
+        /// Its submission.
         spec: &'a Submission,
-        /// By the broker's clock.
+        /// Time of the submission by the broker's clock.
         submitted_at: Timestamp,
     },
     /// A message of a ledger.
     Ledger(&'a LedgerView<'a>),
-    /// The last message of a ledger after an append of ours failed: it counts whatever was
-    /// believed before.
+    /// The last message of a ledger after an append of ours failed. It replaces the policy's own
+    /// view of the ledger.
     Reread(&'a LedgerView<'a>),
-    /// A submission that was too large for its ledger message.
+    /// A submission that was stored apart because its ledger message would have been too large.
     Spec {
-        /// Of which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// It.
+        /// Its submission.
         spec: &'a Submission,
     },
     /// An append of ours is stored.
     Appended {
-        /// To which ledger.
+        /// The execution of the ledger.
         execution: ExecutionId,
-        /// As which message.
+        /// Sequence of the stored message.
         seq: Sequence,
-        /// The epoch after it.
+        /// The epoch after the message.
         epoch: u64,
-        /// The phase after it.
+        /// The phase after the message.
         phase: &'a Phase,
     },
     /// An append of ours failed and the ledger is empty.
     Vanished {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
     },
-    /// A program that was pushed runs in a container.
+    /// A pushed program runs in a container.
     Container(&'a str),
     /// A node's key in `FIEC_NODES`.
     Descriptor(Box<NodeDescriptor>),
-    /// A node's key is gone.
+    /// A node's key in `FIEC_NODES` was removed.
     Gone(&'a NodeId),
     /// An operator's flags.
     Flags(&'a NodeId, NodeFlags),
-    /// A node's proof, and what a look at its signature has shown.
+    /// A node's proof, with the result of the signature check.
     Proof {
-        /// Whose.
+        /// The node.
         node: &'a NodeId,
-        /// As it is stored.
+        /// The proof as stored.
         signed: &'a SignedProof,
-        /// What it states, or why that does not count.
+        /// The proof's content, or why it does not count.
         judged: Result<Proof, String>,
     },
     /// The contracts that a node has lost.
     Quarantine(&'a NodeId, Quarantine),
-    /// What a node found that computed a part of an execution once more; its signature was
-    /// checked.
+    /// Result of a node that computed a part of an execution again. Its signature has been checked.
     Verdict(Verdict),
-    /// The answer to [`Action::Recall`]: how far it was verified before, if at all.
+    /// The answer to [`Action::Recall`]: how far the execution was verified before, if at all.
     Recalled {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// What is stored, or why that cannot be said now.
+        /// The stored value, or why it is not available now.
         up_to: Result<Option<VerifiedUpTo>, String>,
-        /// Which outputs its ledger names.
+        /// The outputs that its ledger names.
         named: Named,
     },
-    /// A vector, and how old it is.
+    /// A vector, and its age in ms.
     Vector(HardwareVector, u64),
-    /// What became of a probe.
+    /// Result of a probe.
     Probe(&'a NodeId, ProbeOutcome),
     /// The answer to [`Action::AskHoldings`].
     Holdings {
-        /// Whose.
+        /// The node.
         node: &'a NodeId,
-        /// Which life of its agent answered.
+        /// The instance of its agent that answered.
         instance: InstanceId,
-        /// All executions that it holds, in order of their ids.
+        /// All executions that it holds, ordered by id.
         held: &'a [Holding],
     },
     /// The holder's answer to an order to yield, park or unpark.
     Ordered {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch.
+        /// The epoch of the order.
         epoch: u64,
         /// The answer.
         outcome: ControlOutcome,
     },
     /// The answer to an order to split.
     SplitAnswered {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch.
+        /// The epoch of the order.
         epoch: u64,
         /// The answer.
         outcome: ControlOutcome,
     },
-    /// The answer to [`Action::Lookup`], and to [`Action::MakePart`] where the part has ended.
+    /// The answer to [`Action::Lookup`], and to [`Action::MakePart`] if the part has ended.
     Ended {
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// What its ledger says.
+        /// What its ledger shows.
         seen: Seen,
     },
-    /// What a tenant may use at once; none: as much as there is.
+    /// A tenant's quota. None: unlimited.
     Quota(&'a Tenant, Option<Quota>),
-    /// What a tenant has reserved.
+    /// A tenant's reservations.
     Reserved {
-        /// Whose.
+        /// The tenant.
         tenant: &'a Tenant,
-        /// The message's sequence, and what it says; none in answer to an [`Action::Reserve`]
-        /// whose fate is not known.
+        /// Sequence and content of the message. None if the result of an [`Action::Reserve`] is
+        /// unknown.
         table: Option<(Sequence, &'a Reservations)>,
-        /// The answer to [`Action::Reserve`]; otherwise news, which may be late.
+        /// True for the answer to [`Action::Reserve`]. Otherwise it is news, which may be late.
         answer: bool,
     },
-    /// Another policy service spoke.
+    /// Another policy service sent a sign of life.
     Replica {
-        /// Which.
+        /// The other replica.
         id: InstanceId,
-        /// For the last time.
+        /// True for its last message before it stops.
         leaving: bool,
     },
-    /// An operator wants an execution to move.
+    /// An operator orders an execution to move.
     Yield {
-        /// For the reply.
+        /// Names the question for the reply.
         ticket: Ticket,
-        /// Which.
+        /// The execution.
         execution: ExecutionId,
-        /// Where to, if there is a wish.
+        /// The wanted destination, if any.
         to: Option<&'a NodeId>,
-        /// Who asks.
+        /// The operator.
         who: &'a str,
     },
-    /// What an operator has set for a tenant.
+    /// An operator's setting for a tenant.
     Tenant {
-        /// Whose.
+        /// The tenant.
         tenant: &'a Tenant,
-        /// Its share against those of others; 1 where nothing was set.
+        /// Its share relative to others, 1 by default.
         weight: f64,
     },
-    /// The connection to the broker is there (again), or not.
+    /// Whether the connection to the broker is up.
     Connected(bool),
-    /// The broker has lost messages since this service knew its ledgers. Who holds a binding appends
-    /// them again; until then nothing is bound.
+    /// The broker has lost messages since this service read its ledgers. The holders of bindings
+    /// append them again, and the policy binds nothing until then.
     Lost,
-    /// Everything that was there at the start has been told.
+    /// All that existed at the start has been read.
     Loaded,
     /// Time passes.
     Tick,

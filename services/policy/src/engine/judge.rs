@@ -1,4 +1,4 @@
-//! Judges what was computed twice, and says what follows.
+//! Compares what two nodes computed for the same claim, and decides what follows.
 
 use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::substrate::HOST;
@@ -9,33 +9,32 @@ use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
 use crate::time::Now;
 
-/// Verifiers that an event names.
+/// Most verifiers that an event names.
 const VERIFIERS_LIMIT: usize = 16;
 
-/// What became of a claim.
+/// Result of the comparisons of a claim.
 enum Outcome {
-    /// It was right; these have found the same.
+    /// The claim is right: these nodes found the same.
     Agreed(Vec<NodeIx>),
-    /// It was wrong; this one found what another one found too.
+    /// The claim is wrong: this node is the second with the same other result.
     Wrong(NodeIx),
-    /// It was right, and this one had found something else.
+    /// The claim is right: the second node confirms it, the first had found something else.
     Slandered(NodeIx, NodeIx),
-    /// Two findings: a third node is to tell.
+    /// Two different results: a third node must decide.
     Undecided,
-    /// Nobody can tell whether it was right: this one has made outputs of which the ledger shows
-    /// no more what it says of them.
+    /// The claim cannot be judged. This node made outputs whose digests the ledger no longer shows.
     Unknown(NodeIx),
-    /// Three findings, the last one this one's.
+    /// Three different results, the last one by this node.
     Babel(NodeIx),
 }
 
-/// Stored whole beside the ledger, by who verified it.
+/// True if σ is stored beside the ledger, by the verifying service.
 fn is_kept(place: &StatePlace) -> bool {
     place.seq.is_none()
 }
 
 impl Policy {
-    /// What somebody found.
+    /// Processes the result of a verifier.
     pub(super) fn verdict(&mut self, now: Now, verdict: Verdict, out: &mut Vec<Action>) {
         let id = verdict.execution;
         let retry = self.config.verify_retry_ms;
@@ -63,7 +62,7 @@ impl Policy {
                 }
                 return;
             }
-            // Still at it.
+            // The verifier is not done yet.
             (None, None) => return,
         };
         trial.asked = None;
@@ -214,7 +213,8 @@ impl Policy {
         }
     }
 
-    /// It has ended, or will with the next append: nobody goes back any more.
+    /// Removes the kept σ: the execution has ended, or ends with the next append, and is not
+    /// stepped back any more.
     pub(super) fn drop_kept(&self, id: ExecutionId, out: &mut Vec<Action>) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
@@ -225,7 +225,7 @@ impl Policy {
         }
     }
 
-    /// Everything of an execution that has ended is verified: now that counts.
+    /// Appends `verified` and `completed` once everything of an execution is verified.
     pub(super) fn finish(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
         let Some(check) = self.checks.get(&id) else {
             return;
@@ -242,7 +242,7 @@ impl Policy {
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
-        // What is on its way settles first; time passes, and this is tried again.
+        // An append in flight settles first; a later tick tries again.
         if e.busy || e.stage != Stage::Verifying {
             return;
         }
@@ -277,7 +277,7 @@ impl Policy {
         }
     }
 
-    /// A node has proved itself anew: where two disagree and nobody else can tell, that decides.
+    /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
     pub(super) fn proof_tells(
         &mut self,
         now: Now,
@@ -285,8 +285,8 @@ impl Policy {
         proof: &Proof,
         out: &mut Vec<Action>,
     ) {
-        // What is compared is computed once more on the host; a device that broke the contract
-        // has lost it already, and what it held with it.
+        // Claims are recomputed on the host, so only the host's canary counts. A device that broke
+        // the contract has lost it already.
         let broken = |r: &&fiec_schemas::trust::Proved| {
             r.contract == Contract::Bitwise && r.substrate == HOST && !r.passed
         };

@@ -1,6 +1,5 @@
-//! Deadlines that have passed. An execution that is to fail then does so at the moment where nobody
-//! computes it, and at its next boundary where somebody does: it gives its place up there, and
-//! fails as pending.
+//! Deadlines that have passed. With `on_miss: fail` a pending execution fails at once. A running
+//! one yields at its next boundary and then fails as pending.
 
 use fiec_schemas::scheduling::{OnMiss, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, Timestamp};
@@ -10,31 +9,31 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::time::Now;
 
-/// When an execution that has not failed yet is looked at again.
+/// Time until an execution that has not failed yet is checked again, in µs.
 const AGAIN_US: i64 = 1_000_000;
 
 impl Policy {
-    /// When it must be done, where it fails otherwise.
+    /// The deadline after which the execution fails, if it has one.
     fn fails_at(&self, id: ExecutionId) -> Option<Timestamp> {
         let e = self.cluster.execution(id)?;
         let deadline = self.cluster.profiles.get(e.profile)?.deadline?;
         (deadline.on_miss == OnMiss::Fail).then(|| deadline.moment(e.submitted_at))
     }
 
-    /// Remembers by when it must be done.
+    /// Stores the execution's deadline.
     pub(super) fn note_deadline(&mut self, id: ExecutionId) {
         let deadline = self.fails_at(id);
         self.share.deadlines.note(id, deadline);
     }
 
-    /// Lets fail what is late.
+    /// Fails executions whose deadline has passed.
     pub(super) fn look_at_deadlines(&mut self, now: Now, out: &mut Vec<Action>) {
         for _ in 0..self.config.burst {
             let Some(id) = self.share.deadlines.due(now.wall) else {
                 return;
             };
             let Some(deadline) = self.fails_at(id).filter(|at| *at <= now.wall) else {
-                // It was moved.
+                // The deadline was changed since.
                 self.note_deadline(id);
                 continue;
             };
@@ -46,12 +45,12 @@ impl Policy {
         }
     }
 
-    /// True for one that is to fail now.
+    /// True if the execution's deadline has passed and it must fail.
     pub(super) fn is_late(&self, now: Now, id: ExecutionId) -> bool {
         self.fails_at(id).is_some_and(|at| at <= now.wall)
     }
 
-    /// Lets one fail that waits and would be bound otherwise.
+    /// Fails a waiting execution instead of binding it.
     pub(super) fn let_fail(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
         if self.defers(now, id, self.config.grace_ms) {
             return Placed::Deferred;
@@ -97,7 +96,7 @@ impl Policy {
                 }
                 self.stop_waiting(id);
             }
-            // It gives way already; what is computed is only compared still.
+            // It already yields, or only comparisons remain.
             Stage::Started(..) | Stage::Verifying => {}
         }
     }

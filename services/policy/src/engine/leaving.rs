@@ -1,15 +1,17 @@
-//! What has to be away by a time, and what an operator's change rules out where it is.
+//! Empties a node before a deadline, and moves executions whose node an operator's change has
+//! excluded.
 //!
-//! A node that is revoked will be gone at a moment that somebody has told; a drain may have a
-//! deadline. Before that moment *end*:
+//! A revoked node disappears at an announced moment, and a drain may have a deadline. The policy
+//! acts before that moment, called *end*:
 //!
-//! 1. What runs there moves, as for every drain, and what needs longest to its next boundary is
-//!    ordered first, since places elsewhere may be few. Nothing new is placed there.
-//! 2. What has found no place is told to commit and to give its place up, at the latest when
-//!    twice its own interval between boundaries and [`Config::leave_margin_ms`] are left; one
-//!    whose interval is not known yet, at once. It waits as pending.
-//! 3. At *end* — for a revoked node [`Config::give_up_ms`] before it is gone — what has reached
-//!    no boundary is given up, and goes on elsewhere from its last commit.
+//! 1. Executions on the node move, as for every drain. The one with the longest way to its next
+//! boundary is ordered first, because places elsewhere may be few. No new execution is placed
+//! there.
+//! 2. An execution without a destination is ordered to commit and yield. The order comes when twice
+//! its interval between boundaries plus [`Config::leave_margin_ms`] is left, or at once if the
+//! interval is unknown. The execution waits as pending.
+//! 3. At *end* an execution without a boundary is given up, and resumes elsewhere from its last
+//! commit. For a revoked node, *end* is [`Config::give_up_ms`] before the node disappears.
 //!
 //! [`Config::leave_margin_ms`]: crate::Config::leave_margin_ms
 //! [`Config::give_up_ms`]: crate::Config::give_up_ms
@@ -24,11 +26,11 @@ use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
 use crate::time::{Millis, Now};
 
-/// Who asked for a change, where that is not known any more.
+/// The author of a change if it is no longer known.
 const SOMEBODY: &str = "an earlier request";
 
 impl Policy {
-    /// Why something must leave a node, whatever that measures.
+    /// The reason why an execution must leave its node, independent of measurements.
     pub(super) fn must_go(&self, id: ExecutionId, ix: NodeIx, started: bool) -> Option<Cause> {
         let node = self.cluster.node(ix);
         let who = || node.flags.who.clone();
@@ -38,7 +40,7 @@ impl Policy {
         if node.flags.draining {
             return Some(Cause::Drain { who: who() });
         }
-        // A node that drains of its own accord yields by itself what it runs.
+        // A node that drains on its own initiative yields its running executions itself.
         if !started && node.is_draining() {
             let who = "sigterm".to_owned();
             return Some(Cause::Drain { who });
@@ -56,7 +58,7 @@ impl Policy {
             .to_owned()
     }
 
-    /// True where a change of what it may run on rules out the node that has it.
+    /// True if a change of its allowed nodes excludes the node that holds it.
     pub(super) fn is_ruled_out(&self, id: ExecutionId, ix: NodeIx) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -73,7 +75,7 @@ impl Policy {
         })
     }
 
-    /// Moves an execution that a change rules out where it is; true where it is.
+    /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
     pub(super) fn obey_change(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -98,7 +100,7 @@ impl Policy {
         true
     }
 
-    /// By when everything must have left a node, if by a time.
+    /// The moment until which all executions must have left a node, if there is one.
     pub(super) fn leave_by(&self, ix: NodeIx) -> Option<Timestamp> {
         let node = self.cluster.node(ix);
         match node.revoked_at() {
@@ -107,8 +109,8 @@ impl Policy {
         }
     }
 
-    /// How long it needs to commit and leave: twice the ninth decile of its last intervals, and a
-    /// margin; none: not known.
+    /// Time that an execution needs to commit and leave, in ms: twice the 90th percentile of its
+    /// recent intervals, plus a margin. None if unknown.
     fn needs_ms(&self, id: ExecutionId) -> Option<u64> {
         let interval = self.share.rhythms.get(&id)?.quantile(0.9)?;
         #[expect(
@@ -120,12 +122,13 @@ impl Policy {
         Some(twice.saturating_add(self.config.leave_margin_ms))
     }
 
-    /// Those that need longest first.
+    /// Sorts the executions with the longest need first.
     pub(super) fn longest_first(&self, ids: &mut [ExecutionId]) {
         ids.sort_by_cached_key(|id| Reverse(self.needs_ms(*id).unwrap_or(u64::MAX)));
     }
 
-    /// What is still on a node as its time comes: told to commit and wait, and in the end given up.
+    /// Handles executions still on a node near its end: orders a yield without a destination, and
+    /// finally gives them up.
     pub(super) fn hurry(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         let Some(end) = self.leave_by(ix) else {
             return;
@@ -142,7 +145,7 @@ impl Policy {
             let Stage::Started(..) = e.stage else {
                 continue;
             };
-            // Told a moment ago, or not willing: once more when that is over.
+            // Ordered or refused a moment ago: wait until the delay is over.
             let avoided = e.avoided().iter();
             let waits = avoided.filter(|a| a.node == ix).any(|a| now.mono < a.until);
             if e.busy || waits {
@@ -195,7 +198,7 @@ impl Policy {
         });
     }
 
-    /// Orders a yield of an execution that must leave and has no destination.
+    /// Orders a yield of an execution that must leave without a destination.
     fn suspend(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
         let Some(cause) = self.must_go(id, ix, true) else {
             return;
@@ -203,7 +206,7 @@ impl Policy {
         self.order_yield(now, id, cause, out);
     }
 
-    /// Sees to it that an execution is looked at at once if a change rules out where it is.
+    /// Schedules a review at once if a change excludes the execution's node.
     pub(super) fn look_after_change(&mut self, now: Now, id: ExecutionId) {
         let Some(e) = self.cluster.execution(id) else {
             return;

@@ -1,4 +1,4 @@
-//! Follows ledgers: the feed's messages and the fate of our own appends.
+//! Follows ledgers: messages of the feed, and the results of this service's appends.
 
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Phase, PhaseKind, Sequence, Submission};
@@ -13,7 +13,8 @@ use crate::view::LedgerView;
 use crate::watch::Watch;
 
 impl Policy {
-    /// Takes a message; `reread` is the truth after a failed append of ours.
+    /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
+    /// view.
     pub(super) fn follow(
         &mut self,
         now: Now,
@@ -71,7 +72,7 @@ impl Policy {
         let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
         let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
         if moved && had_a_place && !self.waiting.is_empty() {
-            // It has left a place that something else may take.
+            // Its old slot is free for another execution.
             self.dirty = true;
         }
         if moved || !matches!(stage, Stage::Started(..)) {
@@ -93,7 +94,7 @@ impl Policy {
         self.cluster.find(&view.worker()?.parse().ok()?)
     }
 
-    /// A message by a worker is a sign of life from its node.
+    /// A message from a worker is a sign of life of its node.
     fn hear_writer(&mut self, now: Now, writer: Option<NodeIx>) {
         if let Some(ix) = writer.filter(|_| self.loaded) {
             let node = self.cluster.node_quietly(ix);
@@ -128,7 +129,7 @@ impl Policy {
         }
     }
 
-    /// Makes the execution known, with its profile; false where the message is not usable.
+    /// Inserts the execution with its profile. Returns false if the message is unusable.
     fn take_up(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) -> bool {
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);
@@ -173,7 +174,7 @@ impl Policy {
                 profile,
                 busy: false,
                 long: false,
-                // The counts are made by `set_stage`, which follows.
+                // `set_stage`, which follows, updates the counts.
                 stage: Stage::Pending,
                 claim: Claim::Host,
                 since,
@@ -198,7 +199,7 @@ impl Policy {
         view.state.adjusted().as_deref() != known
     }
 
-    /// Something about it was changed: from now on it asks for something else.
+    /// Applies an operator's change: the execution gets a new profile.
     fn adjust(&mut self, now: Now, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
         let (Some(change), Some(profile)) = (view.state.adjusted(), self.cluster.profiles.get(old))
         else {
@@ -223,7 +224,7 @@ impl Policy {
         self.cluster.claim_anew(id);
     }
 
-    /// Counts a user of a profile; one with thresholds of its own is watched on every node.
+    /// Counts a user of a profile. A new profile with its own thresholds is watched on every node.
     pub(super) fn acquire(&mut self, now: Now, profile: Profile) -> ProfileIx {
         let (ix, new) = self.cluster.profiles.acquire_profile(profile);
         if new {
@@ -240,7 +241,7 @@ impl Policy {
         ix
     }
 
-    /// What has been seen under the thresholds before a change counts under those after it.
+    /// Carries the watches' history over to a changed profile.
     fn inherit_watches(&mut self, now: Now, old: ProfileIx, new: ProfileIx) {
         for ix in (0..self.cluster.node_count()).map(NodeIx) {
             let node = self.cluster.node(ix);
@@ -315,7 +316,7 @@ impl Policy {
                 reason: r.reason.as_deref().unwrap_or("refused").to_owned(),
             });
             let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
-            // A change that is learned ahead of its message has no events.
+            // A change that is known before its message arrives has no events.
             let resumed = view.event(EventKind::Resumed).is_some() || before == Some(Stage::Paused);
             let resumed = resumed.then_some(Cause::Resumed);
             let from = before.and_then(Stage::node);
@@ -359,7 +360,7 @@ impl Policy {
             Stage::Bound(..) => {
                 self.stop_waiting(id);
                 self.note_gang(now, id);
-                // After a change the capsule that was sent follows a message that is not the last.
+                // After a change, the capsule that was sent follows an outdated message.
                 let changed = view.event(EventKind::Adjusted).is_some();
                 let handover = view.event(EventKind::Yielded).is_some()
                     && view.event(EventKind::Bound).is_some();
@@ -425,7 +426,7 @@ impl Policy {
             .completed(now.mono, service_us);
     }
 
-    /// An append of ours is stored.
+    /// Handles a stored append of this service.
     pub(super) fn appended(
         &mut self,
         now: Now,
@@ -434,7 +435,7 @@ impl Policy {
         epoch: u64,
         phase: &Phase,
     ) {
-        // The feed may have been faster: then something newer is known, or it is over.
+        // The feed may have been faster: a newer message is known, or the execution has ended.
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -470,7 +471,8 @@ impl Policy {
         match stage {
             Stage::Bound(..) => {
                 if let Some(e) = self.cluster.execution_mut(id) {
-                    // Otherwise since it was chosen: what its node was then may be gone by now.
+                    // Without a move, the arrival stays at the moment of the choice: the node of
+                    // that moment may be gone.
                     if moved {
                         e.arrived = now.mono;
                     }
@@ -489,7 +491,7 @@ impl Policy {
         }
     }
 
-    /// What an execution takes of its node in a phase.
+    /// The resources of its node that an execution uses in a phase.
     fn claim_of(&mut self, id: ExecutionId, stage: Stage, phase: &Phase) -> Claim {
         let (Some(ix), Some(binding)) = (stage.node(), phase.binding()) else {
             return Claim::Host;
@@ -499,7 +501,7 @@ impl Policy {
         Claim::of(profile.and_then(|ix| self.cluster.profiles.get(ix)), device)
     }
 
-    /// A large submission has arrived.
+    /// Handles the arrival of a large submission.
     pub(super) fn learn_spec(&mut self, now: Now, id: ExecutionId, spec: &Submission) {
         if self
             .cluster
@@ -515,7 +517,7 @@ impl Policy {
             .execution(id)
             .map(|e| (e.tenant.clone(), e.epoch > 0))
         {
-            // It may have queued before anybody here knew what holds it, and how important it is.
+            // Its holds and its priority were unknown when it was queued, so it is queued again.
             self.holds.dequeue(&tenant, id);
             self.take_holds(id, &tenant, HoldSpec::of(spec), bound);
         }
@@ -534,7 +536,7 @@ impl Policy {
         self.cluster.claim_anew(id);
     }
 
-    /// Nothing more will happen to it, or nothing ever did.
+    /// Removes an execution that has ended, or whose ledger never existed.
     pub(super) fn forget(&mut self, id: ExecutionId) {
         self.checks.remove(&id);
         self.stepping.remove(&id);

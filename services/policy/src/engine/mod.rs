@@ -1,22 +1,23 @@
-//! The engine: one input, one moment, the actions that follow.
+//! The engine: one input and one moment go in, actions come out.
 //!
-//! * [`input`] and [`action`]: the words of a step; [`refusal`]: why a wish is not carried out.
-//! * [`ledger`] follows the feed and our own appends.
-//! * [`bind`] places what must be bound: new, pending, refused, lost, queued behind long work.
-//! * [`fill`] serves what waits in order, [`preempt`] makes what runs give way, [`victims`] says
-//!   which, [`late`] looks after deadlines.
-//! * [`orders`] moves what runs: pressure, drains, operators.
-//! * [`leaving`] has things away by a time.
-//! * [`aside`] parks what gives way, where that is best.
-//! * [`holds`], [`reserve`], [`adopt`] and [`gang`] hold back what must wait for others, [`first`]
-//!   keeps room for a gang, [`room`] finds it, [`over`] has what runs beyond a quota give way.
-//! * [`spread`] follows ranges that several compute, [`grow`] has more compute them.
+//! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused.
+//! * [`ledger`] follows the feed and the policy's own appends.
+//! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
+//!   long work.
+//! * [`fill`] serves the queue in order, [`preempt`] preempts running executions, [`victims`]
+//!   chooses them, [`late`] enforces deadlines.
+//! * [`orders`] moves running executions: pressure, drains, operators.
+//! * [`leaving`] empties a node before it leaves.
+//! * [`aside`] parks preempted executions if a park is cheaper than a move.
+//! * [`holds`], [`reserve`], [`adopt`] and [`gang`] hold executions back that wait for others;
+//!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
+//! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
-//! * [`reconcile`] compares what ledgers say with what nodes hold.
-//! * [`trust`] follows what nodes prove and lose.
-//! * [`verify`] has parts of executions computed once more, [`judge`] judges.
-//! * [`why`] tells people, [`tell`] the history, [`offers`] programs, [`duties`] counts who must
-//!   act next.
+//! * [`reconcile`] compares ledgers with what nodes hold.
+//! * [`trust`] follows the contracts that nodes prove and lose.
+//! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
+//! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
+//!   [`duties`] counts who must act next.
 
 mod action;
 mod adopt;
@@ -72,52 +73,52 @@ pub use duties::Duties;
 pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
 pub use refusal::{UnknownNode, YieldRefusal};
 
-/// The policy's whole memory.
+/// All state of the policy.
 #[derive(Debug)]
 pub struct Policy {
     config: Config,
-    /// What is known.
+    /// Nodes and executions.
     pub(crate) cluster: Cluster,
-    /// Its places in order.
+    /// The nodes in order of score, for each profile.
     pub(crate) rankings: Rankings,
     replicas: Replicas,
-    /// Executions that must be bound, in order.
+    /// Executions that must be bound, in queue order.
     waiting: Waiting,
-    /// What sharing remembers beside that.
+    /// Other state of sharing.
     share: share::Memory,
-    /// What reallocation remembers.
+    /// State of reallocation.
     realloc: crate::realloc::Memory,
-    /// Ranges that several compute.
+    /// Ranges that several nodes compute.
     spread: crate::spread::Memory,
-    /// Something changed that may give a waiting execution its place.
+    /// A change may have freed a place for a waiting execution.
     dirty: bool,
     connected: bool,
     loaded: bool,
-    /// Nothing is bound before: holders of bindings append what the broker has lost.
+    /// The policy binds nothing before this moment: holders append what the broker has lost.
     heal_until: Millis,
     last_tick: Option<Millis>,
     completions: u64,
-    /// Executions of which something is compared.
+    /// Executions with a comparison under way.
     checks: BTreeMap<ExecutionId, Box<Check>>,
-    /// Of those, the ones with something to do.
+    /// The subset of `checks` with something to do.
     to_verify: BTreeSet<ExecutionId>,
-    /// Executions that are being taken back, since when; what their holders still commit does not
-    /// end that.
+    /// Executions that are being stepped back, with the start time. A commit of the holder does not
+    /// end it.
     stepping: BTreeMap<ExecutionId, Millis>,
-    /// What was told of what waits.
+    /// Reports on waiting executions.
     told: tell::Told,
-    /// Questions asked so far.
+    /// Number of questions so far.
     questions: u64,
-    /// What holds executions back although there may be room.
+    /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
-    /// Vectors of names that have not joined.
+    /// Vectors from names that have not joined.
     strangers: Strangers,
-    /// Draws the boundaries that are compared.
+    /// Seed for the choice of boundaries to compare, and this replica's name.
     seed: InstanceId,
 }
 
 impl Policy {
-    /// Knows nothing yet; `own` is this replica's name among others.
+    /// An empty policy. `own` is this replica's id.
     pub fn new(config: Config, own: InstanceId) -> Self {
         let mut cluster = Cluster::default();
         cluster.tenants.set_half_life(config.half_life_ms);
@@ -147,7 +148,7 @@ impl Policy {
         }
     }
 
-    /// Takes one input and pushes what follows from it.
+    /// Processes one input and pushes the resulting actions.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         self.begin_step(now);
         match input {
@@ -254,7 +255,8 @@ impl Policy {
         }
     }
 
-    /// Binds what waits, as far as there is room; the shell calls it after each round of inputs.
+    /// Binds waiting executions as far as there is room. The shell calls it after each round of
+    /// inputs.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         self.pass(now);
         if !self.loaded || !self.connected || now.mono < self.heal_until {
@@ -269,7 +271,7 @@ impl Policy {
 
     fn begin_step(&mut self, now: Now) {
         self.pass(now);
-        // Whatever comes first after a stall of the observer must not be judged by its clock.
+        // After a stall of this process, silence of others must not count by its clock.
         if self
             .last_tick
             .is_some_and(|last| now.mono.since(last) > self.config.stall_ms)
@@ -279,7 +281,7 @@ impl Policy {
         }
     }
 
-    /// Time passes for what counts by it.
+    /// Advances the state that depends on the time.
     fn pass(&mut self, now: Now) {
         self.share.now = now;
         self.cluster.tenants.pass(now.mono);
@@ -300,7 +302,7 @@ impl Policy {
         if !self.connected || now.mono < self.heal_until {
             return;
         }
-        // What is looked at may want to be looked at again at once; one round a tick is enough.
+        // A review may schedule the next one at once. One round a tick is enough.
         let mut due = Vec::new();
         while let Some(id) = self.cluster.pop_due(now.mono) {
             due.push(id);
@@ -321,7 +323,7 @@ impl Policy {
         self.tell_waiting(now, out);
     }
 
-    /// After a stall or a cut of the observer nobody's silence counts.
+    /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self, now: Millis) {
         self.holds.distrust();
         for ix in 0..self.cluster.node_count() {
@@ -333,7 +335,7 @@ impl Policy {
         }
     }
 
-    /// The load is complete: clocks start, bindings get their deadlines.
+    /// The initial load is complete: timers start.
     fn begin(&mut self, now: Now) {
         self.loaded = true;
         self.dirty = true;
@@ -342,32 +344,32 @@ impl Policy {
         self.start_clocks_anew(now.mono);
     }
 
-    /// True when this replica acts first for the execution.
+    /// True if this replica is preferred for the execution.
     fn is_mine(&self, id: ExecutionId) -> bool {
         self.replicas.prefers_self(id.0.as_bytes())
     }
 
-    /// True for an execution that is known and lives.
+    /// True for a known, live execution.
     pub fn knows(&self, id: ExecutionId) -> bool {
         self.cluster.execution(id).is_some()
     }
 
-    /// Whose a live execution is.
+    /// The tenant of a live execution.
     pub fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
         self.cluster.execution(id).map(|e| e.tenant.clone())
     }
 
-    /// Names that have sent vectors and not joined, as far as they are remembered.
+    /// Number of remembered names that have sent vectors without joining.
     pub fn strangers(&self) -> usize {
         self.strangers.count()
     }
 
-    /// Names of nodes that are known.
+    /// Number of known nodes.
     pub fn known_nodes(&self) -> u32 {
         self.cluster.node_count()
     }
 
-    /// The clock of each node that has joined and says how far it is off.
+    /// The clock reading of each joined node that reports one.
     pub fn node_clocks(&self) -> impl Iterator<Item = (&NodeId, ClockReading)> {
         self.cluster.nodes().filter_map(|(_, node)| {
             let (descriptor, vector) = (node.descriptor.as_ref()?, node.vector.as_ref()?);
@@ -375,27 +377,27 @@ impl Policy {
         })
     }
 
-    /// How many executions live.
+    /// Number of live executions.
     pub fn live(&self) -> usize {
         self.cluster.live()
     }
 
-    /// How many wait to be bound.
+    /// Number of executions that wait for a binding.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Completions seen since the start; a change means that there may be room again.
+    /// Completions since the start. A change means that there may be room again.
     pub fn completions(&self) -> u64 {
         self.completions
     }
 
-    /// Policy services present, this one included.
+    /// Number of live policy services, including this one.
     pub fn replicas(&self) -> usize {
         self.replicas.count()
     }
 
-    /// The shard from which a node pulls its capsules.
+    /// The shard from which a node pulls capsules.
     pub fn shard(&self, node: &NodeId) -> u16 {
         self.cluster
             .find(node)
@@ -408,7 +410,7 @@ impl Policy {
         &self.config
     }
 
-    /// A digest over all that is known of the cluster; for tests of determinism.
+    /// Digest of the whole cluster state, for tests of determinism.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> Digest {
         Digest::of(format!("{:?}", self.cluster).as_bytes())

@@ -1,4 +1,4 @@
-//! Follows nodes: what they say of themselves, how they are, whether they are there.
+//! Follows nodes: descriptors, vectors, presence.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 use crate::watch::Watch;
 
-/// How often a node's executions are compared with its present life.
+/// Interval between two comparisons of a node's executions with its current instance, in ms.
 const ANOTHER_LIFE_MS: u64 = 500;
 
 impl Policy {
@@ -41,7 +41,7 @@ impl Policy {
         node.describe(Some(Arc::clone(&descriptor)));
         if new_life {
             node.heard = node.heard.max(now.mono);
-            // What an earlier life measured says nothing about capacity now.
+            // A vector of an earlier instance says nothing about the capacity now.
             let told = node.hear(None);
             node.hear(told.filter(|v| v.instance == descriptor.instance));
         }
@@ -143,7 +143,7 @@ impl Policy {
         };
         let was_fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
         let node = self.cluster.node_quietly(ix);
-        // A vector of an earlier life must not speak for the present one.
+        // A vector of another instance does not count for the current one.
         let other_life = node.life.is_some_and(|life| life != vector.instance);
         let older = node
             .vector
@@ -170,7 +170,7 @@ impl Policy {
                 .map(cap)
                 .collect::<Vec<_>>()
         };
-        // What did not fit may fit under another cap.
+        // Under another cap, executions may fit that did not fit before.
         let offers = other && before.as_deref().map(caps) != node.vector.as_deref().map(caps);
         let was = std::mem::replace(&mut node.presence, Presence::Up);
         if other || was != Presence::Up {
@@ -198,8 +198,8 @@ impl Policy {
         }
     }
 
-    /// A node that was given up and whose worker writes something new is there: what it has begun
-    /// since it returned must not be taken from it only because its vector comes later.
+    /// A lost node whose worker writes again is up. Otherwise executions that it has started since
+    /// would be taken from it until its next vector arrives.
     pub(super) fn writes_again(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) {
         let Some(ix) = view
             .worker()
@@ -215,7 +215,7 @@ impl Policy {
         }
     }
 
-    /// True where something waits for memory to become free, which any vector may tell.
+    /// True if an execution waits for free memory, which any vector may report.
     fn waits_for_memory(&self) -> bool {
         let mut waiting = self.waiting.profiles();
         waiting.any(|ix| {
@@ -224,8 +224,8 @@ impl Policy {
         })
     }
 
-    /// Feeds the automata with the last vector while it is fresh, `other` where it says something
-    /// else than before; true when a word changed.
+    /// Feeds the automata with the last vector while it is fresh. `other`: the vector differs from
+    /// the one before. Returns true if a state changed.
     fn watch_node(&mut self, now: Now, ix: NodeIx, other: bool) -> bool {
         let node = self.cluster.node_quietly(ix);
         let fresh = node.is_fresh(now.mono, &self.config);
@@ -250,7 +250,7 @@ impl Policy {
             .any(|w| w.presses())
     }
 
-    /// One look at a node as time passes.
+    /// Reviews a node on a tick.
     pub(super) fn look_at_node(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         if self.watch_node(now, ix, false) {
             self.dirty = true;
@@ -268,7 +268,7 @@ impl Policy {
                 out.push(Action::Probe(node.id.clone()));
                 self.cluster.changed(ix);
             }
-            // A probe whose answer never came, not even a failure: ask again.
+            // A probe without any answer, not even a failure: ask again.
             Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
                 out.push(Action::Probe(node.id.clone()));
@@ -330,7 +330,7 @@ impl Policy {
                     return;
                 };
                 let silent_ms = now.mono.since(node.heard);
-                // A new life is probed at once; it may not listen yet. Silence must last.
+                // A new instance is probed at once, and may not listen yet. Silence must last.
                 if silent_ms <= limit && node.descriptor.is_some() {
                     node.presence = Presence::Up;
                     return;
@@ -371,7 +371,7 @@ impl Policy {
         self.record(now, ix, "viability", detail, None, out);
     }
 
-    /// Records a fact about a node, if this replica is the one to do it.
+    /// Records a fact about a node, if this replica is the preferred one.
     fn record(
         &mut self,
         now: Now,
@@ -384,7 +384,7 @@ impl Policy {
         self.record_as(now, ix, (what, detail), None, descriptor, out);
     }
 
-    /// The same, with who asked for it.
+    /// The same, with the person who asked for it.
     fn record_as(
         &mut self,
         now: Now,
@@ -411,7 +411,7 @@ impl Policy {
     }
 }
 
-/// What a change of a node's flags is called, and in words; none where nothing changed.
+/// Name and description of a change of a node's flags. None if nothing changed.
 fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)> {
     let who = format!("asked for by {}", flags.who);
     if let Some(at) = flags
@@ -436,7 +436,7 @@ fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)>
     (closed(before) && !closed(flags)).then_some(("uncordoned", who))
 }
 
-/// True where nothing that is judged differs between two vectors of a node.
+/// True if two vectors of a node agree in everything that is judged.
 fn says_the_same(before: &HardwareVector, after: &HardwareVector) -> bool {
     let same = |(a, b): (&Reading, &Reading)| {
         (a.signal, &a.device, a.value, a.raw, a.limit, &a.envelope)

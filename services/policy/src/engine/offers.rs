@@ -1,8 +1,8 @@
-//! What the nodes could give, for programs that ask at a boundary.
+//! The offers of nodes, for programs that ask at a boundary.
 //!
-//! A node is offered where the filters of placement would take it for something that asks for
-//! nothing: it is there, its vector is fresh, no operator keeps work away, and it is viable under
-//! its own thresholds. An offer is no promise: somebody else may take it first.
+//! A node is offered if the placement filters accept it for an execution without requirements. So
+//! it is present, has a fresh vector, accepts new executions, and is viable under its own
+//! thresholds. An offer is no promise: another execution may take it first.
 
 use fiec_schemas::hardware::{HardwareVector, Signal};
 use fiec_schemas::surroundings::{DeviceOffer, OFFERS_LIMIT, Offer, Offers};
@@ -15,14 +15,14 @@ use crate::places::Judged;
 use crate::time::Now;
 
 impl Policy {
-    /// What the nodes could give now, [`OFFERS_LIMIT`] of them at most.
+    /// The current offers, [`OFFERS_LIMIT`] at most.
     pub fn offers(&self, now: Now) -> Offers {
         let nodes = self.cluster.nodes();
         let mut all: Vec<&Node> = nodes
             .map(|(_, node)| node)
             .filter(|node| is_offered(node, now, &self.config))
             .collect();
-        // Stable: among equals the order of their names stays.
+        // The sort is stable: equal nodes stay ordered by name.
         all.sort_by_key(|node| std::cmp::Reverse(free_slots(node)));
         let left_off = all.len().saturating_sub(OFFERS_LIMIT);
         all.truncate(OFFERS_LIMIT);

@@ -1,6 +1,6 @@
-//! Moves what runs. The destination is chosen first and told to prepare, then the holder is
-//! ordered to yield to it; only the holder appends. Where no destination is found, the execution
-//! stays and remembers why.
+//! Moves running executions. The destination is chosen first and told to prepare. Then the holder
+//! is ordered to yield to it; only the holder appends. If there is no destination, the execution
+//! stays and stores the reason.
 
 use std::collections::BTreeSet;
 
@@ -20,14 +20,14 @@ use crate::time::{Millis, Now};
 use crate::watch::Watched;
 
 impl Policy {
-    /// Looks at everything that a node holds: must it leave?
+    /// Reviews all executions that a node holds: must one leave?
     pub(super) fn review_holds(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         let mut ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
         self.parked_first(ix, &mut ids);
         if self.leave_by(ix).is_some() {
             self.longest_first(&mut ids);
         }
-        // One profile without a destination would ask in vain for each of its executions.
+        // If one execution finds no destination, others of its profile find none either.
         let mut in_vain = BTreeSet::new();
         for id in ids {
             let Some(e) = self.cluster.execution(id) else {
@@ -123,7 +123,7 @@ impl Policy {
         })
     }
 
-    /// Orders a yield to the best other node. Where there is none the execution stays.
+    /// Orders a yield to the best other node. Without one the execution stays.
     pub(super) fn yield_elsewhere(
         &mut self,
         now: Now,
@@ -135,7 +135,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
-        // A refused or unanswered order sets the time of the next try.
+        // A refused or unanswered order delays the next attempt.
         if e.avoided()
             .iter()
             .any(|a| a.node == ix && now.mono < a.until)
@@ -148,7 +148,7 @@ impl Policy {
         }
         .leaves(Some(leaves(e, ix, &cause)));
         let ask = Ask {
-            // What is parked has no slot that it could take with it.
+            // A parked execution has no slot to take with it.
             counted: ask.counted.filter(|_| e.parked().is_none()),
             ..ask
         };
@@ -194,7 +194,7 @@ impl Policy {
         self.give_order(now, id, order, ticket, out);
     }
 
-    /// Orders a yield without a destination: the execution is pending again.
+    /// Orders a yield without a destination: the execution becomes pending.
     pub(super) fn order_yield(
         &mut self,
         now: Now,
@@ -205,7 +205,7 @@ impl Policy {
         self.give_order(now, id, Order::new(Wanted::Yield, cause), None, out);
     }
 
-    /// Gives an order, and repeats it while no answer and no boundary comes.
+    /// Gives an order, and repeats it until an answer or a boundary comes.
     pub(super) fn give_order(
         &mut self,
         now: Now,
@@ -215,7 +215,7 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         self.cluster.set_order(id, order);
-        // Should the shell never answer, the order is looked at again all the same.
+        // The order is reviewed again even if the shell never answers.
         self.cluster
             .set_due(id, now.mono.plus(self.config.order_repeat_ms));
         self.send_order(id, ticket, out);
@@ -287,7 +287,7 @@ impl Policy {
         });
     }
 
-    /// The holder's answer to an order.
+    /// Handles the holder's answer to an order.
     pub(super) fn ordered(
         &mut self,
         now: Now,
@@ -342,8 +342,8 @@ impl Policy {
         }
     }
 
-    /// An order that has been taken long ago without a boundary since: given again, to the same
-    /// destination where that is still good, else to another one.
+    /// Repeats an order that was accepted long ago without a boundary since. The destination stays
+    /// if it is still good, else another one is chosen.
     pub(super) fn repeat_order(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
         let Some(e) = self.cluster.execution(id) else {
             return;
@@ -358,7 +358,7 @@ impl Policy {
             return;
         };
         match (order.wants, order.to) {
-            // Whether it is time to go on is decided anew.
+            // Whether to resume is decided again.
             (Wanted::Unpark, _) => return,
             (Wanted::Park(_), _) | (Wanted::Yield, None) => {
                 return self.give_order(now, id, order, None, out);
@@ -387,7 +387,7 @@ impl Policy {
         }
     }
 
-    /// An operator wants an execution elsewhere.
+    /// Handles an operator's request to move an execution.
     pub(super) fn operator_yield(
         &mut self,
         now: Now,

@@ -1,14 +1,16 @@
-//! A tenant that has more than its quota allows, as after `fiec quota set`: once that has lasted for
-//! `quota_grace_ms`, what is worth least gives way at its next boundary, and waits as pending until
-//! the quota has room again. One policy service does so for a tenant; what has reserved and is not
-//! bound yet gives that back first.
+//! A tenant that uses more than its quota allows, as after `fiec quota set`. Once that has lasted
+//! for `quota_grace_ms`, the executions with the least value are preempted at their next boundary.
+//! They wait as pending until the quota has room again. One policy service acts for a tenant. It
+//! first frees reservations of executions that are not bound yet.
 //!
-//! As many give way as are too many. Whoever was told and did not answer may have heard it all the
-//! same, so it is told again and nobody in its place; and one that has given way is not counted
-//! until its reservation is freed, whoever does that. Two things may make it one more: a holder that
-//! answers none of [`TRIES`] orders, instead of which another one goes, may find its first order
-//! later; and a policy service that takes over from another after the grace may choose others than
-//! those that were told and have crossed no boundary since. Who has gone in vain comes back as soon
+//! Exactly the excess is preempted. A holder that did not answer an order may have received it, so
+//! the policy repeats that order and asks no other execution. A preempted execution is not counted
+//! until its reservation is freed, whoever frees it.
+//!
+//! One execution too many can be preempted in two cases. A holder that answers none of [`TRIES`]
+//! orders is replaced by another, and may find its first order later. A policy service that takes
+//! over after the grace period may choose other executions than its predecessor. An execution that
+//! was preempted in vain returns as soon as a reservation is possible.
 //! as it can be reserved for.
 
 use fiec_schemas::quota::Quota;
@@ -24,21 +26,21 @@ use crate::share::pause::seconds;
 use crate::share::regret::Regret;
 use crate::time::Now;
 
-/// How many that are spared are named.
+/// Most spared executions that a reason names.
 const NAMED: usize = 3;
-/// So often one is told before another one is in its place.
+/// Most orders to one execution before another one is preempted instead.
 const TRIES: u32 = 10;
 
-/// What an execution is about to do about its reservation.
+/// State of an execution's reservation while its tenant is over the quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Reserved, and not being bound: it gives that back at once.
+    /// Reserved and not being bound: the reservation is freed at once.
     Waits,
-    /// It was told to give way, and its holder did not say that it will: it may do so all the same.
+    /// Ordered to yield without a confirmation from the holder: it may still obey.
     Told,
-    /// It computes, or stands parked.
+    /// Started, whether it computes or is parked.
     Runs,
-    /// Nothing can be asked of it now.
+    /// Not available for a request now.
     Firm,
 }
 
@@ -50,7 +52,7 @@ struct Entry {
 }
 
 impl Policy {
-    /// Looks which tenants have more than they may.
+    /// Finds the tenants that use more than their quota, and trims them.
     pub(super) fn look_at_quotas(&mut self, now: Now, out: &mut Vec<Action>) {
         if self.holds.quotas.is_empty() {
             return;
@@ -87,7 +89,7 @@ impl Policy {
         }
     }
 
-    /// All that a tenant has reserved; none where that is not known for certain now.
+    /// All reservations of a tenant. None if the table may be out of date.
     fn entries_of(&self, now: Now, tenant: &Tenant) -> Option<Vec<Entry>> {
         let table = self.holds.tables.get(tenant)?;
         if !table.fresh {
@@ -100,7 +102,7 @@ impl Policy {
             let profile = self.cluster.profiles.get(e.profile);
             let own = entry.by == self.seed;
             if !own && gave_way(e) && !self.is_gone(now, entry) {
-                // Its owner frees that in a moment.
+                // The owner is about to free this reservation.
                 return None;
             }
             let trimmed = self.holds.trimmed.get(&entry.execution);
@@ -126,7 +128,7 @@ impl Policy {
                     memory_bytes: entry.memory_bytes,
                     may_go: state != State::Firm,
                     priority: match state {
-                        // Who may be going in any case goes before anybody else.
+                        // Executions that may leave in any case go first.
                         State::Told => i32::MIN,
                         State::Waits => i32::MIN + 1,
                         _ => profile.map_or(0, |p| order::priority(&self.config, p)),
@@ -138,7 +140,7 @@ impl Policy {
         Some(entries.collect())
     }
 
-    /// True for one that gives its place up at its next boundary already.
+    /// True if the execution already yields without a destination at its next boundary.
     fn is_going(&self, id: ExecutionId) -> bool {
         let order = self.cluster.execution(id).and_then(|e| e.order());
         order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
@@ -213,7 +215,7 @@ impl Policy {
         self.order_yield(now, id, cause, out);
     }
 
-    /// One that was told, and whose holder did not say that it will.
+    /// Repeats an order that the holder did not confirm.
     fn tell_again(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
         let e = self.cluster.execution(id);
         let waits = e.is_none_or(|e| e.was_told(now.mono));
@@ -225,7 +227,7 @@ impl Policy {
         }
     }
 
-    /// A tenant has no more than it may.
+    /// The tenant is within its quota again.
     fn forget_trimmed(&mut self, tenant: &Tenant) {
         let cluster = &self.cluster;
         self.holds.trimmed.retain(|id, _| {
@@ -234,7 +236,7 @@ impl Policy {
         });
     }
 
-    /// One that has given way to its tenant's quota has nothing reserved any more.
+    /// Frees the reservation of an execution that was preempted for its tenant's quota.
     pub(super) fn left_quota(&mut self, now: Now, id: ExecutionId) {
         let Some(tenant) = self.tenant(id) else {
             return;
@@ -249,7 +251,7 @@ impl Policy {
         }
     }
 
-    /// One that has reserved and waits for room gives that back.
+    /// Frees the reservation of an execution that waits for a place.
     fn unreserve(&mut self, now: Now, tenant: &Tenant, id: ExecutionId) {
         self.left_quota(now, id);
         self.holds.unplaced.remove(&id);
@@ -258,7 +260,7 @@ impl Policy {
     }
 }
 
-/// True for one that has given way to its tenant's quota, and was not bound since.
+/// True for an execution that was preempted for its tenant's quota and not bound since.
 fn gave_way(e: &Execution) -> bool {
     let cause = e.extra.as_ref().and_then(|x| x.cause.as_ref());
     let quota = matches!(

@@ -1,11 +1,12 @@
-//! Makes what runs give way to what waits: to a higher priority, to a deadline that would be
-//! missed, to a tenant below its share, to one that has attained less when a slice of time is over.
-//! Of those that may be asked the one with the lowest priority and then the least regret
-//! ([`crate::share::regret`]) gives way at its next boundary: to another place where there is one,
-//! else its pause keeps what is worth keeping ([`super::aside`]). The one that it gave way to goes
-//! first then.
+//! Preempts running executions for waiting ones: for a higher priority, for a deadline at risk, for
+//! a tenant below its share, or for less attained service after a time slice.
 //!
-//! A look is bounded: at the first 16 that wait, and at some that run ([`super::victims`]).
+//! The victim has the lowest priority and then the least regret ([`crate::share::regret`]). It
+//! yields at its next boundary: to another place if there is one, else to a park or to the queue
+//! ([`super::aside`]). Then the preempting execution is bound first.
+//!
+//! A round is bounded: the first 16 waiting executions, and a window of the running ones
+//! ([`super::victims`]).
 
 use std::sync::Arc;
 
@@ -24,10 +25,10 @@ use crate::share::tenants::TenantIx;
 use crate::time::Now;
 use crate::view::LedgerView;
 
-/// How many of those that wait are looked at.
+/// Most waiting executions in one round.
 const CONTENDERS: usize = 16;
 
-/// One that waits and may ask another to give way.
+/// A waiting execution for which another may be preempted.
 pub(super) struct Contender {
     pub id: ExecutionId,
     pub tenant: TenantIx,
@@ -36,12 +37,12 @@ pub(super) struct Contender {
     pub deadline: Timestamp,
     pub level: u32,
     pub rest_ms: u64,
-    /// Milliseconds that are left for it beyond what it still takes, where it has a deadline.
+    /// Time until its deadline beyond its expected remaining time, in ms, if it has a deadline.
     pub slack_ms: Option<i64>,
 }
 
 impl Policy {
-    /// Learns from a message what sharing goes by.
+    /// Reads from a message the facts that sharing depends on.
     pub(super) fn note_sharing(&mut self, now: Now, view: &LedgerView<'_>) {
         let id = view.state.execution;
         let Some(e) = self.cluster.execution_mut(id) else {
@@ -49,7 +50,7 @@ impl Policy {
         };
         let boundary = view.event(EventKind::Boundary);
         if !self.loaded && e.attained == Default::default() {
-            // What it has had before this policy service began.
+            // Credits the service from before this process started.
             let (ms, at) = (view.state.compute_us() / 1_000, view.state.at());
             let tenant = e.tenant.clone();
             self.cluster.tenants.credit(&tenant, ms, now.moment_of(at));
@@ -67,7 +68,7 @@ impl Policy {
         {
             let rhythm = self.share.rhythms.entry(id).or_default();
             if rhythm.last.is_none() && view.state.commits() > 1 {
-                // Its earlier boundaries were not seen here: how many lie behind it is not known.
+                // Earlier boundaries were not seen here, so their number is unknown.
                 rhythm.last = Some((index, now.mono));
             } else {
                 rhythm.committed(now.mono, index, us);
@@ -106,7 +107,7 @@ impl Policy {
         self.note_deadline(id);
     }
 
-    /// It has ended.
+    /// Forgets an execution that has ended.
     pub(super) fn forget_sharing(&mut self, id: ExecutionId) {
         self.share.rhythms.remove(&id);
         self.share.asking.remove(&id);
@@ -114,7 +115,7 @@ impl Policy {
         self.share.deadlines.forget(id);
     }
 
-    /// Looks who should give way to whom.
+    /// Chooses executions to preempt.
     pub(super) fn preempt(&mut self, now: Now, out: &mut Vec<Action>) {
         let due = now.mono.since(self.share.reviewed) >= self.config.preempt_review_ms;
         let nobody = self.waiting.is_empty() && self.holds.first.is_none();
@@ -140,8 +141,8 @@ impl Policy {
         self.preempt_for_gang(now, &mut victims, out);
     }
 
-    /// Orders of which nothing came. One that was not answered may have been heard: for as long as
-    /// its holder is left alone nobody else is told in its place.
+    /// Drops orders without effect. The holder may have received an order without an answer. As
+    /// long as it is left alone, no other execution is preempted in its place.
     fn forget_vain_orders(&mut self, now: Now) {
         let cluster = &self.cluster;
         self.share.asking.retain(|by, (victim, _)| {
@@ -167,7 +168,7 @@ impl Policy {
         (deadline < NEVER).then(|| deadline.millis() - now.wall.millis() - rest)
     }
 
-    /// The first that wait for nothing but room, and for whom this replica acts.
+    /// The first executions that lack only a place and for which this replica acts.
     fn contenders(&mut self, now: Now) -> Vec<Contender> {
         let profiles: Vec<_> = self.waiting.profiles().take(WINDOW).collect();
         let mut possible = std::collections::BTreeSet::new();
@@ -189,7 +190,7 @@ impl Policy {
         ids.into_iter().filter_map(contender).collect()
     }
 
-    /// One that waits, or was set aside, as one to whom others may give way.
+    /// A waiting, or preempted and parked, execution as a contender.
     pub(super) fn contender(
         &self,
         now: Now,
@@ -207,7 +208,7 @@ impl Policy {
             priority: waiter.priority,
             effective,
             deadline: waiter.rank.deadline,
-            // What it has had, whatever its place in line.
+            // Its attained service, independent of its rank.
             level: order::level(&self.config, profile, e.attained_ms(now.mono)),
             rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
             slack_ms: self.slack_ms(now, profile, e),
@@ -230,7 +231,7 @@ impl Policy {
         };
         let asked = (victim.id, now.mono);
         self.share.asking.insert(contender.id, asked);
-        // Nor where a gang could be that what becomes free is kept for.
+        // The victim must not move to a place that is reserved for a gang.
         let first = self.holds.first.as_ref();
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
@@ -242,7 +243,7 @@ impl Policy {
             );
             e.extra().note = Some(note);
         }
-        // Where only its device is wanted, another one of the same node will do.
+        // If only its device is wanted, another device of the same node will do.
         let node = self.cluster.node(victim.node);
         let leaving = match victim.claim.device() {
             Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),

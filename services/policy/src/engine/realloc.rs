@@ -1,8 +1,7 @@
-//! What runs and has no viable place, what is parked, and what asks for more.
+//! Executions without a viable place, parked executions, and executions that ask for more.
 //!
-//! Nothing here moves anything more often than the hysteresis of its place allows: an execution
-//! stops because of a pressure that lasted for its dwell, and goes on when that has receded for as
-//! long, or where another place admits it.
+//! Hysteresis bounds the moves: an execution stops only for pressure that lasted its dwell time. It
+//! resumes when the pressure has been gone for as long, or when another place admits it.
 
 use std::cmp::Reverse;
 
@@ -20,17 +19,17 @@ use crate::share::pause::{Pause, Room};
 use crate::time::Now;
 use crate::view::LedgerView;
 
-/// How often parked executions are looked at, in milliseconds.
+/// Interval between two reviews of parked executions, in ms.
 const LOOK_MS: u64 = 250;
-/// A pause for memory that others have is expected to last so long, in milliseconds.
+/// Expected length of a pause for memory that others use, in ms.
 const ASKED_MS: u64 = 60_000;
-/// One that could not park is not told to again for so long, in milliseconds.
+/// Time until an execution that could not park is ordered to park again, in ms.
 const CANNOT_PARK_MS: u64 = 60_000;
-/// Who changes what it asks for beyond its grant, in the ledger.
+/// The author of a program's own request in the ledger.
 const PROGRAM: &str = "program";
 
 impl Policy {
-    /// Learns from a message who is parked, and who asks for more.
+    /// Reads from a message whether the execution is parked, and whether it asks for more.
     pub(super) fn note_parking(&mut self, now: Now, view: &LedgerView<'_>) {
         let id = view.state.execution;
         let (parked, unparked) = (
@@ -50,7 +49,7 @@ impl Policy {
         };
         let started = matches!(e.stage, Stage::Started(..));
         if let Some(extra) = e.extra.as_mut().filter(|_| !started) {
-            // Where it goes has what it asked for.
+            // Its new place has what it asked for.
             extra.asks = false;
             extra.why_parked = None;
         }
@@ -88,7 +87,8 @@ impl Policy {
         }
     }
 
-    /// Its place is not viable, or has not what it asks for, and no other can take it.
+    /// Handles an execution whose place is not viable, or lacks what it asks for, when no other
+    /// node can take it.
     pub(super) fn nowhere(
         &mut self,
         now: Now,
@@ -110,7 +110,7 @@ impl Policy {
         let wanted = self.cluster.profiles.get(e.profile);
         let wanted = wanted.map_or(WhenUnviable::Cheapest, |p| p.when_unviable);
         let at_risk_ms = self.since_commit_ms(now, id);
-        // What has lasted is expected to last as long again.
+        // A pause is expected to last as long again as it has lasted.
         let lasted = e
             .parked()
             .map_or(0, |p| now.mono.since(now.moment_of(p.at)));
@@ -118,7 +118,7 @@ impl Policy {
         let weighed = unviable::weigh(wanted, pressure.as_ref(), pause.as_ref(), at_risk_ms);
         let full = e.stage.node().is_some_and(|ix| self.memory_presses(ix));
         let answer = match (e.parked(), weighed.answer) {
-            // It holds the memory that presses.
+            // The parked execution itself holds memory that presses.
             (Some(_), _) if full => Answer::Suspend,
             (Some(_), Answer::Suspend) => Answer::Suspend,
             (Some(_), _) => return Placed::NoRoom,
@@ -148,7 +148,7 @@ impl Policy {
         Placed::Yes
     }
 
-    /// How long since an execution's last commit, in milliseconds.
+    /// Time since an execution's last commit, in ms.
     fn since_commit_ms(&self, now: Now, id: ExecutionId) -> u64 {
         let committed = self.share.rhythms.get(&id).and_then(|r| r.last);
         let since = self.cluster.execution(id).map_or(now.mono, |e| e.since);
@@ -156,14 +156,14 @@ impl Policy {
             .since(committed.map_or(since, |(_, at)| at.max(since)))
     }
 
-    /// What an execution has where it runs, and what of that its node could keep; none where the
-    /// node does not park, or this execution could not.
+    /// An execution's memory, and how much of it its node could keep during a pause. None if the
+    /// node does not park or the execution cannot.
     pub(super) fn pause_of(&self, now: Now, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
         let e = self.cluster.execution(id)?;
         let node = self.cluster.node(e.stage.node()?);
         let descriptor = node.descriptor.as_ref()?;
         let cannot = e.extra.as_ref().and_then(|x| x.cannot_park);
-        // One that is parked there already keeps what it has.
+        // An execution that is already parked there keeps its memory.
         let others = node.parked.saturating_sub(u32::from(e.parked().is_some()));
         if others >= descriptor.parks || cannot.is_some_and(|until| now.mono < until) {
             return None;
@@ -199,18 +199,18 @@ impl Policy {
             copy_bytes_s: copies,
             device: device.map(|_| Room {
                 total_bytes: memory,
-                // What it has there is its own.
+                // Its own memory counts as free for it.
                 free_bytes: device_bytes,
             }),
             host: Some(Room {
                 total_bytes: limit,
-                // Its process is counted in what is used.
+                // The used memory includes its own process.
                 free_bytes: free.saturating_add(host_bytes),
             }),
         })
     }
 
-    /// What a program has asked for beyond its place: it goes where there is more.
+    /// Moves an execution to a node with more if its program has asked for more.
     pub(super) fn look_at_wish(
         &mut self,
         now: Now,
@@ -251,7 +251,7 @@ impl Policy {
         true
     }
 
-    /// Where memory presses, what is parked goes first, and alone as long as that may help.
+    /// If memory presses, only parked executions leave, as long as that may help.
     pub(super) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
         let node = self.cluster.node(ix);
         if node.parked == 0 || node.is_draining() || node.presence != Presence::Up {
@@ -267,7 +267,7 @@ impl Policy {
         }
     }
 
-    /// Whether the memory of a node is beyond its threshold.
+    /// True if a node's memory is beyond its threshold.
     pub(super) fn memory_presses(&self, ix: NodeIx) -> bool {
         let watch = self.cluster.node(ix).base.as_ref();
         let watched = watch.map_or(&[][..], |w| w.watched());
@@ -277,7 +277,7 @@ impl Policy {
         })
     }
 
-    /// One gave way to this one, which goes first now.
+    /// An execution was preempted for `by`, which is bound next.
     pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
@@ -285,7 +285,7 @@ impl Policy {
         self.hurry_gang(by);
     }
 
-    /// Since when it is parked, with what, and why; none where it is not.
+    /// For people: how long it has been parked, what it keeps, and why. None if it is not parked.
     pub(super) fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
         let parked = e.parked()?;
         let waited = now.mono.since(now.moment_of(parked.at));
@@ -297,14 +297,14 @@ impl Policy {
         ))
     }
 
-    /// The holder does not park it.
+    /// Notes that the holder does not park it.
     pub(super) fn cannot_park(&mut self, now: Now, id: ExecutionId) {
         if let Some(e) = self.cluster.execution_mut(id) {
             e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
         }
     }
 
-    /// Lets what is parked go on: where it is, when that is viable and has a slot, or elsewhere.
+    /// Resumes parked executions: in place if the node is viable and has a slot, or elsewhere.
     pub(super) fn look_at_parked(&mut self, now: Now, out: &mut Vec<Action>) {
         if now.mono.since(self.realloc.looked) < LOOK_MS {
             return;
@@ -320,7 +320,7 @@ impl Policy {
                 let e = self.cluster.execution(*id);
                 e.is_some_and(|e| e.parked().is_some() && !e.busy && e.order().is_none())
             });
-            // The one that has waited longest first.
+            // Longest wait first.
             let mut parked: Vec<_> = parked.collect();
             parked.sort_by_key(|id| {
                 let since = self.cluster.execution(*id).and_then(|e| e.parked());
@@ -355,11 +355,11 @@ impl Policy {
         let room = node.held() < node.slots() && self.has_device(ix, claim);
         let alone = node.held() == 0;
         if self.must_go(id, ix, true).is_some() {
-            // Looked at with all that must leave.
+            // `review_holds` handles executions that must leave.
             return;
         }
         let stays = match &why {
-            // It fits here, and others have left.
+            // Its request fits here once other executions have left.
             Some(Cause::Asked { .. }) => alone && self.would_fit(now, id, ix),
             _ => room,
         };
@@ -387,7 +387,7 @@ impl Policy {
         self.give_order(now, id, order, None, out);
     }
 
-    /// Whether a node has what an execution asks for, were nobody else on it.
+    /// True if a node has what an execution asks for, not counting the execution itself.
     fn would_fit(&mut self, now: Now, id: ExecutionId, ix: NodeIx) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -408,7 +408,7 @@ impl Policy {
         device_of.is_some_and(|d| d.refuses(device, budget, None, |has| has).is_none())
     }
 
-    /// Goes on elsewhere, where a slot is free; σ is committed.
+    /// Resumes a parked execution on another node with a free slot; σ is committed.
     fn move_parked(
         &mut self,
         now: Now,
@@ -425,7 +425,8 @@ impl Policy {
         };
         let ask = Ask {
             avoid: e.avoided(),
-            // Where somebody else has its device, another one of its node is as good as a node.
+            // If another execution has its device, another device of the same node is as good as
+            // another node.
             leaving: Some(match e.device() {
                 None => Leaving::Node(ix),
                 device => Leaving::Place(ix, device),
@@ -445,8 +446,8 @@ impl Policy {
         self.order_yield_to(now, id, choice, cause, None, out);
     }
 
-    /// Whether something that waits goes before one that is parked. What has just been looked at
-    /// and has no room keeps nobody parked.
+    /// True if a waiting execution goes before a parked one. Executions that were just tried
+    /// without a place do not count.
     pub(super) fn is_outranked(&self, now: Now, id: ExecutionId) -> bool {
         let take_ms = self.config.take_ms;
         let mut promised = self.share.promised.values();

@@ -1,10 +1,12 @@
-//! Compares what ledgers say with what nodes hold. A ledger that says `started` names a node that
-//! must do the next step. If that node lives and does not hold the execution, nobody would ever
-//! act: a message that could not be written, a broker that lost its last messages, a defect. The
-//! node is asked for everything that it holds; what two answers lack is bound anew.
+//! Compares ledgers with what nodes hold.
 //!
-//! A wrong verdict costs a recomputation since the last commit and nothing else: the new binding is
-//! a compare-and-set on the message that was judged, and fences the old holder.
+//! A ledger in phase `started` names a node that must take the next step. If that node lives
+//! without the execution, no process would ever act. Causes are a lost append, a broker that lost
+//! its last messages, or a defect. So each node is asked for everything that it holds. An execution
+//! that two answers lack is bound again.
+//!
+//! A wrong verdict costs only a recomputation since the last commit: the new binding is a
+//! compare-and-set on the judged message, and fences the old holder.
 
 use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId, NodeId};
@@ -16,7 +18,8 @@ use crate::execution::Missing;
 use crate::time::Now;
 
 impl Policy {
-    /// Asks a node what it holds, if something is started there and it was not asked for a while.
+    /// Asks a node what it holds, if executions have started there and the last question is old
+    /// enough.
     pub(super) fn ask_for_holdings(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         let interval = self.config.holdings_ms;
         let node = self.cluster.node_quietly(ix);
@@ -29,13 +32,13 @@ impl Policy {
         out.push(Action::AskHoldings(node.id.clone()));
     }
 
-    /// A node has said that it does not hold an execution: it is asked at once for all.
+    /// A node said that it does not hold an execution: ask it for all holdings at once.
     pub(super) fn suspect(&mut self, now: Now, ix: NodeIx) {
         let node = self.cluster.node_quietly(ix);
         node.holdings_due = node.holdings_due.min(now.mono);
     }
 
-    /// Judges what is started on a node by what it says that it holds.
+    /// Compares the executions that have started on a node with the node's answer.
     pub(super) fn reconcile(
         &mut self,
         now: Now,
@@ -55,7 +58,7 @@ impl Policy {
             let Some(e) = self.cluster.execution_mut(id) else {
                 continue;
             };
-            // What has started since the question was asked the answer need not know.
+            // The answer need not contain executions that started after the question.
             let judged = e.stage == Stage::Started(ix, instance) && !e.busy && e.since <= asked;
             if !judged {
                 continue;
@@ -85,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// Binds anew what its node does not hold.
+    /// Binds an execution again that its node does not hold.
     pub(super) fn bind_orphan(
         &mut self,
         now: Now,

@@ -1,10 +1,10 @@
-//! Why an operator's wish is not carried out.
+//! Reasons to refuse an operator's request.
 
 use std::fmt;
 
 use fiec_schemas::NodeId;
 
-/// Why an execution does not move to another node.
+/// Reason why an execution does not move to another node.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum YieldRefusal {
     /// No live execution has this id.
@@ -22,24 +22,24 @@ pub enum YieldRefusal {
     /// It is paused.
     #[error("it is paused and on no node; `fiec resume` lets it go on")]
     Paused,
-    /// It has computed all that it has to.
+    /// Its computation is done, and verification is under way.
     #[error("it is computed, and others compute it once more")]
     Verifying,
-    /// It waits for others.
+    /// It waits for other executions.
     #[error("{0}")]
     Held(String),
     /// The node to move to has not joined.
     #[error("{0}")]
     UnknownNode(UnknownNode),
-    /// It is on the node to move to.
+    /// It is already on the wanted node.
     #[error("it is on {0} already")]
     AlreadyThere(NodeId),
-    /// The node to move to cannot take it.
+    /// The wanted node cannot take it.
     #[error("{to} cannot take it: {}", reasons.join("; "))]
     Rejected {
         /// The node.
         to: NodeId,
-        /// Why not.
+        /// The reasons.
         reasons: Vec<String>,
     },
     /// There is no other node.
@@ -61,14 +61,14 @@ fn in_a_row(nodes: &[(NodeId, Vec<String>)]) -> String {
 /// Most nodes that an answer names.
 pub(super) const NAMES: usize = 12;
 
-/// A node that has not joined, and those that have.
+/// A node that has not joined, with the names of those that have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownNode {
     /// The node.
     pub node: NodeId,
-    /// The first of those that have joined, in order of their names.
+    /// The first joined nodes, ordered by name.
     pub joined: Vec<NodeId>,
-    /// How many more have joined.
+    /// Number of further joined nodes.
     pub more: usize,
 }
 

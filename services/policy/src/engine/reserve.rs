@@ -1,11 +1,15 @@
-//! Reservations: a pending execution of a tenant with limits, of a batch of which only some run at
-//! once, or of a gang, is bound only by the replica that has reserved for it.
+//! Reservations. Three kinds of pending execution need one: those of a tenant with limits, of a
+//! batch that limits concurrency, and of a gang. Only the replica that has reserved may bind.
 //!
-//! That no limit is exceeded follows from three rules. A reservation is made by compare-and-set on
-//! all of the tenant's. Only the replica that made it binds under it, and only that replica frees
-//! it while the execution lives, when no append of its own is under way; so nothing is bound under
-//! a reservation that is gone. Where that replica is gone, another one takes the reservation over,
-//! and frees it only once the execution's ledger has moved on, so that an append which was still
+//! Three rules ensure that no limit is exceeded:
+//!
+//! 1. A reservation is made by compare-and-set on all of the tenant's reservations.
+//! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
+//! frees only when no append of its own is in flight.
+//! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
+//! execution's ledger has moved on, so that an append still in flight must fail.
+//!
+//! A replica that was stalled or cut off reads its reservations again before it trusts them.
 //! under way cannot hold any more. A replica that was stalled or cut off reads its reservations
 //! again before it trusts them.
 
@@ -21,13 +25,13 @@ use crate::holds::reserve::{Change, Denied, Sum};
 use crate::holds::{Fate, Seen};
 use crate::time::{Millis, Now};
 
-/// Most sets that one change asks for.
+/// Most sets of reservations in one change.
 const SETS: usize = 256;
-/// Most places in a queue that are looked at for one change.
+/// Most queue entries that are read for one change.
 const LOOKED_AT: usize = 20_000;
 
 impl Policy {
-    /// True for an execution that must have reserved before it is bound.
+    /// True for an execution that needs a reservation before it is bound.
     pub(super) fn reserves(&self, id: ExecutionId) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -37,13 +41,13 @@ impl Policy {
             || held.is_some_and(|h| h.gang.is_some() || self.holds.at_once(h.batch).is_some())
     }
 
-    /// True where an execution holds, or waits for, something that is shared with others: a part of
-    /// a quota, of a batch's limit, a place in a gang.
+    /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's
+    /// limit, or a place in a gang.
     pub fn reserves_for(&self, id: ExecutionId) -> bool {
         (!self.holds.is_idle() && self.reserves(id)) || self.withholds(id)
     }
 
-    /// True where an execution may be bound as far as reservations go.
+    /// True if reservations do not prevent a binding of the execution.
     pub(super) fn is_admitted(&self, id: ExecutionId) -> bool {
         if self.holds.is_idle() || !self.reserves(id) {
             return true;
@@ -52,7 +56,7 @@ impl Policy {
         tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.seed))
     }
 
-    /// The same; what is not admitted is put among those that want a reservation.
+    /// The same, and queues the execution for a reservation if it is not admitted.
     pub(super) fn admit(&mut self, id: ExecutionId) -> bool {
         if self.is_admitted(id) {
             return true;
@@ -63,7 +67,7 @@ impl Policy {
         false
     }
 
-    /// Puts an execution among those that want a reservation, not before then.
+    /// Queues an execution for a reservation, no earlier than `from`.
     pub(super) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
         if let Some(e) = self.cluster.execution(id) {
             let profile = self.cluster.profiles.get(e.profile);
@@ -73,7 +77,7 @@ impl Policy {
         }
     }
 
-    /// What is reserved together with an execution: its gang, or itself.
+    /// The executions that are reserved together: the gang, or only this one.
     fn set_of(&self, id: ExecutionId) -> Option<Vec<ExecutionId>> {
         let held = self.holds.held.get(&id);
         match held.and_then(|h| h.gang.as_ref()) {
@@ -86,7 +90,7 @@ impl Policy {
         }
     }
 
-    /// What a tenant may use at once.
+    /// Stores a tenant's quota.
     pub(super) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
         let weight = quota.as_ref().map_or(1, Quota::weight);
         self.cluster.tenants.set_weight(tenant, f64::from(weight));
@@ -98,7 +102,7 @@ impl Policy {
             (table.scanned, table.amended) = (false, false);
         }
         self.holds.due = true;
-        // What has queued for a limit that is gone waits for room only.
+        // Executions that queued for a limit that is gone wait for a place only.
         let queued = self.holds.queue.get(tenant).cloned().unwrap_or_default();
         let limits = self.holds.limits(tenant);
         for (_, _, id) in queued {
@@ -109,7 +113,7 @@ impl Policy {
         }
     }
 
-    /// Takes in what a tenant has reserved.
+    /// Stores a tenant's reservations.
     pub(super) fn reserved(
         &mut self,
         now: Now,
@@ -142,17 +146,17 @@ impl Policy {
         }
     }
 
-    /// The shell could not say what became of a change.
+    /// The result of a change is unknown.
     fn not_reserved(&mut self, tenant: &Tenant) {
         if let Some(table) = self.holds.tables.get_mut(tenant) {
-            // What it adopted and amended may not be stored.
+            // The adopted and amended entries may not be stored.
             (table.asked, table.fresh) = (None, false);
             (table.scanned, table.amended) = (false, false);
             table.freeing.clear();
         }
     }
 
-    /// An execution lives no more: what it has reserved is freed, by the owner at once.
+    /// An execution has ended: its reservation is freed, by the owner at once.
     pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
         if let Some(table) = self.holds.tables.get_mut(tenant)
             && table.entries.contains_key(&id)
@@ -162,7 +166,7 @@ impl Policy {
         }
     }
 
-    /// Looks for reservations that nobody needs, and for executions that run without one.
+    /// Finds unused reservations, and executions that run without one.
     pub(super) fn sweep_reservations(&mut self, now: Now) {
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
         let mut orphans = Vec::new();
@@ -177,7 +181,7 @@ impl Policy {
                 let e = self.cluster.execution(**id);
                 e.is_some_and(|e| e.stage.node().is_some() && e.parked().is_none())
             });
-            // Where more run than have reserved, it is looked which.
+            // If more executions run than have reserved, scan for the missing ones.
             table.scanned &= held <= slots.count();
             table.amended = false;
             if table
@@ -190,7 +194,7 @@ impl Policy {
             for (id, entry) in &table.entries {
                 let own = entry.by == self.seed;
                 match self.cluster.execution(*id) {
-                    // It may be one that is not known here yet: its ledger says.
+                    // The execution may not be known here yet: look at its ledger.
                     None if !table.to_free.contains_key(id) => {
                         orphans.push((tenant.clone(), *id));
                     }
@@ -204,7 +208,7 @@ impl Policy {
                     Some(e) if e.stage == Stage::Pending && own && !e.busy => {
                         let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
                         let moved = entry.firm.is_none_or(|seq| e.seq > seq);
-                        // Somebody gives way for it, or room is kept.
+                        // Another execution yields for it, or places are reserved.
                         let asked = self.share.asking.contains_key(id)
                             || self.share.promised.contains_key(id)
                             || first.is_some_and(|first| first.members.contains(id));
@@ -239,7 +243,7 @@ impl Policy {
         self.holds.due |= !self.holds.gangs_due.is_empty();
     }
 
-    /// What a look at the ledger of a reservation's execution has shown.
+    /// Result of a look at the ledger of a reservation's execution.
     pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
         if seen == Seen::Lives || self.knows(id) {
             return;
@@ -252,7 +256,7 @@ impl Policy {
         }
     }
 
-    /// Asks for what is wanted and free, one change of a tenant at a time.
+    /// Requests wanted and free reservations, one change of a tenant at a time.
     pub(super) fn ask_for_reservations(&mut self, now: Now, out: &mut Vec<Action>) {
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
         let free = self.holds.tables.iter();
@@ -306,7 +310,7 @@ impl Policy {
                 continue;
             };
             let live = self.cluster.execution(*id);
-            // It has been resumed, or bound after all.
+            // It was resumed or bound in the meantime.
             let needed = live.is_some_and(|e| {
                 e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
             });
@@ -321,21 +325,21 @@ impl Policy {
         }
         if let Some(table) = self.holds.tables.get_mut(tenant) {
             table.to_free.retain(|id, _| !settled.contains(id));
-            // What another owner is expected to free is given some time for that.
+            // Another owner gets some time to free it.
             for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
                 *at = now.mono;
             }
         }
     }
 
-    /// True for a reservation whose owner is there no more. Who was not heard yet may only have had
-    /// no time to speak.
+    /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
+    /// the owner may not have been heard yet.
     pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
         let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
         !young && !self.replicas.is_present(entry.by)
     }
 
-    /// Takes over what an owner that is gone had reserved for executions that live.
+    /// Takes over a gone owner's reservations for live executions.
     fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
@@ -385,7 +389,7 @@ impl Policy {
                 let e = self.cluster.execution(*id);
                 e.is_some_and(|e| e.stage == Stage::Pending)
             };
-            // What waits for others would keep those from reserving that it waits for.
+            // An execution that waits for others could block the very ones it waits for.
             let held = self.holds.held.get(id);
             let held = held.is_some_and(|h| !h.after.is_empty() || h.fails.is_some());
             if !pending(id) || held || !self.reserves(*id) {
@@ -401,7 +405,7 @@ impl Policy {
             for member in &set {
                 match entries.get(member) {
                     Some(entry) if entry.by == self.seed => {}
-                    // Its owner binds it, or it is taken over.
+                    // Its owner binds it, or another replica takes it over.
                     Some(_) => foreign = true,
                     None => wanted.extend(self.reservation(*member)),
                 }
@@ -417,7 +421,8 @@ impl Policy {
             }
             match sum.admits(quota, &wanted) {
                 Ok(()) => {}
-                // What asks for neither may go before one that waits for a device or memory.
+                // An execution that needs neither device nor memory may pass one that waits for
+                // them.
                 Err(Denied::Tenant { ever: false, .. })
                     if asks && sum.has_count(quota, &wanted) =>
                 {
@@ -428,8 +433,8 @@ impl Policy {
                 Err(_) => continue,
             }
             wanted.iter().for_each(|entry| sum.add(entry));
-            // What another replica is about to ask for keeps its room; should that one be gone, it
-            // is this one's in a moment.
+            // An entry that another replica is about to reserve keeps its room. If that replica is
+            // gone, this one soon becomes the preferred one.
             let mine = if set.len() > 1 {
                 self.places_gangs()
             } else {
@@ -445,8 +450,7 @@ impl Policy {
         }
     }
 
-    /// Why the tenant's limits have no room for one more like an execution, as a part of it; none
-    /// where they have.
+    /// Why the tenant's limits have no room for a further part of an execution. None if they have.
     pub(super) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
         let tenant = &self.cluster.execution(like)?.tenant;
         if !self.holds.limits(tenant) {
@@ -467,7 +471,7 @@ impl Policy {
         denied.err().map(|denied| denied.in_words())
     }
 
-    /// Why an execution that wants a reservation has none.
+    /// Explains why an execution has no reservation yet.
     pub(super) fn unreserved_in_words(&self, id: ExecutionId) -> Option<String> {
         if self.is_admitted(id) {
             return None;
@@ -490,7 +494,7 @@ impl Policy {
         })
     }
 
-    /// An execution has ended, as a message of its ledger says.
+    /// Handles the end of an execution, as its ledger says.
     pub(super) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
         if let Some(fate) = Fate::of(phase)
             && !self.holds.is_idle()

@@ -1,15 +1,17 @@
-//! Moves what runs between devices at boundaries, for a better use of them.
+//! Moves running executions between devices at boundaries, to use the devices better.
 //!
-//! *Downgrade*: something waits for a device that another execution has, which could go on on a
-//! free device that suffices for it and would not for the one that waits.
+//! *Downgrade*: an execution waits for a device that another one holds. The holder can use a
+//! smaller free device that would not do for the waiting one.
 //!
-//! *Upgrade*: an execution keeps its device busy ([`Config::device_bound`]), and one that has more
-//! of what it prefers has idled for [`Config::upgrade_dwell_ms`], with nothing waiting for a device.
+//! *Upgrade*: an execution keeps its device busy ([`Config::device_bound`]). A device with more of
+//! what it prefers has been idle for [`Config::upgrade_dwell_ms`], and no execution waits for a
+//! device.
 //!
-//! Either only after [`Config::reallocate_residency_ms`] on its device, and [`residency_ms`] by what
-//! a move costs it, so that it is moved at most T / residency + 1 times in time T.
+//! Both require that the execution has been on its device for [`Config::reallocate_residency_ms`],
+//! and for [`residency_ms`], which follows from the cost of a move. So it moves at most T /
+//! residency + 1 times in a time T.
 //!
-//! A look is bounded: at the first 8 profiles that wait, and at 256 executions on devices.
+//! A round is bounded: the first 8 waiting profiles, and 256 executions on devices.
 //!
 //! [`Config::device_bound`]: crate::Config::device_bound
 //! [`Config::upgrade_dwell_ms`]: crate::Config::upgrade_dwell_ms
@@ -28,18 +30,18 @@ use crate::profile::ProfileIx;
 use crate::share::regret::{move_ms, residency_ms};
 use crate::time::Now;
 
-/// How often devices are looked at, in milliseconds.
+/// Interval between two reviews of devices, in ms.
 const REVIEW_MS: u64 = 1_000;
-/// Profiles that wait for a device and are looked at.
+/// Most waiting profiles in one review.
 const PROFILES: usize = 8;
-/// Executions on devices that are looked at.
+/// Most executions on devices in one review.
 const HOLDERS: usize = 256;
-/// So much more of what it prefers must a larger device have.
+/// A larger device must have this share more of what the execution prefers.
 const GAIN: f64 = 0.1;
-/// Whoever was to free a device for another has done so by then, or never will.
+/// A device that was to be freed for another execution is free after this time, or never, in ms.
 const FREED_WITHIN_MS: u64 = 60_000;
 
-/// An execution on a device, which could be moved.
+/// An execution on a device that could move.
 struct Holder {
     id: ExecutionId,
     node: NodeIx,
@@ -49,7 +51,7 @@ struct Holder {
 }
 
 impl Policy {
-    /// Looks for better places for what is on devices.
+    /// Looks for better places for executions on devices.
     pub(super) fn reallocate(&mut self, now: Now, out: &mut Vec<Action>) {
         if !self.config.reallocate || now.mono.since(self.realloc.reviewed) < REVIEW_MS {
             return;
@@ -72,7 +74,7 @@ impl Policy {
             self.realloc.freed_for.clear();
             return self.upgrade(now, out);
         }
-        // Somebody gives way for these already.
+        // Another execution already yields for these.
         let asking = self.share.asking.keys();
         let served: BTreeSet<_> = asking
             .chain(self.share.promised.keys())
@@ -90,7 +92,7 @@ impl Policy {
         profile.is_some_and(|p| p.requires.device.is_some())
     }
 
-    /// Which devices nobody has; true where there are devices at all.
+    /// Notes the idle devices. Returns true if there are devices at all.
     fn note_idle(&mut self, now: Now) -> bool {
         let mut any = false;
         let mut idle = BTreeSet::new();
@@ -112,7 +114,7 @@ impl Policy {
         any
     }
 
-    /// Executions on devices that may be moved now.
+    /// Executions on devices that may move now.
     fn holders(&self, now: Now, upgrade: bool) -> Vec<Holder> {
         let nodes = self.cluster.nodes();
         let up = nodes.filter(|(_, n)| {
@@ -149,7 +151,7 @@ impl Policy {
         )
     }
 
-    /// The best other device for it that is free.
+    /// The best other free device for an execution.
     fn elsewhere(&mut self, now: Now, holder: &Holder) -> Option<(Choice, DeviceIx)> {
         let e = self.cluster.execution(holder.id)?;
         let ask = Ask {
@@ -168,7 +170,7 @@ impl Policy {
         let placed =
             placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &plain);
         if placed.is_some() {
-            // It will be bound in its turn.
+            // The execution is bound in its turn.
             return;
         }
         for holder in self.holders(now, false) {
@@ -199,7 +201,7 @@ impl Policy {
         }
     }
 
-    /// Moves the first that would gain; the others look again once that has happened.
+    /// Moves the first execution that gains. The others are reviewed after that move.
     fn upgrade(&mut self, now: Now, out: &mut Vec<Action>) {
         let dwell = self.config.upgrade_dwell_ms;
         let idle = self.realloc.idle.values();
@@ -251,7 +253,7 @@ impl Policy {
         }
     }
 
-    /// How busy its device is, by the last vector.
+    /// Utilisation of its device in the last vector.
     fn busy(&self, holder: &Holder) -> Option<f64> {
         let node = self.cluster.node(holder.node);
         let id = node.devices.id_of(Some(holder.device));

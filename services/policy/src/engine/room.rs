@@ -1,4 +1,4 @@
-//! Where a gang could be, and when it will have room there ([`crate::holds::room`]).
+//! Finds places for a gang, and estimates when they are free ([`crate::holds::room`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::places::{Claim, DeviceIx, Taken};
 use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
 
-/// On more nodes than these it is not reckoned when the gang can begin.
+/// Most nodes for which the start of a gang is estimated.
 const RECKONED: usize = 1_024;
 
 impl Policy {
-    /// The gang with the places where it could be; none where there is no room for all of it even if
-    /// nothing else were there.
+    /// Fills in the places where the gang could run. None if the empty cluster has no room for all
+    /// of it.
     pub(super) fn with_places(&mut self, now: Now, mut gang: First) -> Option<First> {
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
@@ -44,8 +44,8 @@ impl Policy {
         Some(gang)
     }
 
-    /// The nodes on which members could be, without anything on them; of their devices as much is
-    /// taken as is said.
+    /// Candidate nodes without any execution on them. `taken` says how much of each device counts
+    /// as used.
     fn rooms(&self, groups: &[Group], taken: impl Fn(NodeIx, DeviceIx) -> Taken) -> Rooms {
         let mut rooms = Rooms::new();
         for (ix, at) in groups.iter().flat_map(|group| &group.places) {
@@ -65,9 +65,8 @@ impl Policy {
         rooms
     }
 
-    /// When all members will find places, slots and devices, by what clients have said that their
-    /// executions take; none where that does not suffice to say. `all`: the nodes with nothing on
-    /// them.
+    /// Estimates when all members will find slots and devices, from the run times that clients
+    /// state. None if those do not suffice. `all`: the candidate nodes, empty.
     fn room_at(&self, now: Now, all: &Rooms, groups: &[Group]) -> Option<Millis> {
         if all.len() > RECKONED {
             return None;
@@ -105,7 +104,7 @@ impl Policy {
         if ends.is_empty() || !has_room(ends.len()) {
             return None;
         }
-        // What ends takes nothing away.
+        // Room only grows as executions end, so a binary search finds the first sufficient count.
         let (mut few, mut enough) = (0, ends.len());
         while few + 1 < enough {
             let half = few.midpoint(enough);

@@ -1,11 +1,14 @@
-//! Follows executions whose range is shared out ([`crate::spread`]); [`super::grow`] has them split.
+//! Follows executions whose range is spread over several nodes ([`crate::spread`]); [`super::grow`]
+//! makes them split.
 //!
-//! A part is made by whoever sees the split first, also after a restart: its id follows from the
-//! split, and its ledger begins by compare-and-set. A holder that waits for its last part has no
-//! node and is bound again when that has ended. A part that has found no place for
-//! [`crate::Config::spread_dwell_ms`] while its holder waits for it is given back: the holder goes
-//! on with what it left. Where a part fails or is cancelled its holder fails, and where a holder
-//! ends without its parts, or begins anew without them, these are cancelled.
+//! The service that sees a split first makes the part, also after a restart. The part's id follows
+//! from the split, and its ledger begins by compare-and-set. A holder that waits for its last part
+//! has no node, and is bound again when that part has ended.
+//!
+//! A part is given back if it finds no place for [`crate::Config::spread_dwell_ms`] while its
+//! holder waits for it: the holder then computes the rest itself. If a part fails or is cancelled,
+//! its holder fails. If a holder ends without its parts, or restarts without them, the parts are
+//! cancelled.
 
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, EventKind, ExecutionId, PhaseKind};
@@ -17,13 +20,13 @@ use crate::spread::{Member, Orphan};
 use crate::time::Now;
 use crate::view::LedgerView;
 
-/// Of each kind so many are looked at in one round.
+/// Most executions of each kind that one round handles.
 const AT_ONCE: usize = 256;
-/// Most characters of the reason for which a part has failed that its holder's repeats.
+/// Most characters of a part's reason that its holder repeats when it fails.
 const REASON_LIMIT: usize = 400;
 
 impl Policy {
-    /// Learns from a message of a live execution what it shares with whom.
+    /// Reads from a message of a live execution how it is spread.
     pub(super) fn note_spread(&mut self, now: Now, view: &LedgerView<'_>) {
         let Some(spreading) = &view.state.spread else {
             return;
@@ -62,14 +65,14 @@ impl Policy {
             self.spread.ended.remove(&part);
             self.spread.unknown.remove(&part);
         }
-        // Its worker did not see the end of which we know: what its ledger says now counts.
+        // Its worker did not see the end that we know of: the ledger's present state counts.
         if let Some(part) = in_vain
             && self.spread.ended.remove(&part).is_some()
         {
             let again = now.mono.plus(2 * self.config.look_ms);
             self.spread.unknown.insert(part, (id, again));
         }
-        // Whoever is not to act first leaves it some time.
+        // Replicas that are not preferred wait for a grace period.
         let soon = if self.is_mine(id) {
             now.mono
         } else {
@@ -101,9 +104,9 @@ impl Policy {
         self.note_dropped(now, id, is_anew);
     }
 
-    /// Learns of parts that their holder does not list: its ledger was begun anew without them. A part
-    /// is compared at each of its messages, all parts of a holder when its ledger begins anew or is
-    /// learned later than theirs.
+    /// Finds parts that their holder does not list because its ledger began again without them.
+    /// Each message of a part compares that part. All parts of a holder are compared when its
+    /// ledger begins again or is read after theirs.
     fn note_dropped(&mut self, now: Now, id: ExecutionId, is_anew: bool) {
         let members = &self.spread.members;
         let of = |part: ExecutionId| members.get(&part)?.spreading.part_of;
@@ -116,7 +119,8 @@ impl Policy {
             let holder = members.get(holder);
             holder.is_some_and(|m| m.part(*part).is_none())
         });
-        // The holder's newest state may not be known yet. The part is compared again before it ends.
+        // The holder's newest state may not be known yet, so the part is compared again before it
+        // ends.
         let again = now.mono.plus(2 * self.config.look_ms);
         for (part, holder) in dropped {
             let who = format!("policy: {holder}, of which it is a part, does without it");
@@ -133,8 +137,8 @@ impl Policy {
         holder.is_some_and(|m| m.part(part).is_some())
     }
 
-    /// An execution has ended, as its last message says or an append of ours. `part_of`: its holder,
-    /// where that is known; `why`: who has cancelled it, or the reason for which it has failed.
+    /// Handles the end of an execution, from its last message or an append of this service.
+    /// `part_of`: its holder, if known. `why`: who cancelled it, or why it failed.
     pub(super) fn note_part_end(
         &mut self,
         now: Now,
@@ -169,7 +173,7 @@ impl Policy {
         self.spread.unknown.remove(&part);
     }
 
-    /// A part has ended: its holder may go on, or cannot complete any more.
+    /// Handles the end of a part: its holder may resume, or cannot complete any more.
     fn part_ended(
         &mut self,
         holder: ExecutionId,
@@ -206,8 +210,9 @@ impl Policy {
         self.wait_if_pending(holder);
     }
 
-    /// It lives no more, as far as is known here. Where nobody has told the end of a part that is
-    /// still out, its ledger may only not have been there for whoever looked: it is looked for.
+    /// Forgets an execution that no longer lives. If the end of a part that is still out was not
+    /// reported, its ledger may merely have been missing at the time of the look, so it is looked
+    /// up again.
     pub(super) fn forget_spread(&mut self, id: ExecutionId) {
         let member = self.spread.members.remove(&id);
         let holder = member.and_then(|m| m.spreading.part_of);
@@ -223,14 +228,15 @@ impl Policy {
         self.spread.holders.remove(&id);
     }
 
-    /// True for one that is not to be bound now: it waits for a part, or fails because of one.
+    /// True for an execution that is not bound now, because it waits for a part or fails because of
+    /// one.
     pub(super) fn awaits_parts(&self, id: ExecutionId) -> bool {
         self.spread.awaited_by(id).is_some()
             || self.spread.failing.contains_key(&id)
             || self.spread.orphans.contains_key(&id)
     }
 
-    /// What a look at a ledger has shown: that of a part, or of a holder, that is not known here.
+    /// Handles the result of a look at the ledger of an unknown part or holder.
     pub(super) fn spread_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
         if self.knows(id) {
             self.spread.holders.remove(&id);
@@ -259,7 +265,7 @@ impl Policy {
         }
     }
 
-    /// As time passes: makes parts, gives them back, ends what must end, and has wholes grow.
+    /// The periodic work: makes parts, gives them back, ends executions, and lets ranges grow.
     pub(super) fn look_at_spread(&mut self, now: Now, out: &mut Vec<Action>) {
         if self.spread.is_idle() {
             return;
@@ -274,8 +280,7 @@ impl Policy {
         }
     }
 
-    /// Asks for parts and for holders that are not known here: the first are made where they are
-    /// not there yet.
+    /// Looks up unknown parts and holders, and makes parts that do not exist yet.
     fn look_for_unknown(&mut self, now: Now, out: &mut Vec<Action>) {
         let again = now.mono.plus(2 * self.config.look_ms);
         let due = self.spread.unknown.iter();
@@ -319,7 +324,7 @@ impl Policy {
         }
     }
 
-    /// Gives parts back that have found no place while their holders wait for them.
+    /// Gives parts back that found no place while their holders wait for them.
     fn give_back(&mut self, now: Now, out: &mut Vec<Action>) {
         let members = self.spread.members.iter();
         let waited: Vec<_> = members
@@ -347,7 +352,7 @@ impl Policy {
         }
     }
 
-    /// True for a part that has waited for a place for the dwell, and has no parts of its own.
+    /// True for a part without parts of its own that has waited for a place for the dwell time.
     fn has_no_place(&self, now: Now, part: ExecutionId) -> bool {
         let alone = self.spread.members.get(&part);
         let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
@@ -358,7 +363,7 @@ impl Policy {
         })
     }
 
-    /// Ends parts whose holders have ended.
+    /// Cancels parts whose holders have ended.
     fn end_orphans(&mut self, now: Now, out: &mut Vec<Action>) {
         let due = self.spread.orphans.iter();
         let due: Vec<_> = due
@@ -369,7 +374,7 @@ impl Policy {
         let again = now.mono.plus(self.config.order_retry_ms);
         for (part, who) in due {
             if self.is_listed(part) {
-                // Its holder was not known at first, or not as it is now.
+                // Its holder, or the holder's current state, was not known at first.
                 self.spread.orphans.remove(&part);
                 self.wait_if_pending(part);
                 continue;
@@ -404,7 +409,7 @@ impl Policy {
         }
     }
 
-    /// Ends holders of which a part has failed; one that computes yields first.
+    /// Fails holders of a failed part. A running holder yields first.
     fn fail_without_part(&mut self, now: Now, out: &mut Vec<Action>) {
         let failing = self.spread.failing.iter();
         let failing: Vec<_> = failing
@@ -450,7 +455,7 @@ impl Policy {
         });
     }
 
-    /// What it waits for, or why it fails, where that is a part of it.
+    /// For people: the part that an execution waits for, or because of which it fails.
     pub(super) fn parts_in_words(&self, id: ExecutionId) -> Option<String> {
         if let Some((_, reason)) = self.spread.failing.get(&id) {
             return Some(format!("it fails, since {reason}"));
@@ -469,7 +474,7 @@ impl Policy {
         ))
     }
 
-    /// What would let it go on, where it waits for a part.
+    /// For people: what would let it resume, if it waits for a part.
     pub(super) fn help_for_parts(&self, id: ExecutionId) -> Option<String> {
         let part = self.spread.awaited_by(id)?.id;
         Some(format!("the end of its part: `fiec why {part}`"))
@@ -492,7 +497,7 @@ impl Policy {
         }
     }
 
-    /// Of what it is a part, which parts it has, and why it is not spread further.
+    /// For people: its holder, its parts, and why it is not spread further.
     pub(super) fn spread_in_words(&self, id: ExecutionId) -> String {
         let Some(member) = self.spread.members.get(&id) else {
             return String::new();

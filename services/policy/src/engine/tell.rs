@@ -1,6 +1,6 @@
-//! Says of what waits why it does, so that it can be read in SQL too: once it has waited for a
-//! moment, and again when the reasons change. It costs a look at every node, so only the front of
-//! what waits is told of, a few at a time, the more rarely the more nodes there are.
+//! Records why executions wait, so that SQL shows it too: after a first moment, and again when the
+//! reasons change. An explanation reads every node, so only the front of the queue is reported, a
+//! few executions at a time, and less often the more nodes there are.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::cluster::Stage;
 use crate::share::queue::Cursor;
 use crate::time::{Millis, Now};
 
-/// Of so many that wait it is told at most.
+/// Most waiting executions that are reported on.
 const FRONT: usize = 64;
-/// Candidates that are looked at in one round, and executions at most.
+/// Most candidate nodes that one round reads, and most executions that it reports on.
 const LOOKS: u32 = 2_000;
 const AT_ONCE: u32 = 16;
-/// What waits for less is not told of.
+/// Shortest wait that is reported, in ms.
 const MOMENT_MS: u64 = 1_000;
-/// Nothing is looked at more often.
+/// Shortest time between two explanations of one execution, in ms.
 const AGAIN_MS: u64 = 5_000;
 
-/// What was told of what waits.
+/// The last report on each waiting execution.
 #[derive(Debug, Default)]
 pub struct Told {
     said: BTreeMap<ExecutionId, (Millis, Digest)>,
@@ -31,7 +31,7 @@ pub struct Told {
 }
 
 impl Policy {
-    /// One round, where it is time for one.
+    /// Runs one round of reports if it is due.
     pub(super) fn tell_waiting(&mut self, now: Now, out: &mut Vec<Action>) {
         let nodes = self.cluster.node_count().max(1);
         let pause = self.config.tell_ms.max(u64::from(nodes) / 5);
@@ -86,7 +86,7 @@ impl Policy {
         self.told.said = said;
     }
 
-    /// The first of those that wait for a place, and of those that are held.
+    /// The front of the queue, and of the executions that are held back.
     fn front(&self) -> Vec<ExecutionId> {
         let mut front = Vec::new();
         for lane in self.waiting.lanes() {
@@ -106,7 +106,7 @@ impl Policy {
     }
 }
 
-/// What is said, without the numbers in it: they change with every moment.
+/// Digest of an explanation without its numbers, which change all the time.
 fn sense(why: &Why) -> Digest {
     let words = why.candidates.iter().flat_map(|c| {
         let node = std::iter::once(c.node.as_str());

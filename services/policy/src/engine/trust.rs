@@ -1,6 +1,6 @@
-//! Follows what nodes prove, and takes contracts away: from a node whose canaries fail, or that
-//! was found out by a comparison. What it holds under that contract leaves it, back to the last
-//! boundary that is known to be good.
+//! Follows the proofs of nodes, and takes contracts away from a node whose canaries fail or whose
+//! result a comparison refuted. Executions under that contract leave the node and resume from the
+//! last boundary known to be good.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::cluster::{Node, NodeIx, Stage};
 use crate::places::Claim;
 use crate::time::Now;
 
-/// A proof that is younger is recorded also by a service that has just started.
+/// A service that has just started also records proofs that are younger than this, in µs.
 const YOUNG_US: i64 = 600_000_000;
 
-/// A step back whose outcome was never told is tried again after this.
+/// Time until a step back without a known result is tried again, in ms.
 const STEPPING_MS: u64 = 10_000;
 
-/// How a node stands with each contract at each place.
+/// A node's standing with each contract on each substrate.
 pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
     let mut all = Vec::new();
     for substrate in &d.substrates {
@@ -38,13 +38,13 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
 }
 
 impl Policy {
-    /// The identity that a node's claim states.
+    /// The identity in a node's claim.
     pub fn identity(&self, node: &NodeId) -> Option<NodeIdentity> {
         let ix = self.cluster.find(node)?;
         self.cluster.node(ix).descriptor.as_ref()?.identity.clone()
     }
 
-    /// A node's proof, and whether its signature is right.
+    /// Stores a node's proof, with the result of the signature check.
     pub(super) fn proof(
         &mut self,
         now: Now,
@@ -81,7 +81,7 @@ impl Policy {
         }
     }
 
-    /// What a node has lost, as it is stored.
+    /// Stores the contracts that a node has lost.
     pub(super) fn quarantine(
         &mut self,
         now: Now,
@@ -97,13 +97,13 @@ impl Policy {
         }
     }
 
-    /// True where this replica is the one to act for a node.
+    /// True if this replica acts for a node.
     fn speaks_for(&self, name: &NodeId) -> bool {
         self.replicas.prefers_self(name.as_str().as_bytes())
     }
 
-    /// Takes contracts away that a node's own canaries have broken: on a device that broke them,
-    /// or on all of a node whose host did, since programs on its devices need that too.
+    /// Takes contracts away that a node's own canaries have broken: from a device, or from the
+    /// whole node if its host failed, because programs on devices use the host as well.
     fn take_broken(&mut self, ix: NodeIx, out: &mut Vec<Action>) {
         let node = self.cluster.node(ix);
         if !self.loaded || !self.speaks_for(&node.id) {
@@ -117,7 +117,7 @@ impl Policy {
         }));
     }
 
-    /// Takes a contract away from a node that was found out. It counts here at once.
+    /// Takes a contract away from a node with a refuted result. The loss counts here at once.
     pub(super) fn convict(&mut self, now: Now, ix: NodeIx, reason: String, out: &mut Vec<Action>) {
         let contract = Contract::Bitwise;
         let node = self.cluster.node_mut(ix);
@@ -139,7 +139,7 @@ impl Policy {
         self.take_away(now, ix, out);
     }
 
-    /// What must leave a node because it has lost a contract leaves it.
+    /// Moves executions away from a node that has lost their contract.
     pub(super) fn take_away(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         let node = self.cluster.node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
@@ -168,7 +168,7 @@ impl Policy {
         }
     }
 
-    /// Takes an execution back to the last boundary that is known to be good.
+    /// Steps an execution back to the last boundary known to be good.
     pub(super) fn step_back(
         &mut self,
         now: Now,
@@ -196,7 +196,7 @@ impl Policy {
         }
         self.stepping.insert(id, now.mono);
         e.busy = true;
-        // Nothing is bound before that is in the ledger.
+        // The execution is not bound before the step is in the ledger.
         let tenant = e.tenant.clone();
         if matches!(e.stage, Stage::Pending) {
             self.stop_waiting(id);
@@ -213,7 +213,7 @@ impl Policy {
         });
     }
 
-    /// As time passes: what could not be done at once.
+    /// Repeats on each tick what could not be done at once.
     pub(super) fn look_at_trust(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         if !self.connected {
             return;

@@ -1,6 +1,7 @@
-//! Has parts of executions computed once more elsewhere; [`super::judge`] judges. Two nodes that
-//! disagree are judged by a third; where there is none, by fresh canaries of both; where those pass, the
-//! execution waits and says so.
+//! Has parts of executions computed again on other nodes; [`super::judge`] compares the results.
+//!
+//! If two nodes disagree, a third decides. Without a third, both nodes run their canaries again. If
+//! these pass, the execution waits and reports it.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +20,12 @@ use crate::trust::Standing;
 use crate::verify::{Check, Named, Recall, Trial, is_drawn};
 use crate::view::LedgerView;
 
-/// Two nodes disagree, and a third one that is there was not free for so long: their proofs are
-/// asked for.
+/// Wait for a third node that is present but not free, in ms. Then both nodes are asked for new
+/// proofs.
 const THIRD_WITHIN_MS: u64 = 10_000;
-/// Nobody has said for so long how far an execution was verified: it is asked for again.
+/// Time until an unanswered question for the verified boundary is repeated, in ms.
 const RECALL_WITHIN_MS: u64 = 10_000;
-/// Nodes whose reasons a note tells.
+/// Most nodes whose reasons a note names.
 const REASONS_LIMIT: usize = 4;
 
 impl Policy {
@@ -32,7 +33,8 @@ impl Policy {
         if guarded {
             return Some(Verify::All);
         }
-        // What it computes from which boundary on depends on what its parts have made.
+        // The result of an execution from a given boundary depends on its parts, so spread
+        // executions are not verified.
         if self.spread.members.contains_key(&id) {
             return None;
         }
@@ -41,7 +43,7 @@ impl Policy {
         if profile.contract != Contract::Bitwise {
             return None;
         }
-        // Without a word of the submission only what is known to be deterministic is compared.
+        // By default only built-in programs are verified: they are known to be deterministic.
         let usual = || Verify::Share(self.config.verify_share);
         let mode = match profile.verify {
             Some(mode) => mode,
@@ -55,7 +57,7 @@ impl Policy {
         }
     }
 
-    /// Notes what a message claims.
+    /// Notes the claims in a message.
     pub(super) fn note_claims(&mut self, now: Now, view: &LedgerView<'_>) {
         let id = view.state.execution;
         if view.event(EventKind::SteppedBack).is_some() {
@@ -131,7 +133,7 @@ impl Policy {
         }
     }
 
-    /// As time passes: asks, gives up who is silent, goes back.
+    /// The periodic work: asks verifiers, gives up on silent ones, steps executions back.
     pub(super) fn verify_round(&mut self, now: Now, out: &mut Vec<Action>) {
         if self.to_verify.is_empty() {
             return;
@@ -149,8 +151,8 @@ impl Policy {
                 continue;
             };
             if !self.is_mine(id) {
-                // Somebody else goes on with it; what they find is to be known before it is
-                // taken over again.
+                // Another service continues the verification. Its results must be read before this
+                // one takes over again.
                 if let Some(check) = self.checks.get_mut(&id).filter(|c| c.trial.is_none()) {
                     check.forget_recall();
                 }
@@ -172,7 +174,7 @@ impl Policy {
                 continue;
             }
             let asked = check.trial.as_ref().is_some_and(|t| t.asked.is_some());
-            // Real work comes first.
+            // Waiting executions go before verification.
             if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
                 continue;
             }
@@ -182,7 +184,7 @@ impl Policy {
         }
     }
 
-    /// True where it is known how far it was verified before; else that is asked for.
+    /// True if the boundary verified before is known; otherwise asks for it.
     fn recalls(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
         let Some(check) = self.checks.get_mut(&id) else {
             return false;
@@ -203,7 +205,8 @@ impl Policy {
         false
     }
 
-    /// How far it was verified before, by another policy service or an earlier life of this one.
+    /// Handles the boundary up to which another service, or an earlier instance of this one, has
+    /// verified.
     pub(super) fn recalled(
         &mut self,
         now: Now,
@@ -257,7 +260,8 @@ impl Policy {
         }
     }
 
-    /// Asks a node with a slot to spare to compute the first claim once more; true where one was.
+    /// Asks a node with a spare slot to compute the first claim again. Returns true if one was
+    /// asked.
     fn ask_somebody(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
         let (Some(e), Some(check)) = (self.cluster.execution(id), self.checks.get(&id)) else {
             return false;
@@ -296,7 +300,7 @@ impl Policy {
             return false;
         };
         self.questions += 1;
-        // Unique among replicas and lives as far as a clock is.
+        // Unique among replicas and instances as far as clocks are.
         let question =
             now.wall.micros().unsigned_abs().wrapping_mul(1_000) + self.questions % 1_000;
         let Some(check) = self.checks.get_mut(&id) else {
@@ -325,8 +329,8 @@ impl Policy {
         true
     }
 
-    /// True where somebody else may keep the contract and have a slot to spare soon. One that is
-    /// just being asked whether it lives, or whose proof is being renewed, is there.
+    /// True if another node may keep the contract and soon have a spare slot. It counts as present
+    /// while it is probed or renews its proof.
     fn could_be_asked(&self, now: Now, out_of_question: &[Avoided]) -> bool {
         self.cluster.nodes().any(|(ix, node)| {
             let standing = node.descriptor.as_ref().is_some_and(|d| {
@@ -378,7 +382,7 @@ impl Policy {
         let Some(trial) = check.trial.as_mut().filter(|t| t.proofs_since.is_none()) else {
             return;
         };
-        // Somebody else is there, but busy or under pressure: not for long, most likely.
+        // Another node is present, but busy or under pressure, probably not for long.
         if soon && now.mono.since(trial.heard) < THIRD_WITHIN_MS {
             return;
         }
@@ -390,7 +394,7 @@ impl Policy {
         }));
     }
 
-    /// How far the comparison of an execution is, for people.
+    /// For people: how far verification has come.
     pub(super) fn verification_in_words(&self, check: &Check) -> String {
         let mut words = String::new();
         if check.mode == Verify::All {

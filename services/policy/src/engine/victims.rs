@@ -1,9 +1,9 @@
-//! Who runs and may be asked to give way, by which rule, and who of them is ([`super::preempt`]).
+//! Chooses which running execution is preempted, and by which rule ([`super::preempt`]).
 //!
-//! A look is bounded: at 1,024 that run, the next ones in turn. Of each that a rule allows it is
-//! asked, in the order of regret, whether its place would do, until one does. What runs where the
-//! other one could not be in any case costs a look into its ranking, and what runs on one node and
-//! takes the same of it is asked about once.
+//! A round is bounded. It reads 1,024 running executions; the next round goes on behind them. The
+//! candidates that a rule allows are tried in order of regret until the place of one would do. A
+//! node where the waiting execution could never run costs one look into its ranking. Executions
+//! with the same claim on one node are tried once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::share::regret::{Regret, residency_ms};
 use crate::share::tenants::TenantIx;
 use crate::time::{Millis, Now};
 
-/// How many of those that run are looked at.
+/// Most running executions that one round reads.
 pub(super) const WINDOW: usize = 1_024;
-/// How many that are spared are named.
+/// Most spared executions that a reason names.
 const NAMED: usize = 3;
 
-/// One that runs and may be asked.
+/// A running execution that may be preempted.
 pub(super) struct Victim {
     pub id: ExecutionId,
     pub node: NodeIx,
@@ -42,20 +42,20 @@ pub(super) struct Victim {
     regret: Regret,
 }
 
-/// Who gives way.
+/// The result of a choice.
 pub(super) struct Chosen {
-    /// Which of those that may be asked.
+    /// Index into the candidates.
     pub at: usize,
     pub rule: Rule,
-    /// Others that the rule allows, who would lose more; the first ones.
+    /// Others that the rule allows, with more regret; the first few.
     spared: Vec<usize>,
-    /// How many these are.
+    /// Number of all spared executions.
     spared_count: usize,
-    /// How many would go first and are where the other one could not be.
+    /// Candidates with less regret whose place would not do.
     in_vain: usize,
 }
 
-/// What tenants hold once all that was ordered has happened.
+/// Tenants' holdings after all pending orders are obeyed.
 struct Holdings<'a> {
     policy: &'a Policy,
     changes: Vec<(TenantIx, f64)>,
@@ -72,19 +72,19 @@ impl Holdings<'_> {
         self.policy.cluster.tenants.fair(tenant, waits)
     }
 
-    /// True where one more is still within its share.
+    /// True if one more execution stays within the tenant's share.
     fn may_have(&self, tenant: TenantIx) -> bool {
         self.held(tenant) + 1.0 <= self.fair(tenant)
     }
 
-    /// True where one less is still its share.
+    /// True if the tenant keeps its share with one execution less.
     fn can_spare(&self, tenant: TenantIx) -> bool {
         self.held(tenant) - 1.0 >= self.fair(tenant)
     }
 }
 
 impl Policy {
-    /// Those that run, may be moved and have been where they are for long enough; some at a time.
+    /// Running executions that may be moved and have run for long enough, a window at a time.
     pub(super) fn victims(&mut self, now: Now) -> Vec<Victim> {
         let count = self.cluster.node_count();
         let mut looked = 0;
@@ -143,7 +143,7 @@ impl Policy {
         })
     }
 
-    /// By which rule one that runs gives way to one that waits.
+    /// The rule by which a running execution yields to a waiting one, if any.
     fn rule(&self, now: Now, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
         let slice = self.config.slice_ms;
         let discipline = self.config.discipline;
@@ -173,8 +173,8 @@ impl Policy {
             Discipline::LeastAttained => true,
             Discipline::Fifo | Discipline::Priority => false,
         };
-        // Who is ahead by its long wait alone has a turn against one that has been there as long as
-        // ageing takes; or many long ones would change places with every slice.
+        // An execution that leads only by its long wait preempts one that has run for the ageing
+        // time. Otherwise many long executions would swap places with every slice.
         let ahead = (c.deadline, c.level) < (v.deadline, v.level);
         let first = c.priority >= v.priority && ahead
             || c.effective > v.priority && v.runs_ms >= self.config.ageing_ms;
@@ -183,7 +183,7 @@ impl Policy {
             .then_some(Rule::TimeSlice)
     }
 
-    /// Who gives way: the lowest priority, then the least regret, of those whose place would do.
+    /// Chooses the lowest priority, then the least regret, among those whose place would do.
     pub(super) fn choose_victim(
         &mut self,
         now: Now,
@@ -221,7 +221,7 @@ impl Policy {
                 .then(by_regret)
                 .then(b.id.cmp(&a.id))
         });
-        // What is kept for a gang is no place for this one, whoever gives way there.
+        // Places that are reserved for a gang are not available, whoever is preempted there.
         let kept = self.kept_from(contender.id);
         let mut asked = BTreeMap::new();
         let would_do = |(at, _): &(usize, Rule)| {
@@ -242,7 +242,7 @@ impl Policy {
         })
     }
 
-    /// Whether one that waits could be on a node on which this claim and a slot become free.
+    /// True if a waiting execution could run on a node on which this claim and a slot become free.
     fn would_serve(
         &self,
         now: Now,
@@ -254,7 +254,7 @@ impl Policy {
             return false;
         };
         if e.stage.node() == Some(node) && self.goes_on_here(now, id, Some(claim), kept) {
-            // It was set aside there, and only the slot is missing, or its device.
+            // It was parked there, and lacks only a slot or its device.
             return true;
         }
         let ask = Ask {
@@ -266,7 +266,7 @@ impl Policy {
         placement::would_do(&self.cluster, &self.config, now, &ask, node)
     }
 
-    /// Why this one, in words.
+    /// The reason in words.
     pub(super) fn reason(&self, c: &Contender, chosen: &Chosen, victims: &[Victim]) -> String {
         let v = &victims[chosen.at];
         let why = match chosen.rule {

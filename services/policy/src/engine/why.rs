@@ -1,4 +1,4 @@
-//! Tells people what the policy sees.
+//! Explanations for people.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::profile::ProfileIx;
 use crate::time::Now;
 
 impl Policy {
-    /// Why a live execution is where it is.
+    /// Explains the place of a live execution.
     pub fn why(&self, now: Now, id: ExecutionId) -> Option<Why> {
         let e = self.cluster.execution(id)?;
         let name = |ix: NodeIx| &self.cluster.node(ix).id;
@@ -82,7 +82,7 @@ impl Policy {
             by_operators(id, change, &mut review);
         }
         if let Some(here) = here {
-            // For where it is, what counts is what presses there.
+            // For its own place, only the pressure there counts.
             let node = self.cluster.node(here);
             let profile = self.cluster.profiles.get(e.profile);
             let judged = node.judged(profile, e.device());
@@ -138,12 +138,12 @@ impl Policy {
         })
     }
 
-    /// What it waits for beside a node.
+    /// The reasons to wait other than nodes.
     fn waits_for(&self, id: ExecutionId) -> Vec<String> {
         self.held_in_words(id).into_iter().collect()
     }
 
-    /// What judges an execution where it is.
+    /// The thresholds that apply to an execution in its place.
     fn in_force(&self, id: ExecutionId, ix: NodeIx) -> Vec<InForce> {
         let Some(e) = self.cluster.execution(id) else {
             return Vec::new();
@@ -165,7 +165,7 @@ impl Policy {
             .collect()
     }
 
-    /// What would make it leave where it is.
+    /// The events that would make an execution leave its place.
     fn would_move(&self, id: ExecutionId, ix: NodeIx, thresholds: &[InForce]) -> Vec<String> {
         let node = &self.cluster.node(ix).id;
         if let Some(order) = self.cluster.execution(id).and_then(|e| e.order()) {
@@ -200,18 +200,18 @@ impl Policy {
         would
     }
 
-    /// A node that has not joined, and those that have.
+    /// The error for a node that has not joined, with the names of those that have.
     pub(super) fn no_such(&self, name: &NodeId) -> UnknownNode {
         let joined = self.cluster.nodes().map(|(_, node)| node);
         let joined = joined.filter(|node| node.descriptor.is_some());
         UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
     }
 
-    /// What a change would come to, before it is made: in words.
+    /// Predicts the effect of a change before it is made, in words.
     ///
     /// # Errors
-    /// Why no node can take the execution under it, with each node's reasons. The change can be
-    /// made all the same: it waits, or stays where it is, until one can.
+    /// The reasons of each node if none can take the execution under the change. The change is
+    /// still possible: the execution then waits, or stays, until a node can.
     pub fn foresee(
         &mut self,
         now: Now,
@@ -282,7 +282,7 @@ impl Policy {
         }
     }
 
-    /// Every node that has joined, in order of names.
+    /// Every joined node, ordered by name.
     pub fn node_statuses(&self, now: Now) -> Vec<NodeStatus> {
         self.cluster
             .nodes()
@@ -309,7 +309,7 @@ impl Policy {
             .collect()
     }
 
-    /// Those of them that count as lost.
+    /// The joined nodes that count as lost.
     pub fn lost_nodes(&self) -> BTreeSet<NodeId> {
         let nodes = self.cluster.nodes();
         nodes
@@ -318,7 +318,7 @@ impl Policy {
             .collect()
     }
 
-    /// What a node said last of an execution that it runs.
+    /// The last progress that a node reported for a running execution.
     pub fn progress(&self, id: ExecutionId) -> Option<RunningProgress> {
         let Stage::Started(ix, _) = self.cluster.execution(id)?.stage else {
             return None;
@@ -327,7 +327,7 @@ impl Policy {
         vector.running.iter().find(|r| r.execution == id).cloned()
     }
 
-    /// True for a node that has joined.
+    /// True for a joined node.
     pub fn has_node(&self, node: &NodeId) -> bool {
         self.cluster
             .find(node)
@@ -335,8 +335,8 @@ impl Policy {
     }
 }
 
-/// Where operators, and not its submission, have said which nodes may have an execution, it is told
-/// so, with what takes that back.
+/// If operators, not the submission, restrict the nodes of an execution, the explanation says so
+/// and names the command that lifts the restriction.
 pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Review) {
     let pinned = change.nodes.as_ref().filter(|nodes| !nodes.is_empty());
     let excluded = change.exclude.as_ref().filter(|nodes| !nodes.is_empty());
@@ -368,7 +368,7 @@ pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Re
             help.push(words);
             continue;
         }
-        // What else is in the way there must change as well.
+        // The other obstacles of that node must disappear as well.
         let others = words.split(placement::AND);
         let mut all: Vec<_> = others.filter(|part| !ruled_out.contains(*part)).collect();
         if all.is_empty() {
@@ -384,13 +384,13 @@ pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Re
     review.would_help = help;
 }
 
-/// The nodes that are acceptable, the first few.
+/// The first acceptable nodes.
 fn acceptable(candidates: &[Candidate]) -> Vec<NodeId> {
     let candidates = candidates.iter().filter(|c| c.score.is_some());
     candidates.map(|c| c.node.clone()).take(4).collect()
 }
 
-/// The phase that a stage stands for.
+/// The phase of a stage.
 fn phase_of(stage: Stage) -> PhaseKind {
     match stage {
         Stage::Pending => PhaseKind::Pending,

@@ -1,32 +1,31 @@
-//! Which of a tenant's executions give way where it has more than its quota allows, as one that was
-//! lowered: the lowest priority first, then the least regret, and nobody whose place the quota
-//! would have allowed.
+//! Chooses the executions to preempt when a tenant exceeds its quota: lowest priority first, then
+//! least regret. It never chooses an execution for which the quota has room.
 
 use fiec_schemas::quota::Quota;
 
-/// What one execution has of a tenant's limits.
+/// The part of a tenant's limits that one execution uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Has {
     /// Devices that it holds.
     pub devices: u32,
-    /// Bytes of a host's memory.
+    /// Bytes of host memory.
     pub memory_bytes: u64,
-    /// It may be told to give way now.
+    /// True if it may be preempted now.
     pub may_go: bool,
     /// Its priority.
     pub priority: i32,
-    /// What it would lose, in milliseconds.
+    /// Regret of a preemption, in ms.
     pub regret_ms: f64,
 }
 
-/// What is used, or beyond: executions, devices, bytes.
+/// Used or excess amounts: executions, devices, bytes.
 type Amounts = [u64; 3];
 
 fn amounts(has: &Has) -> Amounts {
     [1, u64::from(has.devices), has.memory_bytes]
 }
 
-/// What is used beyond the limits.
+/// The amounts beyond the limits.
 fn beyond(used: Amounts, quota: &Quota) -> Amounts {
     let limits = [
         quota.running.map(u64::from),
@@ -49,13 +48,13 @@ fn sum<'a>(all: impl Iterator<Item = &'a Has>) -> Amounts {
     })
 }
 
-/// True where these have more than the quota allows.
+/// True if the executions exceed the quota.
 pub fn exceeds<'a>(all: impl Iterator<Item = &'a Has>, quota: &Quota) -> bool {
     beyond(sum(all), quota) != [0; 3]
 }
 
-/// Which of them give way, by their places in the list, so that the rest keeps to the quota as far
-/// as those that may go allow. None of the chosen could stay.
+/// Returns the indices of the executions to preempt. The rest keeps to the quota as far as
+/// preemptible executions allow. Each chosen one is needed.
 pub fn choose(all: &[Has], quota: &Quota) -> Vec<usize> {
     let mut order: Vec<usize> = (0..all.len()).filter(|n| all[*n].may_go).collect();
     order.sort_by(|a, b| {
@@ -79,8 +78,8 @@ pub fn choose(all: &[Has], quota: &Quota) -> Vec<usize> {
         }
         chosen.push(n);
     }
-    // One that was chosen early may stay where a larger one was chosen after it; the last ones are
-    // worth most.
+    // A later, larger choice may have made an earlier one unnecessary. The last ones are worth
+    // most, so they are checked first.
     let rest = beyond(used, quota);
     let mut at = chosen.len();
     while at > 0 {
@@ -136,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// The quota holds afterwards as far as it can, and nobody has gone in vain.
+        /// The rest keeps to the quota as far as possible, and every preemption is needed.
         #[test]
         fn no_more_give_way_than_the_quota_asks_for(
             all in prop::collection::vec(has(), 0..24),
@@ -159,8 +158,8 @@ mod tests {
             }
         }
 
-        /// Where only their number is limited, exactly as many go as are too many, and nobody that
-        /// is worth more than one that stays.
+        /// With a limit on the number only, exactly the excess goes, and no execution goes that is
+        /// worth more than one that stays.
         #[test]
         fn of_a_number_the_least_worth_go(
             all in prop::collection::vec(has(), 0..24), running in 0u32..24

@@ -1,12 +1,14 @@
-//! The gang that goes first of those that wait for room, and what is kept for it.
+//! The leading gang among those that wait for places, and its reservation.
 //!
-//! A gang needs all its places at once, and on a cluster that is always full no two are ever free
-//! at once. So of all gangs that only room keeps from starting the first one, in the order of
-//! everything that waits, has what becomes free kept for it once it has waited for
-//! `gang_keep_ms`, or once somebody has given way to it. Nothing that comes after it in that order
-//! is bound where the gang could be ([`KeptPlaces`]), but for what ends before the gang can begin, or
-//! may be told to give way by then ([`First::lets_pass`]). One gang at a time keeps places, and fewer than its
-//! members stay free for it: as soon as there are enough it begins.
+//! A gang needs all its places at once, and on a full cluster no two places are ever free at once.
+//! So the gang that is first in queue order, and lacks only places, becomes the *leading gang*.
+//! Free places are reserved for it once it has waited for `gang_keep_ms`, or once an execution was
+//! preempted for it.
+//!
+//! Executions with a later turn are not bound where the gang could run ([`KeptPlaces`]). Two
+//! exceptions are backfilled: an execution that ends before the gang can start, and one that may be
+//! preempted by then ([`First::lets_pass`]). Only one gang at a time has a reservation. It starts
+//! as soon as there are enough places, so fewer than its members ever stay idle for it.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -19,71 +21,70 @@ use crate::share::order::Rank;
 use crate::share::tenants::TenantIx;
 use crate::time::Millis;
 
-/// Where something stands among all that waits; less goes first.
+/// The turn of a gang or an execution in queue order; the smaller goes first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Turn {
     /// Its effective priority; the highest goes first.
     pub effective: i32,
     /// Its tenant's share.
     pub share: f64,
-    /// Its place within both.
+    /// Its rank within both.
     pub rank: Rank,
 }
 
 impl Turn {
-    /// In which order two go; less goes first.
+    /// Compares two turns; the smaller goes first.
     pub fn order(&self, other: &Self) -> Ordering {
         let by_priority = other.effective.cmp(&self.effective);
         let by_share = self.share.total_cmp(&other.share);
         by_priority.then(by_share).then(self.rank.cmp(&other.rank))
     }
 
-    /// True where it goes before the other one.
+    /// True if it goes before the other one.
     pub fn is_before(&self, other: &Self) -> bool {
         self.order(other).is_lt()
     }
 }
 
-/// The gang that goes first.
+/// The leading gang.
 #[derive(Debug, Clone)]
 pub struct First {
-    /// Which.
+    /// Its key.
     pub key: GangKey,
     /// Its members.
     pub members: Vec<ExecutionId>,
-    /// Whose.
+    /// Its tenant.
     pub tenant: TenantIx,
-    /// Where it stands.
+    /// Its turn.
     pub turn: Turn,
     /// The priority of its members, without ageing.
     pub priority: i32,
-    /// Since when only room keeps it from starting.
+    /// Time since which it lacks only places.
     pub since: Millis,
-    /// The places where it could be.
+    /// The places where it could run.
     pub places: Arc<KeptPlaces>,
-    /// When it will have room, as far as clients have said how long their executions take.
+    /// Time at which it will have its places, as far as clients stated run times.
     pub ends: Option<Millis>,
-    /// The earliest such moment since places are kept for it. What passes is gone by then: were it
-    /// only by `ends`, whatever passes could put that off for what passes next.
+    /// The earliest value of `ends` since places are reserved. Backfilled executions must end by
+    /// then: with `ends` alone, each one could delay the gang for the next one.
     pub until: Option<Millis>,
-    /// What becomes free is kept for it.
+    /// True if free places are reserved for it.
     pub keeps: bool,
 }
 
-/// What something else must have to be bound where a gang could be.
+/// The facts that decide whether an execution is backfilled where a gang could run.
 #[derive(Debug, Clone, Copy)]
 pub struct Passes {
     /// Its own priority, without ageing.
     pub priority: i32,
-    /// How long it takes, where its client has said so, in milliseconds.
+    /// Its run time if its client stated one, in ms.
     pub takes_ms: Option<u64>,
-    /// How long it computes before it may be told to give way, in milliseconds; none where a higher
-    /// priority is no reason for that.
+    /// Time until it may be preempted, in ms. None if a higher priority does not preempt.
     pub gives_way_ms: Option<u64>,
 }
 
 impl First {
-    /// Takes over how long something may pass, if places were kept for it before.
+    /// Carries `until` over if places were already reserved for this gang.
     pub fn goes_on(&mut self, before: Option<&Self>) {
         let before = before.filter(|before| before.keeps && before.key == self.key);
         let known = before.and_then(|before| before.until);
@@ -93,8 +94,7 @@ impl First {
         };
     }
 
-    /// Whether something that comes after it may be bound where it could be, since it is gone by
-    /// the time that the gang can begin.
+    /// True if a later execution may be backfilled because it is gone when the gang can start.
     pub fn lets_pass(&self, now: Millis, other: Passes) -> bool {
         let (Some(ends), Some(until)) = (self.ends, self.until) else {
             return false;

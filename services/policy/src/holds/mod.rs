@@ -1,6 +1,6 @@
-//! What holds an execution back although there may be room for it: others that must have ended
-//! before, the gang with which it starts, and what its batch and its tenant may run at once. Only
-//! executions that say so, and tenants with limits, have anything here.
+//! The reasons that hold an execution back although there may be room: dependencies, its gang, and
+//! the limits of its batch and its tenant. Only executions with such a field, and tenants with
+//! limits, have entries here.
 
 pub mod excess;
 pub mod first;
@@ -20,24 +20,24 @@ use serde::Deserialize;
 
 use crate::time::Millis;
 
-/// So many answers in a row that are older than what is known are the truth.
+/// After this many answers in a row that are older than the known state, the answer counts.
 const BEHIND: u8 = 3;
 
-/// How an execution ended.
+/// The end of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It is done.
+    /// It completed.
     Completed,
-    /// It was given up.
+    /// It failed.
     Failed,
-    /// Somebody ended it.
+    /// It was cancelled.
     Cancelled,
-    /// A part that has ended early: what it had left is its holder's.
+    /// A part that ended early: its holder computes the rest.
     Returned,
 }
 
 impl Fate {
-    /// Of a phase; none for one in which an execution lives.
+    /// The end that a phase stands for. None if the execution still lives.
     pub fn of(phase: PhaseKind) -> Option<Self> {
         match phase {
             PhaseKind::Completed => Some(Fate::Completed),
@@ -52,7 +52,7 @@ impl Fate {
         }
     }
 
-    /// For people.
+    /// The words for people.
     pub fn in_words(self) -> &'static str {
         match self {
             Fate::Completed => "completed",
@@ -63,36 +63,36 @@ impl Fate {
     }
 }
 
-/// What a look at the last message of a ledger has shown.
+/// Result of a look at the last message of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
-    /// It has ended.
+    /// The execution has ended.
     Ended(Fate),
-    /// It has not.
+    /// The execution lives.
     Lives,
-    /// There is no message.
+    /// The ledger has no message.
     Vanished,
 }
 
-/// The part of a submission that may hold it back.
+/// The fields of a submission that may hold it back.
 #[derive(Debug, Default, Deserialize)]
 pub struct HoldSpec {
-    /// Its batch, where it has a name.
+    /// Its batch, if named.
     #[serde(default)]
     pub batch: Option<BatchName>,
-    /// What must have ended before.
+    /// The executions that must end first.
     #[serde(default)]
     pub after: Vec<Dependency>,
-    /// How many of its batch run at once.
+    /// Most executions of its batch that run at once.
     #[serde(default)]
     pub at_once: Option<u32>,
-    /// With whom it starts.
+    /// The gang with which it starts.
     #[serde(default)]
     pub gang: Option<Gang>,
 }
 
 impl HoldSpec {
-    /// Of a submission; none where nothing holds it back.
+    /// Reads a submission. None if it holds nothing back.
     pub fn of(spec: &Submission) -> Option<Self> {
         let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
         any.then(|| Self {
@@ -103,7 +103,7 @@ impl HoldSpec {
         })
     }
 
-    /// Of a submission as JSON; none where nothing holds it back.
+    /// Reads a submission in JSON. None if it holds nothing back.
     pub fn read(json: &str) -> Option<Self> {
         let spec: Self = serde_json::from_str(json).ok()?;
         let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
@@ -111,35 +111,35 @@ impl HoldSpec {
     }
 }
 
-/// Another execution that must end first.
+/// An execution that must end first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awaited {
-    /// Which.
+    /// Its id.
     pub id: ExecutionId,
-    /// As the submission names it.
+    /// Its name in the submission.
     pub name: String,
-    /// How it must have ended.
+    /// The required outcome.
     pub on: AfterOutcome,
 }
 
-/// What holds one execution.
+/// The holds of one execution.
 #[derive(Debug, Clone, Default)]
 pub struct Held {
-    /// What has not ended yet.
+    /// Dependencies that have not ended yet.
     pub after: Vec<Awaited>,
-    /// Why it cannot run any more.
+    /// The reason why it can no longer run.
     pub fails: Option<String>,
-    /// Its batch, where it has a name.
+    /// Its batch, if named.
     pub batch: Option<BatchId>,
-    /// How many of its batch run at once.
+    /// Most executions of its batch that run at once.
     pub at_once: Option<u32>,
-    /// With whom it starts.
+    /// The gang with which it starts.
     pub gang: Option<Gang>,
 }
 
 impl Held {
-    /// Takes in that something it may wait for was seen so; `old`: nothing of it should be to come.
-    /// True where something has changed.
+    /// Handles what was seen of a dependency. `old`: its ledger would exist by now. Returns true if
+    /// something changed.
     pub fn learn(&mut self, id: ExecutionId, seen: Seen, old: bool) -> bool {
         let Some(at) = self.after.iter().position(|a| a.id == id) else {
             return false;
@@ -164,17 +164,18 @@ impl Held {
     }
 }
 
-/// A batch of which only some run at once.
+/// A batch with a limit on concurrent executions.
 #[derive(Debug, Default)]
 pub struct Limited {
-    /// Its live executions, each with the limit that it gives.
+    /// Its live executions, each with the limit that it states.
     members: BTreeMap<ExecutionId, Option<u32>>,
-    /// How many of them give each limit: asked for with every look at one of a hundred thousand.
+    /// Number of executions that state each limit. It makes `at_once` cheap for batches of a
+    /// hundred thousand.
     limits: BTreeMap<u32, u32>,
 }
 
 impl Limited {
-    /// Takes in a live execution with the limit that it gives.
+    /// Adds a live execution with the limit that it states.
     pub fn insert(&mut self, id: ExecutionId, limit: Option<u32>) {
         self.remove(id);
         self.members.insert(id, limit);
@@ -183,7 +184,7 @@ impl Limited {
         }
     }
 
-    /// Takes one out that lives no more.
+    /// Removes an execution that no longer lives.
     pub fn remove(&mut self, id: ExecutionId) {
         let Some(Some(limit)) = self.members.remove(&id) else {
             return;
@@ -196,46 +197,45 @@ impl Limited {
         }
     }
 
-    /// True where none lives.
+    /// True if no execution of the batch lives.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// How many run at once: the smallest number that one of them gives.
+    /// The smallest limit that one of them states.
     pub fn at_once(&self) -> Option<u32> {
         self.limits.first_key_value().map(|(limit, _)| *limit)
     }
 }
 
-/// Names a gang.
+/// Identifies a gang.
 pub type GangKey = (Tenant, BatchName);
 
-/// A set that starts together.
+/// A gang: a set of executions that starts together.
 #[derive(Debug, Default)]
 pub struct Together {
-    /// How many it has.
+    /// Its number of members.
     pub size: u32,
-    /// The live ones, oldest first.
+    /// The live members, oldest first.
     pub members: BTreeSet<(Timestamp, ExecutionId)>,
-    /// When the first of them was seen to compute.
+    /// Time at which the first member was seen to start.
     pub begun: Option<Millis>,
-    /// Those that compute were told to yield, so that all begin anew.
+    /// The started members were ordered to yield, so that all start again.
     pub dissolving: bool,
-    /// It was given back because it was not bound in full in time.
+    /// Its bindings were given back because not all members were bound in time.
     pub given_back: bool,
     /// Its capsules were sent.
     pub sent: bool,
-    /// It is not tried before.
+    /// The gang is not tried before this moment.
     pub retry_at: Millis,
-    /// Since when only room keeps it from starting.
+    /// Time since which it lacks only places.
     pub ready_since: Option<Millis>,
-    /// Those of its members that found no place when it was tried last; none before that.
+    /// Members that found no place in the last attempt. None before the first attempt.
     pub lacking: Option<Vec<ExecutionId>>,
 }
 
 impl Together {
-    /// The members that make the gang up: the oldest, as many as it has. None where some are
-    /// missing.
+    /// The members of the gang: the oldest, as many as its size. None if members are missing.
     pub fn complete(&self) -> Option<Vec<ExecutionId>> {
         let size = self.size as usize;
         let first: Vec<_> = self.members.iter().take(size).map(|(_, id)| *id).collect();
@@ -243,98 +243,97 @@ impl Together {
     }
 }
 
-/// What a tenant has reserved, as far as it is known here.
+/// A tenant's reservations as known here.
 #[derive(Debug, Default)]
 pub struct Table {
     /// Sequence of the message.
     pub seq: Sequence,
-    /// What it says.
+    /// Its entries.
     pub entries: BTreeMap<ExecutionId, Reservation>,
-    /// A change was asked for and has not been answered, since when.
+    /// Time of the change that was requested and not answered yet.
     pub asked: Option<Millis>,
-    /// What that change frees.
+    /// The executions that this change frees.
     pub freeing: BTreeSet<ExecutionId>,
-    /// It was read, and not only told, since the last stall.
+    /// True if it was read, not only received as news, since the last stall.
     pub fresh: bool,
-    /// Answers in a row that were older than what is known.
+    /// Number of answers in a row that were older than the known state.
     pub behind: u8,
-    /// Executions that run have been looked through for ones without a reservation.
+    /// True if the running executions were checked for missing reservations.
     pub scanned: bool,
-    /// What its entries count for was looked at anew.
+    /// True if the memory of its entries was checked.
     pub amended: bool,
-    /// To be freed, from when on.
+    /// Entries to free, with the earliest time.
     pub to_free: BTreeMap<ExecutionId, Millis>,
 }
 
-/// One that was told to give way to its tenant's quota.
+/// An execution that was ordered to yield for its tenant's quota.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trimmed {
-    /// Under which epoch.
+    /// The epoch of the order.
     pub epoch: u64,
-    /// How often it was told.
+    /// Number of orders.
     pub tries: u32,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
-/// Where an execution stands among those that want a reservation: higher priority first, then
-/// older first.
+/// Order of the executions that want a reservation: higher priority first, then older first.
 pub type Place = (Reverse<i16>, Timestamp, ExecutionId);
 
-/// All of it.
+/// The state of all holds.
 #[derive(Debug, Default)]
 pub struct Holds {
-    /// Executions that are held, or may be.
+    /// Executions with holds.
     pub held: BTreeMap<ExecutionId, Box<Held>>,
-    /// For each one that is waited for, by whom.
+    /// For each awaited execution, those that wait for it.
     pub waiters: BTreeMap<ExecutionId, BTreeSet<ExecutionId>>,
-    /// Ones that are waited for and not known here, and when to look at their ledgers (again).
+    /// Awaited executions that are not known here, with the time of the next look at their ledgers.
     pub look_at: BTreeMap<ExecutionId, Millis>,
-    /// Executions that cannot run any more.
+    /// Executions that can no longer run.
     pub failing: BTreeSet<ExecutionId>,
     /// Named batches.
     pub batches: BTreeMap<BatchId, Limited>,
     /// Gangs.
     pub gangs: BTreeMap<GangKey, Together>,
-    /// Gangs of which something has changed.
+    /// Gangs with a change.
     pub gangs_due: BTreeSet<GangKey>,
-    /// The one of them that goes first.
+    /// The leading gang.
     pub first: Option<Box<first::First>>,
-    /// When that was looked at.
+    /// Time of the last choice of the leading gang.
     pub first_looked: Millis,
-    /// The place in their order from which on they are looked at: those before it could have no
-    /// room even if nothing else were there.
+    /// Index from which gangs are checked. The gangs before it would not have room even on an empty
+    /// cluster.
     pub first_from: usize,
-    /// When it can begin, as what waits was looked at by last.
+    /// Start of the leading gang that the last review of the queue used.
     pub first_ends: Option<Millis>,
-    /// Tenants that have more than they may, since when.
+    /// Tenants over their quota, with the time since when.
     pub over: BTreeMap<Tenant, Millis>,
-    /// Executions that were told to give way for that, as long as they have not.
+    /// Executions that were ordered to yield for their quota and have not done so yet.
     pub trimmed: BTreeMap<ExecutionId, Trimmed>,
-    /// When that was looked at.
+    /// Time of the last check of quotas.
     pub over_looked: Millis,
-    /// The largest share of a node's memory that a slot has, in bytes.
+    /// The largest share of memory that a slot has on any node, in bytes.
     pub share_bytes: u64,
-    /// What tenants may use at once.
+    /// The quotas of tenants.
     pub quotas: BTreeMap<Tenant, Quota>,
-    /// What they have reserved.
+    /// The reservations of tenants.
     pub tables: BTreeMap<Tenant, Table>,
-    /// Who wants a reservation.
+    /// Executions that want a reservation.
     pub queue: BTreeMap<Tenant, BTreeSet<Place>>,
-    /// Since when, or not before when.
+    /// For each of them, its place and the time before which it is not requested.
     pub queued: BTreeMap<ExecutionId, (Place, Millis)>,
-    /// Reservations of this replica whose executions wait for room, since when.
+    /// Reservations of this replica whose executions wait for a place, with the time since when.
     pub unplaced: BTreeMap<ExecutionId, Millis>,
-    /// Something has changed.
+    /// A change must be acted on.
     pub due: bool,
-    /// When everything was last looked through.
+    /// Time of the last complete sweep.
     pub swept: Millis,
-    /// When the ledgers had been taken over.
+    /// Time at which the ledgers had been read.
     pub began: Millis,
 }
 
 impl Holds {
-    /// True where nothing is held and nobody has limits.
+    /// True if no execution is held back and no tenant has limits.
     pub fn is_idle(&self) -> bool {
         self.held.is_empty() && self.quotas.is_empty() && self.tables.is_empty()
     }
@@ -349,13 +348,13 @@ impl Holds {
         self.quotas.get(tenant).is_some_and(Quota::limits)
     }
 
-    /// How many of its batch run at once.
+    /// Most executions of a batch that run at once.
     pub fn at_once(&self, batch: Option<BatchId>) -> Option<u32> {
         self.batches.get(&batch?)?.at_once()
     }
 
-    /// Takes in what a tenant has reserved; false where something newer is known. `read`: it is
-    /// the answer to a question, not news that may be late.
+    /// Stores a tenant's reservations. Returns false if a newer state is known. `read`: an answer
+    /// to a question, not news that may be late.
     pub fn learn_table(
         &mut self,
         tenant: &Tenant,
@@ -369,8 +368,8 @@ impl Holds {
             known.freeing.clear();
         }
         if seq < known.seq {
-            // An answer may be older than news that has overtaken it; again and again it says that
-            // the stream was made anew.
+            // An answer may be older than news that has overtaken it. Repeated old answers mean
+            // that the stream was created again.
             known.behind += u8::from(read);
             if known.behind < BEHIND {
                 return false;
@@ -393,7 +392,7 @@ impl Holds {
         true
     }
 
-    /// After a stall or a cut, what was known of reservations may be out of date.
+    /// Distrusts the known reservations after a stall or a lost connection.
     pub fn distrust(&mut self) {
         for table in self.tables.values_mut() {
             table.fresh = false;
@@ -401,7 +400,7 @@ impl Holds {
         self.due = true;
     }
 
-    /// True where this replica may bind a pending execution under its reservation.
+    /// True if this replica may bind a pending execution under its reservation.
     pub fn is_reserved(&self, tenant: &Tenant, id: ExecutionId, own: InstanceId) -> bool {
         self.tables.get(tenant).is_some_and(|table| {
             let own = table.entries.get(&id).is_some_and(|entry| entry.by == own);
@@ -410,7 +409,7 @@ impl Holds {
         })
     }
 
-    /// Puts an execution among those that want a reservation, not before then.
+    /// Queues an execution for a reservation, no earlier than `from`.
     pub fn enqueue(&mut self, tenant: &Tenant, place: Place, from: Millis) {
         if self.queued.contains_key(&place.2) {
             return;
@@ -421,7 +420,7 @@ impl Holds {
         self.due = true;
     }
 
-    /// Takes it away from there.
+    /// Removes an execution from that queue.
     pub fn dequeue(&mut self, tenant: &Tenant, id: ExecutionId) {
         let Some((place, _)) = self.queued.remove(&id) else {
             return;
@@ -448,7 +447,7 @@ mod tests {
         batch.insert(id(2), Some(5));
         batch.insert(id(3), Some(3));
         batch.insert(id(4), Some(3));
-        // The same one with another limit.
+        // The same execution with another limit.
         batch.insert(id(4), Some(4));
         assert_eq!(batch.at_once(), Some(3));
         batch.remove(id(3));

@@ -1,58 +1,59 @@
-//! A tenant's reservations, changed: what is asked for is granted as far as the limits allow, on
-//! whatever is reserved at the moment of the change. The shell reads the tenant's last message,
-//! applies the change and replaces the message by compare-and-set; whoever loses that race reads
-//! again and applies the change to what the other has made. So no limit is ever exceeded by two
-//! replicas that grant at the same time.
+//! Changes to a tenant's reservations. A request is granted as far as the limits allow, given the
+//! reservations at the moment of the change.
+//!
+//! The shell reads the tenant's last message, applies the change, and replaces the message by
+//! compare-and-set. A replica that loses the race reads again and applies its change to the new
+//! state. So two replicas that grant at the same time cannot exceed a limit.
 
 use std::collections::BTreeMap;
 
 use fiec_schemas::quota::{Quota, RESERVATIONS_LIMIT, Reservation, Reservations};
 use fiec_schemas::{BatchId, ExecutionId, InstanceId, Sequence};
 
-/// What a replica wants changed.
+/// A change that a replica requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Not needed any more, where they are still of this replica's.
+    /// Entries to free if they still belong to this replica.
     pub free: Vec<(ExecutionId, InstanceId)>,
-    /// From a replica that is gone to this one, with the last message of the execution's ledger.
+    /// Entries to take over from a gone replica, with the last message of the execution's ledger.
     pub take: Vec<(ExecutionId, InstanceId, InstanceId, Sequence)>,
-    /// What runs already and counts in any case.
+    /// Entries for running executions, which count in any case.
     pub adopt: Vec<Reservation>,
-    /// Of this replica's, what counts for other bytes of memory from now on.
+    /// Entries of this replica with a new number of bytes.
     pub amend: Vec<(ExecutionId, InstanceId, u64)>,
-    /// What is wanted: of each set everything or nothing.
+    /// Wanted sets, each granted as a whole or not at all.
     pub sets: Vec<Vec<Reservation>>,
-    /// Replace the message even where nothing changes, so that an earlier change whose fate is not
-    /// known cannot be stored any more.
+    /// Replace the message even without a change, so that an earlier change with an unknown result
+    /// can no longer be stored.
     pub fence: bool,
 }
 
 impl Change {
-    /// True where it asks for nothing.
+    /// True if it changes nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Why something is not reserved.
+/// Reason why a set is not reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denied {
-    /// The tenant's own limits; more than all of it is wanted at once where `ever` is set.
+    /// A limit of the tenant.
     Tenant {
-        /// Which limit, in words.
+        /// The limit, in words.
         limit: String,
-        /// It would not fit if nothing else were reserved.
+        /// True if the set exceeds the limit even without other reservations.
         ever: bool,
     },
     /// The batch's limit.
     Batch {
-        /// How many run at once.
+        /// The batch's limit.
         at_once: u32,
     },
 }
 
 impl Denied {
-    /// For people.
+    /// The words for people.
     pub fn in_words(&self) -> String {
         match self {
             Denied::Tenant { limit, ever: false } => {
@@ -68,7 +69,7 @@ impl Denied {
     }
 }
 
-/// How much is reserved.
+/// The sum of reservations.
 #[derive(Debug, Clone, Default)]
 pub struct Sum {
     running: u64,
@@ -78,14 +79,14 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Of these.
+    /// The sum of these entries.
     pub fn of<'a>(entries: impl IntoIterator<Item = &'a Reservation>) -> Self {
         let mut sum = Self::default();
         entries.into_iter().for_each(|entry| sum.add(entry));
         sum
     }
 
-    /// With one more.
+    /// Adds an entry.
     pub fn add(&mut self, entry: &Reservation) {
         self.running += 1;
         self.devices += u64::from(entry.devices);
@@ -97,7 +98,7 @@ impl Sum {
         }
     }
 
-    /// Whether a set would fit beside it but for devices and memory.
+    /// True if a set fits, not counting devices and memory.
     pub fn has_count(&self, quota: Option<&Quota>, set: &[Reservation]) -> bool {
         let bare = set.iter().map(|entry| Reservation {
             devices: 0,
@@ -107,7 +108,7 @@ impl Sum {
         self.admits(quota, &bare.collect::<Vec<_>>()).is_ok()
     }
 
-    /// Whether a set fits beside it.
+    /// Checks whether a set fits.
     ///
     /// # Errors
     /// The limit that it would break.
@@ -145,7 +146,7 @@ impl Sum {
             }
         }
         for (limit, own, all, what) in limits {
-            // What asks for none of it is not held up by it.
+            // A limit on a resource does not hold up a set that uses none of it.
             if let Some(limit) = limit.filter(|limit| own > 0 && all > *limit) {
                 return Err(Denied::Tenant {
                     limit: format!("{limit} {what}"),
@@ -157,7 +158,7 @@ impl Sum {
     }
 }
 
-/// What is reserved after a change.
+/// Returns the reservations after a change.
 pub fn apply(before: &Reservations, quota: Option<&Quota>, change: &Change) -> Reservations {
     let mut entries: BTreeMap<ExecutionId, Reservation> = before
         .entries
@@ -180,7 +181,8 @@ pub fn apply(before: &Reservations, quota: Option<&Quota>, change: &Change) -> R
         }
     }
     for entry in &change.adopt {
-        // What is beyond the most that a message holds is adopted once others have ended.
+        // Beyond the size limit of a message, running executions are adopted after others have
+        // ended.
         if entries.len() < RESERVATIONS_LIMIT {
             let known = entries.entry(entry.execution);
             known.or_insert_with(|| entry.clone());
@@ -259,7 +261,7 @@ mod tests {
             &sets(&[&[1, 2], &[3, 4], &[5]]),
         );
         assert_eq!(ids(&table), [1, 2, 5]);
-        // What is there already takes no further room.
+        // Existing entries use no further room.
         let again = apply(&table, Some(&quota(3)), &sets(&[&[1, 2], &[6]]));
         assert_eq!(ids(&again), [1, 2, 5]);
     }
@@ -285,7 +287,7 @@ mod tests {
         };
         let table = apply(&Reservations::default(), None, &change);
         assert_eq!(table.entries.len(), RESERVATIONS_LIMIT);
-        // What has ended makes room for the rest.
+        // Ended executions make room for the rest.
         let change = Change {
             free: vec![(entry(0, 1).execution, entry(0, 1).by)],
             adopt: vec![entry(limit, 1)],
@@ -331,7 +333,8 @@ mod tests {
             ],
             ..Change::default()
         };
-        // The third would make it 2 at once, of which there are 2 already; the fourth fits in 3.
+        // The third would make it two at once, and there are two already. The fourth fits within
+        // three.
         let table = apply(&Reservations::default(), None, &change);
         assert_eq!(ids(&table), [1, 2, 4]);
     }

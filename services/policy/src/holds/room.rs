@@ -1,5 +1,5 @@
-//! Room for the members of a gang: what nodes have, whether all members find places there at once, and
-//! what of that is kept for them.
+//! Room for the members of a gang: the free resources of nodes, whether all members fit at once,
+//! and which places are reserved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -7,40 +7,40 @@ use std::num::NonZeroU64;
 use crate::cluster::NodeIx;
 use crate::places::{Claim, DeviceIx, Taken};
 
-/// A place of a node; the host as no device.
+/// A node and a device, or no device for the host.
 pub type Place = (NodeIx, Option<DeviceIx>);
 
-/// Members of a gang that ask the same.
+/// Members of a gang with the same requirements.
 #[derive(Debug, Clone)]
 pub struct Group {
-    /// How many.
+    /// Number of members.
     pub count: u32,
-    /// Bytes that each takes of a device's memory, where others may be there too; none: all of it.
+    /// Bytes of device memory for each member on a shared device. None: a whole device.
     pub budget: Option<NonZeroU64>,
-    /// Where they may be, the best first.
+    /// Their possible places, best first.
     pub places: Vec<Place>,
 }
 
-/// A device, as members may have it.
+/// A device that members may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Space {
-    /// Bytes of its memory that are offered.
+    /// Bytes of its memory on offer.
     pub bytes: u64,
-    /// What is taken of it.
+    /// The used part of it.
     pub taken: Taken,
 }
 
-/// What a node has for the members of a gang.
+/// A node's resources for members of a gang.
 #[derive(Debug, Clone, Default)]
 pub struct Room {
-    /// Slots that are free.
+    /// Free slots.
     pub slots: u32,
-    /// The devices on which they could be.
+    /// The devices that members could use.
     pub devices: BTreeMap<DeviceIx, Space>,
 }
 
 impl Room {
-    /// How many that take so much of a device have room at a place.
+    /// Number of members with this budget that fit at a place.
     fn fits(&self, at: Option<DeviceIx>, budget: Option<NonZeroU64>) -> u32 {
         let Some(device) = at else {
             return self.slots;
@@ -57,7 +57,7 @@ impl Room {
         }
     }
 
-    /// Something that had a slot and this has ended.
+    /// Returns the slot and the device of an execution that has ended.
     pub fn give_back(&mut self, claim: Claim) {
         self.slots = self.slots.saturating_add(1);
         if let Claim::Device { device, budget } = claim
@@ -68,11 +68,11 @@ impl Room {
     }
 }
 
-/// What nodes have.
+/// The resources of nodes.
 pub type Rooms = BTreeMap<NodeIx, Room>;
 
-/// Whether all members find places at once. Those with the fewest places choose first. True is
-/// certain; where sorts compete for the same places it may be false although there is a way.
+/// True if all members fit at once. The group with the fewest places chooses first. A true answer
+/// is certain. A false answer may be wrong if groups compete for the same places.
 pub fn has_places(mut rooms: Rooms, groups: &[Group]) -> bool {
     let mut order: Vec<_> = groups.iter().collect();
     order.sort_by_key(|group| group.places.len());
@@ -96,22 +96,22 @@ pub fn has_places(mut rooms: Rooms, groups: &[Group]) -> bool {
     true
 }
 
-/// What is kept of one node.
+/// The reserved resources of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Keeps {
-    /// The most members that could be there at once.
+    /// Most members that could run there at once.
     slots: u32,
-    /// Devices on which they could be.
+    /// The devices that members could use.
     devices: BTreeSet<DeviceIx>,
 }
 
-/// What is kept for a gang: of each node on which members could be the devices that they could have,
-/// and as many slots as they could take. Slots beyond those are of no use to it.
+/// The places that are reserved for a gang: on each possible node the devices that members could
+/// use, and as many slots as they could fill. Further slots are of no use to the gang.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptPlaces(BTreeMap<NodeIx, Keeps>);
 
 impl KeptPlaces {
-    /// Where these members could be. `rooms`: what the nodes have, were nothing else there.
+    /// The places where these groups could run. `rooms`: the nodes' resources on an empty cluster.
     pub fn of(rooms: &Rooms, groups: &[Group]) -> Self {
         let mut kept = Self::default();
         for group in groups {
@@ -132,8 +132,8 @@ impl KeptPlaces {
         kept
     }
 
-    /// True for a place that something else must leave to them. `free`: slots of its node that are
-    /// free before it takes one.
+    /// True for a place that other executions must leave free. `free`: free slots of the node
+    /// before another execution takes one.
     pub fn keeps(&self, (node, at): Place, free: u32) -> bool {
         self.0.get(&node).is_some_and(|keeps| {
             let wanted = at.is_some_and(|device| keeps.devices.contains(&device));
@@ -141,7 +141,7 @@ impl KeptPlaces {
         })
     }
 
-    /// True where the other one keeps all that this one does.
+    /// True if the other one includes all reserved places of this one.
     pub fn is_within(&self, other: &Self) -> bool {
         self.0.iter().all(|(node, keeps)| {
             let kept = other.0.get(node);
@@ -185,7 +185,7 @@ mod tests {
         let rooms: Rooms = [(A, room(2, &[G])), (B, room(2, &[]))].into();
         let hosts = [(A, None), (B, None)];
         let device = [(A, Some(G))];
-        // Three on hosts would leave no slot beside the device, were they to choose first.
+        // Three members on hosts would leave no slot beside the device if they chose first.
         let groups = |n| [group(n, None, &hosts), group(1, None, &device)];
         assert!(has_places(rooms.clone(), &groups(3)));
         assert!(!has_places(rooms.clone(), &groups(4)));
@@ -231,7 +231,7 @@ mod tests {
         assert!(kept.keeps((A, Some(DeviceIx(2))), 2) && !kept.keeps((A, Some(DeviceIx(2))), 3));
         assert!(kept.keeps((A, None), 2) && !kept.keeps((A, None), 3));
         assert!(!kept.keeps((B, None), 0), "none of them could be there");
-        // On hosts a node that is smaller than the gang is kept as a whole.
+        // For host groups, a node smaller than the gang is reserved as a whole.
         let hosts = [(A, None), (B, None)];
         let more = KeptPlaces::of(&rooms, &[group(2, None, &devices), group(3, None, &hosts)]);
         assert!(more.keeps((B, None), 2) && more.keeps((A, None), 5) && !more.keeps((A, None), 6));

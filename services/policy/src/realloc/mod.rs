@@ -1,8 +1,8 @@
-//! What becomes of what runs when devices are short: an execution whose place is not viable and
-//! for which there is no other, one that is parked, one that asks for more than its place has, one
-//! on a device that others need, one that would gain by a larger one.
+//! Reallocation when devices are short. It covers executions without a viable place, parked ones,
+//! and ones that ask for more than their place has. It also covers executions on a device that
+//! others need, and executions that gain from a larger device.
 //!
-//! * [`unviable`] weighs going on, waiting and suspending.
+//! * [`unviable`] compares going on, waiting and suspending.
 
 pub mod unviable;
 
@@ -13,15 +13,15 @@ use crate::places::DeviceIx;
 use crate::profile::ProfileIx;
 use crate::time::Millis;
 
-/// What reallocation remembers.
+/// State of reallocation.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// Devices that nobody has, since when that is so without a break.
     pub idle: BTreeMap<(NodeIx, DeviceIx), Millis>,
-    /// For whom something was told to leave its device, and when.
+    /// Profiles for which an execution was ordered off its device, and when.
     pub freed_for: BTreeMap<ProfileIx, Millis>,
-    /// When devices were last looked at.
+    /// Time of the last review of devices.
     pub reviewed: Millis,
-    /// When parked executions were last looked at.
+    /// Time of the last review of parked executions.
     pub looked: Millis,
 }

@@ -1,7 +1,7 @@
-//! Whether an execution goes on, waits, or is suspended, when its place is not viable and no other
-//! is.
+//! Decides whether an execution goes on, waits or is suspended when neither its place nor any other
+//! is viable.
 //!
-//! All costs are milliseconds of its time, over the w that the pressure is expected to last:
+//! All costs are in ms of its time, over the expected length w of the pressure:
 //!
 //! ```text
 //! go on:    lost · w + risk · (since its last commit + one resume)
@@ -9,47 +9,47 @@
 //! suspend:  w + one resume                                 (TakeUp::resume_ms)
 //! ```
 //!
-//! * **w** is as long as the pressure has lasted, and twice the dwell at least: what has lasted is
-//!   expected to last as long again (the mean residual life of a heavy-tailed time).
-//! * **lost** is the share of its time that pressure takes: the reading of contention or of the
-//!   stall for memory, which measure just that; half of what is beyond the threshold of power and
-//!   temperature, whose hardware slows down by itself; nothing for the others.
-//! * **risk** is 1 where memory is exhausted (98 % and more), since then something is killed, and 0
-//!   elsewhere.
+//! * **w** is the time that the pressure has lasted, and twice the dwell at least. Pressure is
+//!   expected to last as long again as it has lasted (the mean residual life of a heavy-tailed
+//!   time).
+//! * **lost** is the share of its time that the pressure takes. For contention and memory stall it
+//!   is the reading, which measures just that. For power and temperature, whose hardware throttles
+//!   itself, it is half of the excess over the threshold. For others it is 0.
+//! * **risk** is 1 if memory is exhausted (98 % and more), because then a process is killed, and 0
+//!   otherwise.
 //!
-//! So going on is cheapest but for memory that runs out: a program that computes slowly still
-//! computes. Then waiting with its process alive would not free that memory, which leaves to
-//! suspend it on the host; on a device it waits in the host's memory, unless to copy it there and
-//! back takes longer than to begin anew from σ. A submission that says `wait` or `suspend` wants
-//! its place left alone in any case.
+//! So going on is cheapest unless memory runs out: a slow program still computes. With exhausted
+//! memory, a wait with a live process would not free memory. On a host only a suspension helps. On
+//! a device the execution waits in host memory, unless the copies take longer than a restart from
+//! σ. A submission that says `wait` or `suspend` wants to leave its place in any case.
 
 use fiec_schemas::scheduling::{Keep, WhenUnviable};
 use fiec_schemas::{Evidence, Signal};
 
 use crate::share::pause::{self, Kept, Pause};
 
-/// At this reading of memory something is about to be killed.
+/// From this reading of memory on, a process is about to be killed.
 pub const EXHAUSTED: f64 = 0.98;
 
-/// What presses.
+/// The pressure on a place.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pressure {
-    /// Which signal.
+    /// Its signal.
     pub signal: Signal,
-    /// Of a device, not of the host.
+    /// True for a device, false for the host.
     pub on_device: bool,
     /// Its reading.
     pub value: f64,
-    /// Where its threshold begins.
+    /// The threshold's upper limit.
     pub high: f64,
-    /// How long it has lasted, in milliseconds.
+    /// Time since it began, in ms.
     pub lasted_ms: u64,
     /// The dwell of its threshold, in milliseconds.
     pub dwell_ms: u64,
 }
 
 impl Pressure {
-    /// As an event tells it; `lasted_ms` by the clock of whoever decides.
+    /// Reads it from an event. `lasted_ms` is by the clock of the caller.
     pub fn of(evidence: &Evidence, lasted_ms: u64) -> Self {
         Self {
             signal: evidence.signal,
@@ -61,7 +61,7 @@ impl Pressure {
         }
     }
 
-    /// How long it is expected to go on, in milliseconds.
+    /// Its expected remaining length, in ms.
     pub fn expected_ms(&self) -> u64 {
         self.lasted_ms.max(self.dwell_ms.saturating_mul(2))
     }
@@ -87,29 +87,29 @@ impl Pressure {
     }
 }
 
-/// What becomes of it.
+/// What happens to the execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It stays until there is a place to migrate to.
+    /// It stays until there is a place to move to.
     GoOn,
-    /// Park: it commits a boundary and waits where it is.
+    /// It is parked: it commits a boundary and waits in its place.
     Wait(Keep),
-    /// It commits at a boundary and frees its place.
+    /// It commits a boundary and frees its place.
     Suspend,
 }
 
-/// The answer, with what it is the answer to in words.
+/// The answer with its reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weighed {
-    /// What is done.
+    /// The answer.
     pub answer: Answer,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Weighs them. `pressure`: none where its program has asked for more than its place has, so that
-/// going on gains nothing. `pause`: what it has where, and what can be kept there; none where its
-/// node or its program cannot park. `at_risk_ms`: since its last commit.
+/// Compares the options. `pressure`: none if its program asks for more than its place has, so that
+/// going on gains nothing. `pause`: its memory and what the node can keep; none if its node or its
+/// program cannot park. `at_risk_ms`: time since its last commit.
 #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
 pub fn weigh(
     wanted: WhenUnviable,
@@ -128,7 +128,7 @@ pub fn weigh(
             expected_ms,
             ..*pause
         };
-        // What presses is not kept.
+        // The memory that presses is not kept.
         match pressure {
             Some(p) if p.signal == Signal::Memory && p.on_device => pause.device = None,
             Some(p) if p.signal == Signal::Memory => pause.host = None,
@@ -140,7 +140,7 @@ pub fn weigh(
         WhenUnviable::Migrate => return said(Answer::GoOn, "migrate"),
         WhenUnviable::Suspend => return said(Answer::Suspend, "suspend"),
         WhenUnviable::Wait => {
-            // Of what can be kept the cheapest, whatever it costs.
+            // Choose the cheaper option that is possible, whatever it costs.
             let keep = kept.and_then(|kept| match (kept.device_ms, kept.host_ms) {
                 (Some(device), Some(host)) if host < device => Some(Keep::Host),
                 (Some(_), _) => Some(Keep::Device),
@@ -226,7 +226,7 @@ mod tests {
         })
     }
 
-    /// On a device of 80 GiB with a σ of 1 GiB.
+    /// An execution on a device of 80 GiB with a σ of 1 GiB.
     fn on_device() -> Pause {
         Pause {
             expected_ms: 0,
@@ -264,12 +264,12 @@ mod tests {
         let mut p = pressure(Signal::Memory, 0.99);
         p.on_device = true;
         let weigh = |pause: &Pause| weigh(WhenUnviable::Cheapest, Some(&p), Some(pause), 9_000);
-        // 0.8 s to copy 8 GiB twice, against 4 s to begin anew.
+        // 0.8 s to copy 8 GiB twice, against 4 s to restart.
         let mut pause = on_device();
         pause.device_bytes = 8 * GIB;
         let found = weigh(&pause);
         assert_eq!(found.answer, Answer::Wait(Keep::Host), "{}", found.reason);
-        // 4 s to copy 40 GiB twice, and the host's memory beside that.
+        // 4 s to copy 40 GiB twice, plus the host memory.
         let found = weigh(&on_device());
         assert_eq!(found.answer, Answer::Suspend, "{}", found.reason);
     }

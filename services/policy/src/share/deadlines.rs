@@ -1,20 +1,20 @@
-//! When executions that fail once their deadline has passed are looked at: each stands here once,
-//! from its first message to its end.
+//! Schedule of the executions that fail after their deadline. Each has one entry, from its first
+//! message to its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::{ExecutionId, Timestamp};
 
-/// Deadlines of those that live.
+/// Deadlines of live executions.
 #[derive(Debug, Default)]
 pub struct Deadlines {
-    /// By when each must be done, and when that is looked at.
+    /// For each execution its deadline, and the time of the next check.
     known: BTreeMap<ExecutionId, (Timestamp, Timestamp)>,
     looks: BTreeSet<(Timestamp, ExecutionId)>,
 }
 
 impl Deadlines {
-    /// One must be done by then, or by no moment. What is known already stands where it does.
+    /// Sets or removes an execution's deadline. An unchanged deadline keeps its next check.
     pub fn note(&mut self, id: ExecutionId, deadline: Option<Timestamp>) {
         if self.known.get(&id).map(|(known, _)| *known) == deadline {
             return;
@@ -26,13 +26,13 @@ impl Deadlines {
         }
     }
 
-    /// The first to be looked at by now.
+    /// The first execution that is due for a check.
     pub fn due(&self, now: Timestamp) -> Option<ExecutionId> {
         let (at, id) = self.looks.first()?;
         (*at <= now).then_some(*id)
     }
 
-    /// It is looked at again then.
+    /// Schedules the next check.
     pub fn again(&mut self, id: ExecutionId, at: Timestamp) {
         if let Some((_, look)) = self.known.get_mut(&id) {
             self.looks.remove(&(*look, id));
@@ -41,7 +41,7 @@ impl Deadlines {
         }
     }
 
-    /// It lives no more.
+    /// Forgets an execution that no longer lives.
     pub fn forget(&mut self, id: ExecutionId) {
         if let Some((_, look)) = self.known.remove(&id) {
             self.looks.remove(&(look, id));
@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(deadlines.due(at(9)), None);
         assert_eq!(deadlines.due(at(15)), Some(id(one)));
         deadlines.again(id(one), at(30));
-        // The messages that come meanwhile do not bring the look forward.
+        // Messages in the meantime do not bring the check forward.
         deadlines.note(id(one), Some(at(10)));
         assert_eq!(deadlines.due(at(25)), Some(id(two)));
         deadlines.note(id(two), Some(at(40)));

@@ -1,11 +1,11 @@
-//! How a small lab shares what it has: who goes first, who gives way, and what a pause keeps.
+//! Fair sharing: the order of the queue, preemption, and parks.
 //!
-//! * [`order`] says who goes before whom, [`queue`] keeps what waits in that order.
-//! * [`tenants`] counts what each tenant has held lately, against its weight.
-//! * [`deadlines`] says when somebody may be late.
-//! * [`rhythm`] learns how far an execution's boundaries lie apart, and what a move costs it.
-//! * [`regret`] weighs what a victim would lose.
-//! * [`pause`] says what a pause keeps.
+//! * [`order`] compares executions, [`queue`] keeps the waiting ones in that order.
+//! * [`tenants`] counts the recent usage of each tenant against its weight.
+//! * [`deadlines`] schedules the checks of deadlines.
+//! * [`rhythm`] learns the interval between an execution's boundaries, and the cost of a move.
+//! * [`regret`] estimates the loss of a victim.
+//! * [`pause`] chooses what a park keeps.
 
 pub mod deadlines;
 pub mod order;
@@ -24,30 +24,30 @@ use deadlines::Deadlines;
 use queue::Sweep;
 use rhythm::{Rhythm, TakeUp};
 
-/// What sharing remembers beside the queues.
+/// State of sharing beside the queue.
 #[derive(Debug)]
 pub struct Memory {
-    /// The moment of the present input.
+    /// The moment of the current input.
     pub now: Now,
-    /// Of executions that have committed a boundary or were moved.
+    /// Rhythms of executions that have committed a boundary or moved.
     pub rhythms: BTreeMap<ExecutionId, Rhythm>,
-    /// What it takes to begin on a node.
+    /// Cost of a start on a node.
     pub take_up: TakeUp,
-    /// Who waits, and who was ordered to give way to it, since when.
+    /// For each waiting execution: the execution ordered to yield for it, and when.
     pub asking: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
-    /// For whom somebody gave way: it goes first, since when.
+    /// Executions for which another one has yielded, with the time: they are bound first.
     pub promised: BTreeMap<ExecutionId, Millis>,
-    /// Executions that fail when their deadline has passed, and when that is looked at.
+    /// Deadlines after which executions fail.
     pub deadlines: Deadlines,
-    /// Since when, without a break, something has waited for which there was no room.
+    /// Time since which, without a break, an execution has waited for a place.
     pub crowded: Option<Millis>,
-    /// When it was last looked at who should give way.
+    /// Time of the last review of preemption.
     pub reviewed: Millis,
-    /// The node at which the next look begins.
+    /// Index of the node at which the next review begins.
     pub window: u32,
-    /// What has had no room since something changed last.
+    /// Failed attempts since the last change.
     pub sweep: Sweep,
-    /// Something waits that was not looked at yet.
+    /// True if a waiting execution was not tried yet.
     pub fresh: bool,
 }
 

@@ -1,37 +1,36 @@
-//! Who goes before whom: effective priority, then the tenant's share, then the earliest deadline,
+//! Order of the queue: effective priority, then the tenant's share, then the earliest deadline,
 //! then the least service, then age.
 //!
-//! The **effective priority** grows while an execution waits, so that nothing waits for ever:
+//! The **effective priority** grows during the wait, so that no execution starves:
 //!
 //! ```text
 //! e = priority + floor(time waited / (ageing + service))
 //! ```
 //!
-//! where service is what the service level goes by: who has had much, or wants much, waits in
-//! proportion, or a crowd of long ones would age past everything that is short. Of what is submitted
-//! more than (101 − priority) · (ageing + service) later nothing passes it: whatever comes then has
-//! an effective priority of 100 at most. Time counts since the submission for what has never
-//! computed, and since it last computed for what has.
+//! *service* is the expected remaining service. Executions with much service age more slowly, or a
+//! crowd of long ones would age past all short ones. No execution passes one that was submitted
+//! (101 − priority) · (ageing + service) earlier, because a newcomer has an effective priority of
+//! 100 at most. The wait counts from the submission, or from the last computation if there was one.
 //!
-//! What was **set aside** for another keeps memory, and perhaps its device, while it waits, and what
-//! is short would pass it again and again. So once it has waited for
+//! A **preempted, parked** execution keeps memory, and perhaps its device, while it waits. Short
+//! executions could pass it again and again. So once it has waited for
 //!
 //! ```text
 //! patience = slice · (1 + service level)
 //! ```
 //!
-//! it goes before everything of its effective priority, tenant and deadline that was submitted after
-//! it, as if it had had nothing. The level is a logarithm, so that one which has had much still
-//! waits longer, and has at least one of every 2 + level slices where short work never ends. Nobody
-//! gives way to it for that: it has the next place that becomes free.
+//! it goes before all executions of its effective priority, tenant and deadline that were submitted
+//! later, as if it had attained nothing. The service level is a logarithm. An execution with much
+//! service thus waits longer, and still gets at least one of every 2 + level slices if short work
+//! never ends. No execution is preempted for this reason: the parked one gets the next free place.
 //!
-//! The **service level** stands for how long it will still want a place. Of a job of unknown length
-//! with a heavy tail the best guess is that it goes on for about as long as it has computed (the
-//! mean residual life of a Pareto distribution is proportional to its age), which is why the least
-//! attained service goes first; where the client said how long it takes, what is left of that
-//! counts instead. Levels double: 0 up to one slice, 1 up to two, 2 up to four, …, so that two long
-//! jobs change places ever more rarely (discretized two-dimensional LAS as in Tiresias, Gu et al.,
-//! NSDI 2019; foreground-background scheduling, Nuyens and Wierman, 2008).
+//! The **service level** stands for the expected remaining time. For a job of unknown length with a
+//! heavy tail, the best guess is the time that it has computed: the mean residual life of a Pareto
+//! distribution is proportional to its age. So the least attained service goes first. If the client
+//! stated the length, the rest of it counts instead. Levels double: 0 up to one slice, 1 up to two,
+//! 2 up to four, …. So two long jobs swap places ever more rarely (discretized two-dimensional LAS
+//! as in Tiresias, Gu et al., NSDI 2019; foreground-background scheduling, Nuyens and Wierman,
+//! 2008).
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,22 +40,22 @@ use fiec_schemas::{ExecutionId, Timestamp};
 use crate::config::Config;
 use crate::profile::Profile;
 
-/// By what order what waits is served, and what may give way to it.
+/// Order of the queue and rule of preemption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Discipline {
-    /// By age alone; nothing gives way.
+    /// By age alone, without preemption.
     Fifo,
-    /// By priority, then age; what runs gives way to a higher priority.
+    /// By priority, then age; a higher priority preempts.
     Priority,
-    /// Least attained service: whoever has computed least goes first, one slice at a time.
+    /// Least attained service first, one slice at a time.
     LeastAttained,
-    /// All of it: priority, ageing, fair share, deadlines, doubling levels of service.
+    /// Priority, ageing, fair share, deadlines, and doubling service levels.
     #[default]
     Shared,
 }
 
 impl Discipline {
-    /// All of them.
+    /// All disciplines.
     pub const ALL: [Self; 4] = [
         Self::Fifo,
         Self::Priority,
@@ -92,23 +91,23 @@ impl FromStr for Discipline {
     }
 }
 
-/// The place of an execution among those of one effective priority and tenant; smaller goes first.
+/// Rank of an execution within its effective priority and tenant; the smaller goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// By when it should be done; the far future where nothing is said.
+    /// Its deadline, or the far future.
     pub deadline: Timestamp,
-    /// Its level of service.
+    /// Its service level.
     pub level: u32,
-    /// When it was submitted.
+    /// Time of its submission.
     pub submitted_at: Timestamp,
-    /// Which.
+    /// Its id.
     pub id: ExecutionId,
 }
 
 /// A moment after all others.
 pub const NEVER: Timestamp = Timestamp::from_micros(i64::MAX);
 
-/// Its priority as the discipline sees it.
+/// The priority that the discipline uses.
 pub fn priority(config: &Config, profile: &Profile) -> i32 {
     match config.discipline {
         Discipline::Priority | Discipline::Shared => i32::from(profile.priority),
@@ -116,38 +115,38 @@ pub fn priority(config: &Config, profile: &Profile) -> i32 {
     }
 }
 
-/// After how long a wait the effective priority rises by one, for one that is expected to want so
-/// much service; none where it never does.
+/// Wait after which the effective priority rises by one, given the expected service. None if it
+/// never rises.
 pub fn step_ms(config: &Config, service_ms: u64) -> Option<u64> {
     let ages = config.discipline == Discipline::Shared && config.ageing_ms > 0;
     ages.then(|| config.ageing_ms.saturating_add(service_ms))
 }
 
-/// How many levels so long a wait is worth.
+/// Number of priority levels gained by a wait.
 pub fn aged(config: &Config, waited_ms: u64, service_ms: u64) -> i32 {
     step_ms(config, service_ms).map_or(0, |step| {
         i32::try_from(waited_ms / step).unwrap_or(i32::MAX / 2)
     })
 }
 
-/// How long one of this service level that was set aside is passed by what is shorter, in
-/// milliseconds; none where the discipline knows no such bound, or it is not passed for that.
+/// How long shorter executions may pass a parked execution of this service level, in ms. None if
+/// the discipline has no such bound, or the level is 0.
 pub fn patience_ms(config: &Config, level: u32) -> Option<u64> {
     let bounded = config.discipline == Discipline::Shared && level > 0;
     bounded.then(|| config.slice_ms.saturating_mul(u64::from(level) + 1))
 }
 
-/// How much longer it is expected to want a place, in milliseconds.
+/// Expected remaining time, in ms.
 pub fn rest_ms(profile: &Profile, attained_ms: u64) -> u64 {
     let expected = profile.expected_s.map_or(0, |s| u64::from(s) * 1_000);
     match expected.checked_sub(attained_ms) {
         Some(rest) if rest > 0 => rest,
-        // It was not said, or was not so.
+        // The length was not stated, or was wrong.
         _ => attained_ms,
     }
 }
 
-/// Its level of service after so much computing.
+/// The service level after this much computing.
 pub fn level(config: &Config, profile: &Profile, attained_ms: u64) -> u32 {
     let slice = config.slice_ms.max(1);
     match config.discipline {
@@ -160,7 +159,7 @@ pub fn level(config: &Config, profile: &Profile, attained_ms: u64) -> u32 {
     }
 }
 
-/// By when it should be done, where the discipline looks at that.
+/// The deadline if the discipline uses deadlines.
 pub fn deadline(config: &Config, profile: &Profile, submitted_at: Timestamp) -> Timestamp {
     match (config.discipline, profile.deadline) {
         (Discipline::Shared, Some(deadline)) => deadline.moment(submitted_at),
@@ -168,7 +167,7 @@ pub fn deadline(config: &Config, profile: &Profile, submitted_at: Timestamp) -> 
     }
 }
 
-/// Its place among those of its effective priority and tenant.
+/// The rank within an effective priority and tenant.
 pub fn rank(
     config: &Config,
     profile: &Profile,

@@ -1,7 +1,7 @@
-//! What a pause keeps: the device, the host's memory, or nothing but the committed σ.
+//! Chooses what a park keeps: the device, host memory, or only the committed σ.
 //!
-//! σ is committed in any case, so what differs is what keeping costs others and what going on
-//! costs the execution. All costs are milliseconds of one whole place:
+//! σ is committed in any case. The difference is the cost for others while something is kept, and
+//! the cost of the restart. All costs are in milliseconds of one whole slot:
 //!
 //! ```text
 //! device:  share of the device's memory · t
@@ -23,23 +23,23 @@ use super::rhythm::transfer_ms;
 /// PCI Express link.
 pub const ASSUMED_COPY_BYTES_S: u64 = 4_000_000_000;
 
-/// A memory that could keep something.
+/// A memory that could keep an execution's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Its bytes in all.
+    /// Its size in bytes.
     pub total_bytes: u64,
-    /// Bytes of it that are free for this while it is paused, what it holds there now included.
+    /// Bytes available to this execution during the pause, including those it uses now.
     pub free_bytes: u64,
 }
 
 /// A pause that is being considered.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pause {
-    /// How long it is expected to last, in milliseconds.
+    /// Its expected length, in ms.
     pub expected_ms: u64,
     /// Bytes that it has on the device; 0 where it computes on the host.
     pub device_bytes: u64,
-    /// Bytes of the host's memory that its process has.
+    /// Bytes of host memory of its process.
     pub host_bytes: u64,
     /// Cost of a resume from the last σ, in milliseconds.
     pub resume_ms: f64,
@@ -47,25 +47,25 @@ pub struct Pause {
     pub copy_bytes_s: Option<u64>,
     /// The device's memory, where the node can keep something there.
     pub device: Option<Room>,
-    /// The host's memory, where the node can keep a process there.
+    /// The host's memory, if the node can keep a process there.
     pub host: Option<Room>,
 }
 
-/// What a pause keeps and what each answer would cost.
+/// The choice, with the cost of each option.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kept {
-    /// What is kept; none: σ is committed and everything freed.
+    /// The memory that is kept. None: σ is committed and everything is freed.
     pub keep: Option<Keep>,
-    /// Cost of keeping the device, in milliseconds; none where that is not possible.
+    /// Cost of keeping the device, in ms. None if impossible.
     pub device_ms: Option<f64>,
-    /// Cost of keeping the process in the host's memory.
+    /// Cost of keeping the process in host memory, in ms. None if impossible.
     pub host_ms: Option<f64>,
-    /// Cost of freeing everything.
+    /// Cost of freeing everything, in ms.
     pub free_ms: f64,
 }
 
 impl Kept {
-    /// In words, with what the other answers would have cost.
+    /// In words, with the costs of the other options.
     pub fn in_words(&self) -> String {
         let what = match self.keep {
             Some(Keep::Device) => "it keeps its place",
@@ -82,7 +82,7 @@ impl Kept {
     }
 }
 
-/// Milliseconds as people read them.
+/// A time for people.
 pub(crate) fn seconds(ms: f64) -> String {
     if ms < 1_000.0 {
         format!("{ms:.0} ms")
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_short_pause_keeps_the_device_a_longer_one_the_host_and_a_long_one_nothing() {
         assert_eq!(choose(&training(2_000)).keep, Some(Keep::Device));
-        // 10 s are lost to go on from σ, 2 s to copy, and the host's share is small.
+        // A restart from σ costs 10 s, the copies 2 s, and the share of the host is small.
         assert_eq!(choose(&training(60_000)).keep, Some(Keep::Host));
         assert_eq!(choose(&training(3_600_000)).keep, None);
     }

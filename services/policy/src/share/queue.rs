@@ -1,9 +1,8 @@
-//! What waits to be bound, kept in order: one queue for each effective priority, tenant and
-//! profile, so that a round looks at few of a hundred thousand.
+//! The queue of executions that wait for a binding, with one sub-queue for each effective priority,
+//! tenant and profile. So a round reads few of a hundred thousand entries.
 //!
-//! A *lane* is all that waits of one effective priority and tenant; its queues are merged by rank
-//! as they are walked. Ageing moves an execution to the next lane when its time has come, and one that
-//! was set aside to the front of its own.
+//! A *lane* holds one effective priority and tenant. A walk merges its sub-queues by rank. Ageing
+//! moves an execution to a higher lane, and a preempted one to the front of its own lane.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -17,33 +16,33 @@ use crate::config::Config;
 use crate::profile::ProfileIx;
 use crate::time::Millis;
 
-/// Executions that one round of ageing moves at most.
+/// Most executions that one round of ageing moves.
 const PROMOTIONS: usize = 4_096;
 
-/// An effective priority, the highest first, and a tenant.
+/// An effective priority, highest first, and a tenant.
 pub type LaneKey = (Reverse<i32>, TenantIx);
 
-/// Where something waits.
+/// A queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiter {
     /// Its own priority.
     pub priority: i32,
-    /// Whose.
+    /// Its tenant.
     pub tenant: TenantIx,
-    /// What it asks for.
+    /// Its profile.
     pub profile: ProfileIx,
-    /// Its place in its queue.
+    /// Its rank in its sub-queue.
     pub rank: Rank,
-    /// Since when it waits.
+    /// Start of its wait.
     pub since: Millis,
-    /// How much service it is expected to want, in milliseconds.
+    /// Expected service, in ms.
     pub service_ms: u64,
-    /// From then on its service level is no reason to pass it ([`order::patience_ms`]).
+    /// From this moment its service level no longer lets others pass it ([`order::patience_ms`]).
     pub returns: Option<Millis>,
 }
 
 impl Waiter {
-    /// The same as it stands now.
+    /// The entry as of `now`.
     #[must_use]
     pub fn at(mut self, now: Millis) -> Self {
         if self.returns.is_some_and(|at| at <= now) {
@@ -57,7 +56,7 @@ impl Waiter {
 struct Place {
     waiter: Waiter,
     effective: i32,
-    /// When that rises, or its place in its queue.
+    /// Time at which its effective priority or its rank rises.
     rises: Option<Millis>,
 }
 
@@ -97,7 +96,7 @@ impl Lane {
     }
 }
 
-/// How far a lane was walked. What is taken out of the lane meanwhile does no harm.
+/// Progress of a walk through a lane. Removals during the walk are harmless.
 #[derive(Debug, Default)]
 pub struct Cursor {
     next: BinaryHeap<Reverse<(Rank, ProfileIx)>>,
@@ -105,16 +104,16 @@ pub struct Cursor {
     begun: BTreeSet<ProfileIx>,
 }
 
-/// What was looked at in vain since something changed.
+/// Failed attempts since the last change.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// Profiles for which there is no room.
+    /// Profiles without a place.
     pub blocked: BTreeSet<ProfileIx>,
-    /// Executions with a history of their own for which there is none.
+    /// Executions with a history of their own without a place.
     pub tried: BTreeSet<ExecutionId>,
 }
 
-/// Executions that wait to be bound.
+/// The executions that wait for a binding.
 #[derive(Debug, Default)]
 pub struct Waiting {
     lanes: BTreeMap<LaneKey, Lane>,
@@ -125,43 +124,43 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// How many wait.
+    /// Number of waiting executions.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// True where nothing waits.
+    /// True if none waits.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// True for one that waits.
+    /// True if the execution waits.
     pub fn contains(&self, id: ExecutionId) -> bool {
         self.places.contains_key(&id)
     }
 
-    /// How it waits, and its effective priority.
+    /// Its entry, and its effective priority.
     pub fn get(&self, id: ExecutionId) -> Option<(Waiter, i32)> {
         let place = self.places.get(&id)?;
         Some((place.waiter, place.effective))
     }
 
-    /// What is asked for by anything that waits.
+    /// The profiles of all waiting executions.
     pub fn profiles(&self) -> impl Iterator<Item = ProfileIx> {
         self.profiles.keys().copied()
     }
 
-    /// How many of a tenant wait.
+    /// Number of waiting executions of a tenant.
     pub fn of_tenant(&self, tenant: TenantIx) -> u32 {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// All lanes, the highest effective priority first.
+    /// All lanes, highest effective priority first.
     pub fn lanes(&self) -> Vec<LaneKey> {
         self.lanes.keys().copied().collect()
     }
 
-    /// Takes one in; one that waits already keeps the time since when it does.
+    /// Adds an entry. An existing one keeps the start of its wait.
     pub fn insert(&mut self, config: &Config, now: Millis, waiter: Waiter) {
         let mut waiter = waiter.at(now);
         let id = waiter.rank.id;
@@ -188,7 +187,7 @@ impl Waiting {
         self.places.insert(id, place);
     }
 
-    /// Takes one out.
+    /// Removes an entry.
     pub fn remove(&mut self, id: ExecutionId) -> Option<Waiter> {
         let Place {
             waiter,
@@ -214,8 +213,8 @@ impl Waiting {
         }
     }
 
-    /// Moves up what has waited long enough; true where something was. Bounded: what is left over
-    /// moves in the next round.
+    /// Moves aged entries up. Returns true if one moved. A round is bounded, and the next one
+    /// continues.
     pub fn age(&mut self, config: &Config, now: Millis) -> bool {
         let mut moved = false;
         for _ in 0..PROMOTIONS {
@@ -247,7 +246,7 @@ impl Waiting {
         moved
     }
 
-    /// The next of a lane in order of rank, but for profiles to be left out.
+    /// The next entry of a lane in order of rank. Skips profiles in `leave_out`.
     pub fn next(
         &self,
         lane: LaneKey,
@@ -286,7 +285,7 @@ impl Waiting {
     }
 }
 
-/// When it rises next, in its lane or to a higher one.
+/// Time of the next rise of rank or lane.
 fn next_step(config: &Config, waiter: &Waiter, now: Millis) -> Option<Millis> {
     let step = order::step_ms(config, waiter.service_ms).map(|step| {
         let steps = now.since(waiter.since) / step + 1;
@@ -360,7 +359,7 @@ mod tests {
             prop_assert_eq!(counted, left.len());
         }
 
-        /// Whoever waits is passed by nobody that comes (101 - priority) steps later.
+        /// Nothing that arrives (101 - priority) steps later passes a waiting execution.
         #[test]
         fn ageing_lets_nobody_starve(
             priority in -100i32..=100,
@@ -410,7 +409,7 @@ mod tests {
         assert!(waiting.age(&config, Millis(1_000)));
         assert_eq!(walk(&waiting, lane), [1, 5, 9]);
         assert!(waiting.ageing.is_empty(), "once");
-        // One that comes to wait after that is there at once.
+        // An entry that is inserted after that moment is there at once.
         waiting.remove(old.rank.id);
         waiting.insert(&config, Millis(2_000), old);
         assert_eq!(walk(&waiting, lane), [1, 5, 9]);

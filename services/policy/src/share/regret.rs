@@ -1,24 +1,24 @@
-//! What it would cost if an execution gave way.
+//! The cost of a preemption.
 //!
 //! ```text
-//! regret = since its last commit                  what would be computed again if its node failed
-//!        + to its next boundary                   what the other one waits for
-//!        + move · (1 + times moved already)       σ out and in, process and inputs; to have given
-//!                                                 way and be parked counts as a move
+//! regret = since its last commit                  work that a failure of its node would lose
+//!        + to its next boundary                   wait of the preempting execution
+//!        + move · (1 + times moved already)       σ out and in, process and inputs; a park
+//!                                                 after a preemption counts as a move
 //! ```
 //!
-//! in milliseconds. A move costs what its last ones cost by its ledger, or where it was never moved
-//! the mean of all beginnings and its σ over the link. The factor lets nobody be moved again and
-//! again while others stay.
+//! in ms. A move costs the mean of the execution's own moves by its ledger. Without own moves it
+//! costs the mean start of all executions, plus σ over the link. The factor prevents that one
+//! execution is moved again and again while others stay.
 //!
-//! **Residency**: nobody gives way before it has computed at its place for
+//! **Residency**: an execution is not preempted before it has computed in its place for
 //!
 //! ```text
 //! max(preempt_residency_ms, preempt_residency_moves · move)
 //! ```
 //!
-//! so that in any time T an execution gives way at most T / residency + 1 times, and moving takes
-//! no more than about 1 / preempt_residency_moves of its time, however dear a move is.
+//! so that in any time T it is preempted at most T / residency + 1 times. Moves take no more than
+//! about 1 / preempt_residency_moves of its time, however expensive a move is.
 
 use super::pause::seconds;
 use super::rhythm::{Rhythm, TakeUp};
@@ -26,27 +26,27 @@ use crate::cluster::Execution;
 use crate::config::Config;
 use crate::time::Millis;
 
-/// What it would cost if an execution gave way, in milliseconds.
+/// The cost of preempting an execution, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Regret {
-    /// Since its last commit.
+    /// Time since its last commit.
     pub at_risk_ms: f64,
-    /// To its next boundary.
+    /// Time to its next boundary.
     pub boundary_ms: f64,
-    /// One move.
+    /// Cost of one move.
     pub move_ms: f64,
-    /// Times that it was moved, or gave way and was parked, already.
+    /// Number of its moves, and of parks after a preemption.
     pub moved: u64,
 }
 
-/// What one move of an execution costs, in milliseconds.
+/// Cost of one move of an execution, in ms.
 pub fn move_ms(e: &Execution, rhythm: Option<&Rhythm>, take_up: &TakeUp) -> f64 {
     rhythm
         .and_then(|r| r.move_ms)
         .unwrap_or_else(|| take_up.move_ms(e.state_bytes))
 }
 
-/// How long it stays where it is before it gives way to anybody, in milliseconds.
+/// Shortest stay in a place before a preemption, in ms.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -59,14 +59,14 @@ pub fn residency_ms(config: &Config, move_ms: f64) -> u64 {
 }
 
 impl Regret {
-    /// Of an execution that computes.
+    /// The regret of a running execution.
     #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
     pub fn of(e: &Execution, rhythm: Option<&Rhythm>, take_up: &TakeUp, now: Millis) -> Self {
         let committed = rhythm.and_then(|r| r.last).map_or(e.since, |(_, at)| at);
         let at_risk_ms = now.since(committed.max(e.since)) as f64;
         Self {
             at_risk_ms,
-            // One that has shown no boundary yet may be as far from it as it has come.
+            // Without a known boundary, assume as much ahead as has passed.
             boundary_ms: rhythm
                 .and_then(|r| r.to_boundary_ms(now))
                 .unwrap_or(at_risk_ms),
@@ -75,7 +75,7 @@ impl Regret {
         }
     }
 
-    /// All of it, in milliseconds.
+    /// The sum, in ms.
     #[expect(clippy::cast_precision_loss, reason = "a count of moves")]
     pub fn total_ms(&self) -> f64 {
         self.at_risk_ms + self.boundary_ms + self.move_ms * (1.0 + self.moved as f64)

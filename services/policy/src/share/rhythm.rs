@@ -3,31 +3,31 @@
 
 use crate::time::Millis;
 
-/// How many intervals are remembered.
+/// Number of stored intervals.
 const KEPT: usize = 16;
-/// Weight of a new measurement in the means.
+/// Weight of a new measurement in a mean.
 const WEIGHT: f64 = 0.2;
-/// A beginning that took longer waited for something else.
+/// Longest start that counts, in ms: a longer one waited for something else.
 const LONGEST_TAKE_UP_MS: f64 = 120_000.0;
 /// Bandwidth between nodes that is assumed if none was measured, in bytes a second: a gigabit link.
 const ASSUMED_LINK_BYTES_S: u64 = 125_000_000;
 
-/// What is known of one execution. The quantiles are those of its last 16 intervals: a program
-/// that changes its pace is known by its present one.
+/// Statistics of one execution. The quantiles cover its last 16 intervals, so they follow a program
+/// that changes its pace.
 #[derive(Debug, Clone, Default)]
 pub struct Rhythm {
     intervals: [f32; KEPT],
     count: u32,
-    /// The boundary committed last, and when that was learned.
+    /// The last committed boundary, and when it became known.
     pub last: Option<(u64, Millis)>,
-    /// What its last beginnings on another node took, in milliseconds.
+    /// Mean time of its last starts on another node, in ms.
     pub move_ms: Option<f64>,
-    /// How often it gave way and was parked for that, as far as that was seen here.
+    /// Number of parks after a preemption, as far as seen here.
     pub parks: u64,
 }
 
 impl Rhythm {
-    /// A boundary was committed after so much computing since the one before.
+    /// Notes a committed boundary and the computing time since the last one.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -44,7 +44,7 @@ impl Rhythm {
         self.last = Some((index, now));
     }
 
-    /// The interval that this share of its last ones did not exceed, in milliseconds.
+    /// Quantile of the last intervals, in ms.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -60,9 +60,9 @@ impl Rhythm {
         sorted.get(at).map(|ms| f64::from(*ms))
     }
 
-    /// How long until its next boundary, in milliseconds: by its ninth decile, less what has passed
-    /// since the last one that is known. Where more has passed than that, boundaries were crossed
-    /// without a commit: half of the median.
+    /// Time until its next boundary, in ms: the 90th percentile less the time since the last known
+    /// boundary. If more time has passed, boundaries were crossed without a commit: half the
+    /// median.
     #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
     pub fn to_boundary_ms(&self, now: Millis) -> Option<f64> {
         let (_, at) = self.last?;
@@ -75,27 +75,27 @@ impl Rhythm {
         })
     }
 
-    /// It began on another node after so long.
+    /// Notes the time of a start on another node.
     pub fn moved(&mut self, took_ms: f64) {
         let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
         self.move_ms = Some(mean(self.move_ms, took));
     }
 }
 
-/// A σ below this, in bytes, says nothing of the link over which it came.
+/// A σ below this size, in bytes, does not measure the link.
 const LEAST_CARRIED: u64 = 1 << 20;
 
-/// What it takes to begin on a node, in the mean over all executions, and how fast a σ comes there.
+/// Mean time of a start on a node over all executions, and the transfer rate of σ.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TakeUp {
     mean_ms: Option<f64>,
-    /// Of a mebibyte of σ.
+    /// Time for one MiB of σ.
     mebibyte_ms: Option<f64>,
 }
 
 impl TakeUp {
-    /// One more has begun, with a σ of so many bytes. What a large one took beyond the mean of the
-    /// small ones is the link's.
+    /// Notes a start with a σ of `bytes`. For a large σ, the time beyond the mean of small ones
+    /// belongs to the link.
     #[expect(clippy::cast_precision_loss, reason = "bytes below 2^52")]
     pub fn began(&mut self, took_ms: f64, bytes: u64) {
         let took = took_ms.clamp(0.0, LONGEST_TAKE_UP_MS);
@@ -110,7 +110,7 @@ impl TakeUp {
         }
     }
 
-    /// The mean in milliseconds, σ apart; 0 before anything was measured.
+    /// Mean time of a start without σ, in ms; 0 before the first measurement.
     pub fn mean_ms(&self) -> f64 {
         self.mean_ms.unwrap_or(0.0)
     }
@@ -198,7 +198,7 @@ mod tests {
         assert!((take_up.mean_ms() - 500.0).abs() < 1e-6);
         let link = take_up.link_bytes_s().unwrap_or(0);
         assert!(link.abs_diff(50 << 20) < 1_000, "{link}");
-        // One that had begun before σ was durable says nothing.
+        // A start before σ was durable does not measure the link.
         take_up.began(100.0, 100 << 20);
         assert_eq!(take_up.link_bytes_s(), Some(link));
     }

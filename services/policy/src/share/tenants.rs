@@ -1,17 +1,19 @@
-//! What each tenant has held lately, against its weight.
+//! Recent usage of each tenant against its weight.
 //!
-//! A tenant's usage u decays with a half-life H and grows by one slot-millisecond a millisecond for
-//! each execution that it has on a node: du/dt = held − u · ln 2 / H, solved exactly between two
-//! changes. Its share is
+//! A tenant's usage u decays with a half-life H. It grows by one slot-millisecond per millisecond
+//! for each execution on a node: du/dt = held − u · ln 2 / H, solved exactly between two changes.
+//! Its share is
 //!
 //! ```text
 //! (u · ln 2 / H  +  held) / weight
 //! ```
 //!
-//! slots that it has held in the (decaying) mean, and slots that it holds now. Of two tenants that
-//! wait, the one with the smaller share goes first. What was used before this policy service began
-//! is known of what lives still: its ledger says how long it has computed, which counts as if it had
-//! done so without a break until its last message. What had ended by then is forgotten.
+//! the decaying mean of held slots plus the slots held now. Of two waiting tenants, the one with
+//! the smaller share goes first.
+//!
+//! Usage from before this policy service started is known only for live executions: the computing
+//! time in the ledger counts as if it had been uninterrupted until the last message. Usage of
+//! executions that ended earlier is lost.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,7 @@ use fiec_schemas::Tenant;
 
 use crate::time::Millis;
 
-/// Index of a tenant; never used twice.
+/// Index of a tenant; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantIx(pub u32);
 
@@ -42,7 +44,7 @@ impl Account {
     }
 }
 
-/// All tenants that were ever seen.
+/// All tenants seen so far.
 #[derive(Debug)]
 pub struct Tenants {
     by_name: BTreeMap<Tenant, TenantIx>,
@@ -63,17 +65,17 @@ impl Default for Tenants {
 }
 
 impl Tenants {
-    /// Time passes; what changes from now on changes at this moment.
+    /// Advances the clock; later changes apply at this moment.
     pub fn pass(&mut self, now: Millis) {
         self.now = self.now.max(now);
     }
 
-    /// How fast usage is forgotten.
+    /// Sets the half-life of usage.
     pub fn set_half_life(&mut self, half_life_ms: u64) {
         self.half_life_ms = half_life_ms.max(1);
     }
 
-    /// The tenant's index, made where missing.
+    /// The tenant's index, created if missing.
     pub fn intern(&mut self, name: &Tenant) -> TenantIx {
         if let Some(ix) = self.by_name.get(name) {
             return *ix;
@@ -90,7 +92,7 @@ impl Tenants {
         ix
     }
 
-    /// The tenant's index, where it was seen.
+    /// The tenant's index, if known.
     pub fn find(&self, name: &Tenant) -> Option<TenantIx> {
         self.by_name.get(name).copied()
     }
@@ -100,7 +102,7 @@ impl Tenants {
         &self.accounts[ix.0 as usize].name
     }
 
-    /// Sets a tenant's weight; one that is not a positive number counts as 1.
+    /// Sets a tenant's weight. Anything but a positive number counts as 1.
     pub fn set_weight(&mut self, name: &Tenant, weight: f64) {
         let ix = self.intern(name);
         let usable = weight.is_finite() && weight > 0.0;
@@ -112,12 +114,12 @@ impl Tenants {
         self.accounts[ix.0 as usize].weight
     }
 
-    /// Executions that a tenant has on nodes.
+    /// Number of a tenant's executions on nodes.
     pub fn held(&self, ix: TenantIx) -> u32 {
         self.accounts[ix.0 as usize].held
     }
 
-    /// One execution of a tenant more, or less, is on a node.
+    /// Adds or removes one execution of a tenant on a node.
     pub fn hold(&mut self, name: &Tenant, more: bool) {
         let ix = self.intern(name);
         let (now, half_life) = (self.now, self.half_life_ms);
@@ -131,8 +133,8 @@ impl Tenants {
         };
     }
 
-    /// An execution of a tenant has computed for so long, until then at the latest: for all that is
-    /// known it did so without a break. For what was held before this policy service began.
+    /// Credits computing time from before this policy service started: `ms` without interruption
+    /// until `until`.
     #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
     pub fn credit(&mut self, name: &Tenant, ms: u64, until: Millis) {
         let ix = self.intern(name);
@@ -145,20 +147,20 @@ impl Tenants {
         account.at = now;
     }
 
-    /// Slots that it has held in the decaying mean.
+    /// Decaying mean of the held slots.
     #[expect(clippy::cast_precision_loss, reason = "a half-life below 2^52")]
     pub fn lately(&self, ix: TenantIx) -> f64 {
         let rate = std::f64::consts::LN_2 / self.half_life_ms as f64;
         self.accounts[ix.0 as usize].usage(self.now, self.half_life_ms) * rate
     }
 
-    /// What it holds and has held lately, against its weight; smaller goes first.
+    /// Current and recent slots against the weight; the smaller goes first.
     pub fn share(&self, ix: TenantIx) -> f64 {
         (self.lately(ix) + f64::from(self.held(ix))) / self.weight(ix)
     }
 
-    /// The slots that would be its own if all that are held now were divided by weight between
-    /// those that hold something or wait.
+    /// The tenant's fair number of slots: all held slots, divided by weight among the tenants that
+    /// hold or wait.
     pub fn fair(&self, ix: TenantIx, waits: impl Fn(TenantIx) -> bool) -> f64 {
         let (mut weights, mut held) = (0.0, 0.0);
         for (n, account) in (0u32..).zip(&self.accounts) {
@@ -170,7 +172,7 @@ impl Tenants {
         held * self.weight(ix) / weights
     }
 
-    /// All tenants, with what they hold and their share.
+    /// All tenants, with weight, held slots and share.
     pub fn all(&self) -> impl Iterator<Item = (&Tenant, f64, u32, f64)> {
         (0u32..).zip(&self.accounts).map(|(n, account)| {
             let share = self.share(TenantIx(n));
@@ -234,7 +236,7 @@ mod tests {
         told.credit(&tenant("a"), 7_000_000, Millis(8_000_000));
         let b = told.intern(&tenant("a"));
         assert!((seen.lately(a) - told.lately(b)).abs() < 1e-9);
-        // However long it was, it is no more than a slot held for ever.
+        // However long it was, it counts no more than one slot held forever.
         told.credit(&tenant("b"), u64::MAX / 2, Millis(9_000_000));
         let b = told.intern(&tenant("b"));
         assert!((told.lately(b) - 1.0).abs() < 1e-9);

@@ -1,18 +1,20 @@
-//! Ranges of tiles that several executions compute ([`fiec_schemas::spread`]): what is known of
-//! holders and their parts, and when one more is worth it.
+//! Ranges of tiles that several executions compute ([`fiec_schemas::spread`]): holders, their
+//! parts, and the decision to add one more.
 //!
-//! One that computes is told to give the last half of what it has left away when all of this holds:
+//! A running member is ordered to give away the last half of its remaining range when all of this
+//! holds:
 //!
-//! * fewer than `up_to` compute the whole, and all of them do (none waits for a place),
-//! * nobody else waits that could use the place, and the tenant's quota has room for one more,
+//! * fewer than `up_to` members compute the range, and none of them waits for a place,
+//! * no other execution waits that could use the place, and the tenant's quota has room for one
+//!   more,
 //! * for [`Config::spread_dwell_ms`] without a break there has been a place for one more: on a node
-//!   that none of them is on, or on any free device where they are on devices,
-//! * by its own rhythm it has at least [`Config::spread_least_ms`] left, and
-//!   [`Config::spread_moves`] times what a move and having its inputs cost it, and
-//! * of all of them it has the most left, in time.
+//!   without a member, or on any free device if the members run on devices,
+//! * by its own rhythm the member has at least [`Config::spread_least_ms`] left, and at least
+//!   [`Config::spread_moves`] times its cost of a move and of reading its inputs, and
+//! * of all members it has the most time left.
 //!
-//! One order at a time for each whole. Where nothing comes of an order, the next one comes later and
-//! later.
+//! Each range has one order at a time. After an order without effect, the delay before the next one
+//! doubles.
 //!
 //! [`Config::spread_dwell_ms`]: crate::Config::spread_dwell_ms
 //! [`Config::spread_least_ms`]: crate::Config::spread_least_ms
@@ -26,80 +28,80 @@ use fiec_schemas::spread::{Part, Spreading};
 use crate::holds::Fate;
 use crate::time::Millis;
 
-/// The longest time between two orders of which nothing comes, in doublings of the first.
+/// Most doublings of the delay between orders without effect.
 const DOUBLINGS: u32 = 6;
 
 /// A live execution that may be split, or is a part.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// As its ledger says.
+    /// Its spread state in the ledger.
     pub spreading: Box<Spreading>,
-    /// Something was asked of its holder and is not done yet.
+    /// True if an operator's request to its holder is still open.
     pub requested: bool,
-    /// The epoch under which it last yielded to its parts; 0 where that was not seen.
+    /// The epoch in which it last yielded to wait for its parts; 0 if not seen.
     pub waits_since: u64,
-    /// Capsules left to it at its last boundary, where its program knows.
+    /// Remaining capsules at its last boundary, if its program knows.
     pub left: Option<u64>,
-    /// Capsules before its first commit, and what they took in milliseconds, its inputs included;
-    /// none where that was not seen.
+    /// Number of capsules before its first commit, and their time in ms, including the inputs. None
+    /// if not seen.
     pub first: Option<(u64, u64)>,
 }
 
 impl Member {
-    /// The part that it waits for: it has done all that it kept.
+    /// The part that it waits for after its own range is done.
     pub fn waits_for(&self) -> Option<&Part> {
         self.spreading.last().filter(|_| self.spreading.waits)
     }
 
-    /// What it took to have its inputs, in milliseconds, where a capsule takes so long.
+    /// Time to read its inputs, in ms, given the time of a capsule.
     #[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
     pub fn inputs_ms(&self, each_ms: f64) -> f64 {
         let over = |(capsules, ms): (u64, u64)| ms as f64 - capsules as f64 * each_ms;
         self.first.map_or(0.0, over).max(0.0)
     }
 
-    /// Its part of this name.
+    /// Its part with this id.
     pub fn part(&self, id: ExecutionId) -> Option<&Part> {
         self.spreading.parts.iter().find(|part| part.id == id)
     }
 }
 
-/// One that was told to split.
+/// An execution that was ordered to split.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// Which.
+    /// Its id.
     pub execution: ExecutionId,
-    /// Under which epoch.
+    /// The epoch of the order.
     pub epoch: u64,
-    /// How often it had been split before.
+    /// Number of its splits before the order.
     pub splits: u32,
-    /// When.
+    /// Time of the order.
     pub at: Millis,
-    /// It should have done so by then.
+    /// Time by which it should have split.
     pub until: Millis,
-    /// Why its holder will not.
+    /// The reason if its holder refuses.
     pub refused: Option<String>,
 }
 
-/// How a whole grows; kept under the execution that is no part.
+/// Growth of a range, stored under its root execution.
 #[derive(Debug, Clone, Default)]
 pub struct Growth {
-    /// Since when, without a break, there has been a place for one more.
+    /// Time since which, without a break, there has been a place for one more.
     pub room_since: Option<Millis>,
-    /// Who was told to split.
+    /// The member that was ordered to split.
     pub asked: Option<Asked>,
-    /// Nobody is told to before.
+    /// No order is given before this moment.
     pub not_before: Millis,
-    /// Why nothing came of the last order.
+    /// The reason why the last order had no effect.
     pub because: String,
-    /// Orders in a row of which nothing came.
+    /// Number of orders in a row without effect.
     pub vain: u32,
-    /// Why nobody is told to, as of the last look.
+    /// The reason for no order in the last review.
     pub stays: Option<Stay>,
 }
 
 impl Growth {
-    /// Nothing has come of the last order: the next one comes after `ms`, doubled for each in a row.
+    /// Notes an order without effect. The next one is delayed by `ms`, doubled for each in a row.
     pub fn in_vain(&mut self, now: Millis, ms: u64) {
         let asked = self.asked.take();
         let because = asked.and_then(|asked| asked.refused);
@@ -108,50 +110,49 @@ impl Growth {
         self.vain = self.vain.saturating_add(1);
     }
 
-    /// The last order was carried out.
+    /// Notes an order that was carried out.
     pub fn grown(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Why a whole is not spread further.
+/// Reason why a range is not spread further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stay {
-    /// As many compute it as may.
+    /// The maximum number of members is reached.
     Full,
-    /// This one of them does not compute yet, or not now.
+    /// This member does not compute yet, or not now.
     Settling(ExecutionId),
-    /// This one was told to split.
+    /// This member was ordered to split.
     Asked(ExecutionId),
-    /// What is left, and what a capsule takes, is not known yet.
+    /// The remaining range or the time of a capsule is unknown.
     Unknown,
-    /// So much is left to the one with the most, and less than that is not worth it, in
-    /// milliseconds.
+    /// The remaining time of the slowest member is too short to be worth a split.
     Short {
-        /// What is left.
+        /// Its remaining time, in ms.
         left_ms: u64,
-        /// What must be.
+        /// The shortest time that is worth a split, in ms.
         least_ms: u64,
     },
-    /// Others wait that could use the place.
+    /// Other executions wait that could use the place.
     Others,
     /// The tenant's quota.
     Quota(String),
-    /// There is no place.
+    /// No place is free.
     NoRoom,
-    /// There is one, not for long enough.
+    /// A place is free, but not for long enough.
     Soon,
-    /// Nothing has come of the last order; in so many milliseconds there may be another.
+    /// The last order had no effect, and the next one is delayed.
     Later {
-        /// How long.
+        /// The remaining delay, in ms.
         ms: u64,
-        /// Why nothing came of it.
+        /// The reason for the lack of effect.
         because: String,
     },
 }
 
 impl Stay {
-    /// For people.
+    /// The words for people.
     pub fn in_words(&self) -> String {
         match self {
             Stay::Full => "as many compute it as may".to_owned(),
@@ -172,32 +173,32 @@ impl Stay {
     }
 }
 
-/// One that could be split.
+/// An execution that could be split.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Splittable {
-    /// Which.
+    /// Its id.
     pub id: ExecutionId,
-    /// Capsules left to it.
+    /// Its remaining capsules.
     pub left: u64,
-    /// What one takes, in milliseconds.
+    /// Time of a capsule, in ms.
     pub each_ms: f64,
-    /// What it takes until one more computes, in milliseconds: a move, and its inputs.
+    /// Time until one more member computes, in ms: a move, and its inputs.
     pub move_ms: f64,
 }
 
 impl Splittable {
-    /// What it still takes, in milliseconds.
+    /// Its remaining time, in ms.
     #[expect(clippy::cast_precision_loss, reason = "a time for a choice")]
     pub fn left_ms(&self) -> f64 {
         self.left as f64 * self.each_ms
     }
 }
 
-/// Who is split: the one with the most left, in time, where that is worth it. `least_ms` and
-/// `moves`: what must be left at least, and as a multiple of what a move costs.
+/// Chooses the member to split: the one with the most remaining time, if that is worth it. The
+/// remaining time must be at least `least_ms`, and at least `moves` times the cost of a move.
 ///
 /// # Errors
-/// Why nobody is.
+/// The reason why none is split.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -231,48 +232,48 @@ pub fn choose(all: &[Splittable], least_ms: u64, moves: u64) -> Result<Splittabl
     Ok(*most)
 }
 
-/// A part whose holder has ended: it ends too.
+/// A part whose holder has ended: it is cancelled too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
-    /// Who ended its holder, or what became of that.
+    /// The person who ended its holder, or the holder's end in words.
     pub who: String,
-    /// When it is told again.
+    /// Time at which the order is repeated.
     pub again: Millis,
 }
 
-/// What is remembered.
+/// State of spreading.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// Live executions that may be split, or are parts.
     pub members: BTreeMap<ExecutionId, Member>,
-    /// What became of parts that have ended, until their holders take them back.
+    /// The ends of parts, until their holders take the ranges back.
     pub ended: BTreeMap<ExecutionId, Fate>,
-    /// Parts that are not known here, with their holders and when they are looked for (again).
+    /// Unknown parts, with their holders and the time of the next look.
     pub unknown: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
-    /// Holders of parts that are not known here, and when their ledgers are looked at (again).
+    /// Unknown holders of parts, with the time of the next look at their ledgers.
     pub holders: BTreeMap<ExecutionId, Millis>,
     /// Parts whose holders have ended.
     pub orphans: BTreeMap<ExecutionId, Orphan>,
-    /// Executions that cannot complete any more, since a part of them did not: which, and why.
+    /// Executions that cannot complete any more: the part that failed, and why.
     pub failing: BTreeMap<ExecutionId, (ExecutionId, String)>,
-    /// How wholes grow.
+    /// Growth of ranges.
     pub growth: BTreeMap<ExecutionId, Growth>,
-    /// When it was last looked whether something should grow.
+    /// Time of the last review of growth.
     pub looked: Millis,
-    /// The member with which the next look begins.
+    /// The member with which the next review begins.
     pub next: Option<ExecutionId>,
 }
 
 impl Memory {
-    /// True where nothing is to be done.
+    /// True if there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// The execution that is no part, or whose holder is not known here.
+    /// The root of an execution: no part itself, or a part of an unknown holder.
     pub fn root_of(&self, id: ExecutionId) -> ExecutionId {
         let mut root = id;
-        // Each is a part of one that was there before: there is no circle, but for forged ledgers.
+        // A part is younger than its holder, so only forged ledgers form a cycle.
         for _ in 0..self.members.len() {
             let holder = self.members.get(&root).and_then(|m| m.spreading.part_of);
             match holder.filter(|holder| self.members.contains_key(holder)) {
@@ -283,14 +284,14 @@ impl Memory {
         root
     }
 
-    /// The part that an execution waits for, which has not ended as far as is known.
+    /// The part that an execution waits for, unless its end is known.
     pub fn awaited_by(&self, id: ExecutionId) -> Option<&Part> {
         let part = self.members.get(&id)?.waits_for()?;
         (!self.ended.contains_key(&part.id)).then_some(part)
     }
 
-    /// Those that compute a whole, or will: all of the tree but what waits for its parts. The second
-    /// are parts that are not known here.
+    /// The present and future members of a range: the whole tree without executions that wait for
+    /// their parts. The second list has the parts that are not known here.
     pub fn those_of(&self, root: ExecutionId) -> (Vec<ExecutionId>, Vec<ExecutionId>) {
         let (mut live, mut unborn, mut stack) = (Vec::new(), Vec::new(), vec![root]);
         let mut steps = 0;
@@ -367,7 +368,7 @@ mod tests {
     fn the_one_with_the_most_left_in_time_is_split_whatever_the_number_of_its_tiles() {
         let all = [one(1, 100, 20.0), one(2, 10, 400.0), one(3, 1, 90_000.0)];
         assert_eq!(choose(&all, 2_000, 2).map(|s| s.id), Ok(id(2)));
-        // Of equals the same one everywhere.
+        // Ties are broken the same way everywhere.
         let all = [one(2, 100, 50.0), one(1, 100, 50.0)];
         assert_eq!(choose(&all, 2_000, 2).map(|s| s.id), Ok(id(1)));
     }
@@ -398,7 +399,7 @@ mod tests {
         let (mut live, unborn) = memory.those_of(id(1));
         live.sort();
         assert_eq!((live, unborn), (vec![id(1), id(2), id(4)], vec![id(5)]));
-        // It is to take the last one back. Before that one has ended, it waits.
+        // It must take the last part back, and waits until that has ended.
         memory.ended.clear();
         let (live, unborn) = memory.those_of(id(1));
         assert_eq!((live.len(), unborn.len()), (2, 2));

@@ -1,4 +1,4 @@
-//! A part of an execution as its ledger claims it, and the judgement on it.
+//! A part of an execution as its ledger claims it, and its judgement.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,25 @@ use crate::time::Millis;
 /// A part of an execution as its ledger claims it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
-    /// From where; none: from the beginning.
+    /// The boundary at its start. None: the beginning.
     pub from: Option<StatePlace>,
-    /// Where its σ is at the end; none where that is the execution's end.
+    /// The σ at its end. None if it reaches the execution's end.
     pub place: Option<StatePlace>,
-    /// What the ledger says of the end.
+    /// The result that the ledger states for its end.
     pub found: Finding,
-    /// Who computed it, where that was one node.
+    /// The node that computed it, if it was one node.
     pub node: Option<NodeIx>,
-    /// False where outputs were made on the way that are not known here.
+    /// False if outputs were made on the way that are not known here.
     pub whole: bool,
-    /// True where outputs were named on the way, maybe, that were neither seen here nor compared.
+    /// True if outputs may have been named on the way that were not seen here, so they are not
+    /// compared.
     pub unseen: bool,
-    /// At which boundary each output was made last, as exactly as its message says.
+    /// For each output the last boundary that made it, as exactly as its message says.
     pub made: BTreeMap<String, BoundaryIndex>,
 }
 
 impl Claim {
-    /// What a message claims of the part from one boundary to a later one.
+    /// The claim of a message for the range between two boundaries.
     pub fn new(
         from: Option<StatePlace>,
         place: Option<StatePlace>,
@@ -49,7 +50,7 @@ impl Claim {
         }
     }
 
-    /// It reaches to the end of the one that follows it.
+    /// Extends it to the end of the next claim.
     pub fn grow(&mut self, next: Claim) {
         self.found.outputs.extend(next.found.outputs);
         self.made.extend(next.made);
@@ -60,7 +61,7 @@ impl Claim {
         self.unseen |= next.unseen;
     }
 
-    /// It begins at this boundary; what was made up to there is no part of it any more.
+    /// Moves its start to this boundary, and drops the outputs made before.
     pub fn begin_at(&mut self, good: StatePlace) {
         let begun = good.index;
         self.made.retain(|_, at| *at > begun);
@@ -69,7 +70,7 @@ impl Claim {
         self.from = Some(good);
     }
 
-    /// Whether somebody found what is claimed.
+    /// True if a finding agrees with the claim.
     pub fn agrees(&self, with: &Finding) -> bool {
         let outputs = if self.whole {
             self.found.outputs == with.outputs
@@ -80,13 +81,13 @@ impl Claim {
         self.found.index == with.index && self.found.digest == with.digest && outputs
     }
 
-    /// Whether somebody made outputs of which it is not known what the ledger says of them.
+    /// True if a finding has outputs that the ledger, as seen here, does not name.
     pub fn is_beyond(&self, with: &Finding) -> bool {
         let known = |name| self.found.outputs.contains_key(name);
         self.unseen && !with.outputs.keys().all(known)
     }
 
-    /// Boundaries at its ends, for people; 0: the beginning.
+    /// The boundaries at its ends, for people; 0: the beginning.
     pub fn ends(&self) -> (BoundaryIndex, BoundaryIndex) {
         (self.from.as_ref().map_or(0, |p| p.index), self.found.index)
     }
@@ -95,14 +96,14 @@ impl Claim {
 /// A claim under judgement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
-    /// The question that is open, if one is.
+    /// Number of the open question, if there is one.
     pub question: u64,
-    /// Who was asked; none: nobody at the moment.
+    /// The node that was asked. None: no node is asked at present.
     pub asked: Option<NodeIx>,
-    /// When that one was heard last.
+    /// Time of its last sign of life.
     pub heard: Millis,
-    /// Somebody found something else.
+    /// A node with a different result.
     pub other: Option<(NodeIx, Finding)>,
-    /// Since when the proofs of both are awaited, there being nobody else to ask.
+    /// Time since which new proofs of both nodes are awaited, because no third node can be asked.
     pub proofs_since: Option<Timestamp>,
 }

@@ -1,5 +1,5 @@
-//! Which outputs an execution's ledger has named, as far as the stream still shows that: a policy
-//! service that has started anew has seen its last message alone.
+//! The outputs that an execution's ledger has named, as far as the stream still shows them. A
+//! policy service that has just started has seen only the last message.
 
 use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionState, Output};
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Claim;
 
-/// Outputs that count, by the boundary that named them.
+/// Valid outputs, with the boundaries that named them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// All beyond this boundary are known; none: nothing is.
+    /// All outputs after this boundary are known. None: nothing is known.
     after: Option<BoundaryIndex>,
     outputs: Vec<(BoundaryIndex, String, Digest)>,
 }
 
 impl Named {
-    /// Takes the next message of the ledger, beginning with the first that is still there.
+    /// Adds the next message of the ledger, from the first one still in the stream on.
     pub fn note(&mut self, events: &[Event], state: &ExecutionState) {
         let begins = || events.iter().any(|e| matches!(e, Event::Submitted));
         let first = || if begins() { 0 } else { state.boundary_index() };
@@ -28,7 +28,7 @@ impl Named {
                     capsules, outputs, ..
                 } => self.made(*capsules, outputs),
                 Event::SteppedBack { to, .. } => {
-                    // What was named beyond is withdrawn, and made again before our eyes.
+                    // Outputs named beyond it are withdrawn, and made again in later messages.
                     let to = to.as_ref().map_or(0, |place| place.index);
                     self.outputs.retain(|(at, ..)| *at <= to);
                     after = after.min(to);
@@ -44,7 +44,7 @@ impl Named {
         self.outputs.extend(made);
     }
 
-    /// Adds to a claim what was not seen here, where all of it is known; true where that was so.
+    /// Adds the missing outputs to a claim if all of them are known. Returns true if it did.
     pub(super) fn completes(&self, claim: &mut Claim) -> bool {
         let (from, to) = claim.ends();
         if !claim.unseen || self.after.is_none_or(|after| after > from) {
