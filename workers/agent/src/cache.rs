@@ -1,5 +1,5 @@
-//! The node's cache on disk: unpacked packages and data by digest, at most so many bytes. The
-//! least recently used entry goes first, and never one that is in use.
+//! The node's cache on disk: unpacked packages and data by digest, up to a limit in bytes. The
+//! least recently used entry is evicted first, and never one in use.
 //!
 //! ```text
 //! <cache>/programs/<digest>/   an unpacked artifact
@@ -20,12 +20,12 @@ use fiec_schemas::Digest;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// An unpacked package, by the digest of its artifact.
     Program,
-    /// Bytes.
+    /// Bytes by their digest.
     Data,
     /// The last large σ that this node has seen of an execution, by the digest of its id.
     State,
@@ -34,7 +34,7 @@ pub enum Kind {
 /// Names an entry.
 pub type Key = (Kind, Digest);
 
-/// Why something is not in the cache; for people.
+/// The reason why an entry is missing, for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NotCached(pub String);
@@ -46,7 +46,7 @@ impl NotCached {
     }
 }
 
-/// What a fetch leaves in its place: a path in the temporary folder, and the bytes it takes.
+/// The result of a fetch: a path in the temporary folder, and its bytes.
 pub struct Fetched {
     /// A file or a folder.
     pub path: PathBuf,
@@ -67,7 +67,7 @@ type Outcome = Option<Result<(), NotCached>>;
 #[derive(Default)]
 struct State {
     entries: HashMap<Key, Entry>,
-    /// Bytes of all entries, and of what is being fetched.
+    /// Bytes of all entries, and of running fetches.
     bytes: u64,
     clock: u64,
     under_way: HashMap<Key, watch::Receiver<Outcome>>,
@@ -96,12 +96,12 @@ impl std::fmt::Debug for Held {
 }
 
 impl Held {
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> PathBuf {
         self.cache.path(self.key)
     }
 
-    /// It is damaged: removed at once, so that it is fetched again.
+    /// Removes a damaged entry at once, so that it is fetched again.
     pub fn discard(self) {
         let gone = self.cache.take_out(&mut self.cache.lock(), self.key);
         if let Some(away) = gone {
@@ -118,7 +118,7 @@ impl Drop for Held {
     }
 }
 
-/// Bytes that something on its way may take.
+/// Bytes reserved for a running fetch.
 struct Room {
     cache: Arc<Cache>,
     bytes: u64,
@@ -164,7 +164,7 @@ fn folder(kind: Kind) -> &'static str {
     }
 }
 
-/// Removes what a fetch of an agent that is gone left behind.
+/// Removes temporary folders of agents that are gone.
 fn sweep(root: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(root)?.flatten() {
         let name = entry.file_name();
@@ -179,16 +179,17 @@ fn sweep(root: &Path) -> io::Result<()> {
 }
 
 impl Cache {
-    /// Opens the cache in a folder, with what an earlier agent of this node left in it.
+    /// Opens the cache in a folder, with the entries that an earlier agent of this node left.
     ///
     /// # Errors
     /// When the folder cannot be made or read.
     pub fn open(root: &Path, limit: u64, stop: CancellationToken) -> io::Result<Arc<Self>> {
         let mut builder = std::fs::DirBuilder::new();
-        // What tenants' programs read is nobody else's business.
+        // Only this user may read the data of tenants' programs.
         builder.recursive(true).mode(0o700).create(root)?;
         let tmp = root.join(format!("tmp-{}", std::process::id()));
-        // Left by another life with the same number, as every first process of a container has.
+        // Left by an earlier process with the same number: the first process of each container has
+        // it.
         remove(&tmp);
         std::fs::create_dir(&tmp)?;
         sweep(root)?;
@@ -228,7 +229,7 @@ impl Cache {
             stop,
             state: Mutex::new(state),
         });
-        // The limit may be smaller than it was.
+        // The limit may be smaller than before.
         cache.evict(0);
         Ok(cache)
     }
@@ -241,23 +242,23 @@ impl Cache {
         self.root.join(folder(kind)).join(digest.to_string())
     }
 
-    /// The most that it may hold, in bytes.
+    /// The limit in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that it holds now, with what is being fetched.
+    /// Bytes of all entries and running fetches.
     pub fn bytes(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// A new path for something on its way into the cache.
+    /// Returns a new temporary path for a fetch.
     pub fn new_path(&self) -> PathBuf {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         self.tmp.join(number.to_string())
     }
 
-    /// An entry that is there.
+    /// Returns an entry that exists.
     pub fn get(self: &Arc<Self>, key: Key) -> Option<Held> {
         let mut state = self.lock();
         state.clock += 1;
@@ -271,8 +272,8 @@ impl Cache {
         })
     }
 
-    /// Takes an entry out; gives the path at which it is to be removed. Moved there under the
-    /// lock: a fetch of the same digest must not meet it.
+    /// Takes an entry out and returns the path to remove. The entry is moved there under the lock:
+    /// a fetch of the same digest must not find it.
     fn take_out(&self, state: &mut State, key: Key) -> Option<PathBuf> {
         let entry = state.entries.remove(&key)?;
         state.bytes -= entry.bytes;
@@ -282,8 +283,8 @@ impl Cache {
             .then_some(away)
     }
 
-    /// Makes room by removing what was not used for the longest time; false where what is in use
-    /// leaves too little.
+    /// Evicts the least recently used entries until `wanted` bytes are free. Returns false if
+    /// entries in use leave too little.
     fn evict(&self, wanted: u64) -> bool {
         let mut gone = Vec::new();
         let mut state = self.lock();
@@ -321,7 +322,7 @@ impl Cache {
         let mut state = self.lock();
         if !state.entries.contains_key(&key) {
             if self.path(key).exists() {
-                // Not known, so nobody uses it.
+                // The cache does not know it, so nobody uses it.
                 remove(&self.path(key));
             }
             std::fs::rename(&fetched.path, self.path(key))?;
@@ -337,9 +338,8 @@ impl Cache {
         Ok(())
     }
 
-    /// An entry, fetched by `fetch` where it is missing. Whoever asks for the same one meanwhile
-    /// waits for the same fetch, which goes on when those who wait give up. `wanted` is the most
-    /// bytes that it may take meanwhile.
+    /// Returns an entry, and fetches it if it is missing. Concurrent callers share one fetch, which
+    /// goes on if they give up. `wanted` is the most bytes that the fetch may take.
     ///
     /// # Errors
     /// Those of the fetch, or when there is no room.
@@ -381,7 +381,7 @@ impl Cache {
         }
         let (tell, outcome) = watch::channel(None);
         if state.entries.contains_key(&key) {
-            // It came between the caller's look and this one.
+            // It arrived between the caller's check and this one.
             tell.send_replace(Some(Ok(())));
             return outcome;
         }
@@ -408,13 +408,13 @@ impl Cache {
             });
             cache.lock().under_way.remove(&key);
             tell.send_replace(Some(result));
-            // Others' room was taken into account before this one's true size was known.
+            // Other fetches reserved their room before this one's true size was known.
             cache.evict(0);
         });
         outcome
     }
 
-    /// Ends: removes what is unfinished.
+    /// Closes the cache and removes unfinished fetches.
     pub fn close(&self) {
         self.stop.cancel();
         remove(&self.tmp);

@@ -1,8 +1,8 @@
-//! A broker that was started again may have lost the messages that it acknowledged last. Whoever
-//! holds the binding then knows more than the ledger, and says it again: one message with the
-//! event `healed` and the state that was lost, on top of what is left. Nothing is computed twice.
+//! A restarted broker may have lost the messages that it acknowledged last. The holder of the
+//! binding then knows more than the ledger, and appends the loss again: one message on top of the
+//! rest, with the event `healed` and the lost state. Nothing is computed twice.
 //!
-//! The rules are in `schemas/PROTOCOL.md`; [`Held::compare`] decides.
+//! The rules are in `schemas/PROTOCOL.md`. [`Held::compare`] decides.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,36 +23,36 @@ use crate::message::After;
 use crate::runner::{Flight, Runner};
 use crate::shared::Shared;
 
-/// A broker that does not answer is asked again after this.
+/// Pause before a silent broker is asked again.
 const RETRY: Duration = Duration::from_millis(500);
-/// A binding that lives here for longer may see the broker lose messages.
+/// Age of a binding after which its older messages are read, in case the broker loses messages.
 const SETTLED: Duration = Duration::from_secs(1);
-/// The messages behind a binding are read within this, or not at all.
+/// Limit for reading the messages before a binding.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a message is appended to, and what it takes to append that again.
+/// The tip that the next message is appended to, and the data to append the tip again.
 #[derive(Debug)]
 pub(crate) struct Ground {
     tip: Tip,
     spec: Arc<Submission>,
     chain: Held,
     older: Older,
-    /// σ of the last commit, where it travels in a message.
+    /// σ of the last commit, if it travels in a message.
     state: Option<Bytes>,
-    /// Of a large one, its chunks.
+    /// The chunks of a large σ.
     known: Arc<Known>,
-    /// Another message was stored behind the tip.
+    /// Another message was stored after the tip.
     is_followed: bool,
 }
 
-/// The messages behind a binding that was taken over, oldest first: without them a rollback beyond
-/// the binding could not be told from another holder. Read once the execution has lived here for
-/// [`SETTLED`], so that what ends soon costs nothing.
+/// The messages before a binding that came from elsewhere, oldest first. Without them a rollback
+/// beyond the binding could not be distinguished from another holder. They are read after
+/// [`SETTLED`], so that short executions cost nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Older(Arc<OnceLock<Vec<Link>>>);
 
 impl Older {
-    /// Reads them in a while, unless nobody wants them any more by then.
+    /// Reads them after a while, unless their owner is gone by then.
     pub(crate) fn read(shared: &Arc<Shared>, tip: &Tip) -> Self {
         let older = Self::default();
         if tip.state.ordinal > 1 {
@@ -90,10 +90,10 @@ impl Older {
     }
 }
 
-/// The last message of an execution's ledger, as soon as the broker answers.
+/// Returns the last message of an execution's ledger, as soon as the broker answers.
 ///
 /// # Errors
-/// When it cannot be read by this version.
+/// When this version cannot read it.
 pub(crate) async fn last(
     shared: &Shared,
     state: &ExecutionState,
@@ -113,11 +113,10 @@ pub(crate) async fn last(
 }
 
 impl Ground {
-    /// The tip as it stands in the ledger now; appended again where the broker has lost it.
+    /// Returns the tip as the ledger has it now. Appends it again if the broker has lost it.
     ///
     /// # Errors
-    /// [`AppendError::Conflict`] where somebody else holds the execution, or σ was lost and is not
-    /// here.
+    /// [`AppendError::Conflict`] if another worker holds the execution, or if a lost σ is not here.
     async fn restore(&self, shared: &Shared) -> Result<Tip, AppendError> {
         let last = last(shared, &self.tip.state).await?;
         let mut chain = self.chain.clone();
@@ -135,8 +134,8 @@ impl Ground {
                 Ok(last.into())
             }
             (Standing::Behind { .. }, last) => self.again(shared, last).await,
-            // A ledger that is empty is begun anew only by who has written to it: a binding that nobody
-            // ever appended is none.
+            // Only a worker that wrote to a ledger may begin it again when it is empty: a binding
+            // that nobody ever appended does not exist.
             (Standing::Empty, None) if chain.has_first() && self.was_stored(shared) => {
                 self.again(shared, None).await
             }
@@ -144,7 +143,7 @@ impl Ground {
         }
     }
 
-    /// A tip, and nothing behind it.
+    /// A tip without earlier messages.
     #[cfg(test)]
     pub(crate) fn of(tip: Tip, spec: Arc<Submission>) -> Self {
         let link = Link {
@@ -164,11 +163,11 @@ impl Ground {
         }
     }
 
-    /// The same once the last message of all was stored behind it. Messages behind the binding that
-    /// were not read yet are not read for what has ended.
+    /// Converts it for an execution whose last message is stored. Unread messages before the
+    /// binding stay unread.
     pub(crate) fn at_rest(mut self) -> Self {
         self.is_followed = true;
-        // A copy: it may be a part of a frame that is much larger.
+        // A copy: the slice may be part of a much larger frame.
         self.state = self.state.as_deref().map(Bytes::copy_from_slice);
         if self
             .tip
@@ -199,7 +198,7 @@ impl Ground {
         self.state.as_ref().map_or(large, Bytes::len)
     }
 
-    /// True where this worker has appended the tip, or something behind it.
+    /// Whether this worker has appended the tip, or a message after it.
     fn was_stored(&self, shared: &Shared) -> bool {
         self.is_followed || self.tip.state.author == shared.author
     }
@@ -211,8 +210,8 @@ impl Ground {
         }
         let submission = self.tip.state.submission;
         if self.tip.state.spec.is_none() && self.spec.digest() == submission {
-            // It does not fit the ledger, and the broker may have lost it too. One that was adjusted is
-            // not here as it was submitted.
+            // The submission is too large for the ledger, and the broker may have lost it too. An
+            // adjusted one is not here in its submitted form.
             let text = self.spec.to_json();
             appends::until_done(|| store::put_data(&shared.broker, submission, &text)).await;
         }
@@ -240,7 +239,7 @@ impl Ground {
         Ok(tip)
     }
 
-    /// The body of a message that carries this σ.
+    /// Returns the body of a message that carries this σ.
     async fn body(&self, shared: &Shared, place: &StatePlace) -> Option<Bytes> {
         if !store::is_large(place) {
             let state = self.state.clone()?;
@@ -250,7 +249,7 @@ impl Ground {
         if Digest::of(&state) != place.digest {
             return None;
         }
-        // Its chunks may have been lost as well: all are stored again.
+        // Its chunks may be lost as well: store all again.
         let commit = large::Commit {
             tenant: self.tip.state.tenant.clone(),
             execution: self.tip.state.execution,
@@ -267,13 +266,14 @@ impl Ground {
         Some(body)
     }
 
-    /// Appends what was drafted behind the restored tip. `store` brings to the broker once more what the
-    /// message refers to, and gives its body: what lies beside the ledger may be lost as well. If a
-    /// ledger's first message lost against its own binding, which the policy service appended, only
-    /// the events behind the binding are left to append.
+    /// Appends the draft after the restored tip. `store` sends the objects that the message refers
+    /// to once more, since they may be lost as well. It returns the message's body.
+    ///
+    /// The policy service may have appended the binding of a ledger's first message. Then only the
+    /// events after the binding are appended.
     ///
     /// # Errors
-    /// [`AppendError::Conflict`] where somebody else holds the execution.
+    /// [`AppendError::Conflict`] if another worker holds the execution.
     pub(crate) async fn append_again(
         &self,
         shared: &Shared,
@@ -293,7 +293,7 @@ impl Ground {
 }
 
 impl Runner {
-    /// What its next message is appended to.
+    /// The ground of the next message.
     pub(crate) fn ground(&self) -> Ground {
         Ground {
             tip: self.tip.clone(),
@@ -306,14 +306,14 @@ impl Runner {
         }
     }
 
-    /// Looks whether the ledger still has the tip, and appends it again where it has not.
+    /// Checks whether the ledger still has the tip, and appends it again if not.
     pub(crate) fn restored(&self) -> Flight {
         let (shared, ground) = (self.shared.clone(), self.ground());
         Box::pin(async move { ground.restore(&shared).await })
     }
 
-    /// Notes what is stored: the chain grows, a new σ is the one to say again, and a draft that was
-    /// built on another message than this one is void.
+    /// Notes a stored message. The chain grows, and a new σ replaces the kept one. A draft that was
+    /// built on another message is dropped.
     pub(crate) fn stored(&mut self, tip: &Tip, after: &[After]) {
         if let Some(link) = tip.link()
             && self.chain.push(link).is_err()
@@ -334,8 +334,8 @@ impl Runner {
     }
 }
 
-/// Has everything that lives here look at its ledger, and what ended lately be said again, whenever
-/// the broker begins a new life.
+/// Whenever the broker begins a new life, checks the ledgers of all live executions and appends
+/// lost ends again.
 pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     let mut connections = shared.broker.connections();
     let mut server = shared.broker.server();
@@ -349,7 +349,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
             continue;
         }
         tracing::info!("the broker was started again; looking whether it still has everything");
-        // The node's name and what it has proved may be lost too.
+        // The node's claim and proof may be lost too.
         shared.prove.notify_one();
         let rechecks = recheck(&shared);
         let both = async { tokio::join!(ended::say_again(&shared), rechecks) };
@@ -357,11 +357,11 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Has everything that lives here look at its ledger.
+/// Makes all live executions check their ledgers.
 async fn recheck(shared: &Shared) {
     let mut orders: Vec<_> = shared.live().values().map(|l| l.control.clone()).collect();
     while !orders.is_empty() {
-        // Who has too many orders waiting is told in a moment; who has left needs none.
+        // Retry runners whose order queue is full. A runner that has left needs no order.
         orders.retain(|order| {
             let sent = order.try_send(RunnerOrder::Recheck);
             matches!(sent, Err(tokio::sync::mpsc::error::TrySendError::Full(_)))

@@ -1,9 +1,9 @@
 //! One execution on this node, from its binding to its end here. The loop takes one input at a
 //! time: an acknowledgement, a report, an order, a deadline.
 //!
-//! At most one append is in flight; what follows waits, with its draft built where possible, so
-//! that it leaves when the acknowledgement comes. `started` travels with whatever is appended
-//! first. Once the child is done its slot is free, while the last append is still awaited.
+//! At most one append is in flight. Later messages are staged. If possible, the next one's draft is
+//! built early, so that it leaves when the acknowledgement comes. `started` travels with the first
+//! message. Once the child is done its slot is free, while the last append is still in flight.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -44,11 +44,12 @@ use crate::spread::Sharing;
 use crate::take_up;
 use crate::unrecorded::{Recorded, Unrecorded};
 
-/// What a child was given ahead waits so much longer for a run that does not end.
+/// A run that lasts this much longer counts as long: runs that its child was given ahead are
+/// withdrawn.
 pub(crate) const LONG_AFTER: Duration = Duration::from_millis(20);
 
-/// While so many messages wait to be appended nothing more is heard of the child: a program that
-/// asks without end waits for the broker.
+/// With this many staged messages the runner reads no more reports: a program that sends without
+/// pause waits for the broker.
 const STAGED: usize = 64;
 
 pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> + Send>>;
@@ -60,13 +61,13 @@ pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> +
 enum Input {
     /// The append in flight is stored, or never will be.
     Settled(Result<Tip, AppendError>),
-    /// From the child; none where it has closed its socket.
+    /// A report from the child, or none if the child has closed its socket.
     Report(Result<Option<(Report, Bytes)>, FrameError>),
-    /// An order; none where nobody can give one any more.
+    /// An order, or none if nobody can send one any more.
     Order(Option<RunnerOrder>),
     /// [`Runner::wait`]'s moment.
     Deadline,
-    /// Routine commits are to be another distance apart.
+    /// The least interval of routine commits may have changed.
     Stretch,
     /// Everything ends at once.
     Halt,
@@ -74,12 +75,12 @@ enum Input {
     Silence,
 }
 
-/// What ends a deadline.
+/// Reason for the runner's timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// `started` found no company and is appended alone.
+    /// No message came to carry `started`: append it alone.
     Started,
-    /// A run that is not the child's last does not end.
+    /// A run with further ones behind it lasts too long.
     Long,
     /// A cancelled program reached no boundary within its grace.
     Kill,
@@ -87,101 +88,100 @@ pub(crate) enum Wait {
     Retry,
 }
 
-/// What a child is checked for.
+/// The check of a silent child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silence {
-    /// It has reached no boundary within its manifest's `boundary_ms`; one without a limit, and a
-    /// built-in program, are not to be stopped.
+    /// The child has reached no boundary within its manifest's `boundary_ms`. Without a limit, or
+    /// for a built-in program, the check is whether the process is stopped.
     Boundary,
-    /// It is stopped.
+    /// The child's process is stopped.
     Stopped,
 }
 
-/// One execution's loop.
+/// The loop of one execution.
 pub(crate) struct Runner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) spec: Arc<Submission>,
-    /// The capsule message's acknowledgement: dropped, and thereby sent, once `started` is stored.
+    /// The capsule message's acknowledgement. It is sent by dropping it, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
     pub(crate) control: mpsc::Receiver<RunnerOrder>,
-    /// The recorder's word; its own receiver, so that each change is seen once.
+    /// The recorder's progress. Each runner has its own receiver, so that it sees each change once.
     pub(crate) stretch: watch::Receiver<Recorded>,
-    /// Its messages that are not in the history yet.
+    /// The execution's messages that the recorder has not recorded yet.
     pub(crate) unrecorded: Unrecorded,
-    /// Least interval of commits by time that the child was told last, in ms.
+    /// The least interval of commits by time that was last sent to the child, in ms.
     pub(crate) interval_ms: u32,
     pub(crate) progress: Arc<Mutex<RunningProgress>>,
     /// The last message of the ledger that is known to be stored.
     pub(crate) tip: Tip,
-    /// The messages behind that, as far as they are known here.
+    /// The messages before the tip, as far as they are known here.
     pub(crate) chain: Held,
-    /// Those behind its binding.
+    /// The messages before the binding.
     pub(crate) older: Older,
-    /// The broker has begun a new life: before anything else it is looked whether it still has the
-    /// tip.
+    /// The broker has begun a new life: before the next append, check that it still has the tip.
     pub(crate) recheck: bool,
-    /// Its first binding, which nobody has appended as far as is known here; the tip is the state
-    /// that it makes.
+    /// Its first binding, if nobody has appended it as far as this node knows. The tip is then the
+    /// state that it makes.
     pub(crate) entrusted: Option<EntrustedBinding>,
     /// The binding under which it runs here.
     pub(crate) epoch: u64,
-    /// Its place among those that compute; given back as soon as the child is done, while the last
-    /// append may still be under way.
+    /// Its slot. It is given back when the child is done, even if the last append is still in
+    /// flight.
     pub(crate) slot: Option<Slot>,
-    /// The child that computes; none between two attempts and after the last capsule.
+    /// The child that computes. None between two attempts and after the last capsule.
     pub(crate) child: Option<Child>,
-    /// Nothing was heard from this child in this run.
+    /// Nothing was received from this child in this run.
     pub(crate) unheard: bool,
-    /// The one append that is under way.
+    /// The one append in flight.
     pub(crate) flight: Option<Flight>,
-    /// What follows when that is stored.
+    /// Actions that follow its acknowledgement.
     pub(crate) after: Vec<After>,
-    /// The tip that the append in flight will make, where the next draft can be built on it before
-    /// it is acknowledged.
+    /// The tip that the append in flight will make, if the next draft can be built on it before the
+    /// acknowledgement.
     pub(crate) ahead: Option<Tip>,
-    /// What waits for the append in flight, in order.
+    /// Messages that wait for the append in flight, in order.
     pub(crate) staged: VecDeque<Message>,
-    /// `started` has been put into a message.
+    /// A message with `started` has been staged.
     pub(crate) started: bool,
-    /// When its first capsule here began.
+    /// Start of its first capsule here.
     pub(crate) since: Option<Timestamp>,
-    /// σ of the last commit, for another attempt without a fetch; none where it is too large for a
+    /// σ of the last commit, for another attempt without a fetch. None if it is too large for a
     /// message.
     pub(crate) last: Option<Bytes>,
     /// The order that the next boundary carries out.
     pub(crate) pending: Option<PendingOrder>,
-    /// Who cancelled it, while the child has not yet ended.
+    /// The author of a cancel, while the child has not yet ended.
     pub(crate) cancelling: Option<String>,
     pub(crate) wait: Option<(Wait, Instant)>,
-    /// Nothing more will be staged; the loop ends when all is settled.
+    /// Nothing more will be staged. The loop ends when everything is settled.
     pub(crate) ended: bool,
     /// Its failure was staged because another message was impossible.
     pub(crate) gave_up: bool,
     pub(crate) program: Program,
     pub(crate) fetches: Fetches,
-    /// What it may use here, where somebody has changed that.
+    /// Its grant here, if it was changed.
     pub(crate) grant: Option<Grant>,
-    /// What its present run was given.
+    /// The grant of its present run.
     pub(crate) given: Option<Grant>,
-    /// Set while it is parked, or on its way to that.
+    /// Set while it is parked or about to park.
     pub(crate) parked: Option<Parked>,
-    /// How its range of tiles is shared, where it may be.
+    /// How its range of tiles is shared, if it may be.
     pub(crate) spread: Option<Box<Sharing>>,
-    /// What its program has asked for beyond this node.
+    /// The need that its program stated beyond this node's grant.
     pub(crate) asked: Option<Adjustment>,
-    /// Its program knows how to park.
+    /// Its program supports `park`.
     pub(crate) parks: bool,
-    /// Ends when the binding is known to be stored, where it began before that.
+    /// Cancelled when the binding is known to be stored, if the execution started before that.
     pub(crate) sure: Option<CancellationToken>,
-    /// The chunks of its last commit, where σ is large.
+    /// The chunks of its last commit, if σ is large.
     pub(crate) known: Arc<Known>,
-    /// For what, and when, its child is checked next.
+    /// The next check of a silent child, and when it is due.
     pub(crate) silence: Option<(Silence, Instant)>,
-    /// Processor time of its child when `silence` was looked at last.
+    /// Processor time of its child at the last check.
     pub(crate) ticks: Option<u64>,
-    /// Its part of the node's energy, where that is measured.
+    /// Its share of the node's energy, if it is measured.
     pub(crate) energy: Option<Share>,
-    /// Fetches in a row that found the state of its last commit missing.
+    /// Consecutive fetches that found the state of its last commit missing.
     pub(crate) missed: u32,
 }
 
@@ -210,7 +210,7 @@ impl Runner {
             match self.input().await {
                 Input::Settled(result) => self.settled(result).await,
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
-                // What is rare is boxed: this future is made anew for each execution.
+                // Rare branches are boxed: this future is created for each execution.
                 Input::Report(Ok(None)) => Box::pin(self.lost(None)).await,
                 Input::Report(Err(error)) => Box::pin(self.lost(Some(error.to_string()))).await,
                 Input::Order(Some(order)) => Box::pin(self.obey(order)).await,
@@ -260,26 +260,26 @@ impl Runner {
         if matches!(order, Order::Yield(_) | Order::Cancel | Order::Split)
             && let Some(child) = &mut self.child
         {
-            // It may have ended by now, and the child be at one that it was given ahead: that one
-            // is not meant, and is computed by another child.
+            // That run may have ended by now, and the child may compute one that it was given
+            // ahead. The order does not concern that one; another child computes it.
             ahead::withdraw(child);
         }
         if let Some(child) = &mut self.child
             && let Err(error) = child.order(&order, &[]).await
         {
-            // Reading will tell how it ended.
+            // The next read will report how the child ended.
             tracing::debug!(%error, "the child takes no orders");
         }
     }
 
-    /// The least interval of commits by time now, in ms.
+    /// Updates and returns the least interval of commits by time, in ms.
     pub(crate) fn paced(&mut self) -> u32 {
         let recorded = *self.stretch.borrow_and_update();
         self.interval_ms = self.unrecorded.interval_ms(recorded);
         self.interval_ms
     }
 
-    /// Tells the child how far commits by time are to be apart, if that has changed.
+    /// Sends the least interval of commits by time to the child, if it has changed.
     pub(crate) async fn pace(&mut self) {
         let before = self.interval_ms;
         let interval_ms = self.paced();
@@ -308,7 +308,7 @@ impl Runner {
                 }
                 self.flush().await;
                 if self.flight.is_some() {
-                    // The connection's task writes the append to its socket before we go on.
+                    // Yield, so that the connection's task writes the append to its socket first.
                     tokio::task::yield_now().await;
                 }
                 self.prepare_next().await;
@@ -327,7 +327,8 @@ impl Runner {
         }
     }
 
-    /// An append did not happen and never will: what waited for it is told, the child goes.
+    /// An append did not happen and never will. Answers those who waited for it, and ends the
+    /// child.
     async fn overtaken(&mut self, error: AppendError, after: Vec<After>) {
         if matches!(error, AppendError::Conflict) {
             self.shared.metrics.fenced.inc();
@@ -351,8 +352,8 @@ impl Runner {
                 self.shared.metrics.commits.inc();
                 self.shared.metrics.commit_bytes.inc_by(bytes);
                 self.last = state;
-                // While enough is ready to be appended, the child need not hear of each commit:
-                // the next word covers all before it.
+                // While enough messages are staged, the child need not hear of each commit: the
+                // next order covers all before it.
                 if self.staged.len() <= 1 {
                     self.order(Order::Committed { index }).await;
                 }
@@ -435,7 +436,7 @@ impl Runner {
                     Err(reason) => return Box::pin(self.fail_now(reason)).await,
                 };
                 let energy = self.energy.as_mut().and_then(Share::interval);
-                // What is guarded counts only once others have found the same.
+                // A guarded result counts only once others have found the same.
                 let event = if self.tip.state.guarded {
                     Event::Computed {
                         result,
@@ -456,7 +457,7 @@ impl Runner {
                     }
                 };
                 if !emits.is_empty() {
-                    // Published before the execution ends: nobody takes up one that has.
+                    // Published before the execution ends: nobody publishes for an ended execution.
                     let mut message = Message::default();
                     if !Box::pin(self.emit(&mut message, emits)).await {
                         return;
@@ -515,7 +516,7 @@ impl Runner {
                         }
                         return;
                     }
-                    // Nobody asked for it.
+                    // Nobody asked for a cancel.
                     return Box::pin(self.lost(None)).await;
                 };
                 self.stage(Message::of(vec![Event::Cancelled { who }]))
@@ -527,14 +528,14 @@ impl Runner {
             self.pass_on(child);
         }
         if self.ended {
-            // Another execution may compute while this one's last message is under way.
+            // Another execution may compute while this one's last message is in flight.
             self.slot = None;
             self.wait = None;
         }
     }
 
-    /// The child has done its part: with its slot it goes to the execution whose run it has
-    /// already, or back to the others.
+    /// The child is done. It goes, with its slot, to the execution whose run it already has, or
+    /// back to the pool.
     fn pass_on(&mut self, mut child: Child) {
         if child.spent {
             return;
@@ -547,7 +548,7 @@ impl Runner {
                 self.slot = slot;
                 self.shared.pool.give(child);
             }
-            // Without a slot nobody may compute.
+            // Without a slot no execution may compute.
             (Some(job), None) => {
                 shared::give_back(&self.shared, [job].into());
             }
@@ -633,7 +634,7 @@ impl Runner {
     }
 }
 
-/// A child stamps by this machine's clock; a ledger speaks of the broker's.
+/// A child stamps by this machine's clock. A ledger has the broker's time.
 fn restamp(report: &mut Report, clock: &BrokerClock) {
     match report {
         Report::Began { at, .. } => *at = clock.stamp(*at),

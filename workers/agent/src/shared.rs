@@ -1,4 +1,5 @@
-//! What the agent's tasks share: who it is, what lives here, what waits, who has a slot.
+//! State that the agent's tasks share: the node's identity and resources, live executions, the
+//! queue, slots.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -40,13 +41,13 @@ use crate::surroundings::Outlook;
 use crate::unrecorded::Recorded;
 use crate::uploads::Uploads;
 
-/// Thresholds of M that are watched at once.
+/// Thresholds of M that are in force at once.
 const MEMORY_THRESHOLDS: usize = 17;
 
 /// Superseded σ that are remembered.
 const SUPERSEDED_LIMIT: usize = 1_024;
 
-/// What this node has for its programs.
+/// The resources of this node.
 pub struct Node {
     /// Packages and data on its disk.
     pub cache: Arc<Cache>,
@@ -54,16 +55,16 @@ pub struct Node {
     slots: u32,
     memory_bytes: u64,
     substrates: Vec<Substrate>,
-    /// By which envelopes are in force.
+    /// The clock that envelopes follow.
     clock: BrokerClock,
-    /// Counters of energy, where there are any.
+    /// Energy counters, if the node has any.
     energy: Option<Arc<EnergyMeter>>,
-    /// What of this may be offered.
+    /// The envelopes that limit the offered resources.
     envelopes: Envelopes,
 }
 
 impl Node {
-    /// As its descriptor says.
+    /// The resources that the descriptor states.
     pub fn of(descriptor: &NodeDescriptor, cache: Arc<Cache>) -> Self {
         Self {
             cache,
@@ -77,7 +78,7 @@ impl Node {
         }
     }
 
-    /// With counters of energy, if there are any, the envelopes in force and the clock they follow.
+    /// Sets the energy counters, the envelopes and the clock that they follow.
     #[must_use]
     pub fn with(
         self,
@@ -93,7 +94,7 @@ impl Node {
         }
     }
 
-    /// Of so many bytes of memory, those that the envelope in force lets be granted now.
+    /// Returns the part of these bytes of memory that the envelope in force allows to grant now.
     fn offered(&self, device: Option<&str>, bytes: u64) -> u64 {
         let now = self.clock.now();
         let cap = self
@@ -102,7 +103,7 @@ impl Node {
         cap.map_or(bytes, |cap| cap as u64)
     }
 
-    /// Why it cannot grant that, if it cannot.
+    /// Returns the reason why the node cannot grant that, if it cannot.
     fn refuses(&self, grant: &Grant) -> Option<String> {
         let cpus = self.cpus.max(1);
         if let Some(threads) = grant.threads.filter(|n| *n == 0 || *n > cpus) {
@@ -138,8 +139,8 @@ impl Node {
         device.map(|device| format!("device: the node has no {}", device.uuid))
     }
 
-    /// What one execution may use on a substrate: the node's processors and memory shared among
-    /// its slots, unless `threads` says otherwise, and the device that the substrate is.
+    /// Returns the grant of one execution on a substrate. The slots share the node's processors and
+    /// memory equally, unless `threads` is set. On a device the grant names it.
     fn grant(&self, substrate: Option<&str>, threads: Option<u32>) -> Grant {
         let place = self.substrates.iter().find(|s| Some(&*s.id) == substrate);
         let device = place.filter(|s| s.kind != "cpu").map(|s| DeviceGrant {
@@ -157,11 +158,11 @@ impl Node {
     }
 }
 
-/// What the tasks share.
+/// State that the agent's tasks share.
 pub struct Shared {
     /// Configuration.
     pub options: Options,
-    /// The connection.
+    /// The broker connection.
     pub broker: Broker,
     /// The ledgers.
     pub ledger: Ledger,
@@ -175,66 +176,66 @@ pub struct Shared {
     pub packages: Packages,
     /// Data by digest.
     pub data: Data,
-    /// Where both lie.
+    /// The disk cache of both.
     pub cache: Arc<Cache>,
-    /// Who has which device.
+    /// The leases of devices.
     pub devices: Arc<Devices>,
     resources: Node,
-    /// Figures.
+    /// The agent's metrics.
     pub metrics: Metrics,
-    /// No work is taken any more.
+    /// The worker takes no more work.
     pub draining: AtomicBool,
-    /// Everything ends at once: another instance has the name, or the second signal came.
+    /// Everything ends at once: another instance has the name, or a second signal came.
     pub halt: CancellationToken,
-    /// Routine commits are at least so many milliseconds apart.
+    /// The recorder's progress, which stretches routine commits.
     pub stretch: watch::Receiver<Recorded>,
-    /// Something is to be told soon.
+    /// Wakes the telemetry task: a report is due soon.
     pub news: Notify,
     /// Round trips of real messages.
     pub round_trips: RoundTrips,
-    /// Whatever is bound to this node and known here, waiting or computing.
+    /// Executions that are bound to this node and known here, waiting or computing.
     live: Mutex<HashMap<ExecutionId, Live>>,
-    /// Bindings that wait for a slot, in the order of their coming.
+    /// Bindings that wait for a slot, in the order of arrival.
     queue: Mutex<VecDeque<Job>>,
-    /// Slots that are taken.
+    /// Occupied slots.
     running: AtomicU32,
-    /// What ended here lately.
+    /// Executions that ended here recently.
     pub ends: Ends,
-    /// Large σ that no ledger needs any more, with the moment since when, oldest first.
+    /// Large σ that no ledger needs any more, with the time since when, oldest first.
     superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
     /// Chunks that no ledger needs any more, oldest first.
     superseded_chunks: Mutex<VecDeque<(Instant, Vec<Sequence>)>>,
     /// States held ready for handovers that were announced.
     pub warm: Warm,
-    /// Whose turn it is to send.
+    /// The order in which uploads are sent.
     pub uploads: Uploads,
     /// The last sequence of the ledger stream that was seen here.
     newest: AtomicU64,
-    /// An execution has left.
+    /// An execution has left this node.
     pub left: Notify,
-    /// The canaries are to run anew.
+    /// Wakes the canary task: a new proof is wanted.
     pub prove: Notify,
-    /// Who is parked here.
+    /// Executions that are parked here.
     pub parks: Arc<Parks>,
-    /// What is granted of the node's memory.
+    /// Grants of the node's memory.
     pub grants: Grants,
-    /// What programs are told of where they run.
+    /// The surroundings that programs may ask for.
     pub outlook: Outlook,
-    /// Signs what this node states.
+    /// Signs the statements of this node.
     pub key: Arc<NodeKey>,
-    /// A part of an execution is being computed once more.
+    /// This node is computing a verification.
     pub verifying: AtomicBool,
 }
 
-/// A place among those that compute; free again when dropped.
+/// A slot; free again when dropped.
 pub struct Slot {
     home: Arc<Shared>,
-    /// The device that whoever has the slot computes on, if one.
+    /// The device that the slot's execution computes on, if any.
     pub device: Option<Lease>,
 }
 
 impl Slot {
-    /// One that was counted already.
+    /// A slot that is counted already.
     fn counted(home: &Arc<Shared>) -> Self {
         Self {
             home: home.clone(),
@@ -255,7 +256,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Nothing lives here yet.
+    /// The state at start: nothing lives here yet.
     pub fn new(
         options: Options,
         broker: Broker,
@@ -265,7 +266,7 @@ impl Shared {
         stretch: watch::Receiver<Recorded>,
         resources: Node,
     ) -> Self {
-        // Nobody reads these, unless they are replaced.
+        // A placeholder that nobody reads: [`Self::with_round_trips`] replaces it.
         let round_trips = RoundTrips::new(broker.client.new_inbox(), LatencyRecorder::default());
         let cache = Arc::clone(&resources.cache);
         let allowed = options.allow_programs.clone();
@@ -302,31 +303,31 @@ impl Shared {
             parks: Arc::new(Parks::new(parked)),
             grants: Grants::default(),
             outlook: Outlook::default(),
-            // Nobody's, unless it is replaced.
+            // A placeholder that belongs to nobody: [`Self::with_key`] replaces it.
             key: Arc::new(NodeKey::random()),
             verifying: AtomicBool::new(false),
         }
     }
 
-    /// Round trips are reported where these say.
+    /// Reports round trips to these recorders.
     #[must_use]
     pub fn with_round_trips(mut self, round_trips: RoundTrips) -> Self {
         self.round_trips = round_trips;
         self
     }
 
-    /// What this node states is signed with the key that its claim names.
+    /// Signs this node's statements with the key that its claim names.
     #[must_use]
     pub fn with_key(mut self, key: Arc<NodeKey>) -> Self {
         self.key = key;
         self
     }
 
-    /// Notes a large σ that the ledger has gone beyond, to be dropped after
+    /// Notes a large σ that the ledger has superseded. It is deleted after
     /// [`Options::superseded_after`].
     pub fn supersede(&self, before: &ExecutionState, now: &ExecutionState) {
         if now.guarded {
-            // It was kept by a verifier: to be gone back to until a later one is verified.
+            // A verifier kept it: the execution can go back to it until a later σ is verified.
             return;
         }
         let large = |state: &ExecutionState| {
@@ -342,7 +343,7 @@ impl Shared {
         // A program that came back to an earlier σ needs that one again.
         superseded.retain(|(_, id, digest)| *id != now.execution || Some(*digest) != needed);
         if let Some(old) = old {
-            // Beyond the bound the oldest stays where it is, until the bucket's own age limit.
+            // Over the limit the oldest stays in the broker until the bucket's own age limit.
             if superseded.len() >= SUPERSEDED_LIMIT {
                 superseded.pop_front();
             }
@@ -350,7 +351,7 @@ impl Shared {
         }
     }
 
-    /// Notes chunks that the ledger has gone beyond.
+    /// Notes chunks that the ledger has superseded.
     pub fn supersede_chunks(&self, sequences: Vec<Sequence>) {
         if sequences.is_empty() {
             return;
@@ -362,8 +363,8 @@ impl Shared {
         superseded.push_back((Instant::now(), sequences));
     }
 
-    /// Drops the chunks and large σ whose time has come, or all that were superseded: for a worker
-    /// that leaves, since nobody else knows of them.
+    /// Deletes the superseded chunks and large σ that are due. With `all` it deletes all of them:
+    /// for a worker that leaves, since no other process knows of them.
     pub async fn drop_superseded(&self, all: bool) {
         let after = self.options.superseded_after;
         loop {
@@ -396,18 +397,18 @@ impl Shared {
         }
     }
 
-    /// The ledger stream has come to this sequence.
+    /// Notes that the ledger stream has reached this sequence.
     pub fn reached(&self, seq: Sequence) {
         self.newest.fetch_max(seq, Ordering::Relaxed);
     }
 
-    /// The last sequence of the ledger stream that was seen here; 0 where none was.
+    /// The last sequence of the ledger stream that was seen here, or 0.
     pub fn newest(&self) -> Sequence {
         self.newest.load(Ordering::Relaxed)
     }
 
-    /// The connection in which sequences hold that this life of the broker's server gave; 0 where
-    /// this node is connected to another one.
+    /// Returns the number of the connection to this life of the broker's server, in which its
+    /// sequences are valid. Returns 0 if this node is connected to another server.
     pub fn seen_in(&self, server: Option<&str>) -> u64 {
         let same = server.is_some_and(|server| server == self.broker.server());
         if same { self.broker.connection() } else { 0 }
@@ -418,7 +419,7 @@ impl Shared {
         &self.options.node
     }
 
-    /// One execution's part of the energy that is used on a substrate, where that is measured.
+    /// One execution's share of the energy that a substrate uses, if it is measured.
     pub fn energy_share(&self, substrate: Option<&str>) -> Option<Share> {
         let meter = self.resources.energy.as_ref()?;
         let places = &self.resources.substrates;
@@ -428,14 +429,14 @@ impl Shared {
         Some(Share::new(meter, device.map(|d| &*d.id)))
     }
 
-    /// Reads counters that were not read for a while.
+    /// Reads the counters that were not read for a while.
     pub fn tick_energy(&self) {
         if let Some(meter) = &self.resources.energy {
             meter.tick();
         }
     }
 
-    /// What one execution may use on a substrate of this node.
+    /// The grant of one execution on a substrate of this node.
     pub fn grant(&self, substrate: Option<&str>) -> Grant {
         self.resources.grant(substrate, self.options.threads)
     }
@@ -454,28 +455,28 @@ impl Shared {
         }
     }
 
-    /// Why this node cannot grant that, if it cannot.
+    /// Returns the reason why this node cannot grant that, if it cannot.
     pub fn refuses(&self, grant: &Grant) -> Option<String> {
         self.resources.refuses(grant)
     }
 
-    /// What lives here, by execution.
+    /// The live executions of this node.
     pub fn live(&self) -> MutexGuard<'_, HashMap<ExecutionId, Live>> {
         lock(&self.live)
     }
 
-    /// Executions that compute.
+    /// Number of executions that compute.
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Bindings that wait for a slot.
+    /// Number of bindings that wait for a slot.
     pub fn queued(&self) -> usize {
         lock(&self.queue).len()
     }
 
-    /// Takes at most so many from the front of the queue, as long as `fits` says so, and no more
-    /// than this slot's share of what waits.
+    /// Takes jobs from the front of the queue while `fits` accepts them: at most `most`, and at
+    /// most one slot's share of the queue.
     pub fn take_alike(&self, most: usize, mut fits: impl FnMut(&Job) -> bool) -> VecDeque<Job> {
         let mut queue = lock(&self.queue);
         let share = queue.len() / (self.options.slots.max(1) as usize);
@@ -486,18 +487,18 @@ impl Shared {
         taken
     }
 
-    /// Takes what waits; for a drain.
+    /// Empties the queue, for a drain.
     pub fn take_queue(&self) -> VecDeque<Job> {
         std::mem::take(&mut *lock(&self.queue))
     }
 
-    /// No work is taken any more.
+    /// Whether the worker takes no more work.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Removes an execution under the binding that this message made, with what it was granted;
-    /// both stay where it lives here under another binding by now.
+    /// Removes an execution with its grants, if it lives here under the binding that this message
+    /// made. It keeps both if the execution lives here under another binding by now.
     pub fn forget(&self, execution: ExecutionId, bound: Digest) {
         let mut live = self.live();
         if live.get(&execution).is_none_or(|l| l.bound == bound) {
@@ -509,7 +510,7 @@ impl Shared {
         self.left.notify_waiters();
     }
 
-    /// An answer of this node.
+    /// Builds an answer of this node.
     pub fn reply(&self, taken: Result<(), NotTaken>) -> ControlReply {
         let not_taken = taken.err();
         ControlReply {
@@ -522,7 +523,7 @@ impl Shared {
         }
     }
 
-    /// A page of the executions that this node holds, behind `after`.
+    /// Returns a page of the executions that this node holds, after `after`.
     pub fn holdings(&self, after: Option<ExecutionId>) -> HoldingsPage {
         let mut held: Vec<Holding> = self
             .live()
@@ -539,8 +540,8 @@ impl Shared {
         HoldingsPage { held, more }
     }
 
-    /// The thresholds of M that are in force here: the node's, and those that executions have
-    /// brought, 16 different ones at most.
+    /// The thresholds of M in force here: the node's own, and at most 16 different ones of
+    /// executions.
     pub fn memory_thresholds(&self) -> Vec<Threshold> {
         let own = self.options.thresholds.get(&Signal::Memory);
         let mut all: Vec<Threshold> = own.into_iter().copied().collect();
@@ -552,7 +553,7 @@ impl Shared {
         all
     }
 
-    /// What runs here, 64 at most.
+    /// The progress of at most 64 executions that run here.
     pub fn progress(&self) -> Vec<RunningProgress> {
         self.live()
             .values()
@@ -562,12 +563,12 @@ impl Shared {
             .collect()
     }
 
-    /// Answers a control request, if somebody waits for that.
+    /// Answers a control request, if its sender waits for an answer.
     pub async fn answer(&self, to: Reply, taken: Result<(), NotTaken>) {
         self.send_reply(to, &self.reply(taken)).await;
     }
 
-    /// Sends this answer, if somebody waits for one.
+    /// Sends this answer, if the sender of the request waits for one.
     pub async fn send_reply(&self, to: Reply, reply: &ControlReply) {
         if let Some(to) = to.0
             && let Ok(body) = serde_json::to_vec(reply)
@@ -578,19 +579,19 @@ impl Shared {
     }
 }
 
-/// Puts a job behind those that wait.
+/// Appends a job to the queue.
 pub fn enqueue(shared: &Arc<Shared>, job: Job) {
     lock(&shared.queue).push_back(job);
     dispatch(shared);
 }
 
-/// Starts a job at once, whatever waits: σ is here already and a child was prepared.
+/// Starts a job at once, before all queued ones: σ is here already and a child was prepared.
 pub fn start_now(shared: &Arc<Shared>, job: Job) {
     shared.running.fetch_add(1, Ordering::AcqRel);
     crate::take_up::spawn(shared.clone(), job, Slot::counted(shared), None);
 }
 
-/// A slot that nothing waits for.
+/// Takes a free slot, if no job waits for one.
 pub fn spare_slot(shared: &Arc<Shared>) -> Option<Slot> {
     let queue = lock(&shared.queue);
     if !queue.is_empty() || shared.running() >= shared.options.slots {
@@ -601,7 +602,7 @@ pub fn spare_slot(shared: &Arc<Shared>) -> Option<Slot> {
     Some(Slot::counted(shared))
 }
 
-/// Puts jobs before those that wait, in their order.
+/// Puts jobs at the front of the queue, in their order.
 pub fn give_back(shared: &Arc<Shared>, jobs: VecDeque<Job>) {
     let mut queue = lock(&shared.queue);
     for job in jobs.into_iter().rev() {

@@ -1,10 +1,11 @@
-//! What a program is told of where it runs, and what it is granted of it.
+//! The surroundings that a program may ask for, and the grants that it may ask of its node.
 //!
-//! The node's vector is the one that was published last. What other nodes could give is asked of a
-//! policy service: once for all programs here, kept for [`OFFERS_FOR`], and waited for no longer
-//! than [`OFFERS_WITHIN`]; without an answer it is not known, which a program is told. Threads are
-//! counted: a program that asks for more than its share gets what the shares and wishes of the
-//! others here leave of the node's processors. One that comes later has its share all the same.
+//! The node's vector is the last published one. Offers of other nodes come from a policy service.
+//! One request serves all programs here: the answer is kept for [`OFFERS_FOR`], and awaited for at
+//! most [`OFFERS_WITHIN`]. Without an answer the program hears that the offers are unknown.
+//!
+//! Threads are counted. A program that asks for more than its share gets processors that the shares
+//! and wishes of the others leave free. A later execution gets its share all the same.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,22 +21,22 @@ use crate::message::Message;
 use crate::runner::Runner;
 use crate::shared::Shared;
 
-/// What was heard of other nodes, or not, is told again for so long.
+/// An answer about other nodes, or its absence, is reused for this long.
 const OFFERS_FOR: Duration = Duration::from_secs(1);
-/// A program waits for it no longer.
+/// A program waits for the answer at most this long.
 const OFFERS_WITHIN: Duration = Duration::from_millis(300);
-/// Who asks, in the ledger.
+/// The author of the request in the ledger.
 const PROGRAM: &str = "program";
 
 type Heard = Result<Offers, String>;
 
-/// What this node's programs may be told.
+/// The surroundings of this node's programs.
 #[derive(Debug, Default)]
 pub struct Outlook {
     vector: Mutex<Option<HardwareVector>>,
-    /// The lock is held while somebody asks, so that one question is under way.
+    /// The lock is held during a request, so that at most one is in flight.
     offers: tokio::sync::Mutex<Option<(Instant, Heard)>>,
-    /// Threads of those that have asked for others than their share.
+    /// Threads of executions that asked for more or fewer than their share.
     threads: Mutex<HashMap<ExecutionId, u32>>,
 }
 
@@ -44,12 +45,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Outlook {
-    /// The node has told this.
+    /// Notes the last published vector.
     pub fn note(&self, vector: HardwareVector) {
         *lock(&self.vector) = Some(vector);
     }
 
-    /// What other nodes could give, or why that is not known.
+    /// Returns the offers of other nodes, or why they are unknown.
     async fn offers(&self, client: &Client) -> Heard {
         let within = tokio::time::timeout(OFFERS_WITHIN, async {
             let mut kept = self.offers.lock().await;
@@ -58,7 +59,7 @@ impl Outlook {
             {
                 return heard.clone();
             }
-            // So that one who gives up leaves word for those that come after.
+            // Set first, so that a caller that times out leaves an answer for later callers.
             let silent = || {
                 Err(format!(
                     "no policy service answered within {OFFERS_WITHIN:?}"
@@ -77,13 +78,13 @@ impl Outlook {
         within.await.unwrap_or_else(late)
     }
 
-    /// It has left.
+    /// Forgets an execution that has left.
     pub fn forget(&self, execution: ExecutionId) {
         lock(&self.threads).remove(&execution);
     }
 
-    /// Has so many threads granted to an execution, if `cpus` has them beside what the others
-    /// here have: what they asked for, or their `share`.
+    /// Grants threads to an execution if `cpus` suffices beside the others here. Each of them
+    /// counts with the threads that it asked for, or with its `share`.
     fn grow(
         &self,
         execution: ExecutionId,
@@ -124,7 +125,7 @@ async fn request(client: &Client) -> Heard {
     }
 }
 
-/// What computes here.
+/// The executions that compute here.
 fn begun(shared: &Shared) -> Vec<ExecutionId> {
     let live = shared.live();
     let begun = live.iter().filter(|(_, live)| live.begun);
@@ -132,12 +133,12 @@ fn begun(shared: &Shared) -> Vec<ExecutionId> {
 }
 
 impl Runner {
-    /// The program wants to know where it is.
+    /// Answers a program that asks for its surroundings.
     pub(crate) async fn look_around(&mut self) {
         let shared = self.shared.clone();
         let (offers, unknown) = match shared.outlook.offers(&shared.broker.client).await {
             Ok(mut offers) => {
-                // Of its own node the vector tells.
+                // The vector describes the own node.
                 offers.nodes.retain(|offer| offer.node != *shared.node());
                 (Some(offers), None)
             }
@@ -154,7 +155,7 @@ impl Runner {
         self.order(Order::Surroundings(answer)).await;
     }
 
-    /// The program wants another grant.
+    /// Answers a program that asks for another grant.
     pub(crate) async fn ask(&mut self, change: &GrantChange) {
         let now = self.granted();
         let answer = match self.may_have(change, &now) {
@@ -181,7 +182,7 @@ impl Runner {
         self.order(Order::Asked(answer)).await;
     }
 
-    /// The grant after it, or why it keeps what it has.
+    /// Returns the new grant, or why the program keeps the present one.
     fn may_have(&self, change: &GrantChange, now: &Grant) -> Result<Grant, String> {
         let grant = change.apply(now)?;
         if let Some(reason) = self.shared.refuses(&grant) {
@@ -209,17 +210,17 @@ mod tests {
         let outlook = Outlook::default();
         let [a, b, c] = [1, 2, 3].map(|n| ExecutionId(uuid::Uuid::from_u128(n)));
         let room = (2, 8);
-        // Alone it may have all; beside another one what that one's share leaves.
+        // Alone it may have all processors; beside another execution, all but that one's share.
         outlook.grow(a, 8, &[a], room).unwrap();
         let error = outlook.grow(a, 7, &[a, b], room).unwrap_err();
         assert!(error.contains("8 processors 6 are not granted"), "{error}");
         outlook.grow(a, 6, &[a, b], room).unwrap();
-        // What one gave back another one may have.
+        // Another execution may have the threads that one gave back.
         outlook.grow(b, 1, &[a, b], room).unwrap();
         outlook.grow(a, 7, &[a, b], room).unwrap();
         assert!(outlook.grow(b, 3, &[a, b], room).is_err());
         outlook.grow(b, 2, &[a, b], room).unwrap();
-        // Those that have left hold nothing.
+        // An execution that has left holds nothing.
         outlook.grow(c, 8, &[c], room).unwrap();
         outlook.forget(c);
         assert!(lock(&outlook.threads).is_empty());
