@@ -1,8 +1,9 @@
-//! Proves what this node can keep: canaries run in a child, as real programs do, on each
-//! substrate; what they show is signed and published. It is done on joining, when the environment
-//! has changed, before the last proof expires, and when a policy service asks. A node that has
-//! none in force publishes what its host has shown before its devices are looked at, since those
-//! take longer to open.
+//! Proves that this node computes correctly. Canaries run in a child, as real programs do, on each
+//! substrate. The node signs and publishes their results.
+//!
+//! The node renews its proof on joining, on a change of the environment, before the last proof
+//! expires, and on request of a policy service. A node without a proof publishes its host's results
+//! first: devices take longer to open.
 
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt as _;
@@ -28,24 +29,24 @@ use crate::child_process::Child;
 use crate::claim::Claim;
 use crate::shared::Shared;
 
-/// A suite takes milliseconds; one that takes so long has failed.
+/// Time limit of a suite. A suite takes milliseconds.
 const WITHIN: Duration = Duration::from_secs(60);
-/// How often the environment is looked at.
+/// Interval of the checks of the environment.
 const LOOK: Duration = Duration::from_secs(30);
-/// A proof that could not be made or published is tried again after this.
+/// Pause before a failed proof or publish is retried.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A device that could not be had is tried again after this.
+/// Pause before an unavailable device is retried.
 const DEVICE_AGAIN: Duration = Duration::from_secs(300);
-/// The canaries need less of a device's memory; whoever computes there keeps the rest.
+/// Device memory for the canaries. An execution on the device keeps the rest.
 const DEVICE_MEMORY: u64 = 64 << 20;
-/// What a proof says of a device whose turn has not come.
+/// The state of a device whose turn has not come, in a proof.
 const NEXT: &str = "they run there next";
 
-/// Digest over what numerics can depend on: the binary that children run, the instruction set,
+/// Digest of everything that numerics can depend on: the children's binary, the instruction set,
 /// devices, drivers and libraries.
 pub fn environment(descriptor: &NodeDescriptor, child: &str) -> Digest {
-    // A build that is another one has another size or time; reading it all would cost more than
-    // all canaries do.
+    // Another build has another size or time. Reading the whole binary would cost more than all
+    // canaries.
     let binary = std::fs::metadata(Path::new(child)).map_or_else(
         |error| error.to_string(),
         |meta| format!("{} {}.{:09}", meta.len(), meta.mtime(), meta.mtime_nsec()),
@@ -59,7 +60,7 @@ pub fn environment(descriptor: &NodeDescriptor, child: &str) -> Digest {
             (&s.id, &s.kind, &s.name, capability)
         })
         .collect();
-    // What the kernel tells of the driver at this moment: it can be changed under a running agent.
+    // The kernel's present driver version: it can change under a running agent.
     let driver = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let profile = &descriptor.profile;
     let text = json!([
@@ -73,7 +74,7 @@ pub fn environment(descriptor: &NodeDescriptor, child: &str) -> Digest {
     Digest::of(text.to_string().as_bytes())
 }
 
-/// The node's key, and the identity that its claim is to state.
+/// Returns the node's key, and the identity for its claim.
 ///
 /// # Errors
 /// When the key's file cannot be used.
@@ -118,8 +119,7 @@ pub async fn keep(
     stop.run_until_cancelled(work).await;
 }
 
-/// Returns when a new proof is wanted: somebody asks, the environment has changed, or `until` has
-/// come.
+/// Waits for a reason to renew the proof: a request, a changed environment, or `until`.
 async fn wait_for_a_reason(shared: &Shared, descriptor: &NodeDescriptor, until: Instant) {
     loop {
         let now = Instant::now();
@@ -146,7 +146,7 @@ fn child_of(shared: &Shared) -> &str {
         .map_or("", String::as_str)
 }
 
-/// Runs the canaries and publishes what they show; false where some could not run.
+/// Runs the canaries and publishes their results. Returns false if some could not run.
 async fn renew(
     shared: &Arc<Shared>,
     key: &NodeKey,
@@ -201,7 +201,7 @@ fn unproved(substrate: &str, reason: String) -> Unproved {
     }
 }
 
-/// Signs a proof as of now and puts it where everybody reads it.
+/// Signs a proof with the present time and publishes it.
 async fn publish(shared: &Shared, key: &NodeKey, mut proof: Proof) -> Result<(), BrokerError> {
     let lifetime = i64::try_from(shared.options.proof_lifetime.as_micros()).unwrap_or(i64::MAX);
     proof.at = shared.broker.now();
@@ -227,7 +227,7 @@ async fn publish(shared: &Shared, key: &NodeKey, mut proof: Proof) -> Result<(),
     Ok(())
 }
 
-/// Runs the suite on a substrate and adds what it shows.
+/// Runs the suite on a substrate and adds its results.
 async fn run_on(
     shared: &Arc<Shared>,
     substrate: &str,
@@ -248,7 +248,7 @@ async fn run_on(
         }
         Err(_) => Err(format!("the canaries did not end within {WITHIN:?}")),
     };
-    // A device that cannot be had, faults or hangs shows no bits, wrong or right.
+    // A device that is unavailable, faults or hangs shows no bits, wrong or right.
     if let (Err(reason), true) = (&judged, substrate != HOST) {
         tracing::warn!(substrate, reason, "a device cannot be proved");
         proof.unproved.push(unproved(substrate, reason.clone()));
@@ -293,11 +293,11 @@ fn proved(substrate: &str, judged: &Result<Judgement, String>) -> [Proved; 2] {
     ]
 }
 
-/// Why there is no result.
+/// The reason why there is no result.
 enum Ended {
     /// The canaries themselves.
     Program(String),
-    /// No child could be had; that says nothing about numerics.
+    /// No child could be started, which says nothing about numerics.
     Machine(String),
 }
 
@@ -328,15 +328,15 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
     let taken = shared.pool.take(&key, execution, None, None).await;
     let mut child = taken.map_err(|error| machine(&error))?;
     if child.order(&order, &[]).await.is_err() {
-        // It died while it was idle.
+        // The child died while it was idle.
         let fresh = shared.pool.fresh(&key, None).await;
         child = fresh.map_err(|error| machine(&error))?;
         child.order(&order, &[]).await.map_err(|e| machine(&e))?;
     }
     let ended = follow(&mut child).await;
-    // One that had a device may keep its context: it ends.
+    // A child that had a device may keep its context: end it.
     if ended.is_ok() && substrate == HOST {
-        // It has seen nothing of anybody's, so it is as good as new for the first execution.
+        // It holds no tenant's data, so it is as good as new for the first execution.
         child.key = None;
         shared.pool.give(child);
     }

@@ -1,6 +1,6 @@
-//! σ that is too large for a ledger message: cut into chunks, of which a commit stores and a
-//! handover sends only those that are not there yet; put together again from the pieces of an
-//! earlier σ of the same execution that this node has kept, and from the stream.
+//! σ that is too large for a ledger message is cut into chunks. A commit stores, and a handover
+//! sends, only chunks that are missing at the destination. The node assembles σ from the stream and
+//! from pieces of an earlier σ of the same execution that it has kept.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,18 +20,18 @@ use crate::runner::Runner;
 use crate::shared::Shared;
 use crate::uploads::{Hurry, Urgent};
 
-/// Bytes of chunks that are unacknowledged at once. Little enough that what is more urgent finds
-/// its way to the broker soon.
+/// Bytes of unacknowledged chunks at once. A small window lets urgent messages reach the broker
+/// soon.
 const WINDOW: usize = 2 << 20;
-/// Bytes of a σ that is kept until the next one was cut, which is many times faster then.
+/// Bytes of a σ that is kept until the next cut. The next cut is then many times faster.
 const CUT_KEPT: usize = 256 << 20;
 
-/// The pieces of a σ, cut once however many ask.
+/// The pieces of a σ, cut once for all users.
 #[derive(Debug, Clone, Default)]
 pub struct Cut(Arc<OnceCell<Arc<Vec<Piece>>>>);
 
 impl Cut {
-    /// What stands in the σ that `known` has cut last is not cut again.
+    /// Cuts σ. Pieces that it shares with the σ that `known` cut last are not cut again.
     async fn of(&self, state: &Bytes, known: &Known) -> Arc<Vec<Piece>> {
         let cut = || async {
             let (bytes, earlier) = (state.clone(), known.cut().take());
@@ -60,7 +60,7 @@ pub(crate) struct Known {
     last: Mutex<Option<(BoundaryIndex, Digest, Arc<Manifest>)>>,
     /// The σ that was cut last, up to [`CUT_KEPT`].
     cut: Mutex<Option<Whole>>,
-    /// Whether the execution is leaving.
+    /// The σ that was cut last, up to [`CUT_KEPT`] bytes.
     pub(crate) hurry: Hurry,
 }
 
@@ -79,7 +79,7 @@ impl Known {
         }
     }
 
-    /// The σ that was cut last, if it is kept.
+    /// Returns the σ that was cut last, if it is kept.
     pub(crate) fn whole(&self) -> Option<Bytes> {
         self.cut().as_ref().map(|(state, _)| state.clone())
     }
@@ -89,7 +89,7 @@ impl Known {
         matches!(&*known, Some((index, digest, _)) if (*index, *digest) == (place.index, place.digest))
     }
 
-    /// The chunks of this commit; none where it has none, or they cannot be read.
+    /// Returns the chunks of this commit, or none if it has none or they cannot be read.
     pub(crate) async fn of(
         &self,
         shared: &Shared,
@@ -105,7 +105,7 @@ impl Known {
         match store::manifest(&shared.broker, place).await {
             Ok(manifest) => Some(self.learn(place.index, place.digest, manifest)),
             Err(error) => {
-                // All of it will be stored again.
+                // All chunks will be stored again.
                 tracing::warn!(%error, "cannot read which chunks are stored");
                 None
             }
@@ -132,15 +132,15 @@ pub(crate) struct Commit {
     pub(crate) digest: Digest,
     pub(crate) state: Bytes,
     pub(crate) cut: Cut,
-    /// The commit before.
+    /// The commit before this one.
     pub(crate) before: Option<StatePlace>,
     /// It belongs to a rebinding.
     pub(crate) urgent: bool,
 }
 
 impl Commit {
-    /// Stores the chunks that are not stored yet, until they are; gives the message's body and the
-    /// chunks, which count once that message is stored.
+    /// Stores the missing chunks, with retries until it succeeds. Returns the message's body and
+    /// the chunks, which count once that message is stored.
     ///
     /// # Errors
     /// When there are too many.
@@ -216,7 +216,7 @@ fn not_stored(error: async_nats::jetstream::context::PublishError) -> BrokerErro
     BrokerError::operation("store a chunk of a state")(error)
 }
 
-/// The chunks of a commit whose message is on its way.
+/// The chunks of a commit whose message is in flight.
 pub(crate) struct Ready {
     index: BoundaryIndex,
     digest: Digest,
@@ -230,7 +230,7 @@ impl Ready {
         self.manifest.encode()
     }
 
-    /// The message is stored: later commits build on it.
+    /// Notes that the message is stored: later commits build on it.
     pub(crate) fn committed(self, shared: &Shared, known: &Known) {
         let now = known.learn(self.index, self.digest, self.manifest);
         if let Some(before) = self.before {
@@ -240,8 +240,9 @@ impl Ready {
 }
 
 impl Runner {
-    /// σ as it was handed over; none where the durable one must be fetched. One that came in chunks
-    /// is computed on while the whole of it is being digested: nothing is appended before that.
+    /// Returns σ as it was handed over, or none if the durable one must be fetched. If it came in
+    /// chunks, the computation starts while the whole σ is being digested. Nothing is appended
+    /// before the digest is known.
     pub(crate) async fn received(&mut self, sigma: Sigma) -> Option<Bytes> {
         let delta = match sigma {
             Sigma::Whole(sigma) => return Some(sigma),
@@ -260,7 +261,7 @@ impl Runner {
         let Some(flight) = self.flight.take() else {
             return Box::pin(check).await.ok().map(|()| state);
         };
-        // Under way from now on, whoever waits for it.
+        // Spawned, so that it runs even if nobody polls the flight.
         let check = tokio::spawn(check);
         self.flight = Some(Box::pin(async move {
             match check.await {
@@ -275,7 +276,7 @@ impl Runner {
         Some(state)
     }
 
-    /// The ledger has a message behind one whose σ was large.
+    /// Handles a message that supersedes one with a large σ.
     pub(crate) async fn gone_beyond(&mut self, before: StatePlace) {
         let state = &self.tip.state;
         let ended = state.phase.is_terminal();
@@ -284,7 +285,7 @@ impl Runner {
             if self.known.has(&now) {
                 return;
             }
-            // Read before the next commit needs it.
+            // Read it before the next commit needs it.
             let (known, shared) = (self.known.clone(), self.shared.clone());
             tokio::spawn(async move { drop(known.of(&shared, Some(&now)).await) });
             return;
@@ -293,14 +294,15 @@ impl Runner {
             self.shared.supersede_chunks(chunks.beyond(None));
         }
         if ended && let Some(held) = self.shared.cache.get(key(state.execution)) {
-            // Nobody comes back for what was kept.
+            // The kept σ of an ended execution is not needed again.
             held.discard();
         }
     }
 }
 
-/// What a handover sends of a large σ: the list of its chunks, after that of the commit `before`
-/// where there is one, and those chunks that this one does not have.
+/// Encodes a large σ for a handover: the list of its chunks, and those chunks that the commit
+/// `before` does not have. The list is encoded relative to that commit's list, if
+/// there is one.
 ///
 /// # Errors
 /// When there are too many.
@@ -333,7 +335,7 @@ fn short() -> BrokerError {
     }
 }
 
-/// The list of what [`delta`] made, and what follows it.
+/// Separates the list that [`delta`] made from the chunks behind it.
 fn list_of(mut delta: Bytes) -> Result<(Bytes, Bytes), BrokerError> {
     let length = *delta.first_chunk().ok_or_else(short)?;
     let mut list = delta.split_off(4);
@@ -345,7 +347,7 @@ fn list_of(mut delta: Bytes) -> Result<(Bytes, Bytes), BrokerError> {
     Ok((list, chunks))
 }
 
-/// The chunks that came along.
+/// Returns the chunks that came with the list, by digest.
 fn sent_with(manifest: &Manifest, mut chunks: Bytes) -> Result<Pieces, BrokerError> {
     let mut sent = Pieces::new();
     for (_, chunk) in manifest.missing() {
@@ -369,8 +371,8 @@ fn key(execution: ExecutionId) -> (Kind, Digest) {
     (Kind::State, Digest::of(execution.0.as_bytes()))
 }
 
-/// The pieces of the σ that this node has kept of an execution on its disk, none where it has none.
-/// They are what they are: cut and digested anew.
+/// Returns the pieces of the σ that this node has kept of an execution on its disk, or none. They
+/// are cut and digested again, so damage cannot go unnoticed.
 async fn kept(shared: &Shared, execution: ExecutionId) -> Option<Arc<Before>> {
     let held = shared.cache.get(key(execution))?;
     let read = move || {
@@ -392,7 +394,7 @@ async fn kept(shared: &Shared, execution: ExecutionId) -> Option<Arc<Before>> {
     }
 }
 
-/// Keeps σ on this node's disk, in place of an earlier one, for when the execution comes back.
+/// Keeps σ on this node's disk, in place of an earlier one, in case the execution comes back.
 pub(crate) async fn keep(shared: &Shared, execution: ExecutionId, state: Bytes) {
     if let Some(held) = shared.cache.get(key(execution)) {
         held.discard();
@@ -414,7 +416,8 @@ pub(crate) async fn keep(shared: &Shared, execution: ExecutionId, state: Bytes) 
     }
 }
 
-/// Puts a σ together, of which each chunk has its digest; that of the whole is still to be compared.
+/// Assembles a σ from chunks that match their digests. The caller must still compare the digest of
+/// the whole.
 async fn assemble(
     shared: &Shared,
     manifest: &Manifest,
@@ -443,7 +446,7 @@ async fn assemble(
     Ok((assembled.state, pieces))
 }
 
-/// Digests all of it, beside everything else.
+/// Compares the digest of the whole, on a blocking thread.
 async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Result<(), BrokerError> {
     let what = format!("state of {execution}");
     let check = tokio::task::spawn_blocking(move || store::verify(&what, digest, state));
@@ -456,10 +459,11 @@ async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Resul
         })
 }
 
-/// The σ of a handover with its pieces; the digest of the whole is still to be compared.
+/// Returns the σ of a handover with its pieces. The caller must still compare the digest of the
+/// whole.
 ///
 /// # Errors
-/// When it cannot be put together; the durable one can still be fetched later.
+/// When it cannot be assembled. The durable one can still be fetched later.
 async fn from_handover(
     shared: &Shared,
     execution: ExecutionId,
@@ -486,10 +490,10 @@ async fn from_handover(
     Ok(whole)
 }
 
-/// The σ of a commit.
+/// Returns the σ of a commit.
 ///
 /// # Errors
-/// When it cannot be put together.
+/// When it cannot be assembled.
 pub(crate) async fn fetch(
     shared: &Shared,
     execution: ExecutionId,
@@ -505,8 +509,8 @@ pub(crate) async fn fetch(
     Ok(state)
 }
 
-/// The execution will come here: what the last commit has is fetched ahead, and held ready by its
-/// pieces, each of which has its digest.
+/// Prepares for an execution that will come here: fetches the last commit's chunks early, and keeps
+/// them with their digests.
 pub(crate) async fn prepare(shared: &Shared, execution: ExecutionId, place: &StatePlace) {
     let Some(_coming) = shared.warm.begin(execution) else {
         return;

@@ -1,4 +1,4 @@
-//! What an execution's next ledger messages say: pure, from what its child reports.
+//! The next ledger messages of an execution. Pure: made from its child's reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,30 +23,30 @@ use crate::replies::Reply;
 
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What follows the acknowledgement of a message.
+/// The action that follows the acknowledgement of a message.
 #[derive(Debug)]
 pub enum After {
-    /// The child is told; σ is kept for a restart.
+    /// Notify the child, and keep σ for a restart.
     Commit {
-        /// Which boundary.
+        /// The boundary.
         index: BoundaryIndex,
         /// Bytes of σ.
         bytes: u64,
-        /// σ, where it travels in the message.
+        /// σ, if it travels in the message.
         state: Option<Bytes>,
     },
-    /// Somebody waits for an answer.
+    /// Answer a request.
     Answer(Reply),
-    /// The destination is told the sequence.
+    /// Send the sequence to the destination.
     Confirm(Destination),
-    /// It is kept for a while, should the broker lose it.
+    /// Keep the end for a while, in case the broker loses it.
     Keep(Arc<End>),
 }
 
-/// A ledger message that is to be appended.
+/// A ledger message to append.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// What it says.
+    /// Its events.
     pub events: Vec<Event>,
     /// σ, if it commits one.
     pub state: Bytes,
@@ -56,17 +56,17 @@ pub struct Message {
     pub outputs: Vec<(Digest, Bytes)>,
     /// Messages to the outside, published after it.
     pub emits: Vec<Emit>,
-    /// What follows.
+    /// Actions after its acknowledgement.
     pub after: Vec<After>,
     /// A large σ's chunks.
     pub cut: Cut,
-    /// Held where it belongs to a rebinding.
+    /// Held while it belongs to a rebinding.
     pub priority: Priority,
-    /// Where σ goes at the same moment.
+    /// The node that receives σ at the same moment.
     pub handover: Option<Destination>,
-    /// Comes true when the broker has passed on what was handed over.
+    /// Resolves when the broker has passed on the handover.
     pub turn: Option<oneshot::Receiver<()>>,
-    /// Built ahead of the message before it being acknowledged.
+    /// The draft, if it was built before the acknowledgement of the message before.
     pub draft: Option<Draft>,
 }
 
@@ -84,7 +84,8 @@ impl Message {
         self.state.len() > INLINE_STATE_LIMIT
     }
 
-    /// Commits a boundary; `body` is σ and the outputs behind it. None where the lengths disagree.
+    /// A message that commits a boundary. `body` is σ followed by the outputs. Returns none if the
+    /// lengths disagree.
     pub fn boundary(report: BoundaryReport, body: &Bytes) -> Option<Self> {
         let size = usize::try_from(report.bytes).ok()?;
         if body.len() < size {
@@ -124,8 +125,8 @@ impl Message {
         self.events.iter().any(|e| matches!(e, Event::Boundary(_)))
     }
 
-    /// Builds the draft on a message that is not acknowledged yet: possible where both commit a
-    /// boundary, since then nothing of the state depends on the sequence in between.
+    /// Builds the draft on a message that is not acknowledged yet. This is possible if both commit
+    /// a boundary: then no part of the state depends on the sequence between them.
     pub fn build_ahead(&mut self, ahead: Option<&Tip>, author: &str, now: Timestamp) {
         if let Some(tip) = ahead
             && self.draft.is_none()
@@ -136,8 +137,8 @@ impl Message {
     }
 }
 
-/// The tip that a draft will make, for [`Message::build_ahead`]; none where the state depends on
-/// the draft's own sequence in a way that the next boundary does not replace.
+/// Returns the tip that a draft will make, for [`Message::build_ahead`]. Returns none if the state
+/// depends on the draft's own sequence and the next boundary does not replace that.
 pub fn ahead_of(draft: &Draft) -> Option<Tip> {
     match &draft.state.phase {
         Phase::Started(binding) if binding.seq != 0 => Some(Tip {
@@ -150,11 +151,11 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
     }
 }
 
-/// Outputs as they are recorded, and their bytes in the same order.
+/// Outputs in their recorded form, and their bytes in the same order.
 pub type Split = (Vec<Output>, Vec<(Digest, Bytes)>);
 
-/// The outputs as they are recorded, and the pieces of the body that they are; none where the
-/// lengths disagree.
+/// Separates the outputs' bytes from a body, and returns the outputs in their recorded form.
+/// Returns none if the lengths disagree.
 pub fn split_outputs(outputs: &[Made], body: &Bytes) -> Option<Split> {
     let mut at = 0usize;
     let mut made = Vec::with_capacity(outputs.len());
@@ -180,7 +181,7 @@ pub fn split_outputs(outputs: &[Made], body: &Bytes) -> Option<Split> {
 /// Checks that a commit's message can name these outputs.
 ///
 /// # Errors
-/// The limit, and what to do.
+/// The limit, and how to stay below it.
 pub fn check_outputs(outputs: &[Output]) -> Result<(), String> {
     let bytes = limits::outputs_len(outputs);
     if bytes <= OUTPUTS_LIMIT {
@@ -193,22 +194,22 @@ pub fn check_outputs(outputs: &[Output]) -> Result<(), String> {
     ))
 }
 
-/// A result as its event says it: itself where it is small, or where it will be stored.
+/// A result in the form of its event: inline if it is small, else a reference to an object.
 #[derive(Debug, Default)]
 pub struct Said {
-    /// The result, where it is small.
+    /// The result, if it is small.
     pub result: Value,
-    /// Where it will be stored, where it is large.
+    /// The object that will hold the result, if it is large.
     pub object: Option<ResultObject>,
-    /// What to store.
+    /// The object's bytes, which must be stored.
     pub piece: Option<(Digest, Bytes)>,
 }
 
 impl Said {
-    /// Of a program's result.
+    /// Converts a program's result.
     ///
     /// # Errors
-    /// The limit, where it is larger than a result may be.
+    /// The limit, if the result exceeds it.
     pub fn of(result: Value) -> Result<Self, String> {
         let text = result.to_string();
         if text.len() <= INLINE_RESULT_LIMIT {
@@ -232,7 +233,7 @@ impl Said {
     }
 }
 
-/// How long the next attempt waits after so many crashes.
+/// Returns the pause before the next attempt after this many crashes.
 pub fn backoff(first: Duration, attempt: u32) -> Duration {
     first
         .saturating_mul(

@@ -1,5 +1,5 @@
-//! What a runner does for programs that are not built in, and for the data that programs ask for:
-//! gives a binding back that it cannot serve, holds a program to its manifest, answers fetches.
+//! The runner's work for foreign programs and for data that programs fetch. It gives back a binding
+//! that it cannot serve, enforces the manifest's limits, and answers fetches.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,22 +24,22 @@ use crate::packages::{Package, Program};
 use crate::runner::{Runner, Silence};
 use crate::shared::{Shared, Slot};
 
-/// A program that took so long to be fetched may have been bound elsewhere meanwhile.
+/// After a fetch of a program that took this long, the execution may be bound elsewhere.
 const MOVED_ON_AFTER: Duration = Duration::from_secs(2);
-/// An adaptor that has used no processor time for so long after its limit is frozen; so is a child
-/// that has been stopped (SIGSTOP) for so long.
+/// A frozen adaptor has used no processor time for this long after its limit. A frozen child has
+/// been stopped (SIGSTOP) for this long.
 const FROZEN_AFTER: Duration = Duration::from_secs(8);
-/// Fetches of one program at once; a kit asks for one at a time.
+/// Concurrent fetches of one program. A kit sends one at a time.
 const FETCHES: usize = 16;
 
 type Answer = (Digest, Result<Bytes, NoData>);
 
-/// What a program has asked for and not got yet.
+/// Fetches of a program that are not answered yet.
 #[derive(Default)]
 pub(crate) struct Fetches(Option<FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>>);
 
 impl Fetches {
-    /// The next answer; waits for ever where nothing was asked.
+    /// Returns the next answer. Waits forever if there are no fetches.
     pub(crate) async fn next(&mut self) -> Answer {
         if let Some(under_way) = &mut self.0
             && let Some(answer) = under_way.next().await
@@ -49,13 +49,13 @@ impl Fetches {
         std::future::pending().await
     }
 
-    /// True while something was asked and not answered.
+    /// Whether a fetch is not answered yet.
     pub(crate) fn any(&self) -> bool {
         self.0.as_ref().is_some_and(|all| !all.is_empty())
     }
 }
 
-/// Waits for the program of a binding, and at the same time for the end of everything.
+/// Waits for the program of a binding, and at the same time for the halt of the agent.
 pub(crate) async fn find(shared: &Shared, program: &str) -> Option<Result<Program, NotCached>> {
     tokio::select! {
         biased;
@@ -64,8 +64,9 @@ pub(crate) async fn find(shared: &Shared, program: &str) -> Option<Result<Progra
     }
 }
 
-/// The program of a binding, or the reason why it must be given back; none where nothing is to be
-/// done: everything ends, or it was bound elsewhere while its program was fetched.
+/// Returns the program of a binding, with a reason if the binding must be given back. Returns none
+/// if there is nothing to do: the agent halts, or the execution was bound elsewhere during the
+/// fetch.
 pub(crate) async fn program_of(
     shared: &Shared,
     spec: &Submission,
@@ -78,7 +79,7 @@ pub(crate) async fn program_of(
         return None;
     }
     Some(match found {
-        // Orders to leave went to what had begun.
+        // Orders to leave went only to executions that had started.
         Ok(Program::Package(_)) if shared.is_draining() => {
             let reason = "the node is draining".to_owned();
             (Program::BuiltIn, Some(NotCached(reason)))
@@ -88,14 +89,14 @@ pub(crate) async fn program_of(
     })
 }
 
-/// Takes the device that a binding names, or says why it must be given back.
+/// Takes the device that a binding names, or returns why the binding must be given back.
 pub(crate) async fn take_device(
     shared: &Shared,
     spec: &Submission,
     tip: &Tip,
     slot: &mut Slot,
 ) -> Option<NotCached> {
-    // What an earlier holder of the slot computed on is not this one's.
+    // The device of the slot's last execution does not belong to this one.
     slot.device = None;
     let place = tip.state.phase.binding()?.substrate.as_str();
     if place == HOST {
@@ -118,8 +119,8 @@ pub(crate) async fn take_device(
     }
 }
 
-/// Whether a binding that waited long is no more in force. When that cannot be found out the
-/// first append will tell.
+/// Whether a binding that waited long is superseded. If that cannot be read, the first append finds
+/// out.
 async fn has_moved_on(shared: &Shared, tip: &Tip) -> bool {
     let state = &tip.state;
     let last = shared.ledger.last(&state.tenant, state.execution).await;
@@ -127,7 +128,7 @@ async fn has_moved_on(shared: &Shared, tip: &Tip) -> bool {
 }
 
 impl Runner {
-    /// Gives the binding back: this node cannot run the program, another one may.
+    /// Gives the binding back: this node cannot run the program, another node may.
     pub(crate) fn refuse(&mut self, reason: &NotCached) {
         let shared = &self.shared;
         let offer = shared.options.slots.saturating_sub(shared.running());
@@ -142,21 +143,22 @@ impl Runner {
         limits.boundary_ms.map(Duration::from_millis)
     }
 
-    /// Whether the program has an adaptor in a child of ours, which looks at the clock by itself,
-    /// each capsule by itself.
+    /// Whether the program has an adaptor in a child of ours. An adaptor enforces each capsule's
+    /// time limit by itself.
     fn has_adaptor(&self) -> bool {
         let package = self.program.package();
         package.is_some_and(|package| package.command().is_none())
     }
 
-    /// From now on the program is to reach its next boundary in time.
+    /// Starts the time in which the program must reach its next boundary.
     pub(crate) fn expect_boundary(&mut self) {
         self.ticks = None;
         let patience = self.patience().unwrap_or(FROZEN_AFTER);
         self.silence = Some((Silence::Boundary, Instant::now() + patience));
     }
 
-    /// A run begins. What an adaptor prepares before the first capsule has no limit.
+    /// Starts the checks of a run. The preparation of an adaptor before the first capsule has no
+    /// limit.
     pub(crate) fn expect_first_boundary(&mut self) {
         self.expect_boundary();
         if self.has_adaptor() {
@@ -164,13 +166,13 @@ impl Runner {
         }
     }
 
-    /// From now on its child may do what it likes, but is not to be stopped.
+    /// Starts the check that the child is not stopped. It has no other limit.
     fn expect_to_run(&mut self) {
         self.silence = Some((Silence::Stopped, Instant::now() + FROZEN_AFTER));
     }
 
-    /// Looks at a report of a program that is not built in. True where it goes beyond the
-    /// manifest: the execution has failed then.
+    /// Checks a foreign program's report. Returns true if it exceeds the manifest: the execution
+    /// has then failed.
     pub(crate) async fn is_beyond(&mut self, report: &mut Report) -> bool {
         let Some(package) = self.program.package().cloned() else {
             return false;
@@ -192,7 +194,7 @@ impl Runner {
         true
     }
 
-    /// Ends the child and appends that the execution has failed for good.
+    /// Ends the child and appends a permanent failure of the execution.
     pub(crate) async fn fail_now(&mut self, reason: String) {
         self.silence = None;
         let child = self.child.take();
@@ -201,7 +203,7 @@ impl Runner {
         self.failed(reason, stderr).await;
     }
 
-    /// No boundary was reached in time.
+    /// Handles a boundary that was not reached in time.
     pub(crate) async fn silent(&mut self) {
         let silence = self.silence.take().map(|(silence, _)| silence);
         let (Some(package), Some(patience), Some(Silence::Boundary)) =
@@ -212,7 +214,7 @@ impl Runner {
         if self.child.is_none() {
             return;
         }
-        // What waits for the broker, or for data, is not the program's fault.
+        // Waiting for the broker or for data is not the program's fault.
         let waits = self.flight.is_some() || !self.staged.is_empty() || self.fetches.any();
         if package.manifest().limits.on_silence == OnSilence::Wait {
             if self.ticks.is_none() {
@@ -234,8 +236,8 @@ impl Runner {
         self.expect_boundary();
     }
 
-    /// An adaptor ends its program at the limit by itself, and may have much to do then, such as to
-    /// pack σ. One that uses no processor time for [`FROZEN_AFTER`] is frozen, and ended.
+    /// An adaptor ends its program at the limit by itself. It may have much work then, such as
+    /// packing σ. An adaptor without processor time for [`FROZEN_AFTER`] is frozen, and is ended.
     async fn watch_adaptor(&mut self, package: &Package, waits: bool) {
         let ticks = self.child.as_ref().and_then(|c| leftovers::ticks(c.pid()));
         let before = std::mem::replace(&mut self.ticks, ticks);
@@ -255,8 +257,8 @@ impl Runner {
         self.fail_now(reason).await;
     }
 
-    /// A program that has no limit, or is waited for, may compute for as long as it likes, but a child
-    /// that is stopped computes nothing: it is ended, which counts as a crash.
+    /// A program without a limit may compute for any time, and so may one whose manifest says to
+    /// wait. A stopped child computes nothing: it is ended, which counts as a crash.
     async fn watch_stopped(&mut self) {
         let Some(child) = &self.child else { return };
         let ticks = leftovers::ticks(child.pid());
@@ -271,7 +273,7 @@ impl Runner {
         self.lost(Some(reason)).await;
     }
 
-    /// The program asks for data.
+    /// Starts a fetch for the program.
     pub(crate) async fn fetch(&mut self, digest: Digest, bytes: u64) {
         let fetches = self.fetches.0.get_or_insert_default();
         if fetches.len() >= FETCHES {
@@ -287,8 +289,8 @@ impl Runner {
         fetches.push(Box::pin(async move {
             let mut found = data.get(digest, bytes).await;
             if let (Err(_), Some(sure)) = (&found, sure) {
-                // It may be an output of the very commit that brought the execution here, which is
-                // stored before the binding.
+                // The data may be an output of the commit that brought the execution here. That
+                // output is stored before the binding.
                 sure.cancelled().await;
                 found = data.get(digest, bytes).await;
             }
@@ -296,7 +298,7 @@ impl Runner {
         }));
     }
 
-    /// Data, or the reason why there is none.
+    /// Sends the data to the child, or the reason why there is none.
     pub(crate) async fn answer_fetch(&mut self, (digest, found): Answer) {
         let (order, body) = match found {
             Ok(body) => (
@@ -319,12 +321,12 @@ impl Runner {
         if let Some(child) = &mut self.child
             && let Err(error) = child.order(&order, &body).await
         {
-            // Reading will tell how it ended.
+            // The next read will report how the child ended.
             tracing::debug!(%error, "the child takes no data");
         }
     }
 
-    /// The child is gone, and with it what it asked for.
+    /// Drops the fetches of a child that is gone.
     pub(crate) fn forget_fetches(&mut self) {
         self.fetches = Fetches::default();
     }

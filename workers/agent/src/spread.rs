@@ -1,4 +1,4 @@
-//! A range of tiles that is shared: parts are split off at a boundary, and taken back in turn.
+//! A shared range of tiles: parts are split off at a boundary, and merged again in turn.
 //!
 //! ```text
 //! split ─▶ child: split ─▶ boundary + split in one message (or `whole`: there is nothing to give)
@@ -25,27 +25,27 @@ use crate::shared::Shared;
 /// How an execution's range is shared.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    /// As it is once what is staged is stored.
+    /// The sharing once all staged messages are stored.
     now: Spreading,
-    /// Its child was told to split, and has not answered.
+    /// The child was ordered to split and has not answered.
     splitting: bool,
-    /// The part that its child was given to take back.
+    /// The part that the child was given to merge.
     merging: Option<Part>,
-    /// The boundary at its end, which leaves together with what follows it.
+    /// The last boundary of the range. It leaves together with the message that follows it.
     end: Option<Box<Message>>,
 }
 
-/// What a run begins with, where it waited for its parts.
+/// The start of a run that waited for its parts.
 pub(crate) enum Returning {
-    /// The last part has ended: it is taken back.
+    /// The last part has ended: merge it.
     Part(Merge, Bytes),
-    /// It has not: the run goes back.
+    /// The part has not ended: the run goes back to wait.
     NotYet,
-    /// It never will, for this reason.
+    /// The part never will end in a usable way, for this reason.
     Never(String),
 }
 
-/// What a child is told of the range.
+/// The range as a child receives it.
 pub(crate) fn shares(now: &Spreading) -> Shares {
     let out = now.parts.len() - usize::from(now.waits && !now.parts.is_empty());
     Shares {
@@ -55,7 +55,7 @@ pub(crate) fn shares(now: &Spreading) -> Shares {
 }
 
 impl Sharing {
-    /// As an execution says that is taken up.
+    /// The sharing that an execution's state says.
     pub(crate) fn of(state: &ExecutionState) -> Option<Box<Self>> {
         let now = state.spread.as_deref()?.clone();
         Some(Box::new(Self {
@@ -66,12 +66,12 @@ impl Sharing {
         }))
     }
 
-    /// The part that is to be taken back before anything else, where it waited for that.
+    /// The part to merge before anything else, if the execution waited for one.
     pub(crate) fn waits_for(&self) -> Option<Part> {
         self.now.last().copied().filter(|_| self.now.waits)
     }
 
-    /// A child begins from the last commit.
+    /// Notes that a child starts from the last commit.
     pub(crate) fn begin(&mut self, merge: bool) -> Shares {
         self.merging = self.now.last().copied().filter(|_| merge);
         shares(&self.now)
@@ -79,7 +79,7 @@ impl Sharing {
 }
 
 impl Runner {
-    /// Has the last half of what is left split off at the next boundary, or says why not.
+    /// Orders a split at the next boundary, or answers why it is impossible.
     pub(crate) async fn split(&mut self, reply: Reply) {
         let taken = self.may_split();
         if taken.is_ok()
@@ -117,7 +117,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The child has nothing to give.
+    /// The child had nothing to give away.
     pub(crate) fn stays_whole(&mut self) {
         tracing::info!("it was not split: there is nothing to give away");
         if let Some(sharing) = &mut self.spread {
@@ -125,10 +125,10 @@ impl Runner {
         }
     }
 
-    /// Adds to a boundary's message what was given away or taken back there.
+    /// Adds the range that was given away or merged at a boundary to its message.
     ///
     /// # Errors
-    /// Why the program cannot go on.
+    /// The reason why the program cannot continue.
     pub(crate) fn share(
         &mut self,
         message: &mut Message,
@@ -173,18 +173,18 @@ impl Runner {
         Ok(())
     }
 
-    /// Keeps the boundary at the end of the range for what follows it.
+    /// Keeps the last boundary of the range for the message that follows it.
     pub(crate) fn keep_end(&mut self, message: Message) {
         if let Some(sharing) = &mut self.spread {
             sharing.end = Some(Box::new(message));
         }
     }
 
-    /// What is appended when the program has completed: where parts are out it waits for them, or
-    /// does what it was asked meanwhile; a part leaves its σ.
+    /// Builds the message for a completed program. If parts are out, the execution waits for them,
+    /// or obeys an order that came meanwhile. A part leaves its σ.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason why that is impossible.
     pub(crate) fn at_its_end(
         &mut self,
         message: Message,
@@ -217,8 +217,8 @@ impl Runner {
         Ok(*end)
     }
 
-    /// How it leaves when nothing is left but what its parts have: it waits for them, unless it was
-    /// to be cancelled at the boundary that came no more. A pause holds while it waits.
+    /// Builds the events with which an execution waits for its parts. A cancel that was due at the
+    /// next boundary ends it instead. A pause stays in force while it waits.
     fn until_its_parts(&mut self, computed_until: Timestamp) -> Vec<Event> {
         if let Some(who) = self.cancelling.take() {
             return vec![Event::Cancelled { who }];
@@ -243,7 +243,7 @@ impl Runner {
     }
 }
 
-/// What a run begins with that waited for this part.
+/// Decides how a run starts that waited for this part.
 ///
 /// # Errors
 /// When the broker does not answer.
