@@ -1,5 +1,5 @@
-//! The list of a σ's chunks by what it has in common with the list of an earlier commit, for whoever
-//! can get that one: a hundredth of its bytes where a hundredth of σ changed.
+//! The list of a σ's chunks relative to the list of an earlier commit, for a reader that can get
+//! that one. If a hundredth of σ changed, the list has a hundredth of its bytes.
 //!
 //! ```text
 //! "FIECLST1" │ length of place u32 LE │ place, JSON │ run …

@@ -1,6 +1,6 @@
-//! The processors of a grant: a child, all its threads and whatever it has started are confined to
-//! them by the kernel (`sched_setaffinity`), whatever language it is written in. What they start
-//! from then on inherits it. Containers are told by their engine, which starts them elsewhere.
+//! The processors of a grant. The kernel confines a child, its threads and its descendants to them
+//! (`sched_setaffinity`), in any language. Later descendants inherit it. Containers get them from
+//! their engine, which starts their processes elsewhere.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Walks at most: threads may be started by threads that were not confined yet.
+/// Most walks: unconfined threads may start further threads during a walk.
 const WALKS: usize = 8;
 
 /// The processors that this worker may use itself, by the kernel's numbers.
@@ -22,12 +22,11 @@ pub fn own() -> io::Result<Vec<u32>> {
     Ok(numbers.filter(|cpu| set.is_set(*cpu as usize)).collect())
 }
 
-/// Confines a process, its threads and its descendants to these processors; to none in particular
-/// means to all that this worker may use. Those that end meanwhile are passed over.
+/// Confines a process, its threads and its descendants to these processors. An empty list means all
+/// that this worker may use. Processes that end meanwhile are skipped.
 ///
 /// # Errors
-/// What the kernel says where it refuses: none of the processors is there, or a process is somebody
-/// else's.
+/// The kernel's refusal: none of the processors exists, or a process belongs to another user.
 pub fn confine(pid: u32, cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     let all = if cpus.is_empty() { own()? } else { Vec::new() };
@@ -80,7 +79,7 @@ fn threads(root: u32) -> BTreeSet<u32> {
     found
 }
 
-/// (process, its parent) of all, where the kernel does not list children.
+/// All processes with their parents, for kernels that do not list children.
 fn parents() -> Vec<(u32, u32)> {
     let parent = |pid: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -108,7 +107,8 @@ mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::process::{Command, Stdio};
 
-    /// Says what it is allowed, of itself and of one that it started before, whenever it is asked.
+    /// A shell that prints, on request, the processors allowed for itself and for a process that it
+    /// started before.
     const SHELL: &str = "sleep 1000 & while read -r _; do \
         grep -h Cpus_allowed_list /proc/$$/status /proc/$!/status; done; kill $!";
 
@@ -137,7 +137,7 @@ mod tests {
         assert!(confine(shell.id(), &[u32::MAX]).is_err());
         drop(asks);
         shell.wait().unwrap();
-        // One that is gone is nobody's business.
+        // A process that is gone is no error.
         confine(shell.id(), &[first]).unwrap();
     }
 

@@ -1,11 +1,10 @@
-//! Runs that a child is given before the one that it computes has ended, so that between two short
-//! executions neither it nor the agent waits for the other.
+//! Runs that a child is given ahead, before its present run has ended. So neither the child nor the
+//! agent waits between two short executions.
 //!
-//! Only what a child that has just been quick can begin without more is given ahead: executions of
-//! its program and tenant that have no state yet. A run that turns out to be long takes the ones
-//! behind it out of the child's reach again: they go back to the front of the queue, and the child,
-//! which may still begin them, is ended with its present run. What it did for them until then
-//! counts for nothing, since nobody appends it.
+//! Only a child whose last run was short is given runs ahead: executions of its program and tenant
+//! that have no state yet. If a run turns out to be long, the runs behind it are withdrawn and go
+//! back to the front of the queue. The child may still start them, so it is ended after its present
+//! run. Its work on them does not count, since nobody appends it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -20,14 +19,14 @@ use crate::child_process::{Child, Key};
 use crate::job::{Job, Start};
 use crate::shared::{self, Shared};
 
-/// Runs that a child has ahead at most.
+/// Most runs ahead of a child.
 const DEPTH: usize = 8;
-/// Bytes of orders that are sent ahead at most: far less than a socket takes without a reader.
+/// Most bytes of orders sent ahead: far less than a socket takes without a reader.
 const BYTES: usize = 32 * 1024;
-/// A run of at most so many microseconds is short.
+/// A run of at most this many microseconds is short.
 const SHORT_US: i64 = 1_000;
 
-/// The jobs whose runs a child has been given ahead, in order. Dropped, they return to the queue.
+/// The jobs whose runs a child was given ahead, in order. If dropped, they return to the queue.
 #[derive(Default)]
 pub struct Ahead {
     jobs: VecDeque<Job>,
@@ -35,12 +34,12 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// The next one, which the child begins by itself.
+    /// Takes the next job. The child starts it by itself.
     pub fn next(&mut self) -> Option<Job> {
         self.jobs.pop_front()
     }
 
-    /// True when there is none.
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -63,14 +62,14 @@ impl Drop for Ahead {
     }
 }
 
-/// Whether a run that took so long was short.
+/// Whether a run of this duration was short.
 pub fn was_short(since: Timestamp, until: Timestamp) -> bool {
     until.micros() - since.micros() <= SHORT_US
 }
 
-/// Gives a child that has just been quick more to do, where more of its kind waits.
+/// Gives a child whose last run was short further runs, if matching jobs wait.
 pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
-    // A package's own process may not know of runs that wait.
+    // A package's own process may not support queued runs.
     if !child.quick
         || child.package.is_some()
         || child.logs.has_printed()
@@ -91,7 +90,7 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
             || state.tenant != key.1
             || state.boundary.is_some()
             || state.requested.is_some()
-            // A device is taken by whoever computes on it.
+            // A device needs a lease of its runner.
             || state.phase.binding().is_some_and(|b| b.substrate != HOST)
         {
             return false;
@@ -112,13 +111,13 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
     child.ahead.home = Arc::downgrade(shared);
     child.ahead.jobs.append(&mut jobs);
     if child.link.send_frames(&orders).await.is_err() {
-        // It is gone, which its reader will say; the jobs need not wait for that.
+        // The child is gone, and its reader will report that. The jobs need not wait for it.
         withdraw(child);
     }
 }
 
-/// Takes back what a child has not begun, or may have begun in vain: it serves nobody after its
-/// present run.
+/// Withdraws the runs ahead of a child. The child may start them in vain, so it serves no execution
+/// after its present run.
 pub fn withdraw(child: &mut Child) {
     if !child.ahead.is_empty() {
         child.spent = true;

@@ -1,4 +1,4 @@
-//! The children of one execution: given the program, lost, tried again.
+//! The attempts of one execution: launch a child, notice its loss, retry.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 use crate::spread::{self, Returning, Sharing};
 
-/// The submission, from the message or by its digest, with what was changed about it since.
+/// Returns the submission, from the message or by its digest, with all later changes applied.
 pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
     let mut spec = submitted(shared, tip).await?;
     if let Some(change) = &tip.state.adjusted {
@@ -30,7 +30,7 @@ pub async fn fetch_spec(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, B
     Ok(spec)
 }
 
-/// As it was submitted.
+/// Returns the submission in its original form.
 async fn submitted(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, BrokerError> {
     if let Some(spec) = &tip.state.spec {
         return Ok(spec.clone());
@@ -44,41 +44,42 @@ async fn submitted(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, Broker
         })
 }
 
-/// Bytes of a device's memory that an execution is content with, where it shares the device: what
-/// its submission says, or what its program has asked for since.
+/// Bytes of a shared device's memory that an execution needs: from its submission, or from a later
+/// request of its program.
 pub(crate) fn device_budget(state: &ExecutionState, spec: &Submission) -> Option<u64> {
     let share = spec.requires.device.as_ref()?.share_bytes?;
     let asked = state.adjusted.as_ref().and_then(|a| a.device_memory_bytes);
     Some(asked.map_or(share, |asked| asked.max(share)))
 }
 
-/// Bytes of memory that its program has asked for.
+/// Bytes of memory that its program has requested.
 pub(crate) fn asked_memory(state: &ExecutionState) -> Option<u64> {
     state.adjusted.as_ref()?.memory_bytes
 }
 
-/// What an execution may use here when its run begins.
+/// Returns the grant of an execution at the start of its run.
 fn first_grant(shared: &Shared, state: &ExecutionState, spec: &Submission) -> Grant {
     let binding = state.phase.binding();
     let mut grant = shared.grant(binding.map(|b| b.substrate.as_str()));
     if let Some(share) = &mut grant.memory_bytes {
-        // Where others were granted more than theirs, what is left, and a quarter at least.
+        // If other executions have more than their share, the rest of the memory, and at least a
+        // quarter of the share.
         let taken = shared.grants.of_others(state.execution);
         let left = shared.offered_memory().saturating_sub(taken);
         *share = (*share).min(left.max(*share / 4));
-        // What its program has asked for elsewhere it has here only where that is left.
+        // A request that was made on another node is met here only if that much memory is left.
         let asked = asked_memory(state).filter(|asked| *asked <= left);
         *share = asked.map_or(*share, |asked| asked.max(*share));
     }
     if let (Some(device), Some(budget)) = (&mut grant.device, device_budget(state, spec)) {
-        // Never more than is offered of it now.
+        // Never more than the envelope offers of the device now.
         let offered = device.memory_bytes.unwrap_or(budget);
         device.memory_bytes = Some(budget.min(offered));
     }
     grant
 }
 
-/// What a child is told to compute.
+/// Builds the order that starts a run in a child.
 pub(crate) fn order_to_run(
     shared: &Shared,
     state: &ExecutionState,
@@ -102,12 +103,12 @@ pub(crate) fn order_to_run(
 }
 
 impl Runner {
-    /// Gives the program to a child.
+    /// Starts the program in a child.
     pub(crate) async fn launch(&mut self, sigma: Option<Bytes>) {
         self.start(sigma, true).await;
     }
 
-    /// As [`Runner::launch`]; `spare`: a child that is gone before it has the program is replaced
+    /// As [`Runner::launch`]. With `spare` a child that dies before it has the program is replaced
     /// once.
     async fn start(&mut self, sigma: Option<Bytes>, spare: bool) {
         let place = self.tip.state.boundary.clone();
@@ -127,7 +128,7 @@ impl Runner {
             (Err(error), Some(place)) => Box::pin(self.or_kept(place, error)).await,
             (fetched, _) => fetched,
         };
-        // What an attempt before has said and nobody has stored is forgotten.
+        // Reports of an earlier attempt that were not stored are dropped.
         self.spread = Sharing::of(&self.tip.state);
         let returning = match self.spread.as_ref().and_then(|s| s.waits_for()) {
             Some(part) => {
@@ -191,7 +192,7 @@ impl Runner {
             if !spare {
                 return self.died(child).await;
             }
-            // It died while idle; a new one has no such past.
+            // It died while idle. A fresh child has served nobody.
             child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
                 Ok(child) => child,
                 Err(error) => {
@@ -216,9 +217,9 @@ impl Runner {
         self.begun(child).await;
     }
 
-    /// Takes over a child that has this execution's run already.
+    /// Adopts a child that already has this execution's run.
     pub(crate) async fn adopt(&mut self, mut child: Child) {
-        // Its run was given ahead, without any wish for processors.
+        // The run was given ahead, without a request for certain processors.
         child.confine(&[]);
         let state = &self.tip.state;
         child
@@ -230,7 +231,7 @@ impl Runner {
         self.unheard = true;
         self.expect_first_boundary();
         self.begun(child).await;
-        // Unless it is none, as its run has said already.
+        // Unless it is 0, the value that the run was given.
         self.pace().await;
     }
 
@@ -250,28 +251,28 @@ impl Runner {
         }
     }
 
-    /// The child was gone before it had the program.
+    /// Handles a child that died before it had the program.
     async fn died(&mut self, child: Child) {
         let logs = child.logs.clone();
         let exit = child.autopsy().await;
         self.crashed(exit, logs.tail());
     }
 
-    /// The program ended without a word, or its word cannot be read.
+    /// Handles a program that ended without a report, or sent one that cannot be read.
     pub(crate) async fn lost(&mut self, error: Option<String>) {
         let Some(child) = self.child.take() else {
             return;
         };
         if self.unheard && self.cancelling.is_none() {
-            // Died idle in the pool, or at its very start: one more try before it counts.
+            // Died idle in the pool, or at its very start: one retry before it counts as a crash.
             drop(child);
             self.forget_park();
             let last = self.last.clone();
             self.start(last, false).await;
-            // Its successor has not been heard either, and is not spared.
+            // Its successor was not heard yet either, and gets no second retry.
             self.unheard = false;
             if self.pending.is_some() && !self.ended {
-                // Nor has it heard of the pending order.
+                // Nor has it received the pending order.
                 self.obey_pending().await;
             }
             return;
@@ -294,7 +295,7 @@ impl Runner {
         self.crashed(exit, logs.tail());
     }
 
-    /// The next attempt is not told to park; whoever wants that asks again.
+    /// Drops an order to park. The next attempt does not receive it; its sender has to repeat it.
     fn forget_park(&mut self) {
         if matches!(self.pending, Some(PendingOrder::Park { .. })) {
             self.pending = None;
@@ -305,7 +306,7 @@ impl Runner {
     pub(crate) fn crashed(&mut self, exit: String, stderr: String) {
         self.shared.metrics.crashes.inc();
         if let Some(who) = self.cancelling.take() {
-            // No attempt follows that could end it.
+            // No attempt follows that a cancel could end.
             self.finish(vec![Event::Cancelled { who }]);
             self.wait = None;
             return;
@@ -350,7 +351,8 @@ impl Runner {
             self.finish(events);
             self.wait = None;
         } else if let Some(pending) = self.pending.take() {
-            // A yield or a pause is ordered: it stands at its last commit, and no attempt follows here.
+            // A yield or a pause is pending. The last commit satisfies it, and no attempt follows
+            // here.
             let (more, _) = pending.events(self.epoch, self.shared.broker.now());
             events.extend(more);
             self.finish(events);
@@ -362,7 +364,7 @@ impl Runner {
     }
 }
 
-/// Keeps a reason within what an event may hold.
+/// Cuts a reason to the length that an event may hold.
 pub(crate) fn cut(mut text: String) -> String {
     limits::cut(&mut text, REASON_LIMIT);
     text

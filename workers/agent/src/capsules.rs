@@ -24,7 +24,7 @@ const IN_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
     let (acks, inbox) = mpsc::channel(UNACKNOWLEDGED);
     tokio::spawn(acknowledge(shared.clone(), inbox));
-    // Of every opening: what was not acknowledged must not come again.
+    // Acknowledgements across reconnections: an unacknowledged capsule must not come again.
     let mut held = Vec::new();
     while !stop.is_cancelled() {
         if let Err(error) = pull_once(&shared, &acks, &mut held, &stop).await {
@@ -39,7 +39,7 @@ pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
 
 async fn acknowledge(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Subject>) {
     while let Some(reply) = inbox.recv().await {
-        // A halted agent's bindings are not done with; they must not look so.
+        // The bindings of a halted agent are not settled, so they must not be acknowledged.
         if !shared.halt.is_cancelled()
             && let Err(error) = shared.broker.client.publish(reply, "".into()).await
         {
@@ -71,7 +71,7 @@ async fn pull_once(
         let message = tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            // A broker that was started again may have lost the consumer: it is made anew at once.
+            // A restarted broker may have lost the consumer: open it again at once.
             Ok(()) = connections.changed() => return Ok(()),
             message = messages.next() => message,
             _ = tick.tick() => {
@@ -122,7 +122,7 @@ async fn pull_once(
     }
 }
 
-/// Takes a binding up, or drops it where it is not ours or no news.
+/// Queues a binding. Drops it if it is not for this instance, or is known already.
 fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<CapsuleAck>) {
     let CapsuleBinding {
         seq,
@@ -139,25 +139,25 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<C
     let mut live = shared.live();
     if let Some(known) = live.get_mut(&execution) {
         if known.epoch == epoch && known.bound == digest {
-            // Its handover came first; this is its confirmation too.
+            // Its handover came first. The capsule confirms it, too.
             known.seq = seq;
             if let Some(confirm) = known.confirm.take() {
                 let _ = confirm.send(Stored { seq, seen_in });
             }
             return;
         }
-        // An unconfirmed speculation on another message gives way, and so does one that its sender
-        // has taken back: the durable one is right.
+        // An unconfirmed speculation on another message is replaced, and so is one that its sender
+        // has abandoned: the durable binding is right.
         let speculation =
             known.epoch == epoch && (known.confirm.take().is_some() || known.seq == 0);
-        // Somebody changed something about it before it was started: what follows the message
-        // before that would lose its race.
+        // The execution was changed before it was started. A message after the earlier one would
+        // lose its race.
         let changed = known.epoch == epoch && known.seq > 0 && known.seq < seq;
         if known.epoch >= epoch && !speculation && !changed {
             return;
         }
-        // An older binding of this execution is still winding down here; what it does from now
-        // on loses its races. The new one takes its name.
+        // An older binding of this execution is still ending here. Its further appends lose their
+        // races. The new binding replaces its entry.
     }
     let (entry, control) = Live::new(&state, (seq, digest), None);
     let progress = entry.progress.clone();
@@ -198,7 +198,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
                 tip
             }
             None => {
-                // Appended elsewhere it comes as a capsule, and is refused then.
+                // If another node appends it, it comes as a capsule and is refused then.
                 tip.digest
                     .iter()
                     .for_each(|d| shared.forget(tip.state.execution, *d));

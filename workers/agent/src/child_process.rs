@@ -1,5 +1,5 @@
-//! Child processes: started by one thread that lives as long as the agent (the parent-death
-//! signal is tied to the starting thread), each in a process group of its own, connected by a
+//! Child processes. One thread that lives as long as the agent starts them, because the
+//! parent-death signal is tied to the starting thread. Each child has its own process group, a
 //! socket pair and two pipes. Dropping a [`Child`] ends its whole group.
 
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ use crate::link::Link;
 use crate::logs::Logs;
 use crate::packages::Package;
 
-/// Children to be started or reaped that may wait for the thread.
+/// Most queued requests to start or reap a child.
 const TASKS: usize = 1_024;
 const SOCKET_BUFFER: usize = 4 << 20;
 
@@ -39,24 +39,24 @@ struct Raw {
 }
 
 enum Task {
-    /// Fork and execute: on one thread that lives as long as the agent, since the kernel ties a
-    /// child's death signal to the thread that forked it.
+    /// Fork and execute, on one thread that lives as long as the agent: the kernel ties a child's
+    /// death signal to the thread that forked it.
     Spawn(Launch, oneshot::Sender<io::Result<Raw>>),
-    /// Wait for one that was killed, which may take a moment.
+    /// Wait for a killed child, which may take a moment.
     Reap(std::process::Child),
 }
 
-/// What is started.
+/// A process to start.
 #[derive(Debug, Clone)]
 struct Launch {
     /// Program and arguments.
     command: Vec<String>,
-    /// The folder that it runs in; none: the agent's.
+    /// The folder that it runs in. None means the agent's.
     folder: Option<PathBuf>,
 }
 
-/// What of the agent's environment is no business of a program: where the servers are, and how to
-/// get in.
+/// Variables of the agent's environment that programs must not see: the servers' addresses and
+/// credentials.
 const OWN_ENVIRONMENT: [&str; 3] = ["FIEC_NATS_URL", "FIEC_NATS_CREDS", "FIEC_DATABASE_URL"];
 
 /// Starts and reaps children.
@@ -67,32 +67,32 @@ pub struct Spawner {
     run_dir: PathBuf,
 }
 
-/// What a child may serve one after the other: executions of one program and tenant.
+/// The programs and tenants that one child may serve: executions of one program and one tenant.
 pub type Key = (String, Tenant);
 
 /// A running child process.
 pub struct Child {
     /// Its socket.
     pub link: Link,
-    /// What it prints.
+    /// Its output.
     pub logs: Logs,
-    /// Whom it serves; none while it is new.
+    /// Its key; none while it is new.
     pub key: Option<Key>,
     /// The execution that it was prepared for.
     pub prepared_for: Option<ExecutionId>,
-    /// When it became idle.
+    /// Start of its idle time.
     pub idle_since: Instant,
-    /// The package that it runs; its folder stays as long.
+    /// The package that it runs. The package's folder stays for as long.
     pub package: Option<Arc<Package>>,
     /// Its last run was short.
     pub quick: bool,
-    /// What it does next.
+    /// Runs that it was given ahead.
     pub ahead: Ahead,
-    /// It serves nobody after its present run.
+    /// It serves no execution after its present run.
     pub spent: bool,
     /// The device whose context it holds while it is idle.
     pub context: Option<String>,
-    /// The processors that it is confined to; empty: the worker's own.
+    /// The processors that it is confined to. Empty means the worker's own.
     confined: Vec<u32>,
     pid: u32,
     process: Option<std::process::Child>,
@@ -100,13 +100,13 @@ pub struct Child {
     spawner: Spawner,
 }
 
-/// Folders that children are told of.
+/// Folders that children receive in their environment.
 struct Folders {
-    /// Of inputs, as children read them.
+    /// The input folders, in the form that children read.
     inputs: OsString,
     /// The first of them.
     first_input: Option<PathBuf>,
-    /// Where built-in programs leave marks.
+    /// The folder where built-in programs leave marks.
     marks: PathBuf,
 }
 
@@ -117,7 +117,7 @@ impl Folders {
         };
         let mut all = Vec::new();
         for folder in inputs {
-            // Children of packages run in folders of their own.
+            // Resolved, because children of packages run in folders of their own.
             let real = folder
                 .canonicalize()
                 .map_err(|error| named(folder, &error))?;
@@ -138,7 +138,7 @@ impl Folders {
 fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::Result<Raw> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     for socket in [&ours, &theirs] {
-        // As much as the system grants; the default is small for a σ of megabytes.
+        // As much as the system grants: the default is small for a σ of megabytes.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER);
     }
     let (program, arguments) = launch
@@ -196,7 +196,7 @@ impl Spawner {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When the thread cannot be started.
     pub fn new(
         command: Vec<String>,
         input_dirs: &[PathBuf],
@@ -225,8 +225,8 @@ impl Spawner {
         })
     }
 
-    /// Starts a child; it says `ready` by itself. A package that speaks frames is run itself, in
-    /// its folder; any other program runs in the agent's own child.
+    /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its
+    /// own process, in its folder. Any other program runs in the agent's own child.
     ///
     /// # Errors
     /// When the command cannot be run.
@@ -282,7 +282,7 @@ impl Spawner {
     }
 }
 
-/// An exit status in words.
+/// Describes an exit status.
 fn in_words(status: &WaitIdStatus) -> String {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -297,20 +297,21 @@ impl Child {
         self.pid
     }
 
-    /// Confines it, and what it has started, to these processors; empty: to the worker's own. What
-    /// the kernel refuses is said in the log: the grant was looked at before.
+    /// Confines the child and its descendants to these processors. Empty means the worker's own. A
+    /// refusal of the kernel is only logged, because the grant was checked before.
     pub fn confine(&mut self, cpus: &[u32]) {
         if self.confined == cpus {
             return;
         }
-        // Also where that fails half-way: what it had is not what it has.
+        // Set even if the call fails half-way, because the old confinement no longer holds.
         self.confined = cpus.to_vec();
         if let Err(error) = affinity::confine(self.pid, cpus) {
             tracing::warn!(%error, ?cpus, "a program cannot be confined to its processors");
         }
     }
 
-    /// Sends an order. A child that does not take it is ended: a part of it may be there.
+    /// Sends an order. If the child does not read it in time, the child is ended: a part of the
+    /// order may have arrived.
     ///
     /// # Errors
     /// When the child is gone.
@@ -323,23 +324,23 @@ impl Child {
         sent
     }
 
-    /// Ends it and its whole group, stopped or not; [`Child::autopsy`] says how it ended.
+    /// Kills it and its whole group, stopped or not. [`Child::autopsy`] says how it ended.
     pub fn kill(&self) {
         if let Some(group) = Pid::from_raw(self.pid as i32) {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
     }
 
-    /// Ends it (it has closed its socket) and says how it ended.
+    /// Returns how a child ended that has closed its socket.
     pub async fn autopsy(mut self) -> String {
-        // Its last words arrive with the end of the pipes, unless a grandchild holds them.
+        // Its last output arrives with the end of the pipes, unless a grandchild holds them open.
         for reader in &mut self.readers {
             let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
         }
         let Some(pid) = Pid::from_raw(self.pid as i32) else {
             return "unknown exit".to_owned();
         };
-        // Only looked at: it is reaped when it is dropped, after its group was ended.
+        // NOWAIT: it is reaped when it is dropped, after its group was killed.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         for _ in 0..100 {
             match rustix::process::waitid(WaitId::Pid(pid), options) {
@@ -355,7 +356,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if let Some(process) = self.process.take() {
-            // It is not reaped yet, so its id, and its group's, cannot be anybody else's.
+            // It is not reaped yet, so its process id and its group's id are still its own.
             self.kill();
             let _ = self.spawner.tasks.send(Task::Reap(process));
         }

@@ -1,5 +1,5 @@
-//! Who has which device of this node. The policy service counts as well, but what it believes may
-//! be old, and two of them may choose at the same moment: here it is settled.
+//! The leases of this node's devices. The policy service counts, too, but its view may be old, and
+//! two services may choose at the same moment. The node decides.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,8 @@ use fiec_schemas::hardware::Substrate;
 use fiec_schemas::substrate::HOST;
 use tokio::sync::Notify;
 
-/// Whoever has a device may be at its last boundary: so long is waited before it is refused.
+/// The holder of a device may be at its last boundary: a new lease waits this long before it is
+/// refused.
 pub const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// The devices of a node.
@@ -22,9 +23,9 @@ pub struct Devices {
 struct Device {
     id: String,
     memory_bytes: Option<u64>,
-    /// Somebody has it to itself.
+    /// An execution has the whole device.
     taken: bool,
-    /// Budgets of those that share it.
+    /// Budgets of the executions that share it.
     budgets: Vec<u64>,
     /// One of its signals is beyond the node's threshold.
     presses: bool,
@@ -39,20 +40,20 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Whether nobody else may have a part of it.
+    /// Whether the lease excludes all others.
     pub fn is_whole(&self) -> bool {
         self.budget.is_none()
     }
 
-    /// Bytes of the device's memory that are its part; none where it has the device to itself.
+    /// Bytes of the device's memory in this part. None if it is the whole device.
     pub fn budget(&self) -> Option<u64> {
         self.budget
     }
 
-    /// Makes a part of a device so large, if nobody else has what is missing.
+    /// Grows this part of a device to `bytes`, if other parts leave that much.
     ///
     /// # Errors
-    /// Why that cannot be had, for people.
+    /// The reason, for people.
     pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
         let mut all = self.devices.lock();
         let Some(device) = all.get_mut(self.at) else {
@@ -61,7 +62,7 @@ impl Lease {
         let memory = device.memory_bytes.unwrap_or(u64::MAX);
         let id = &device.id;
         let Some(own) = self.budget else {
-            // It has the device to itself, and with it all of its memory.
+            // It has the whole device, and so all of its memory.
             return match bytes > memory {
                 true => Err(format!(
                     "device {id} has {memory} bytes, and it asks for {bytes}"
@@ -81,7 +82,7 @@ impl Lease {
         }
         self.budget = Some(bytes);
         drop(all);
-        // It may have become smaller.
+        // It may have become smaller, which frees memory.
         self.devices.freed.notify_waiters();
         Ok(())
     }
@@ -106,7 +107,7 @@ impl Drop for Lease {
 }
 
 impl Devices {
-    /// Of the substrates that the node offers.
+    /// The devices among the substrates that the node offers.
     pub fn of(substrates: &[Substrate]) -> Arc<Self> {
         let devices = substrates.iter().filter(|s| s.is_device());
         let all = devices.map(|s| Device {
@@ -126,7 +127,7 @@ impl Devices {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The devices.
+    /// The ids of the devices.
     pub fn ids(&self) -> Vec<String> {
         self.lock().iter().map(|d| d.id.clone()).collect()
     }
@@ -138,7 +139,7 @@ impl Devices {
         }
     }
 
-    /// Whether it has memory to spare for a context that nobody uses yet: nobody has it to himself,
+    /// Whether a device has memory for a context without a user: no execution has the whole of it,
     /// and it does not press.
     pub fn spares(&self, id: &str) -> bool {
         let all = self.lock();
@@ -146,11 +147,12 @@ impl Devices {
         device.is_some_and(|d| !d.taken && !d.presses)
     }
 
-    /// Takes a place for one execution, waiting for whoever is about to give it up; none for the
-    /// host, which slots count. `budget`: bytes of the device's memory, where it may be shared.
+    /// Leases a device for one execution. Waits at most `within` for a holder that is about to
+    /// release it. Returns none for the host, which slots count. `budget` is the bytes of device
+    /// memory if the execution may share it.
     ///
     /// # Errors
-    /// Why it cannot be had, for people.
+    /// The reason, for people.
     pub async fn lease(
         self: &Arc<Self>,
         substrate: &str,
@@ -162,7 +164,7 @@ impl Devices {
         }
         let deadline = tokio::time::Instant::now() + within;
         loop {
-            // Enabled before the look, so that no release in between is missed.
+            // Enabled before the check, so that no release in between is missed.
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
             let busy = match self.try_lease(substrate, budget)? {
@@ -175,7 +177,7 @@ impl Devices {
         }
     }
 
-    /// The outer error is for good, the inner one may pass.
+    /// The outer error is permanent, the inner one may pass.
     fn try_lease(
         self: &Arc<Self>,
         substrate: &str,
@@ -251,7 +253,7 @@ mod tests {
             let refused = devices.lease("g0", budget, SOON).await.unwrap_err();
             assert!(refused.contains("taken by another"), "{refused}");
         }
-        // Whoever waits gets it when it is given up.
+        // A waiting lease gets the device when it is released.
         let waiter = devices.lease("g0", None, Duration::from_secs(60));
         let (got, ()) = tokio::join!(waiter, async {
             tokio::task::yield_now().await;
@@ -282,7 +284,7 @@ mod tests {
         assert!(refused.contains("60 are not granted"), "{refused}");
         one.grow(60).unwrap();
         assert_eq!(one.budget(), Some(60));
-        // Whoever waits for what it gives back gets it.
+        // A waiting lease gets the memory that the part gives back.
         let waiter = devices.lease("g0", Some(30), Duration::from_secs(60));
         let (got, ()) = tokio::join!(waiter, async {
             tokio::task::yield_now().await;

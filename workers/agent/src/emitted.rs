@@ -1,4 +1,4 @@
-//! What programs emit: stored before the commit that carries it, published after it.
+//! Messages that programs emit: stored before the commit that carries them, published after it.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::message::Message;
 use crate::runner::Runner;
 use crate::shared::Shared;
 
-/// Between two attempts while the broker does not take it.
+/// Pause between two attempts while the broker does not accept them.
 const PAUSE: Duration = Duration::from_secs(1);
-/// What one commit may carry: what a capsule may emit, and as much that waited for it.
+/// The limits of one commit: those of a capsule, twice, because as much may have waited.
 const COUNT_LIMIT: usize = 2 * frames::EMITS_LIMIT;
 const BYTES_LIMIT: usize = 2 * frames::EMIT_BYTES_LIMIT;
 
@@ -39,10 +39,10 @@ fn read(emit: frames::Emit) -> Result<Emit, String> {
 }
 
 impl Runner {
-    /// Stores what a program emitted ahead of the message that says so. False where that cannot
-    /// be: it has failed then, or everything ends.
+    /// Stores a program's messages before the ledger message that names them. Returns false if that
+    /// failed: the execution has then failed, or the agent halts.
     pub(crate) async fn emit(&mut self, message: &mut Message, emits: Vec<frames::Emit>) -> bool {
-        // Before the last commit it was emitted already: the capsule was computed again.
+        // Messages up to the last commit were emitted already: the capsule was computed again.
         let through = self.tip.state.outbox.map_or(0, |outbox| outbox.through);
         let read: Result<Vec<Emit>, String> = emits
             .into_iter()
@@ -82,7 +82,7 @@ impl Runner {
         true
     }
 
-    /// Publishes what the one before owes, as far as it has not done so.
+    /// Publishes messages that the holder before has not published.
     pub(crate) async fn settle_outbox(&mut self) {
         let (shared, state) = (self.shared.clone(), &self.tip.state);
         let settled = attempt(&shared, || outbox::settle(&shared.broker, state));
@@ -92,7 +92,7 @@ impl Runner {
     }
 }
 
-/// Tries until it is done; none where everything ends.
+/// Retries until the action succeeds. Returns none if the agent halts.
 async fn attempt<T, F: Future<Output = Result<T, BrokerError>>>(
     shared: &Shared,
     mut action: impl FnMut() -> F,
@@ -115,7 +115,7 @@ async fn attempt<T, F: Future<Output = Result<T, BrokerError>>>(
     }
 }
 
-/// Publishes what a commit that is stored has emitted, until that is done.
+/// Publishes the messages of a stored commit, with retries.
 pub(crate) async fn publish(shared: &Shared, tip: &Tip, emits: &[Emit]) {
     if emits.is_empty() {
         return;

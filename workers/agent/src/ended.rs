@@ -1,9 +1,9 @@
-//! What ended here lately. A broker that was started again may have lost the end of an execution
-//! that it had acknowledged. This worker then says it again, and nothing is computed twice.
+//! Executions that ended here recently. A restarted broker may have lost an end that it had
+//! acknowledged. This worker then appends it again, and nothing is computed twice.
 //!
 //! Some ends are not kept: those older or larger than the limits below, and those of a worker that
-//! has gone. Their executions are computed again from the last boundary that is left, with the same
-//! bits.
+//! has left. Their executions are computed again from the last boundary in the ledger, with the
+//! same bits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +19,14 @@ use crate::appends;
 use crate::healing::{self, Ground};
 use crate::shared::Shared;
 
-/// An end is kept for so long. The server's development profile brings its files to the disk every
-/// two minutes.
+/// How long an end is kept. The server's development profile syncs its files every two minutes.
 const KEPT: Duration = Duration::from_secs(150);
 /// Most ends kept.
 const MOST: usize = 512;
-/// Most bytes of one, and of all together: messages, σ and outputs.
+/// Most bytes of one end, and of all together: messages, σ and outputs.
 const BYTES: usize = 1 << 20;
 const ALL_BYTES: usize = 8 << 20;
-/// Ends that are looked at at once.
+/// Ends that are checked concurrently.
 const AT_ONCE: usize = 16;
 
 /// The last message of an execution, and everything needed to append it again.
@@ -41,8 +40,9 @@ pub struct End {
 }
 
 impl End {
-    /// `draft` is to be appended with `body` to `ground`, once the outputs are stored. None if that is
-    /// too much to keep, or if the execution does not end with it: its next holder heals it then.
+    /// The end that appends `draft` with `body` to `ground`, once the outputs are stored. None if
+    /// it is too large, or if the execution does not end with it: then its next holder heals the
+    /// loss.
     pub(crate) fn new(
         ground: Ground,
         draft: &Draft,
@@ -54,7 +54,7 @@ impl End {
         if bytes > BYTES || !draft.state.phase.is_terminal() {
             return None;
         }
-        // Copies: each may be a part of a frame that is much larger.
+        // Copies: each slice may be part of a much larger frame.
         let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let outputs = outputs.iter().map(|(digest, bytes)| (*digest, copy(bytes)));
         Some(Self {
@@ -103,8 +103,8 @@ struct Kept {
 }
 
 impl Ends {
-    /// Keeps what was stored as `tip`. A message that found another place than it was made for is
-    /// not kept.
+    /// Keeps the end that was stored as `tip`. A message that was stored with another digest than
+    /// planned is not kept.
     pub(crate) fn keep(&self, end: &Arc<End>, tip: &Tip) {
         if tip.digest == Some(end.draft.digest) {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,15 +134,15 @@ impl Kept {
     }
 }
 
-/// Appends again what the broker has lost of the last ends.
+/// Appends again the recent ends that the broker has lost.
 pub(crate) async fn say_again(shared: &Shared) {
     let mut ends = shared.ends.lately();
-    // One that lives here again says itself what it holds.
+    // The runner of an execution that lives here again appends it itself.
     ends.retain(|end| !shared.live().contains_key(&end.draft.state.execution));
     let all = stream::iter(ends).for_each_concurrent(AT_ONCE, |end| async move {
         let execution = end.draft.state.execution;
         match end.again(shared).await {
-            // The usual case too: the ledger has it, or has gone on.
+            // The common case: the ledger has the end, or has gone on.
             Ok(()) | Err(AppendError::Conflict) => {}
             Err(error) => tracing::warn!(%execution, %error, "a lost end was not appended again"),
         }

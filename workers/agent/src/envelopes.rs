@@ -1,5 +1,5 @@
-//! The node's envelopes, from their key in `FIEC_NODES`: as they stand before the first vector
-//! leaves, and as they change. What cannot be read changes nothing.
+//! The node's envelopes, from their key in `FIEC_NODES`: loaded before the first vector, and
+//! updated later. An unreadable value changes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::shared::Shared;
 
 const BACK_OFF: Duration = Duration::from_secs(1);
-/// How long a worker that starts waits for what is in force.
+/// Time limit for loading the envelopes at start.
 const LOAD_WITHIN: Duration = Duration::from_secs(5);
 
 fn take(envelopes: &Envelopes, entry: &Entry) {
@@ -43,10 +43,10 @@ fn take(envelopes: &Envelopes, entry: &Entry) {
     }
 }
 
-/// Takes up what is in force now, so that the first vector knows of it.
+/// Loads the envelopes in force, so that the first vector respects them.
 ///
 /// # Errors
-/// When the broker does not say in time; [`follow`] will.
+/// When the broker does not answer in time. [`follow`] reads them later.
 pub async fn load(
     broker: &Broker,
     node: &NodeId,
@@ -71,7 +71,7 @@ pub async fn load(
         .map_err(BrokerError::operation(WHAT))?
 }
 
-/// Takes up what changes, and has it told at once, until `stop`.
+/// Applies changes until `stop`, and has a vector published at once.
 pub async fn follow(shared: Arc<Shared>, envelopes: Envelopes, stop: CancellationToken) {
     let key = subjects::envelopes_key(shared.node());
     while !stop.is_cancelled() {

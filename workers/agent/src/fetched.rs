@@ -1,5 +1,5 @@
-//! Earlier states of executions that were announced, held in memory until they come: what a handover
-//! sends is put together with them.
+//! Earlier states of executions that were announced. They stay in memory until the execution comes:
+//! the agent assembles handovers with them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,37 +10,37 @@ use fiec_broker::chunks::Manifest;
 use fiec_schemas::{Digest, ExecutionId, StatePlace};
 use tokio::sync::watch;
 
-/// How many are held, their bytes, and for how long.
+/// Most states, their bytes in all, and how long each is kept.
 const WARM: usize = 4;
 const WARM_BYTES: usize = 512 << 20;
 const WARM_FOR: Duration = Duration::from_secs(60);
-/// A handover waits so long for what is being fetched ahead for it, before it fetches the same.
+/// A handover waits this long for a running fetch of its earlier state, before it fetches the same.
 const AHEAD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Chunks by their digests.
 pub(crate) type Pieces = HashMap<Digest, Bytes>;
 
-/// An earlier σ: its pieces, and the list of them where it was fetched.
+/// An earlier σ: its pieces, and the list of them if it was fetched.
 #[derive(Debug)]
 pub(crate) struct Before {
     /// Its chunks.
     pub(crate) pieces: Pieces,
-    /// Where it was committed, and that commit's list.
+    /// The commit's place, and its list.
     pub(crate) list: Option<(StatePlace, Manifest)>,
 }
 
-/// With the moment since when, and the bytes of each.
+/// Each with its time of arrival and its bytes.
 type Held = VecDeque<(Instant, ExecutionId, usize, Arc<Before>)>;
 
 /// Earlier states of executions that were announced.
 #[derive(Default)]
 pub struct Warm {
     held: Mutex<Held>,
-    /// Those that are being fetched.
+    /// Executions whose state is being fetched.
     coming: watch::Sender<HashSet<ExecutionId>>,
 }
 
-/// While a state is being fetched ahead.
+/// Marks a running fetch of an earlier state.
 pub(crate) struct Coming<'a>(&'a Warm, ExecutionId);
 
 impl Drop for Coming<'_> {
@@ -54,10 +54,11 @@ impl Warm {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One is being fetched, until what this gives is dropped; none where it already is.
+    /// Marks a fetch as running until the result is dropped. Returns none if one is running
+    /// already.
     pub(crate) fn begin(&self, execution: ExecutionId) -> Option<Coming<'_>> {
         let begun = self.coming.send_if_modified(|all| all.insert(execution));
-        // One that is made and dropped would take it out again.
+        // Built only then: dropping a second mark would remove the first.
         begun.then(|| Coming(self, execution))
     }
 
@@ -71,25 +72,25 @@ impl Warm {
         }
     }
 
-    /// What is held of this execution, which stays so.
+    /// Returns the state of this execution and keeps it.
     pub(crate) fn held(&self, execution: ExecutionId) -> Option<Arc<Before>> {
         let warm = self.lock();
         let held = warm.iter().find(|(_, id, ..)| *id == execution)?;
         Some(Arc::clone(&held.3))
     }
 
-    /// What is held of this execution, waiting for what is on its way.
+    /// Takes the state of this execution out. Waits for a running fetch first.
     pub(crate) async fn take(&self, execution: ExecutionId) -> Option<Arc<Before>> {
         let mut coming = self.coming.subscribe();
         let here = coming.wait_for(|all| !all.contains(&execution));
-        // The sender lives as long as this does, so only time may run out.
+        // The sender lives as long as `self`, so the only error is the timeout.
         let _ = tokio::time::timeout(AHEAD_WITHIN, here).await;
         let mut warm = self.lock();
         let at = warm.iter().position(|(_, id, ..)| *id == execution)?;
         warm.remove(at).map(|(.., before)| before)
     }
 
-    /// Lets go of those that did not come.
+    /// Drops the states of executions that did not come.
     pub(crate) fn sweep(&self) {
         self.lock().retain(|(at, ..)| at.elapsed() < WARM_FOR);
     }

@@ -1,5 +1,6 @@
-//! σ on its way to a prepared destination, ahead of its durable copy: sent with the append that
-//! binds it there, computed on at once, and counted only once that append is confirmed.
+//! Handovers: σ travels to a prepared destination with the append that binds the execution there,
+//! before its durable copy. The destination computes at once. Its work counts only after that
+//! append is confirmed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,11 +22,11 @@ use crate::runner::Flight;
 use crate::shared::{Shared, enqueue, start_now};
 
 const PART_BYTES: usize = 512 * 1024;
-/// Handovers that may arrive at once, and what they may hold in all.
+/// Most handovers that arrive at once, and their bytes in all.
 const ASSEMBLIES: usize = 64;
 const ASSEMBLY_BYTES: u64 = 1 << 30;
 const STALE_AFTER: Duration = Duration::from_secs(10);
-/// The confirmation of a handover is awaited for this time. Then the ledger is read.
+/// Time limit for the confirmation of a handover. Then the ledger is read.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
 async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: Bytes) {
@@ -37,7 +38,7 @@ async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: B
     let subject = subjects::handover(&to.node);
     let client = &shared.broker.client;
     let sent = match handover {
-        // A few bytes, answered at once: the round trip to that node.
+        // A few bytes that are answered at once: they measure the round trip to that node.
         Handover::Confirmed { .. } => {
             let reply = shared.round_trips.ask(&to.node);
             client
@@ -51,8 +52,9 @@ async fn publish(shared: &Shared, to: &Destination, handover: &Handover, body: B
     }
 }
 
-/// Sends σ in parts, with the message that binds it to `to`; of a large one what the commit
-/// `before` does not have. Gives what comes true once the broker has passed it on.
+/// Sends σ in parts, with the message that binds it to `to`. Of a large σ only chunks that the
+/// commit `before` does not have are sent. The returned receiver resolves once the broker has
+/// passed it on.
 pub(crate) async fn send(
     shared: &Shared,
     to: &Destination,
@@ -95,7 +97,7 @@ pub(crate) async fn send(
     shared.round_trips.turn(&shared.broker.client).await
 }
 
-/// The append that binds it there is acknowledged.
+/// Confirms to the destination that the append that binds the execution there is stored.
 pub async fn confirm(shared: &Shared, to: &Destination, epoch: Epoch, tip: &Tip) {
     publish(
         shared,
@@ -112,7 +114,7 @@ pub async fn confirm(shared: &Shared, to: &Destination, epoch: Epoch, tip: &Tip)
     .await;
 }
 
-/// The append that binds it there failed.
+/// Notifies the destination that the append failed.
 pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, epoch: Epoch) {
     publish(
         shared,
@@ -123,7 +125,7 @@ pub async fn abandon(shared: &Shared, to: &Destination, execution: ExecutionId, 
     .await;
 }
 
-/// Waits until the append that binds it here is confirmed; `tip` is what that makes.
+/// Waits until the append that binds it here is confirmed. `tip` is the tip that the append makes.
 pub fn confirmation(
     shared: Arc<Shared>,
     mut tip: Tip,
@@ -134,7 +136,7 @@ pub fn confirmation(
             stored.complete(&mut tip);
             return Ok(tip);
         }
-        // Abandoned, or no word: the ledger knows whether it was appended after all.
+        // Abandoned, or no message: the ledger says whether it was appended after all.
         let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
         let reached = |last: &Entry| last.message.state.ordinal >= tip.state.ordinal;
         match shared.ledger.last_once(tenant, execution, reached).await {
@@ -145,23 +147,23 @@ pub fn confirmation(
 }
 
 struct Assembly {
-    /// The pieces of σ by their number; none where one has not arrived.
+    /// The pieces of σ by their number; none for a piece that has not arrived.
     parts: Vec<Option<Bytes>>,
     /// σ's digest, checked when the last piece is there.
     digest: Digest,
     /// Size of the whole.
     bytes: u64,
-    /// Size of what is sent of it, where that is not the whole.
+    /// Bytes that are sent of it, unless the whole is sent.
     delta: Option<u64>,
-    /// The ledger message that binds it here; it comes with one of the pieces.
+    /// The ledger message that binds it here. It comes with one of the pieces.
     ledger: Option<String>,
-    /// When its first piece came; one that is never completed is given up.
+    /// Arrival of the first piece. An assembly that stays incomplete is dropped.
     since: Instant,
 }
 
 type Assemblies = HashMap<(ExecutionId, Epoch), Assembly>;
 
-/// Takes handovers up until `stop`.
+/// Receives handovers until `stop`.
 pub async fn receive(
     shared: Arc<Shared>,
     mut messages: async_nats::Subscriber,
@@ -258,8 +260,8 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
             if let Some(known) = live.get_mut(&execution)
                 && known.epoch == epoch
                 && let Some(confirm) = known.confirm.take()
-                // Another message was appended than the one that came with σ: the end of the
-                // channel has the runner read the ledger.
+                // The appended message differs from the one that came with σ. The runner sees the
+                // closed channel and reads the ledger.
                 && bound.is_none_or(|bound| bound == known.bound)
             {
                 known.seq = seq;
@@ -272,7 +274,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
             if let Some(known) = live.get_mut(&execution)
                 && known.epoch == epoch
             {
-                // Its runner sees the end of the channel.
+                // Its runner sees the closed channel.
                 known.confirm = None;
             }
         }
@@ -280,7 +282,7 @@ fn take(shared: &Arc<Shared>, assemblies: &mut Assemblies, handover: Handover, b
 }
 
 impl Assembly {
-    /// The message that binds it here, and σ; none where that message never came.
+    /// Returns the message that binds it here, and σ. Returns none if that message never came.
     fn whole(self) -> Option<(String, Moved)> {
         let Self {
             mut parts,
@@ -315,7 +317,7 @@ impl Assembly {
     }
 }
 
-/// σ as it came, with what its sender says of it.
+/// The received σ, with its sender's statements about it.
 struct Moved {
     sigma: Sigma,
     digest: Digest,
@@ -323,8 +325,7 @@ struct Moved {
 }
 
 impl Moved {
-    /// Whether it is the σ of this boundary; one that comes in chunks is checked when they are put
-    /// together.
+    /// Whether it is the σ of this boundary. A σ in chunks is checked when it is assembled.
     fn is(&self, place: &StatePlace) -> bool {
         place.digest == self.digest
             && place.bytes == self.bytes
@@ -335,7 +336,7 @@ impl Moved {
     }
 }
 
-/// Computes at once; what the ledger says decides whether it counts.
+/// Starts to compute at once. The ledger decides whether the work counts.
 fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &str, moved: Moved) {
     let message = match LedgerMessage::decode(text, 0) {
         Ok(message) => message,
@@ -353,7 +354,7 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
     }
     let bound = Digest::of(text.as_bytes());
     let mut live = shared.live();
-    // A drain orders away what lives here by then, and comes only once.
+    // A drain orders the executions that live here by then, and comes only once.
     let known = live.get(&execution).map(|known| known.epoch);
     if shared.is_draining() || known.is_some_and(|known| known >= epoch) {
         return;

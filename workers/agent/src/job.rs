@@ -1,4 +1,4 @@
-//! An execution on its way into a slot, and what is known of it while it lives here.
+//! An execution on its way into a slot, and its record while it lives here.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,20 +14,20 @@ use tokio::sync::{mpsc, oneshot};
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::replies::Reply;
 
-/// Orders that one execution may have waiting.
+/// Queued orders of one execution.
 const ORDERS: usize = 16;
 
-/// A message that somebody else has appended.
+/// A ledger message that another author has appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// Its sequence.
     pub seq: Sequence,
-    /// The connection in which that holds; 0 where that is not known.
+    /// The connection in which the sequence is valid, or 0 if that is not known.
     pub seen_in: u64,
 }
 
 impl Stored {
-    /// Puts it into the tip that the message makes.
+    /// Completes the tip that the message makes.
     pub fn complete(self, tip: &mut Tip) {
         tip.seq = self.seq;
         tip.seen_in = self.seen_in;
@@ -49,57 +49,57 @@ pub enum RunnerOrder {
 pub struct Request {
     /// The request.
     pub request: ControlRequest,
-    /// Where the runner answers.
+    /// The subject of the runner's answer.
     pub reply: Reply,
 }
 
-/// Acknowledges a capsule message when the last of its bindings is done with.
+/// Acknowledges a capsule message when the last of its bindings is settled.
 #[derive(Debug)]
 pub struct CapsuleAck {
     /// Where the acknowledgement goes.
     pub reply: Subject,
-    /// Who sends it.
+    /// The task that sends it.
     pub acks: mpsc::Sender<Subject>,
 }
 
 impl Drop for CapsuleAck {
     fn drop(&mut self) {
-        // The broker delivers no more unacknowledged messages than the channel holds; were it full
-        // all the same, the capsule would come again and be dropped by its epoch.
+        // The broker delivers at most as many unacknowledged messages as the channel holds. If it
+        // were full all the same, the capsule would come again and be dropped by its epoch.
         let _ = self.acks.try_send(self.reply.clone());
     }
 }
 
-/// σ as it was handed over.
+/// σ as a handover delivered it.
 #[derive(Debug)]
 pub enum Sigma {
-    /// All of it, checked.
+    /// The whole σ, checked.
     Whole(Bytes),
-    /// The list of a large one's chunks, and the new ones among them.
+    /// The list of a large σ's chunks, and the new ones among them.
     Delta(Bytes),
 }
 
-/// How an execution came here.
+/// The way in which an execution came here.
 #[derive(Debug)]
 pub enum Start {
     /// Its binding is in the ledger.
     Bound(Box<Tip>),
-    /// Its binding is being appended; nothing may be appended before the confirmation.
+    /// Its binding is being appended. Nothing may be appended before the confirmation.
     Speculative {
-        /// The state that the binding's message gives, its own sequence being 0.
+        /// The state that the binding's message makes, with 0 as its own sequence.
         state: Box<ExecutionState>,
         /// σ.
         sigma: Sigma,
-        /// The binding's sequence, or nothing when it was not made.
+        /// The binding's sequence. The sender is dropped if the binding was not appended.
         confirmed: oneshot::Receiver<Stored>,
         /// Digest of the binding's message.
         digest: Digest,
     },
-    /// Its first binding was left to this node: the tip that it makes, and the binding.
+    /// Its first binding was entrusted to this node: the tip that it makes, and the binding.
     Entrusted(Box<Tip>, Box<EntrustedBinding>),
 }
 
-/// An execution to take up.
+/// An execution to start on this node.
 #[derive(Debug)]
 pub struct Job {
     /// How it came.
@@ -108,33 +108,33 @@ pub struct Job {
     pub ack: Option<Arc<CapsuleAck>>,
     /// Its orders.
     pub control: mpsc::Receiver<RunnerOrder>,
-    /// What is told of it.
+    /// Its progress, for telemetry.
     pub progress: Arc<Mutex<RunningProgress>>,
 }
 
 /// An execution that lives here.
 #[derive(Debug)]
 pub struct Live {
-    /// Under which binding.
+    /// The epoch of its binding.
     pub epoch: Epoch,
-    /// Digest of the message that it follows: the one that made the binding, or a later change.
+    /// Digest of the message that it follows: the binding's message, or a later change.
     pub bound: Digest,
-    /// That message's sequence; 0 where it is not known to be stored.
+    /// Sequence of that message, or 0 if it is not known to be stored.
     pub seq: Sequence,
     /// Its orders.
     pub control: mpsc::Sender<RunnerOrder>,
-    /// What is told of it.
+    /// Its progress, for telemetry.
     pub progress: Arc<Mutex<RunningProgress>>,
-    /// True once a child computes it.
+    /// Whether a child has computed for it.
     pub begun: bool,
     /// Confirms a speculation.
     pub confirm: Option<oneshot::Sender<Stored>>,
-    /// Its own threshold of M, where it has brought one.
+    /// Its own threshold of M, if it has one.
     pub memory: Option<Threshold>,
 }
 
 impl Live {
-    /// One that has come here under the binding that `state` gives, and where its orders arrive.
+    /// A new record under the binding in `state`, with the receiver of its orders.
     pub fn new(
         state: &ExecutionState,
         (seq, bound): (Sequence, Digest),
@@ -161,7 +161,7 @@ impl Live {
         (live, orders)
     }
 
-    /// Orders the execution to yield, in the worker's own name; the policy service binds it anew.
+    /// Orders the execution to yield, in the worker's own name. The policy service binds it again.
     /// False if its queue of orders is full, or its runner has ended.
     pub fn order_yield(&self, execution: ExecutionId, cause: Cause) -> bool {
         let request = ControlRequest::Yield {
@@ -176,7 +176,7 @@ impl Live {
         self.control.try_send(order).is_ok()
     }
 
-    /// The threshold of M that an execution has brought with it, or was given since.
+    /// Returns the threshold of M from an execution's submission, or from a later change.
     pub fn memory_threshold(state: &ExecutionState) -> Option<Threshold> {
         let adjusted = state.adjusted.as_ref();
         let adjusted = adjusted.and_then(|change| change.viability.get(&Signal::Memory));

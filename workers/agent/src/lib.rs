@@ -8,12 +8,12 @@
 //!                                        ledger
 //! ```
 //!
-//! A program that is not built in comes as a package: [`packages`] fetches it into the node's
-//! [`cache`], where [`data`] keeps what programs read and make by digest.
+//! A program that is not built in comes as a package. [`packages`] fetches it into the node's
+//! [`cache`], where [`data`] keeps the programs' inputs and outputs by digest.
 //!
-//! One [`runner`] is the only writer of its execution's ledger while that is started here. It
-//! runs best on a current-thread run time. Nothing is decided here that the policy service
-//! decides: where an execution goes, and whether a node is viable.
+//! One [`runner`] is the only writer of its execution's ledger while the execution is started here.
+//! It runs best on a current-thread run time. The agent makes no decision of the policy service:
+//! where an execution runs, and whether a node is viable.
 
 pub mod affinity;
 mod ahead;
@@ -100,26 +100,26 @@ use crate::round_trips::RoundTrips;
 use crate::shared::{Node, Shared};
 use crate::unrecorded::Recorded;
 
-/// How often idle children and old states are looked for.
+/// Interval of the sweep of idle children and old states.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How long a worker that leaves may take to drop old states, and to remove its consumer.
+/// Time for a leaving worker to drop old states and to remove its consumer.
 const DROP_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why an agent could not start or had to stop.
+/// The reason why an agent could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The name could not be had.
+    /// The name could not be claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// The broker did not do something.
+    /// A broker operation failed.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The machine did not do something.
+    /// A system operation failed.
     #[error("{what}: {source}")]
     Machine {
-        /// What.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
     /// Another instance took the name; everything here was stopped.
@@ -131,7 +131,7 @@ fn machine(what: &'static str) -> impl FnOnce(std::io::Error) -> AgentError {
     move |source| AgentError::Machine { what, source }
 }
 
-/// The memory limit that is in force, and the cgroup that enforces it if one could be made.
+/// Returns the memory limit in force, and the cgroup that enforces it if one could be made.
 fn limit_memory(options: &Options) -> (MemoryLimit, Option<NodeCgroup>) {
     let Some(bytes) = options.memory_limit else {
         return (MemoryLimit::detect(), None);
@@ -159,7 +159,7 @@ fn limit_memory(options: &Options) -> (MemoryLimit, Option<NodeCgroup>) {
 pub struct Agent;
 
 impl Agent {
-    /// Runs until `stop`; then yields everything at its next boundary and leaves.
+    /// Runs until `stop`. Then all executions yield at their next boundary, and the worker leaves.
     ///
     /// # Errors
     /// When it cannot start, or another instance takes its name.
@@ -200,7 +200,7 @@ impl Agent {
             }
             None => None,
         };
-        // A server that does not say its time leaves this machine's own in force.
+        // Without the server's time this machine's own stays in force.
         if let Err(error) = broker.measure_clock().await {
             tracing::warn!(%error, "the broker's clock is not measured yet");
         }
@@ -276,7 +276,8 @@ impl Agent {
         let shared = Arc::new(shared.with_round_trips(round_trips).with_key(key.clone()));
         let claim = Arc::new(claim::claim(&broker, &descriptor).await?);
         let node = shared.node().clone();
-        // Heard from here on: whoever reads the descriptor may speak to this node.
+        // Subscribed before the descriptor is published: its readers may send requests to this
+        // node.
         let subscribe = async |subject: String| {
             broker
                 .client
@@ -337,10 +338,11 @@ impl Agent {
         }
         let _ = puller.await;
         drain(&shared).await;
-        // While the name is still answered for, so that it is no other instance's consumer.
+        // While this instance still holds the name, so that the consumer cannot belong to another
+        // one.
         remove_consumer(&shared).await;
         done.cancel();
-        // What is not dropped in time stays until the bucket's own age limit.
+        // A state that is not dropped in time stays until the bucket's own age limit.
         let _ = tokio::time::timeout(DROP_WITHIN, shared.drop_superseded(true)).await;
         let _ = telemetry.await;
         claim.release(&broker, "stopped").await;
@@ -404,7 +406,7 @@ fn describe(
     Ok(descriptor)
 }
 
-/// L without round trips is missing, which says why; nothing else depends on them.
+/// Without round trips L is missing and states the reason. Nothing else depends on them.
 async fn measure_round_trips(
     shared: Arc<Shared>,
     recorder: LatencyRecorder,
@@ -415,7 +417,7 @@ async fn measure_round_trips(
     }
 }
 
-/// Keeps routine commits apart while the recorder is far behind.
+/// Stretches routine commits while the recorder is far behind.
 async fn follow_recorder(
     shared: Arc<Shared>,
     mut checkpoints: async_nats::Subscriber,
@@ -455,7 +457,7 @@ async fn follow_recorder(
     }
 }
 
-/// Ends children that were idle for too long, and drops states that nobody needs.
+/// Ends children that were idle for too long, and drops superseded states.
 async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
     let pause = shared.options.superseded_after.min(SWEEP);
     let mut tick = tokio::time::interval(pause.max(Duration::from_millis(10)));
@@ -474,7 +476,7 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Waits until nothing lives here.
+/// Waits until no execution lives here.
 async fn drained(shared: &Shared, within: Duration) -> bool {
     let empty = async {
         loop {
@@ -488,7 +490,7 @@ async fn drained(shared: &Shared, within: Duration) -> bool {
     tokio::time::timeout(within, empty).await.is_ok()
 }
 
-/// Those that are being taken up read the order once they have begun.
+/// An execution that is just starting reads the order once it has begun.
 fn order_all_to_yield(shared: &Shared) {
     let live = shared.live();
     tracing::info!(here = live.len(), node = %shared.node(), "draining");

@@ -1,7 +1,7 @@
-//! A state that is not where its commit says. It is looked for a bounded number of times: where it
-//! was stored, beside the ledger, and in PostgreSQL, from which the recorder puts it beside the
-//! ledger. Where it is nowhere the execution fails with the reason, so that it does not go from node
-//! to node.
+//! A state that is missing where its commit says. The runner tries a bounded number of times: where
+//! the state was stored, beside the ledger, and from PostgreSQL, from which the recorder restores
+//! it. If it is nowhere the execution fails with the reason, so that it does not go from node to
+//! node.
 
 use std::time::Duration;
 
@@ -16,24 +16,25 @@ use crate::message::backoff;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 
-/// Tries before the word of a recorder counts that it has no copy: a replica may be behind.
+/// Retries before a recorder's answer "no copy" is final: a replica may be behind.
 const TRIES: u32 = 6;
-/// Tries where no recorder answers, or its copy cannot be read; with their pauses about a quarter of an hour.
+/// Retries if no recorder answers, or if its copy cannot be read. With their pauses they take about
+/// a quarter of an hour.
 const TRIES_ALONE: u32 = 40;
-/// The recorder copies up to its `--state-limit` within this time.
+/// Time limit of the recorder's answer: it copies up to its `--state-limit` within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a recorder says.
+/// The recorder's answer.
 enum Word {
-    /// It lies beside the ledger now.
+    /// The state lies beside the ledger now.
     Restored,
-    /// It has no copy, with the reason.
+    /// It has no copy, for this reason.
     NoCopy(String),
-    /// Nobody answered, with the reason.
+    /// No recorder answered, for this reason.
     Silent(String),
 }
 
-/// True where trying again cannot be expected to help: it is not there, or damaged.
+/// Whether a retry cannot be expected to help: the state is missing or damaged.
 fn is_missing(error: &BrokerError) -> bool {
     matches!(
         error,
@@ -42,7 +43,7 @@ fn is_missing(error: &BrokerError) -> bool {
 }
 
 impl Runner {
-    /// The state, where it was kept or restored beside the ledger, in place of an error.
+    /// Returns the copy of a missing state that is kept beside the ledger, or else the error.
     pub(crate) async fn or_kept(
         &mut self,
         place: &StatePlace,
@@ -62,7 +63,7 @@ impl Runner {
         Ok(state)
     }
 
-    /// The state could not be fetched. Tries again later, or fails the execution.
+    /// Handles a state that could not be fetched: retries later, or fails the execution.
     pub(crate) async fn cannot_fetch(&mut self, error: BrokerError) {
         let mut pause = Duration::from_secs(1);
         if is_missing(&error)
@@ -90,7 +91,7 @@ impl Runner {
     }
 }
 
-/// Asks a recorder to put its copy beside the ledger.
+/// Asks a recorder to restore its copy beside the ledger.
 async fn restore(shared: &Shared, execution: ExecutionId, place: &StatePlace) -> Word {
     let request = RestoreRequest {
         execution,

@@ -1,4 +1,4 @@
-//! What an agent is told before it starts.
+//! An agent's configuration.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,80 +21,80 @@ pub struct Options {
     pub slots: u32,
     /// Executions that may be parked at once; as many as slots by default.
     pub parked: Option<u32>,
-    /// Bindings that may wait for a slot; beyond them it refuses. 20,000 by default.
+    /// Bindings that may wait for a slot. Beyond that the node refuses. 20,000 by default.
     pub queue: usize,
-    /// Memory limit in bytes: of a cgroup where permitted, else a declared budget. None: whatever
-    /// encloses the process.
+    /// Memory limit in bytes: enforced by a cgroup where permitted, else a declared budget. None
+    /// means the limit that encloses the process.
     pub memory_limit: Option<u64>,
-    /// Whether to try for a cgroup of its own; true by default.
+    /// Whether to create a cgroup if possible; true by default.
     pub cgroup: bool,
     /// Whether to measure NVIDIA devices; true by default.
     pub devices: bool,
-    /// A file of simulated devices in place of the machine's own, for tests; see
+    /// A file of simulated devices that replaces the machine's own, for tests. See
     /// [`fiec_probes::simulated`].
     pub device_file: Option<PathBuf>,
     /// Folder of earlier measurements of this machine; in the user's cache by default.
     pub profile_cache: Option<PathBuf>,
-    /// Where sysfs is: `/sys`, or another tree of its form for tests.
+    /// Path of sysfs: `/sys`, or a tree of the same form for tests.
     pub sysfs: PathBuf,
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
     /// Thresholds of this node.
     pub thresholds: Thresholds,
-    /// Which capsule stream it pulls from.
+    /// The shard of the capsule stream that it pulls from.
     pub shard: u16,
-    /// Folders of inputs: parameters may name files in them and no others; none by default.
+    /// Folders of inputs. Parameters may name files in them and no others. None by default.
     pub input_dirs: Vec<PathBuf>,
-    /// Folder where the agent notes its children, so that a later one can end what is left; it
-    /// must belong to this user alone. See [`crate::run_dir`] for the default.
+    /// Folder where the agent notes its children, so that a later agent can end orphans. It must
+    /// belong to this user alone. See [`crate::run_dir`] for the default.
     pub run_dir: PathBuf,
-    /// Where `/metrics` and `/healthz` are served, if anywhere.
+    /// Address of `/metrics` and `/healthz`, if they are served.
     pub http: Option<SocketAddr>,
-    /// Time between two vectors when nothing changes; 1 s by default.
+    /// Interval of vectors without a change; 1 s by default.
     pub heartbeat: Duration,
     /// Command of a child; this executable with `program-child` by default.
     pub child_command: Vec<String>,
     /// How long an idle child is kept; 60 s by default.
     pub child_idle: Duration,
-    /// Whether children are started ahead and kept for the next execution; true by default, false
-    /// only to measure what that is worth.
+    /// Whether children are started ahead and kept for the next execution. True by default; false
+    /// only for measurements.
     pub warm: bool,
-    /// New children that hold a device's context, for each device; 0 by default. Those that are
-    /// prepared for an execution, or have just served one, come to no more than one beside them.
+    /// Idle new children with a device's context, per device; 0 by default. Beside them at most one
+    /// child holds a context: prepared for an execution, or idle after one.
     pub warm_contexts: usize,
-    /// How long an idle child keeps a device's context that nobody has asked for; 30 s by default.
+    /// How long an idle child keeps a device's context without a request; 30 s by default.
     pub context_idle: Duration,
-    /// A program parks at a boundary when it could not commit for so long; 30 s by default.
+    /// A program parks at a boundary if it could not commit for this long; 30 s by default.
     pub lease: Duration,
-    /// How long a large σ that was superseded stays in the object store, since readers may be
-    /// fetching it; 15 s by default.
+    /// How long a superseded large σ stays in the object store, since readers may be fetching it;
+    /// 15 s by default.
     pub superseded_after: Duration,
-    /// How long a drain may take; 30 s by default.
+    /// Deadline of a drain; 30 s by default.
     pub drain_deadline: Duration,
-    /// How long a cancelled program may take to its next boundary; 2 s by default.
+    /// Time for a cancelled program to reach its next boundary; 2 s by default.
     pub cancel_grace: Duration,
     /// Patterns of the programs beyond the built-in ones that may run here, e.g. `train@*`; none
     /// by default.
     pub allow_programs: Vec<String>,
-    /// Folder of the node's cache of packages and data, this node's alone; `cache` in the run
-    /// folder by default.
+    /// Folder of the cache of packages and data, for this node alone. `cache` in the run folder by
+    /// default.
     pub cache_dir: Option<PathBuf>,
     /// Bytes that the cache may hold; 8 GiB by default.
     pub cache_limit: u64,
-    /// Threads that one execution is granted; the node's processors shared among its slots by
-    /// default.
+    /// Threads that one execution is granted. By default the slots share the node's processors
+    /// equally.
     pub threads: Option<u32>,
-    /// First wait after a crash, doubled each time up to 30 s; 200 ms by default.
+    /// First pause after a crash, doubled each time up to 30 s; 200 ms by default.
     pub backoff: Duration,
-    /// How long what the canaries have shown counts; they run again at half of it. 24 h by default.
+    /// Lifetime of a proof. The canaries run again at half of it. 24 h by default.
     pub proof_lifetime: Duration,
-    /// How long `started` waits to be appended together with what follows it; 3 ms by default.
+    /// How long `started` waits for a message to travel with; 3 ms by default.
     pub started_alone_after: Duration,
-    /// How it learns that its machine will be gone.
+    /// How the node learns that its machine will be revoked.
     pub revocation: RevocationOptions,
     /// For tests: a runner panics when its program reaches this boundary.
     pub panics_at: Option<BoundaryIndex>,
-    /// Leave at once: the second signal.
+    /// Leave at once: set by the second signal.
     pub leave_now: CancellationToken,
 }
 

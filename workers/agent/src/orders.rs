@@ -1,4 +1,4 @@
-//! How a runner carries out orders, and what it does at a deadline.
+//! How a runner carries out orders, and the actions of its timer.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Runner {
                 decision,
                 ..
             } => {
-                // A pause stands: whoever paused the execution wants it nowhere.
+                // A pause takes precedence: the execution must not run on any node.
                 if !matches!(self.pending, Some(PendingOrder::Pause { .. })) {
                     self.pending = Some(PendingOrder::Yield {
                         cause,
@@ -56,7 +56,7 @@ impl Runner {
             }
             ControlRequest::Adjust { who, change, .. } => self.adjust(who, change, reply).await,
             ControlRequest::Cancel { who, .. } => self.cancel(who, reply).await,
-            // The node itself takes these; see `ControlRequest::runner`.
+            // The node itself handles these. See `ControlRequest::runner`.
             ControlRequest::Ping
             | ControlRequest::Holdings { .. }
             | ControlRequest::Prepare { .. }
@@ -65,10 +65,10 @@ impl Runner {
         }
     }
 
-    /// Records a change of the submission, and answers then.
+    /// Records a change of the submission, then answers.
     async fn adjust(&mut self, who: String, change: Adjustment, reply: Reply) {
         if let Some(threshold) = change.viability.get(&Signal::Memory) {
-            // From now on a crossing of this one is told at once.
+            // From now on a crossing of this threshold is published at once.
             let mut live = self.shared.live();
             if let Some(live) = live.get_mut(&self.tip.state.execution) {
                 live.memory = Some(*threshold);
@@ -81,7 +81,7 @@ impl Runner {
         .await;
     }
 
-    /// Records who cancels it, and ends the program.
+    /// Records the author of a cancel, and ends the program.
     async fn cancel(&mut self, who: String, reply: Reply) {
         self.request(RequestKind::Cancel, who.clone(), reply).await;
         if self.child.is_none() {
@@ -96,8 +96,8 @@ impl Runner {
         self.wait = Some((Wait::Kill, Instant::now() + grace));
     }
 
-    /// Ends the child at once. Its reports are appended before; its work since the last report counts
-    /// for nothing.
+    /// Ends the child at once. Its reports are appended first. Its work since the last report does
+    /// not count.
     async fn give_up(&mut self, cause: Cause) {
         if self.ended {
             return;
@@ -115,7 +115,7 @@ impl Runner {
             computed_until: self.shared.broker.now(),
         }];
         if let Some(PendingOrder::Pause { who }) = self.pending.take() {
-            // That was promised, and holds wherever it is.
+            // The pause was confirmed, so it holds on every node.
             events.push(Event::Paused { who });
         }
         self.stage(Message::of(events)).await;
@@ -123,14 +123,14 @@ impl Runner {
         self.slot = None;
     }
 
-    /// Records another grant, gives it to the program, and answers then; or says why not.
+    /// Records another grant, sends it to the program, then answers. Or answers why not.
     async fn reconfigure(&mut self, change: &Grant, who: String, reply: Reply) {
         let is_leaving = matches!(
             self.pending,
             Some(PendingOrder::Yield { .. } | PendingOrder::Pause { .. })
         );
         if is_leaving || self.ended || self.cancelling.is_some() {
-            // A grant ends with the binding: this one would never be used.
+            // A grant ends with its binding: this one would never be used.
             return self.shared.answer(reply, Err(NotTaken::Leaving)).await;
         }
         let now = self.granted();
@@ -157,11 +157,11 @@ impl Runner {
             ..Message::of(vec![event])
         })
         .await;
-        // A child that is started later, after a crash, is given it with its run.
+        // A child that is started later, after a crash, receives it with its run.
         self.order(Order::Reconfigure { grant }).await;
     }
 
-    /// Records what was asked before it is done, and answers then.
+    /// Records a request before it is carried out, then answers.
     async fn request(&mut self, what: RequestKind, who: String, reply: Reply) {
         let event = Event::Requested { who, what };
         self.stage(Message {
@@ -171,8 +171,8 @@ impl Runner {
         .await;
     }
 
-    /// Orders the child to yield, and so carries out the pending order at the next boundary; at once
-    /// if no child computes.
+    /// Orders the child to yield, so that the next boundary carries out the pending order. Without
+    /// a child the order is carried out at once.
     pub(crate) async fn obey_pending(&mut self) {
         if self.is_parked() {
             return self.end_parked_run().await;
@@ -185,7 +185,8 @@ impl Runner {
             };
             self.order(Order::Yield(order)).await;
         } else if let Some(pending) = self.pending.take() {
-            // Between two attempts it stands at its last commit already; σ goes by the store.
+            // Between two attempts the last commit satisfies the order. The next node fetches σ
+            // from the store.
             let (events, _) = pending.events(self.epoch, self.shared.broker.now());
             self.stage(Message::of(events)).await;
             self.ended = true;
@@ -220,7 +221,7 @@ impl Runner {
                 self.slot = None;
             }
             Some((Wait::Retry, _)) if self.flight.is_some() || !self.staged.is_empty() => {
-                // From the last commit: what was sent before the crash must be settled first.
+                // It starts from the last commit: earlier messages must be settled first.
                 self.wait = Some((Wait::Retry, Instant::now() + Duration::from_millis(5)));
             }
             Some((Wait::Retry, _)) => self.launch(None).await,

@@ -1,5 +1,5 @@
-//! Programs that are not built in: what is allowed here, and a package's way from the registry to
-//! a folder that is ready to run.
+//! Programs that are not built in: the patterns that this node allows, and a package's way from the
+//! registry to an unpacked folder.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,12 +21,11 @@ use tokio::sync::OnceCell;
 use crate::cache::{Cache, Fetched, Held, Kind, NotCached};
 use crate::unpack::unpack;
 
-/// Records that are remembered; a version never changes.
+/// Program records that are remembered. A version never changes.
 const RECORDS: usize = 1_024;
-/// How long the registry may take to answer.
+/// Time limit of the registry's answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// A fetch that failed is tried once more after this: an artifact that is being pushed again is
-/// replaced in the middle.
+/// Pause before a failed fetch is retried once: a push may have been replacing the artifact.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// A program that can be run here.
@@ -34,14 +33,14 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub enum Program {
     /// One of FIEC's own.
     BuiltIn,
-    /// One that was pushed; its folder stays while this lives.
+    /// A pushed program. Its folder stays while this lives.
     Package(Arc<Package>),
 }
 
 /// An unpacked package.
 #[derive(Debug)]
 pub struct Package {
-    /// As a child is told.
+    /// The package as a child receives it.
     pub told: frames::Package,
     _held: Held,
 }
@@ -57,13 +56,13 @@ impl Program {
 }
 
 impl Package {
-    /// What it says of itself.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.told.manifest
     }
 
-    /// The command of a package that speaks frames by itself; none for those that a child of ours
-    /// speaks for.
+    /// The command of a package that speaks frames by itself. None for packages that run in our own
+    /// child.
     pub fn command(&self) -> Option<Vec<String>> {
         let manifest = self.manifest();
         if manifest.protocol != Protocol::Frames {
@@ -77,7 +76,7 @@ impl Package {
         Some(command)
     }
 
-    /// Whether a report goes beyond what the manifest allows; says which limit, and how.
+    /// Checks a report against the manifest. Returns the limit that it exceeds.
     pub fn breaks(&self, report: &Report) -> Option<String> {
         let (program, manifest) = (&self.told.program, self.manifest());
         let (bytes, outputs) = match report {
@@ -101,8 +100,8 @@ impl Package {
         ))
     }
 
-    /// Takes the digests out of a report, so that they are computed here: a program outside is
-    /// believed its bytes and nothing else.
+    /// Removes digests from a report, so that the agent computes them: it trusts a foreign
+    /// program's bytes and nothing else.
     pub fn distrust(&self, report: &mut Report) {
         if self.manifest().protocol != Protocol::Frames {
             return;
@@ -129,14 +128,14 @@ pub struct Packages {
     records: Mutex<HashMap<String, ProgramRecord>>,
 }
 
-/// What a node offers: the built-in programs, and the patterns of the packages it may run.
+/// The programs that a node offers: the built-in ones, and the patterns of allowed packages.
 pub fn offered(allowed: &[String]) -> Vec<String> {
     let built_in = programs::BUILT_IN.iter().map(|name| (*name).to_owned());
     built_in.chain(allowed.iter().cloned()).collect()
 }
 
 impl Packages {
-    /// Runs what one of the patterns allows.
+    /// Packages that one of the patterns allows.
     pub fn new(broker: &Broker, cache: Arc<Cache>, allowed: Vec<String>) -> Self {
         Self {
             broker: broker.clone(),
@@ -147,10 +146,10 @@ impl Packages {
         }
     }
 
-    /// A program, ready to run: fetched and unpacked where it is not here yet.
+    /// Returns a program that is ready to run. Fetches and unpacks it if it is not here yet.
     ///
     /// # Errors
-    /// Why it cannot be run on this node, for people.
+    /// The reason why it cannot run on this node, for people.
     pub async fn find(&self, program: &str) -> Result<Program, NotCached> {
         if is_built_in(program) {
             return Ok(Program::BuiltIn);
@@ -182,7 +181,7 @@ impl Packages {
         Ok(Program::Package(Arc::new(Package { told, _held: held })))
     }
 
-    /// Sees that containers can be run here; what was found once is not looked for again.
+    /// Checks that containers can run here. A success is remembered.
     async fn engine(&self, program: &str) -> Result<(), NotCached> {
         let find = async || match tokio::task::spawn_blocking(Engine::find).await {
             Ok(Ok(_)) => Ok(()),
@@ -228,7 +227,7 @@ impl Packages {
 
     async fn fetch(&self, record: &ProgramRecord) -> Result<Held, NotCached> {
         let key = (Kind::Program, record.artifact);
-        // The tar and what comes out of it.
+        // The tar and its contents.
         let wanted = record.bytes.saturating_mul(2);
         let (broker, cache, record) = (self.broker.clone(), self.cache.clone(), record.clone());
         let fetch = move || fetch(broker, cache, record);
@@ -243,7 +242,7 @@ async fn fetch(
 ) -> Result<Fetched, NotCached> {
     let (tar, folder) = (cache.new_path(), cache.new_path());
     let result = fetch_to(&broker, &record, &tar, &folder).await;
-    // What is left of an unsuccessful one goes with the agent's temporary folder at the latest.
+    // The leftovers of a failed fetch are removed with the agent's temporary folder at the latest.
     let _ = tokio::fs::remove_file(&tar).await;
     if result.is_err() {
         let _ = tokio::fs::remove_dir_all(&folder).await;

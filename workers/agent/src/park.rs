@@ -1,4 +1,5 @@
-//! Executions that wait here, at their last committed boundary, with their process alive.
+//! Executions that are parked here: they wait at their last committed boundary, with their process
+//! alive.
 //!
 //! ```text
 //! park ─▶ place reserved ─▶ child: park ─▶ boundary + parked in one message ─▶ slot free
@@ -7,10 +8,12 @@
 //! unpark ─▶ a slot, the device again ─▶ unparked in the ledger, child: unpark ─▶ the next capsule
 //! ```
 //!
-//! A parked execution is started, and this worker is still its only writer: a yield, a pause or a
-//! cancel ends its run where it stands, since σ is committed. Should its process die it stays
-//! parked, and goes on from σ. How many may be parked is bounded, none is parked while the node's
-//! memory is beyond its threshold, and then parked executions yield, one at a time.
+//! A parked execution is started, and this worker is still its only writer. A yield, a pause or a
+//! cancel ends its run at this boundary, since σ is committed. If its process dies it stays parked,
+//! and continues from σ.
+//!
+//! The number of parked executions is bounded. While the node's memory is beyond its threshold no
+//! execution is parked, and parked executions yield, one at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,10 +35,10 @@ use crate::replies::{NotTaken, Reply};
 use crate::runner::{Runner, Wait};
 use crate::shared::{self, Shared};
 
-/// After one parked execution was ordered to yield for memory, the next one is left alone so long.
+/// After one parked execution was ordered to yield for memory, the next one stays for this long.
 const RELIEF_WITHIN: Duration = Duration::from_secs(2);
 
-/// Who is parked on this node, or about to be.
+/// Executions that are parked on this node, or about to be.
 #[derive(Debug)]
 pub struct Parks {
     most: usize,
@@ -47,7 +50,7 @@ pub struct Parks {
 }
 
 impl Parks {
-    /// So many at most.
+    /// At most this many.
     pub fn new(most: u32) -> Self {
         Self {
             most: most as usize,
@@ -61,12 +64,12 @@ impl Parks {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Number of parked executions.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// A place for one more, or why there is none.
+    /// Reserves a place for one more, or returns why there is none.
     fn enter(self: &Arc<Self>, execution: ExecutionId) -> Result<Place, NotTaken> {
         if self.presses.load(Ordering::Acquire) {
             return Err(NotTaken::MemoryPresses);
@@ -87,7 +90,7 @@ impl Parks {
     }
 }
 
-/// A place among those that are parked, until it is dropped.
+/// A place among the parked executions, until it is dropped.
 #[derive(Debug)]
 struct Place {
     parks: Arc<Parks>,
@@ -100,18 +103,18 @@ impl Drop for Place {
     }
 }
 
-/// One execution that is parked, or will be at its next boundary.
+/// A parked execution, or one that will be parked at its next boundary.
 #[derive(Debug)]
 pub(crate) struct Parked {
     _place: Place,
     keep: Keep,
-    /// When its last capsule ended; none while it is still on its way to the boundary.
+    /// End of its last capsule. None while it has not reached the boundary.
     at: Option<Timestamp>,
-    /// Its device, as long as it has something there.
+    /// The lease of its device, while it has data there.
     lease: Option<Lease>,
 }
 
-/// Looks at the node's memory: beyond the threshold the execution that was parked first yields.
+/// Checks the node's memory. Beyond the threshold the execution that was parked first yields.
 pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
     let threshold = shared.options.thresholds.get(&Signal::Memory);
     let memory = readings
@@ -148,19 +151,19 @@ pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
 }
 
 impl Runner {
-    /// Whether it stands at a boundary and waits.
+    /// Whether it waits at a boundary.
     pub(crate) fn is_parked(&self) -> bool {
         self.parked.as_ref().is_some_and(|p| p.at.is_some())
     }
 
-    /// What it may use now.
+    /// Its present grant.
     pub(crate) fn granted(&self) -> Grant {
         let binding = self.tip.state.phase.binding();
         let now = self.grant.as_ref().or(self.given.as_ref()).cloned();
         now.unwrap_or_else(|| self.shared.grant(binding.map(|b| b.substrate.as_str())))
     }
 
-    /// Has it parked at its next boundary, or says why not.
+    /// Orders a park at the next boundary, or answers why not.
     pub(crate) async fn park(&mut self, cause: Cause, keep: Keep, reply: Reply) {
         let shared = self.shared.clone();
         let place = match self.may_park() {
@@ -206,14 +209,14 @@ impl Runner {
         self.shared.parks.enter(self.tip.state.execution)
     }
 
-    /// The child stands at the boundary of this message.
+    /// Handles the boundary at which the child parks.
     pub(crate) fn stands(&mut self, message: &mut Message, computed_until: Timestamp) {
         if self.cancelling.is_some() {
             // Its end follows.
             return;
         }
         let Some(PendingOrder::Park { .. }) = &self.pending else {
-            // Another order has replaced it, and follows.
+            // Another order has replaced it.
             return;
         };
         let (Some(PendingOrder::Park { cause, keep }), Some(parked)) =
@@ -237,7 +240,7 @@ impl Runner {
         tracing::info!(keep = keep.as_str(), "parked at boundary");
     }
 
-    /// The child has moved what it was to move, or had nothing to move.
+    /// The child has moved its device data to the host, or had none: release the device.
     pub(crate) fn set_aside(&mut self) {
         if let Some(parked) = &mut self.parked
             && parked.at.is_some()
@@ -247,14 +250,14 @@ impl Runner {
         }
     }
 
-    /// Lets it go on where it is parked, or says why not.
+    /// Continues a parked execution, or answers why not.
     pub(crate) async fn unpark(&mut self, reason: String, reply: Reply) {
         let shared = self.shared.clone();
         let Some(parked) = &self.parked else {
             return shared.answer(reply, Err(NotTaken::NotParked)).await;
         };
         if parked.at.is_none() {
-            // Its child may stand at that boundary already, and its report be under way.
+            // Its child may wait at that boundary already, with its report in flight.
             return shared.answer(reply, Err(NotTaken::NotYetParked)).await;
         }
         if let Err(not_taken) = self.take_place().await {
@@ -263,7 +266,7 @@ impl Runner {
         let grant = match self.grant_asked() {
             Ok(grant) => grant,
             Err(reason) => {
-                // It waits on, and keeps what it had.
+                // It stays parked, and keeps its resources.
                 let device = self.slot.as_mut().and_then(|slot| slot.device.take());
                 self.slot = None;
                 if let Some(parked) = &mut self.parked {
@@ -291,12 +294,12 @@ impl Runner {
             let grant = Some(self.granted());
             self.order(Order::Unpark { grant }).await;
         } else {
-            // From its last commit, once what was sent before is settled.
+            // Continues from its last commit, once earlier messages are settled.
             self.wait = Some((Wait::Retry, Instant::now()));
         }
     }
 
-    /// A slot, and the device that it had.
+    /// Takes a slot, and the device that it had.
     async fn take_place(&mut self) -> Result<(), NotTaken> {
         let shared = self.shared.clone();
         if self.ended || self.pending.is_some() || self.cancelling.is_some() {
@@ -318,7 +321,7 @@ impl Runner {
         slot.device = match held {
             Some(lease) => Some(lease),
             None => {
-                // A reserve may have made its part larger than its submission says.
+                // A reserve may have grown its part beyond its submission.
                 let has = self.granted().device.and_then(|d| d.memory_bytes);
                 let own = device_budget(&self.tip.state, &self.spec);
                 let budget = own.map(|own| has.map_or(own, |has| has.max(own)));
@@ -330,7 +333,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The process of one that stands has ended: it stays, and goes on from σ.
+    /// Handles the end of a parked execution's process: the execution stays, and continues from σ.
     pub(crate) async fn died_parked(&mut self, child: Child) {
         let exit = child.autopsy().await;
         tracing::warn!(exit, "the process of a parked execution is gone");
@@ -340,7 +343,7 @@ impl Runner {
         self.set_free();
     }
 
-    /// The run of one that stands has ended, as it was to, or since it could not stand.
+    /// Handles the end of a parked execution's run, on order or because it could not wait.
     pub(crate) async fn ended_parked(&mut self, report: &Report) {
         if let Some(child) = self.child.take()
             && !child.spent
@@ -356,7 +359,7 @@ impl Runner {
         self.set_free();
     }
 
-    /// What was to follow its end follows.
+    /// Appends the events that were due at its end.
     fn ended_here(&mut self) {
         self.wait = None;
         match self.cancelling.take() {
@@ -365,14 +368,14 @@ impl Runner {
         }
     }
 
-    /// Without its process it has nothing on a device.
+    /// Without its process it has no data on a device.
     fn set_free(&mut self) {
         if let Some(parked) = &mut self.parked {
             parked.lease = None;
         }
     }
 
-    /// Ends the run of a parked execution: σ is committed, and its next node fetches it.
+    /// Ends the run of a parked execution. σ is committed, and its next node fetches it.
     pub(crate) async fn end_parked_run(&mut self) {
         if self.child.is_some() {
             self.order(Order::Cancel).await;

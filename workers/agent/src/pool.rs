@@ -14,35 +14,34 @@ use crate::packages::Package;
 
 /// Idle children of a node.
 pub struct Pool {
-    /// The one that was idle longest comes first.
+    /// The child with the longest idle time comes first.
     idle: Mutex<VecDeque<Child>>,
-    /// How many are kept.
+    /// Most idle children.
     limit: usize,
-    /// How many of them may hold the context of the same device.
+    /// Most idle children that hold the context of the same device.
     contexts: usize,
     spawner: Spawner,
     /// Makes a new child's logs.
     logs: Box<dyn Fn() -> Logs + Send + Sync>,
 }
 
-/// How well an idle child serves; the least is taken.
+/// How well an idle child fits; the least is taken.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     /// It was prepared for this execution.
     Prepared,
-    /// It has served the same, and holds the device's context.
+    /// It has served the same key, and holds the device's context.
     Known,
-    /// It has served nobody, and holds the device's context.
+    /// It is new, and holds the device's context.
     Warm,
-    /// It has served the same.
+    /// It has served the same key.
     Used,
-    /// It has served nobody.
+    /// It is new.
     New,
 }
 
 impl Pool {
-    /// At most `limit` are kept, and of those that hold a device's context `contexts` for each
-    /// device.
+    /// A pool of at most `limit` children, and at most `contexts` with the context of each device.
     pub fn new(
         (limit, contexts): (usize, usize),
         spawner: Spawner,
@@ -71,7 +70,8 @@ impl Pool {
         let mut idle = self.lock();
         let fit = |child: &Child| {
             let holds = child.context.is_some() && child.context.as_deref() == device;
-            // A context is left for whom it was made; a process of a package's own is worth more.
+            // A context is reserved for an execution on its device. A package's own process counts
+            // more than that.
             let other = child.context.is_some() && !holds && !own;
             match &child.key {
                 Some(of) if of == key => match child.prepared_for {
@@ -85,19 +85,19 @@ impl Pool {
                 Some(_) => None,
             }
         };
-        // Of those that serve alike, the one that was idle for the shortest time.
+        // Among equal fits, the child with the shortest idle time.
         let fits = idle.iter().enumerate().rev();
         let fits = fits.filter_map(|(at, child)| Some((fit(child)?, at)));
         let (_, at) = fits.min_by(|(a, _), (b, _)| a.cmp(b))?;
         idle.remove(at)
     }
 
-    /// A child for this key: an idle one, a new one that nobody has used yet, or one started now.
-    /// `package` is the program, where it is not built in; `device`, where it will compute, so that
-    /// one that holds that device's context is taken if there is one.
+    /// Returns a child for this key: an idle one, a new idle one, or one that is started now.
+    /// `package` is the program, unless it is built in. `device` is the device that the execution
+    /// will compute on: a child that holds its context is preferred.
     ///
     /// # Errors
-    /// When none can be started.
+    /// When no child can be started.
     pub async fn take(
         &self,
         key: &Key,
@@ -117,17 +117,17 @@ impl Pool {
         Ok(child)
     }
 
-    /// A child that has not served the key's executions yet, for one that just died idle.
+    /// Starts a child for this key, in place of one that just died idle.
     ///
     /// # Errors
-    /// When none can be started.
+    /// When no child can be started.
     pub async fn fresh(&self, key: &Key, package: Option<&Arc<Package>>) -> io::Result<Child> {
         let mut child = self.spawner.spawn(package, (self.logs)()).await?;
         child.key = Some(key.clone());
         Ok(child)
     }
 
-    /// Has a new child waiting.
+    /// Starts a new idle child.
     pub async fn warm(&self) {
         match self.spawner.spawn(None, (self.logs)()).await {
             Ok(child) => self.give(child),
@@ -135,7 +135,7 @@ impl Pool {
         }
     }
 
-    /// Has so many new children waiting that hold this device's context.
+    /// Starts new idle children until `count` of them hold this device's context.
     pub async fn heat(&self, device: &str, count: usize) {
         let new = |c: &Child| c.key.is_none() && c.context.as_deref() == Some(device);
         let there = self.lock().iter().filter(|child| new(child)).count();
@@ -159,8 +159,8 @@ impl Pool {
         }
     }
 
-    /// Whether one more child may hold this device's context, for an execution that is coming: one
-    /// that nobody is expected for goes for it.
+    /// Whether one more child may hold this device's context, for an execution that will come. An
+    /// idle child without a reservation is ended to make room.
     pub fn makes_room(&self, device: &str) -> bool {
         let mut idle = self.lock();
         let holds = |c: &Child| c.context.as_deref() == Some(device);
@@ -174,14 +174,14 @@ impl Pool {
         true
     }
 
-    /// Ends the idle children that hold this device's context: its memory is wanted.
+    /// Ends the idle children that hold this device's context, because its memory is needed.
     pub fn cool(&self, device: &str) {
         self.lock()
             .retain(|child| child.context.as_deref() != Some(device));
     }
 
-    /// Takes a child back; the oldest goes when there are too many, in all or of those that hold
-    /// the same device's context.
+    /// Takes a child back. Over a limit the oldest is ended: over the limit of all, or of those
+    /// with the same device's context.
     pub fn give(&self, mut child: Child) {
         child.idle_since = Instant::now();
         let mut idle = self.lock();
@@ -203,9 +203,9 @@ impl Pool {
         }
     }
 
-    /// Ends children that were idle for longer than `longest`, except one; and those that hold a
-    /// device's context for longer than `with_context`, except `standing` that serve anybody for
-    /// each device.
+    /// Ends children that were idle for longer than `longest`, except one. Also ends children that
+    /// hold a device's context for longer than `with_context`, except `standing` new ones per
+    /// device.
     pub fn sweep(&self, longest: Duration, with_context: Duration, standing: usize) {
         let mut idle = self.lock();
         let mut kept: HashMap<String, usize> = HashMap::new();
@@ -228,13 +228,13 @@ impl Pool {
         }
     }
 
-    /// How many idle children hold this device's context.
+    /// Number of idle children that hold this device's context.
     pub fn contexts(&self, device: &str) -> usize {
         let holds = |c: &&Child| c.context.as_deref() == Some(device);
         self.lock().iter().filter(holds).count()
     }
 
-    /// Ends all.
+    /// Ends all idle children.
     pub fn clear(&self) {
         self.lock().clear();
     }

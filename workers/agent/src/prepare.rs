@@ -1,11 +1,10 @@
-//! What is made ready for an execution before it is here: its program, a child with its inputs
-//! parsed, the context of the device that it will compute on, its state, and its data. And what
-//! becomes of contexts that nobody has asked for.
+//! Preparation for an execution that will come: its program, a child with parsed inputs, the
+//! context of its device, its state and its data. This module also ends contexts without a user.
 //!
-//! A context takes a tenth of a second and more to make, and some hundred megabytes of the device
-//! while it is there. So a device has [`Options::warm_contexts`](crate::Options) and one more at
-//! most, beside those that compute; none while somebody has the whole of it, or it presses; and
-//! each is given back when nobody has come for it in [`Options::context_idle`](crate::Options).
+//! A context takes a tenth of a second or more to make, and some hundred megabytes of device
+//! memory. So a device has at most [`Options::warm_contexts`](crate::Options) and one more, beside
+//! executions that compute. It has none while an execution has the whole device, or while it
+//! presses. Each is ended after [`Options::context_idle`](crate::Options) without a user.
 
 use std::sync::Arc;
 
@@ -23,28 +22,27 @@ use crate::{large, outside};
 /// An execution that will be bound here.
 #[derive(Debug, Clone)]
 pub(crate) struct Coming {
-    /// Which.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
     /// Its program.
     pub program: String,
-    /// Where on this node; none: on the host.
+    /// Its substrate on this node. None means the host.
     pub substrate: Option<String>,
 }
 
 /// Whether a program opens the device that it is granted.
 fn computes_on_devices(program: &str, package: Option<&Arc<Package>>) -> bool {
     match package {
-        // Through our child alone it cannot: what it starts has contexts of its own.
+        // In our own child it cannot: a process that the child starts has its own contexts.
         Some(package) => package.command().is_some(),
         None => [CG, GEMM, LU, QR].contains(&program),
     }
 }
 
-/// Has the program here, a child ready with its inputs parsed and, for a device, its context made,
-/// and on this node's disk the objects that the parameters name. What the parameters are, the
-/// ledger says.
+/// Prepares the program, a child with parsed inputs and the device's context, and the objects that
+/// the parameters name. The parameters come from the ledger.
 pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
     let Coming {
         execution,
@@ -109,7 +107,7 @@ pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
                 return tracing::warn!(%execution, %error, "the prepared child is gone");
             }
         }
-        // Given at once: orders wait in its socket in their order.
+        // Given to the pool at once: orders wait in its socket in their order.
         shared.pool.give(child);
     }
     if let Some(place) = large {
@@ -121,13 +119,13 @@ pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
 }
 
 impl Runner {
-    /// The device that its binding names, if one.
+    /// The device that its binding names, if any.
     pub(crate) fn device(&self) -> Option<String> {
         let place = &self.tip.state.phase.binding()?.substrate;
         (place != HOST).then(|| place.clone())
     }
 
-    /// Whoever has a device to himself has all of its memory: contexts that wait there go.
+    /// A lease of a whole device includes all of its memory: end idle contexts on it.
     pub(crate) fn take_memory_back(&self) {
         let lease = self.slot.as_ref().and_then(|slot| slot.device.as_ref());
         if let (Some(device), true) = (self.device(), lease.is_some_and(|l| l.is_whole())) {
@@ -136,8 +134,8 @@ impl Runner {
     }
 
     /// The device whose context its child still holds after a run that ended with this report. A
-    /// built-in program that has completed leaves it warm, and gives it back when it yields; of a
-    /// process of a package's own one cannot know.
+    /// built-in program that has completed keeps it, and releases it when it yields. A package's
+    /// own process may hold it in any case.
     pub(crate) fn context_after(&self, report: &Report) -> Option<String> {
         let completed = matches!(report, Report::Completed { .. });
         let package = self.program.package();
@@ -150,7 +148,7 @@ impl Runner {
 }
 
 impl Shared {
-    /// Ends idle children whose time has come, and has new ones where they are to wait.
+    /// Ends idle children that are due, and starts new ones with contexts.
     pub(crate) async fn sweep_pool(&self) {
         let options = &self.options;
         let standing = options.warm_contexts;
@@ -162,7 +160,7 @@ impl Shared {
         for device in self.devices.ids() {
             if self.devices.spares(&device) {
                 self.pool.heat(&device, standing).await;
-                // It may have been taken, or press, since.
+                // It may have been leased, or press, since the check.
                 if !self.devices.spares(&device) {
                     self.pool.cool(&device);
                 }
@@ -170,7 +168,7 @@ impl Shared {
         }
     }
 
-    /// Notes which devices press, and takes back the contexts that wait there.
+    /// Notes which devices press, and ends idle contexts on them.
     pub(crate) fn note_pressure(&self, readings: &[Reading], thresholds: &Thresholds) {
         for device in self.devices.ids() {
             let of_it = readings

@@ -1,9 +1,9 @@
-//! What is granted of this node's memory, and programs that ask for more.
+//! Grants of this node's memory, and programs that ask for more.
 //!
-//! A node grants each execution its share (memory ÷ slots), or what others have left of it, and a
-//! quarter at least. A program may ask for more at a
-//! boundary: it gets what nobody else has been granted. Where that does not suffice, the change of
-//! its needs is written into its ledger, and the policy moves it, has it wait, or suspends it.
+//! A node grants each execution its share (memory ÷ slots). If others have more than their share it
+//! grants the rest, and at least a quarter of the share. A program may ask for more at a boundary:
+//! it gets memory that is not granted to others. If that does not suffice, the ledger records the
+//! new need. The policy then moves, delays or suspends the execution.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,10 +22,10 @@ use crate::message::Message;
 use crate::runner::Runner;
 use crate::shared::Shared;
 
-/// Who asks, in the ledger.
+/// The author of the request in the ledger.
 const PROGRAM: &str = "program";
 
-/// Bytes of the host's memory that are granted, by execution.
+/// Granted bytes of the host's memory, by execution.
 #[derive(Debug, Default)]
 pub struct Grants(Mutex<HashMap<ExecutionId, u64>>);
 
@@ -34,26 +34,27 @@ impl Grants {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what an execution may use.
+    /// Notes an execution's grant.
     pub fn note(&self, execution: ExecutionId, grant: &Grant) {
         if let Some(bytes) = grant.memory_bytes {
             self.lock().insert(execution, bytes);
         }
     }
 
-    /// It has left.
+    /// Forgets an execution that has left.
     pub fn forget(&self, execution: ExecutionId) {
         self.lock().remove(&execution);
     }
 
-    /// Bytes that the others have.
+    /// Bytes that are granted to other executions.
     pub fn of_others(&self, execution: ExecutionId) -> u64 {
         let all = self.lock();
         let others = all.iter().filter(|(id, _)| **id != execution);
         others.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// Makes an execution's grant so large, if what is `offered` of the node has it.
+    /// Grows an execution's grant to `bytes`, if `offered` memory suffices. Returns the free bytes
+    /// if not.
     fn grow(&self, execution: ExecutionId, bytes: u64, offered: u64) -> Result<(), u64> {
         let mut all = self.lock();
         let others = all.iter().filter(|(id, _)| **id != execution);
@@ -67,11 +68,11 @@ impl Grants {
     }
 }
 
-/// Has an execution granted what its program has asked for elsewhere, or says why this node cannot
-/// take it.
+/// Grants an execution the memory that its program asked for on another node. Returns the reason if
+/// this node lacks it.
 pub(crate) fn lacks(shared: &Shared, state: &ExecutionState) -> Option<NotCached> {
     let asked = asked_memory(state)?;
-    // Claimed at once: of two that are taken up together both would find it.
+    // Claimed at once: of two executions that start together both would find it free.
     let offered = shared.offered_memory();
     let claimed = shared.grants.grow(state.execution, asked, offered);
     let free = claimed.err()?;
@@ -82,7 +83,7 @@ pub(crate) fn lacks(shared: &Shared, state: &ExecutionState) -> Option<NotCached
 }
 
 impl Runner {
-    /// The program asks for more than its grant.
+    /// Answers a program that asks for more than its grant.
     pub(crate) async fn reserve(&mut self, wish: Reserve) {
         let answer = match self.grow(wish) {
             Ok(grant) => self.give_more(grant).await,
@@ -91,11 +92,11 @@ impl Runner {
         self.order(Order::Reserved(answer)).await;
     }
 
-    /// The grant after it has got what it asked for, or what is missing here.
+    /// Returns the grown grant, or the reason why this node lacks the memory.
     fn grow(&mut self, wish: Reserve) -> Result<Grant, String> {
         let mut grant = self.granted();
         let asked = wish.memory_bytes.filter(|b| Some(*b) > grant.memory_bytes);
-        // First what is given back if the other cannot be had.
+        // The device's memory first: it is given back if the host's memory is lacking.
         let mut had = None;
         if let Some(bytes) = wish.device_memory_bytes {
             let Some(device) = &mut grant.device else {
@@ -132,8 +133,8 @@ impl Runner {
         Ok(grant)
     }
 
-    /// What its program has asked for beyond this node while that was not there: granted now, with
-    /// the event that says so, or why not.
+    /// Grants the memory that its program asked for when the node lacked it. Returns the event of
+    /// the grant, or the reason why the node still lacks it.
     pub(crate) fn grant_asked(&mut self) -> Result<Option<Event>, String> {
         let Some(asked) = &self.asked else {
             return Ok(None);
@@ -168,7 +169,7 @@ impl Runner {
         Reserved::Granted { grant }
     }
 
-    /// Beyond this node: the change is for the policy to act on.
+    /// The node lacks the memory: the ledger records the need, and the policy acts on it.
     async fn wants_more(&mut self, wish: Reserve, reason: String) -> Reserved {
         let pinned = self.spec.requires.nodes.as_slice();
         let whole = self.shared.offered_memory();

@@ -1,9 +1,9 @@
-//! Round trips of real messages, for L: to the broker and back over the very connection that
-//! executions use, and to another node and back when an execution is handed over there.
+//! Round trips of real messages, for L: to the broker and back over the connection that executions
+//! use, and to another node and back during a handover.
 //!
-//! Flushing a connection only hands bytes to the kernel, so a few bytes are published to a subject
-//! that only this node listens to. What this process has waited for a processor meanwhile is no part of
-//! the way to the broker: on a busy machine that is C, not L.
+//! Flushing a connection only hands bytes to the kernel. So a few bytes are published to a subject
+//! that only this node subscribes to. The time that this process waited for a processor meanwhile
+//! does not count: on a busy machine that is C, not L.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,10 +23,10 @@ use crate::shared::Shared;
 
 /// A round trip that takes longer counts as this long.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Questions to other nodes that may be open at once.
+/// Open questions to other nodes.
 const OPEN: usize = 64;
 
-/// Where answers come in, and what is waited for.
+/// The subject of answers, and the open questions.
 #[derive(Debug)]
 pub struct RoundTrips {
     inbox: String,
@@ -51,7 +51,8 @@ impl RoundTrips {
         }
     }
 
-    /// Where another node is to answer at once; the time until it does is the round trip.
+    /// Returns a subject for another node's immediate answer. The time until it comes is the round
+    /// trip.
     pub fn ask(&self, node: &NodeId) -> Subject {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.asked.retain(|_, (at, _)| at.elapsed() < LONGEST);
@@ -63,9 +64,9 @@ impl RoundTrips {
         format!("{}.{number}", self.inbox).into()
     }
 
-    /// Sends a few bytes to this node itself and gives what comes true when they are back: then
-    /// the broker has passed on what was sent before them. None where too many are under way or
-    /// they cannot be sent.
+    /// Sends a few bytes to this node itself. The receiver resolves when they are back: then the
+    /// broker has passed on all earlier messages. Returns none if too many are open or the publish
+    /// fails.
     pub async fn turn(&self, client: &Client) -> Option<oneshot::Receiver<()>> {
         let (subject, turn) = self.expect_turn()?;
         client.publish(subject, Bytes::new()).await.ok()?;
@@ -85,11 +86,11 @@ impl RoundTrips {
         Some((format!("{}.{number}", self.inbox).into(), turn))
     }
 
-    /// Takes the answer to the question with this number.
+    /// Handles the answer to the question with this number.
     fn answered(&self, number: u64) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(back) = open.turns.remove(&number) {
-            // Nobody waits any more where that took too long.
+            // After a timeout nobody waits any more.
             let _ = back.send(());
         }
         if let Some((asked, node)) = open.asked.remove(&number) {
@@ -99,8 +100,8 @@ impl RoundTrips {
     }
 }
 
-/// Measures the way to the broker at every heartbeat, and takes answers of other nodes, until
-/// `stop`.
+/// Measures the round trip to the broker at every heartbeat, and receives answers of other nodes,
+/// until `stop`.
 ///
 /// # Errors
 /// The subscription is refused.
@@ -118,8 +119,8 @@ pub async fn measure(
         .map_err(BrokerError::operation("subscribe"))?;
     let mut tick = tokio::time::interval(shared.options.heartbeat.max(Duration::from_millis(200)));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // When the way to the broker was last asked for, and what this process had waited by then; none
-    // once it has answered.
+    // When the broker was last asked, and this process's waiting time by then. None once it has
+    // answered.
     let mut asked: Option<(Instant, Option<Duration>)> = None;
     let own = format!("{}.broker", trips.inbox);
     loop {

@@ -1,18 +1,18 @@
-//! How long this process has waited for a processor, as the kernel counts it: what a round trip
-//! took of that is no property of the way.
+//! The time that this process has waited for a processor, as the kernel counts it. That part of a
+//! round trip is no property of the network.
 
 use std::time::Duration;
 
-/// So much of it is every wake-up's.
+/// The waiting time that is normal for a wake-up.
 const USUAL: Duration = Duration::from_millis(1);
 
-/// The sum over all threads of the time in which they were ready and did not run, since they were
-/// started; none where the kernel does not count it (`CONFIG_SCHED_INFO`).
+/// Returns the sum over all threads of the time in which they were ready and did not run, since
+/// their start. Returns none if the kernel does not count it (`CONFIG_SCHED_INFO`).
 pub fn waited() -> Option<Duration> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?;
     let mut sum = None;
     for thread in threads.flatten() {
-        // One that ends meanwhile is passed over.
+        // A thread that ends meanwhile is skipped.
         let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
         if let Some(waited) = parse(&text) {
             sum = Some(sum.unwrap_or_default() + waited);
@@ -21,21 +21,21 @@ pub fn waited() -> Option<Duration> {
     sum
 }
 
-/// The second of three numbers: nanoseconds run, nanoseconds waited, time slices.
+/// Parses the second of three numbers: nanoseconds run, nanoseconds waited, time slices.
 fn parse(text: &str) -> Option<Duration> {
     let nanos = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(Duration::from_nanos(nanos))
 }
 
-/// What of a round trip is the way's: without what this process has waited for a processor
-/// meanwhile, beyond the usual.
+/// Returns the network's part of a round trip: without the time that this process waited for a
+/// processor meanwhile, beyond the normal one.
 pub fn without_waiting(
     took: Duration,
     before: Option<Duration>,
     after: Option<Duration>,
 ) -> Duration {
     let waited = match (before, after) {
-        // Threads that have ended count no more.
+        // Ended threads do not count any more.
         (Some(before), Some(after)) => after.saturating_sub(before),
         _ => Duration::ZERO,
     };
@@ -52,7 +52,7 @@ mod tests {
         let took = Duration::from_millis(80);
         let of = |before, after| without_waiting(took, before, after).as_millis();
         assert_eq!(of(ms(500), ms(571)), 10);
-        // What is slow although it ran all the time is the way's.
+        // A round trip without waiting counts in full.
         assert_eq!(of(ms(500), ms(500)), 80);
         assert_eq!(of(ms(500), ms(501)), 80);
         // Several threads wait at once; a thread has ended; the kernel does not count.
@@ -82,12 +82,12 @@ mod tests {
                 while begun.elapsed() < Duration::from_millis(600) {
                     std::hint::spin_loop();
                 }
-                // Of this thread, which ends with it.
+                // The sum of this thread, which ends with it.
                 parse(&std::fs::read_to_string("/proc/thread-self/schedstat").unwrap()).unwrap()
             })
         };
         let waited: Vec<_> = [busy(), busy()].map(|t| t.join().unwrap()).into();
-        // Two threads have wanted one processor for as long.
+        // Both threads competed for one processor for as long.
         let sum: Duration = waited.iter().sum();
         assert!(
             sum >= Duration::from_millis(60),

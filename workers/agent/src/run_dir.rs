@@ -1,5 +1,5 @@
-//! The run folder: whoever can write there can have this user's processes ended, so it belongs to
-//! this user alone.
+//! The run folder. A user who can write there can have this user's processes ended, so it belongs
+//! to this user alone.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fiec_schemas::NodeId;
 
-/// Nobody but its owner reads, writes or enters it.
+/// Only its owner reads, writes or enters it.
 const PRIVATE: u32 = 0o700;
 /// Rights of others to write.
 const WRITABLE: u32 = 0o022;
@@ -30,11 +30,11 @@ fn default_in(own: Option<PathBuf>, node: &NodeId) -> PathBuf {
     }
 }
 
-/// Makes the folder with mode 0700, or checks the one that is there: a folder and no link, owned by
-/// this user, writable by nobody else.
+/// Makes the folder with mode 0700, or checks an existing one: no link, owned by this user,
+/// writable by nobody else.
 ///
 /// # Errors
-/// What is wrong with it, and what to do.
+/// The problem with it, and the remedy.
 pub fn secure(folder: &Path) -> io::Result<()> {
     check(folder, rustix::process::geteuid().as_raw())
 }
@@ -52,7 +52,7 @@ fn check(folder: &Path, user: u32) -> io::Result<()> {
         }
         _ => {}
     }
-    // Of the name itself, not of what a link points to.
+    // Metadata of the name itself, not of a link's target.
     let found = std::fs::symlink_metadata(folder)?;
     let refuse = |what: String, help: &str| {
         Err(io::Error::new(
@@ -114,7 +114,7 @@ mod tests {
         let folder = base.path().join("n1");
         std::fs::create_dir(&folder).unwrap();
         let owner = std::fs::metadata(&folder).unwrap().uid();
-        // What the other user would be told.
+        // The error that the other user would get.
         let said = refused(&folder, owner + 1);
         assert!(said.contains(&format!("belongs to user {owner}")), "{said}");
         assert!(said.contains("--run-dir"), "{said}");

@@ -1,14 +1,14 @@
-//! H(t) of this node: a slow heartbeat, and at once when something changes.
+//! H(t) of this node: a slow heartbeat, and a vector at once on a change.
 //!
-//! Memory is what moves fast. Where the kernel tells of crossings ([`fiec_probes::trigger`]), its
-//! word wakes this task; where it does not, memory is looked at as often as it could be filled.
-//! The other signals are looked at twice a second. A vector leaves
+//! Memory changes fastest. If the kernel reports crossings ([`fiec_probes::trigger`]), its report
+//! wakes this task. Otherwise memory is read as often as it could be filled. The other signals are
+//! read twice a second. A vector leaves
 //!
-//! * at the heartbeat, whatever it says;
+//! * at the heartbeat;
 //! * when a value has changed by more than its signal's declared step since the last vector, at
 //!   most every [`CHANGE_GAP`];
-//! * when a value stands at another side of a threshold in force than in the last vector, at most
-//!   every [`CROSSING_GAP`]: no node sends more than a hundred vectors a second.
+//! * when a value has crossed a threshold in force since the last vector, at most every
+//!   [`CROSSING_GAP`]. So no node sends more than a hundred vectors a second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,28 +24,28 @@ use tokio_util::sync::CancellationToken;
 use crate::park;
 use crate::shared::Shared;
 
-/// The least time between vectors that tell of changes.
+/// Least time between vectors for changes.
 const CHANGE_GAP: Duration = Duration::from_millis(50);
-/// The least time between vectors that tell of crossings.
+/// Least time between vectors for crossings.
 const CROSSING_GAP: Duration = Duration::from_millis(10);
-/// Timers are this exact.
+/// Resolution of timers.
 const TICK: Duration = Duration::from_millis(1);
-/// All signals are looked at so often.
+/// Interval of reading all signals.
 const ALL_SIGNALS: Duration = Duration::from_millis(500);
 
-/// What makes a vector worth sending.
+/// The reason to send a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum News {
     /// Nothing.
     None,
     /// A value has changed by more than its step.
     Change,
-    /// A value stands at another side of a threshold.
+    /// A value has crossed a threshold.
     Crossing,
 }
 
 impl News {
-    /// How long after the last vector it may leave.
+    /// The least time since the last vector.
     fn gap(self) -> Option<Duration> {
         match self {
             News::None => None,
@@ -55,15 +55,15 @@ impl News {
     }
 }
 
-/// Whether a value stands at a threshold's other side than before.
+/// Whether a value has crossed one of a threshold's limits.
 fn crossed(before: f64, now: f64, threshold: &Threshold) -> bool {
     [threshold.high, threshold.low]
         .iter()
         .any(|limit| (before >= *limit) != (now >= *limit))
 }
 
-/// What these readings have to tell beyond those that were published. `memory`: every threshold
-/// of M in force, the node's and those of executions that bring their own.
+/// Compares these readings with the published ones. `memory` has every threshold of M in force: the
+/// node's own and those of executions.
 fn news(
     published: &[Reading],
     current: &[Reading],
@@ -93,7 +93,7 @@ fn news(
     }
 }
 
-/// Memory alone against what was published, as [`news`] would say.
+/// Compares memory alone with the published reading, as [`news`] does.
 fn memory_news(published: &[Reading], now: &Reading, memory: &[Threshold]) -> News {
     let before = published
         .iter()
@@ -108,7 +108,7 @@ fn memory_news(published: &[Reading], now: &Reading, memory: &[Threshold]) -> Ne
     }
 }
 
-/// Publishes until `stop`, and once more at the end. `woken` is notified by the probes' threads.
+/// Publishes until `stop`, and once more at the end. The probes' threads notify `woken`.
 pub async fn publish(
     shared: Arc<Shared>,
     mut sampler: Sampler,
@@ -119,7 +119,7 @@ pub async fn publish(
     let mut published: Vec<Reading> = Vec::new();
     let mut count = 0;
     let mut sent: Option<Instant> = None;
-    // When the next vector leaves, whatever it says.
+    // When the next heartbeat is due.
     let mut beat = Instant::now();
     let mut looked_at_all: Option<Instant> = None;
     let mut pause = Duration::ZERO;
@@ -167,7 +167,7 @@ pub async fn publish(
             _ if due => true,
             (None, _) => false,
             (Some(gap), Some(since)) if since < gap => {
-                // It leaves as soon as it may.
+                // It leaves as soon as its gap is over.
                 pause = pause.min(gap - since);
                 false
             }
@@ -183,7 +183,7 @@ pub async fn publish(
         published = readings;
         let at = Instant::now();
         sent = Some(at);
-        // On the beat, unless another vector came between or it could not be kept.
+        // On the beat, unless another vector came between or the beat was missed.
         beat = match beat + heartbeat {
             next if on_beat && next > at => next,
             _ => at + heartbeat,
@@ -195,7 +195,7 @@ pub async fn publish(
     }
 }
 
-/// Sends a vector of these readings, and tells `/metrics` the same.
+/// Sends a vector of these readings, and updates the metrics with them.
 async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading], leaving: bool) {
     let vector = HardwareVector {
         v: 1,
@@ -236,13 +236,13 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
     shared.metrics.hardware.set(vector.readings);
 }
 
-/// How many messages the recorder is behind: as it said, or as the sequence that this node has seen
-/// since then shows, because a recorder that hangs says nothing.
+/// Messages that the recorder is behind: by its own report, or by the sequence that this node has
+/// seen since. A recorder that hangs reports nothing.
 pub fn behind(word: &RecorderCheckpoint, newest: Sequence) -> u64 {
     word.lag.max(newest.saturating_sub(word.seq))
 }
 
-/// How far routine commits by time are to be apart when the recorder is so many messages behind.
+/// Least interval of routine commits, in ms, when the recorder is this many messages behind.
 pub fn stretch_for(lag: u64) -> u32 {
     match lag {
         0..20_000 => 0,
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(memory_news(&m(0.5), &m(0.51)[0], &[T]), News::None);
         assert_eq!(memory_news(&m(0.5), &m(0.53)[0], &[T]), News::Change);
         assert_eq!(memory_news(&m(0.899), &m(0.901)[0], &[T]), News::Crossing);
-        // A threshold that an execution has brought counts as well, for memory alone.
+        // A threshold of an execution counts as well, for memory alone.
         let brought = Threshold {
             high: 0.505,
             low: 0.1,

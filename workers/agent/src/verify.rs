@@ -1,6 +1,6 @@
-//! Computes a part of another node's execution once more: from a boundary whose σ is in the
-//! ledger to a later one, or to its end. It is done in a slot that nothing else wants, and given up
-//! as soon as something does. Nothing of it is appended anywhere; what was found is published.
+//! Verification: computes a part of another node's execution again, from a boundary whose σ is
+//! in the ledger to a later one or to the end. It uses a slot that no job waits for, and is
+//! preempted by the first job that comes. Nothing of it is appended. The finding is published.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -23,35 +23,35 @@ use crate::outside;
 use crate::replies::NotTaken;
 use crate::shared::{Shared, spare_slot};
 
-/// A program that says nothing for so long is given up.
+/// Time without a report after which a program is ended.
 const SILENCE: Duration = Duration::from_secs(600);
-/// How often it is looked whether real work waits.
+/// Interval of the checks for waiting jobs.
 const LOOK: Duration = Duration::from_millis(10);
-/// How often it is said that the computation goes on.
+/// Interval of the notices that the computation goes on.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// Outputs that a verdict can name.
 const OUTPUTS_LIMIT: usize = 4_000;
-/// What a verdict says that made room.
+/// The reason in a preempted verdict.
 const GAVE_WAY: &str = "it gave way to real work";
 
-/// What is to be computed.
+/// A part to compute.
 #[derive(Debug)]
 pub struct Question {
-    /// Names it.
+    /// Its number.
     pub question: u64,
-    /// Of which execution.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// Which part.
+    /// The part.
     pub segment: Segment,
 }
 
-/// Why there is no finding.
+/// The reason why there is no finding.
 #[derive(Debug)]
 struct NotCompared {
     reason: String,
-    /// What it would begin with is not stored any more, whoever is asked.
+    /// The first σ is not stored any more, on any node.
     gone: bool,
 }
 
@@ -71,8 +71,8 @@ impl From<&str> for NotCompared {
 }
 
 impl NotCompared {
-    /// The σ of a boundary could not be had: chunks that newer commits have superseded are dropped
-    /// after some seconds, and that says nothing of who computed what.
+    /// The σ of a boundary is missing. Chunks that newer commits superseded are dropped after some
+    /// seconds, so this says nothing about a node's correctness.
     fn without_state(index: u64, error: &BrokerError) -> Self {
         let gone = !matches!(
             error,
@@ -89,7 +89,7 @@ impl NotCompared {
     }
 }
 
-/// Takes a question, or says why not now.
+/// Starts a verification, or says why not now.
 ///
 /// # Errors
 /// The reason, for people.
@@ -122,7 +122,7 @@ pub fn take(shared: &Arc<Shared>, question: Question) -> Result<(), NotTaken> {
     Ok(())
 }
 
-/// Returns when something waits for a slot, or the node is to leave.
+/// Returns when a job waits for a slot, or the node drains.
 async fn real_work(shared: &Shared) {
     let mut tick = tokio::time::interval(LOOK);
     loop {
@@ -133,7 +133,7 @@ async fn real_work(shared: &Shared) {
     }
 }
 
-/// Publishes what was found, or only that it is still being computed.
+/// Publishes a finding, or a notice that the computation goes on.
 async fn say(shared: &Shared, question: &Question, found: Option<Result<Finding, NotCompared>>) {
     let (finding, error, gone) = match found {
         Some(Ok(finding)) => (Some(finding), None, false),
@@ -245,7 +245,7 @@ async fn give(
         if given.is_ok() && child.order(&run, state).await.is_ok() {
             return Ok(child);
         }
-        // It died while it was idle; a new one has no such past.
+        // It died while it was idle. A fresh child has served nobody.
     }
     Err("no child takes it".to_owned())
 }
@@ -299,7 +299,7 @@ async fn follow(
                     split_outputs(&outputs, &body).ok_or("outputs without their bytes")?;
                 return found(capsules, digest_of_result(&result), &outputs);
             }
-            // The part is computed with what there is: what is granted changes no bits.
+            // The part gets no more than its present grant: grants change no bits.
             Report::Reserve(_) => {
                 let reason = "a part that is computed once more gets no more".to_owned();
                 let answer = Order::Reserved(Reserved::Refused { reason });
