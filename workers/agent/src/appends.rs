@@ -20,13 +20,13 @@ use crate::shared::Shared;
 use crate::uploads::Hurry;
 use crate::{emitted, handover};
 
-/// Outputs of one commit that are stored at once.
+/// Outputs of one commit that are stored concurrently.
 const OUTPUTS_AT_ONCE: usize = 8;
-/// An append waits so long at most for the broker to pass on what was handed over before it.
+/// Most time that an append waits until the broker has passed on the handover before it.
 const TURN: Duration = Duration::from_millis(2);
 
 impl Runner {
-    /// Puts a message behind those that wait, with `started` if it is the first.
+    /// Appends a message to the staged ones, with `started` if it is the first.
     pub(crate) async fn stage(&mut self, mut message: Message) {
         if !self.started {
             self.started = true;
@@ -46,8 +46,8 @@ impl Runner {
         self.prepare_next().await;
     }
 
-    /// Builds the draft of the message that follows the one in flight, where that is possible
-    /// before its acknowledgement.
+    /// Builds the draft of the message after the one in flight, if that is possible before the
+    /// acknowledgement.
     pub(crate) async fn prepare_next(&mut self) {
         let Some(next) = self.staged.front_mut() else {
             return;
@@ -60,7 +60,8 @@ impl Runner {
             &self.shared.author,
             self.shared.broker.now(),
         );
-        // σ need not wait for the append before: its destination waits for the confirmation.
+        // σ leaves before the append in flight is stored: its destination waits for the
+        // confirmation.
         if let (Some(to), Some(draft)) = (&next.handover, &next.draft) {
             let before = self.tip.state.boundary.as_ref();
             let state = (&next.state, &next.cut);
@@ -69,7 +70,7 @@ impl Runner {
         }
     }
 
-    /// The last message of this execution here.
+    /// Stages the last message of this execution here.
     pub(crate) fn finish(&mut self, events: Vec<Event>) {
         self.ended = true;
         self.slot = None;
@@ -83,7 +84,7 @@ impl Runner {
         }
         let is_too_old = |b: &EntrustedBinding| b.is_too_old(self.shared.broker.now());
         if self.entrusted.as_ref().is_some_and(is_too_old) {
-            // Only the policy service can have appended it: the ledger is read.
+            // Only the policy service can have appended it: read the ledger.
             self.entrusted = None;
             self.recheck = true;
         }
@@ -95,8 +96,8 @@ impl Runner {
             return;
         };
         if self.entrusted.is_some() && message.handover.is_some() {
-            // The destination gets σ with the message that binds it there, word by word. A first
-            // message may have to be made anew, so the binding goes before, with `started`.
+            // The destination gets σ with the exact bytes of the message that binds it there. A first
+            // message may have to be built again, so `started` is appended before, on its own.
             let rest = message.events.split_off(1.min(message.events.len()));
             let started = std::mem::replace(&mut message.events, rest);
             self.staged.push_front(message);
@@ -151,8 +152,9 @@ impl Runner {
         let ground = self.ground();
         if !message.is_large() && message.outputs.is_empty() && message.emits.is_empty() {
             if let Some(turn) = message.turn.take() {
-                // The broker would store this before it passes on what it has read already; and
-                // the destination waits for that, while nobody waits for this.
+                // Otherwise the broker would store this append before it passes on the handover
+                // that it has already read. The destination waits for the handover; nobody waits
+                // for the append.
                 self.flight = Some(Box::pin(async move {
                     let _until_settled = message.priority;
                     let _ = tokio::time::timeout(TURN, turn).await;
@@ -160,7 +162,7 @@ impl Runner {
                 }));
                 return;
             }
-            // Sent now, not when the acknowledgement is first asked for.
+            // Sent now, before the acknowledgement is polled for the first time.
             if let Ok(sent) = shared
                 .ledger
                 .send(draft.clone(), message.state.clone())
@@ -219,7 +221,7 @@ impl Runner {
             let ready = commit.store(&shared, &known).await?;
             let (tip, ready) = match append(&shared, draft.clone(), ready.body()).await {
                 Err(AppendError::Conflict) => {
-                    // The broker may have lost chunks of the commit before: all are stored again.
+                    // The broker may have lost chunks of the commit before: store all again.
                     commit.before = None;
                     let mut stored = None;
                     let again = async {
@@ -237,7 +239,7 @@ impl Runner {
             ready.committed(&shared, &known);
             emitted::publish(&shared, &tip, &message.emits).await;
             if commit.urgent {
-                // For when it comes back.
+                // In case the execution comes back.
                 tokio::spawn(async move {
                     large::keep(&shared, commit.execution, commit.state).await;
                 });
@@ -246,9 +248,9 @@ impl Runner {
         }));
     }
 
-    /// A message that the rules forbid, or that is too large, cannot be appended by trying again:
-    /// the execution fails with the reason, in a message that always fits. `after` is what was to
-    /// follow the impossible message.
+    /// Handles a message that the rules forbid or that is too large. A retry cannot help: the
+    /// execution fails with the reason, in a message that always fits. `after` has the actions that
+    /// were to follow the message.
     async fn impossible(&mut self, error: &AppendError, after: Vec<After>) {
         tracing::error!(%error, "a ledger message could not be made");
         let not_recorded = NotTaken::NotRecorded(error.to_string());
@@ -258,7 +260,7 @@ impl Runner {
         self.ended = true;
         self.slot = None;
         self.drop_staged(after, &not_recorded).await;
-        // Should that be impossible too, nobody can help any more.
+        // If that is impossible, too, no remedy is left.
         if !std::mem::replace(&mut self.gave_up, true) {
             self.staged.push_back(Message::of(vec![Event::Failed {
                 reason,
@@ -267,7 +269,7 @@ impl Runner {
         }
     }
 
-    /// Drops everything that waits to be appended, and answers those who wait for it.
+    /// Drops all staged messages, and answers those who wait for them.
     pub(crate) async fn drop_staged(&mut self, after: Vec<After>, reason: &NotTaken) {
         let waiting = std::mem::take(&mut self.staged);
         for after in after
@@ -286,14 +288,15 @@ impl Runner {
     }
 }
 
-/// Stores outputs, some at once; with `hurry` in turn with others, until somebody waits for them.
+/// Stores outputs, several at once. With `hurry` they wait for rebindings, until the execution
+/// leaves.
 async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option<&Hurry>) {
     for some in outputs.chunks(OUTPUTS_AT_ONCE) {
         if let Some(hurry) = hurry {
             shared.uploads.turn(hurry).await;
         }
         join_all(some.iter().map(|(digest, bytes)| async move {
-            // Its own execution may ask for it in a later capsule.
+            // The execution may fetch it in a later capsule.
             tokio::join!(
                 until_done(|| store::put_data(&shared.broker, *digest, bytes)),
                 shared.data.keep(*digest, bytes)
@@ -303,8 +306,8 @@ async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option
     }
 }
 
-/// Appends. If another message is there already, appends behind that, as
-/// [`Ground::append_again`] permits.
+/// Appends. If another message is there already, appends after that, as [`Ground::append_again`]
+/// permits.
 async fn append_or_follow(
     shared: &Shared,
     draft: Draft,
@@ -320,7 +323,7 @@ async fn append_or_follow(
     }
 }
 
-/// Appends until it is known whether it was.
+/// Appends, with retries until the outcome is known.
 pub(crate) async fn append(shared: &Shared, draft: Draft, body: Bytes) -> Result<Tip, AppendError> {
     loop {
         let error = match shared.ledger.send(draft.clone(), body.clone()).await {

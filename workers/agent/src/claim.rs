@@ -12,24 +12,24 @@ use tokio_util::sync::CancellationToken;
 
 const PROBE_WITHIN: Duration = Duration::from_millis(1_500);
 
-/// Why the name could not be had.
+/// The reason why the name could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Somebody lives under it.
+    /// A living instance has the name.
     #[error(
         "node {node} is held by another running worker (instance {instance}, host {host}, pid {pid}): stop it, or give this one another name with --node"
     )]
     Held {
         /// The name.
         node: NodeId,
-        /// Who has it.
+        /// The instance that holds it.
         instance: InstanceId,
-        /// Where.
+        /// Its host.
         host: String,
         /// Its process.
         pid: u32,
     },
-    /// The broker did not do it.
+    /// A broker operation failed.
     #[error(transparent)]
     Broker(#[from] BrokerError),
 }

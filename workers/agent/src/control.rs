@@ -35,7 +35,7 @@ pub async fn serve(shared: Arc<Shared>, mut requests: Subscriber, stop: Cancella
     }
 }
 
-/// Answers what the node answers itself, and gives other requests to the runner of their execution.
+/// Answers the node's own requests, and passes others to the runner of their execution.
 async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Reply) {
     match request {
         ControlRequest::Ping => {
@@ -90,8 +90,8 @@ async fn handle(shared: &Arc<Shared>, request: ControlRequest, reply: Reply) {
     }
 }
 
-/// Gives a request to the runner of its execution, which answers it. An order to yield or to give
-/// up is answered as soon as the runner has it: a busy runner does not delay the policy service.
+/// Passes a request to the runner of its execution, which answers it. An order to yield or to give
+/// up is answered once it is queued, so that a busy runner does not delay the policy service.
 async fn pass_on(shared: &Shared, request: ControlRequest, reply: Reply) {
     let is_taken_at_once = matches!(
         request,

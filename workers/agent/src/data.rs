@@ -1,5 +1,5 @@
-//! Data by digest for the programs of this node: from the cache on its disk, else from
-//! `FIEC_DATA`. Outputs that were made here are kept, since their own execution may ask for them.
+//! Data by digest for the programs of this node: from its disk cache, else from `FIEC_DATA`.
+//! Outputs of this node are kept, since their own execution may fetch them.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::cache::{Cache, Fetched, Kind, NotCached};
 
 /// The field of a parameter that names an object.
 const OBJECT: &str = "object";
-/// Objects that are fetched ahead for one execution.
+/// Objects that are fetched early for one execution.
 const AHEAD: usize = 64;
 
-/// Why there is no data.
+/// The reason why data is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoData {
-    /// For people.
+    /// The reason, for people.
     pub reason: String,
-    /// True where asking again is pointless.
+    /// Whether a retry is pointless.
     pub permanent: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// Keeps what it fetches in the cache.
+    /// Data that is fetched through this cache.
     pub fn new(broker: &Broker, cache: Arc<Cache>) -> Self {
         Self {
             broker: broker.clone(),
@@ -41,16 +41,17 @@ impl Data {
         }
     }
 
-    /// The bytes of this digest, checked. `bytes` is how many there must be; 0: not known.
+    /// Returns the bytes of this digest, checked. `bytes` is their expected number; 0 if it is not
+    /// known.
     ///
     /// # Errors
-    /// When there are none, they are damaged, or cannot be had now.
+    /// When they do not exist, are damaged, or cannot be fetched now.
     pub async fn get(&self, digest: Digest, bytes: u64) -> Result<Bytes, NoData> {
         let later = |reason: String| NoData {
             reason,
             permanent: false,
         };
-        // A copy on the disk that was damaged is fetched once more.
+        // A damaged copy on the disk is fetched once more.
         for _ in 0..2 {
             let key = (Kind::Data, digest);
             let held = match self.cache.get(key) {
@@ -86,7 +87,7 @@ impl Data {
         )))
     }
 
-    /// The size of an object that is there.
+    /// Returns the size of an existing object.
     async fn size(&self, digest: Digest, expected: u64) -> Result<u64, NoData> {
         let never = |reason: String| NoData {
             reason,
@@ -127,7 +128,7 @@ impl Data {
         }
     }
 
-    /// Has the objects that parameters name on this node's disk.
+    /// Fetches the objects that parameters name to this node's disk.
     pub async fn fetch_ahead(&self, params: &Value) {
         let mut named = Vec::new();
         objects(params, &mut named);

@@ -1,10 +1,10 @@
-//! First bindings that the policy service left to this node. The node computes at once. Its first
-//! message begins the ledger: it holds the binding's events and the node's own.
+//! First bindings that the policy service entrusted to this node. The node computes at once. Its
+//! first message begins the ledger: it holds the binding's events and the node's own.
 //!
 //! The policy service appends the same binding if it sees no message of the node in time. Then the
-//! node's message loses the compare-and-set. The node knows the binding by its digest, and appends
-//! its own events behind it. Any other message there means that somebody else holds the execution.
-//! Both roads of a first binding are drawn in `services/policy-service/src/core/first_appends`.
+//! node's message loses the compare-and-set. The node recognises the binding by its digest, and
+//! appends its own events after it. Any other message there means that another node holds the
+//! execution. `services/policy-service/src/core/first_appends` has a picture of both roads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::job::{Job, Live, Start, Stored};
 use crate::runner::Runner;
 use crate::shared::{Shared, enqueue};
 
-/// A binding older than this is not appended here: a ledger that was deleted must not begin anew.
-/// The stream keeps the last message of each ledger for weeks, and clocks differ by less.
+/// A binding older than this is not appended here: a deleted ledger must not begin again. The
+/// stream keeps the last message of each ledger for weeks, and clocks differ by less.
 const APPENDED_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// Number of events of a first binding: `submitted` and `bound`.
@@ -101,7 +101,7 @@ fn queue_binding(shared: &Arc<Shared>, text: &str) {
     let (entry, control) = Live::new(&state, (0, digest), Some(confirm));
     let progress = entry.progress.clone();
     let mut live = shared.live();
-    // A drain orders away what lives here by then, and comes only once.
+    // A drain orders the executions that live here by then, and comes only once.
     if shared.is_draining() || live.contains_key(&execution) {
         return;
     }
@@ -147,7 +147,7 @@ impl Runner {
         match Draft::first(&self.tip.state, all, BINDING_EVENTS, author, now) {
             Ok(draft) => Ok(draft),
             Err((error, mut all)) => {
-                // The next message, which says why, goes with the binding instead.
+                // The next message, which states the reason, carries the binding instead.
                 all.truncate(BINDING_EVENTS);
                 binding.events = all;
                 self.entrusted = Some(binding);

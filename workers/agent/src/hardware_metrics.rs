@@ -1,5 +1,5 @@
-//! H(t) in `/metrics`: under our names, and under those that users know from node_exporter and
-//! DCGM, with their units. What cannot be measured has no line.
+//! H(t) in `/metrics`: under our names, and under those of node_exporter and DCGM, with their
+//! units. A missing reading has no line.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// What the last vector said; cheap to clone.
+/// The last vector; cheap to clone.
 #[derive(Debug, Default, Clone)]
 pub struct Hardware(Arc<Mutex<Last>>);
 
@@ -23,12 +23,12 @@ struct Last {
 }
 
 impl Hardware {
-    /// These readings left the node.
+    /// Sets the readings that were published last.
     pub fn set(&self, readings: Vec<Reading>) {
         self.lock().readings = readings;
     }
 
-    /// Where devices are asked.
+    /// Sets the handle for reading devices.
     pub fn set_devices(&self, devices: DeviceHandle) {
         self.lock().devices = devices;
     }
@@ -102,7 +102,7 @@ fn family(
     Ok(())
 }
 
-/// The host as node_exporter shows it, read when it is asked for.
+/// The host in node_exporter's form, read on request.
 fn node_exporter(encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let meminfo = read("/proc/meminfo");
@@ -165,7 +165,7 @@ fn stall_seconds(text: &str, kind: &str) -> Option<f64> {
     Some(micros.parse::<f64>().ok()? / 1e6)
 }
 
-/// Devices as DCGM's exporter shows them.
+/// Devices in the form of DCGM's exporter.
 fn dcgm(encoder: &mut DescriptorEncoder<'_>, devices: &[DeviceFacts]) -> Result<(), fmt::Error> {
     const MIB: f64 = 1_048_576.0;
     type Pick = fn(&DeviceFacts) -> Option<f64>;

@@ -1,12 +1,12 @@
-//! Children that an agent notes in its run folder, so that a later agent of the same node can end
-//! what an earlier one left, and nothing of one that still runs. A process is known by its id and
-//! its start time, since ids are used again.
+//! Children that an agent notes in its run folder. So a later agent of the same node can end
+//! orphans, and no child of a living agent. A process is identified by its id and its start time,
+//! since ids are reused.
 
 use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
-/// When a process started; none where there is none, or it has ended and was not reaped.
+/// Returns when a process started, or none if it does not exist or is a zombie.
 fn start_time(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields 3 and 22; the second may hold spaces and ends with the last parenthesis.
@@ -18,7 +18,7 @@ fn start_time(pid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Processor time that a process has used, in clock ticks; none where there is none.
+/// Returns a process's processor time in clock ticks, or none if it does not exist.
 pub(crate) fn ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields 14 and 15, in user mode and in the kernel.
@@ -35,7 +35,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     state.is_some_and(|state| state.starts_with('T'))
 }
 
-/// Whether the agent of a noted child lives; none where the child itself is gone.
+/// Whether the agent of a noted child lives. None if the child itself is gone.
 fn agent_lives(pid: u32, note: &str) -> Option<bool> {
     let mut words = note.split_whitespace();
     let (child, agent, since) = (words.next()?, words.next()?, words.next()?);
@@ -58,13 +58,13 @@ pub fn note(run_dir: &Path, pid: u32) {
     }
 }
 
-/// A child is gone.
+/// Removes the note of a child that is gone.
 pub fn forget(run_dir: &Path, pid: u32) {
     let _ = std::fs::remove_file(run_dir.join(format!("child-{pid}")));
 }
 
-/// Ends the children that an earlier agent left; returns how many there were. The folder is there
-/// and nobody else's ([`crate::run_dir::secure`]): a forged note would end a process of ours.
+/// Ends the orphans of an earlier agent and returns their number. The folder must be secure
+/// ([`crate::run_dir::secure`]): a forged note would end a process of ours.
 pub fn sweep(run_dir: &Path) -> std::io::Result<usize> {
     let mut ended = 0;
     for entry in std::fs::read_dir(run_dir)?.flatten() {

@@ -1,4 +1,4 @@
-//! The agent's end of a child's socket. Reading may be given up at any await and taken up again.
+//! The agent's end of a child's socket. Reads are cancel-safe: a later call continues.
 
 use std::io::{Error, ErrorKind};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 const READ_AHEAD: usize = 64 * 1024;
-/// A child that takes nothing for so long is stopped, or does not read what it was promised.
+/// A child that accepts nothing for this long is stopped, or does not read its orders.
 const TAKES_WITHIN: Duration = Duration::from_secs(60);
 const GROWTH: usize = 64 << 20;
 
@@ -23,7 +23,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Over this socket.
+    /// A connection on this socket.
     pub fn new(stream: UnixStream) -> Self {
         Self {
             stream,
@@ -56,7 +56,7 @@ impl Link {
             .map(|(report, body)| (report, self.buffer.split_to(body).freeze())))
     }
 
-    /// The next report with its body; none once the child is gone.
+    /// Returns the next report with its body, or none once the child is gone.
     ///
     /// # Errors
     /// When bytes are no frame.
@@ -95,8 +95,8 @@ impl Link {
     /// When the child is gone or the order is too large.
     pub async fn send(&mut self, order: &Order, body: &[u8]) -> Result<(), FrameError> {
         let head = frames::head(order, body.len() as u64)?;
-        // Both in one system call: at the first byte the child wakes, and where cores are few it
-        // takes ours before we could send the rest.
+        // Both in one system call: the child wakes at the first byte. With few cores it would take
+        // ours before we send the rest.
         self.write(&mut Buf::chain(head.as_slice(), body)).await
     }
 

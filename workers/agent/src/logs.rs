@@ -1,4 +1,4 @@
-//! What programs print: a bounded stream of lines on `fiec.log.*`, and the tail of stderr.
+//! Programs' output: a bounded stream of lines on `fiec.log.*`, and the tail of stderr.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, NodeId, Tenant, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 const LINE_LIMIT: usize = 8 * 1024;
-/// Lines and bytes of one child a second; what is beyond is counted, not sent.
+/// Limits of one child per second. Lines beyond them are counted, not sent.
 const LINES_A_SECOND: u32 = 500;
 const BYTES_A_SECOND: usize = 512 * 1024;
 
@@ -23,17 +23,17 @@ struct Source {
 
 #[derive(Debug)]
 struct State {
-    /// Whom it serves now; what is printed before that belongs to nobody and is dropped.
+    /// The execution that it serves now. Earlier output belongs to none and is dropped.
     source: Option<Source>,
-    /// The last boundary that was reached, for the lines that follow.
+    /// The last boundary, for the lines after it.
     boundary: BoundaryIndex,
-    /// The end of stderr, for a crash.
+    /// The tail of stderr, for a crash report.
     tail: Vec<u8>,
-    /// Begin of the second in which `lines` and `bytes` are counted.
+    /// Start of the second in which `lines` and `bytes` are counted.
     window: Instant,
     lines: u32,
     bytes: usize,
-    /// Lines beyond the limit since the last word about them.
+    /// Lines beyond the limit since the last notice about them.
     dropped: u64,
     printed: bool,
 }
@@ -47,7 +47,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// For a child of this node.
+    /// The output of a child of this node.
     pub fn new(broker: &Broker, node: &NodeId) -> Self {
         let state = State {
             source: None,
@@ -70,7 +70,7 @@ impl Logs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the child serves this execution.
+    /// Attributes further output to this execution.
     pub fn serve(&self, tenant: &Tenant, execution: ExecutionId, epoch: Epoch, at: BoundaryIndex) {
         let mut state = self.lock();
         state.source = Some(Source {
@@ -82,17 +82,17 @@ impl Logs {
         state.tail.clear();
     }
 
-    /// The program has reached this boundary.
+    /// Attributes further output to this boundary.
     pub fn reached(&self, boundary: BoundaryIndex) {
         self.lock().boundary = boundary;
     }
 
-    /// Whether the child has ever printed anything.
+    /// Whether the child has ever printed.
     pub fn has_printed(&self) -> bool {
         self.lock().printed
     }
 
-    /// The end of what was written to stderr.
+    /// The tail of stderr.
     pub fn tail(&self) -> String {
         let state = self.lock();
         let mut text = String::from_utf8_lossy(&state.tail).into_owned();

@@ -19,7 +19,7 @@ use crate::shared::Shared;
 /// Pause before the ledger is read again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a runner holds, known outside of it.
+/// The binding that a runner holds, kept outside of the runner.
 pub(crate) struct Held {
     tenant: Tenant,
     execution: ExecutionId,
@@ -29,7 +29,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// What the runner of this job will hold.
+    /// The binding that the runner of this job will hold.
     pub fn of(job: &Job) -> Self {
         let (state, bound) = match &job.start {
             Start::Bound(tip) | Start::Entrusted(tip, _) => (&tip.state, tip.digest),
@@ -43,7 +43,7 @@ impl Held {
         }
     }
 
-    /// Appends the crash of the runner and what follows from it, and forgets the execution here.
+    /// Appends the crash of the runner with its consequence, and forgets the execution here.
     pub async fn record_panic(self, shared: &Arc<Shared>, panic: Box<dyn Any + Send>) {
         let words = in_words(&*panic);
         let (execution, epoch) = (self.execution, self.epoch);
@@ -65,8 +65,8 @@ impl Held {
         }
     }
 
-    /// Appends the crash and its outcome, unless the execution is not held here any more. A first binding that is
-    /// not appended comes again, in a capsule message.
+    /// Appends the crash and its outcome, unless another binding holds the execution. A first
+    /// binding that is not appended comes again, in a capsule message.
     async fn append(&self, shared: &Shared, words: &str) -> Result<(), AppendError> {
         let last = shared.ledger.last(&self.tenant, self.execution).await?;
         let Some(tip) = last.map(Tip::from) else {
@@ -84,7 +84,7 @@ impl Held {
     }
 }
 
-/// A crash, and what follows it.
+/// The events of a crash and of its consequence.
 fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
     let state = &tip.state;
     let reason = format!("the worker's runner panicked: {words}");

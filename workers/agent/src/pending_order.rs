@@ -16,29 +16,29 @@ use fiec_schemas::{Cause, Decision, Epoch, Event, Timestamp};
 pub enum PendingOrder {
     /// Yield, as [`ControlRequest::Yield`](fiec_schemas::messages::ControlRequest::Yield) says.
     Yield {
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// Where the execution goes; without it the policy service binds anew.
+        /// The destination. Without it the policy service binds the execution again.
         to: Option<Destination>,
-        /// How that was chosen.
+        /// The decision that chose it.
         decision: Option<Decision>,
     },
     /// Yield, and stay paused.
     Pause {
-        /// Who asked.
+        /// The author of the request.
         who: String,
     },
     /// Stay here and wait.
     Park {
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// What the execution keeps.
+        /// The resources that the execution keeps.
         keep: Keep,
     },
 }
 
 impl PendingOrder {
-    /// Why, for the program.
+    /// The cause in words, for the program.
     pub fn in_words(&self) -> String {
         match self {
             Self::Yield { cause, .. } | Self::Park { cause, .. } => cause.in_words(),

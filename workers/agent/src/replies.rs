@@ -29,7 +29,7 @@ pub enum NotTaken {
     /// The execution waits for a slot.
     #[error("the execution is not started")]
     NotStarted,
-    /// The execution yields, is cancelled, or its last message is under way.
+    /// The execution yields, is cancelled, or its last message is in flight.
     #[error("the execution is leaving")]
     Leaving,
     /// Another node holds the execution.
@@ -41,7 +41,7 @@ pub enum NotTaken {
     /// The queue of the execution's orders is full.
     #[error("the execution has too many orders waiting")]
     Busy,
-    /// The node takes nothing new.
+    /// The node takes no new work.
     #[error("the node is draining")]
     Draining,
     /// No child computes the execution at this moment.
@@ -50,7 +50,7 @@ pub enum NotTaken {
     /// A park is ordered or done.
     #[error("it is parked already, or about to be")]
     Parked,
-    /// The program has not said that it knows `park`.
+    /// The program has not reported that it supports `park`.
     #[error("its program does not know how to park; let it yield")]
     CannotPark,
     /// The node's memory is beyond its threshold.
@@ -86,7 +86,7 @@ pub enum NotTaken {
     /// The submission has no `spread`.
     #[error("its range is not to be shared: it was submitted so")]
     NotShared,
-    /// σ is larger than what a part may have.
+    /// σ is too large for a part.
     #[error("its σ does not fit a message: a part's like it could not be taken back")]
     LargeState,
     /// A split is ordered.
@@ -98,19 +98,19 @@ pub enum NotTaken {
     /// The execution has this grant.
     #[error("it has that already")]
     SameGrant,
-    /// The node computes another part once more.
+    /// The node is already computing another verification.
     #[error("it computes another part once more already")]
     Verifying,
-    /// No slot is free for computing a part once more.
+    /// No slot is free for a verification.
     #[error("no slot is to spare")]
     NoSpareSlot,
-    /// The node does not have what the execution needs, or does not grant it.
+    /// The node lacks the resources that the execution needs, or does not grant them.
     #[error("{0}")]
     NotGranted(String),
 }
 
 impl NotTaken {
-    /// The reason for programs, where the asker can do something about it.
+    /// The reason as a type, if the sender can react to it.
     pub fn refusal(&self) -> Option<Refusal> {
         match self {
             Self::NotHeld => Some(Refusal::NotHeld),

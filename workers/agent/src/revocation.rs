@@ -1,8 +1,8 @@
-//! The notice that this machine will be gone: a file that whoever rents it out writes, or a signal.
+//! The notice that this machine will be revoked: a file that its owner writes, or a signal.
 //!
-//! It is put into the node's flags, where an operator's word goes too (`fiec node revoke`), and the
-//! policy service has everything away before that moment. It holds for this life of the agent: the
-//! next one under the node's name is another machine, or this one after all.
+//! The notice goes into the node's flags, like an operator's (`fiec node revoke`). The policy
+//! service then moves all executions away before that moment. The notice applies to this life of
+//! the agent: the next agent under the node's name may run on another machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::shared::Shared;
 
-/// How often the file is looked for.
+/// Interval of the checks for the file.
 const LOOK: Duration = Duration::from_millis(250);
-/// A notice that could not be written down is tried again after this.
+/// Pause before a notice that could not be written is retried.
 const AGAIN: Duration = Duration::from_millis(500);
-/// What is read of a notice at most; a longer one is none.
+/// Most bytes of a notice. A longer file is refused.
 const NOTICE_LIMIT: u64 = 16 << 10;
 
-/// How an agent learns that its machine will be gone.
+/// How an agent learns that its machine will be revoked.
 #[derive(Debug, Clone)]
 pub struct RevocationOptions {
-    /// A file that is the notice once it is there: empty, a number of seconds, a time (RFC 3339),
+    /// A file whose existence is the notice. It is empty, a number of seconds, a time (RFC 3339),
     /// or JSON with one of them as `time` or `seconds`. None by default.
     pub file: Option<PathBuf>,
-    /// How long the machine stays after a notice that does not say it itself; 120 by default.
+    /// Seconds until the machine is revoked if the notice states no time; 120 by default.
     pub seconds: u32,
-    /// Notified when a signal is the notice.
+    /// Notified by a signal that is the notice.
     pub signal: Arc<Notify>,
 }
 
@@ -51,7 +51,7 @@ struct JsonNotice {
     seconds: Option<u32>,
 }
 
-/// When the machine will be gone by a notice that was first seen at `seen`.
+/// Returns the time of revocation from a notice that was first seen at `seen`.
 ///
 /// # Errors
 /// The rule that the notice breaks.
@@ -78,7 +78,7 @@ pub fn read_notice(text: &str, seen: Timestamp, seconds: u32) -> Result<Timestam
     }
 }
 
-/// The notice in the file, if it is there; its text, or why it cannot be read.
+/// Returns the notice in the file, if it exists: its text, or why it cannot be read.
 async fn look(path: &Path) -> Option<Result<String, String>> {
     match tokio::fs::metadata(path).await {
         Ok(about) if about.len() > NOTICE_LIMIT => {
@@ -94,11 +94,12 @@ async fn look(path: &Path) -> Option<Result<String, String>> {
     }
 }
 
-/// Waits for a notice and writes it down. A file that is taken away again takes its notice back.
+/// Waits for a notice and writes it into the node's flags. If the file disappears, the notice is
+/// withdrawn.
 pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     let options = shared.options.revocation.clone();
     let mut tick = tokio::time::interval(LOOK);
-    // What the file said last, and when the machine will be gone by that.
+    // The file's last text, and the time of revocation that it states.
     let mut noticed: Option<(Result<String, String>, Timestamp)> = None;
     loop {
         tokio::select! {
@@ -128,7 +129,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
         let at = match read.and_then(|text| read_notice(&text, now, options.seconds)) {
             Ok(at) => at,
             Err(error) => {
-                // Something wants to tell that the machine goes: better too soon than not at all.
+                // The file announces a revocation: too early is better than never.
                 let path = path.display();
                 tracing::error!(%path, error, seconds = options.seconds,
                     "the revocation notice cannot be understood; taking the default");
@@ -140,7 +141,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Writes into the node's flags when it will be gone, or that it stays after all.
+/// Writes the time of revocation into the node's flags, or withdraws it.
 async fn tell(shared: &Shared, at: Option<Timestamp>, how: &str, stop: &CancellationToken) {
     let (node, life) = (shared.node(), shared.instance);
     let who = format!("{node} ({how})");

@@ -1,4 +1,4 @@
-//! An execution is taken up: from its binding to a runner with a child.
+//! The start of an execution on this node: from its binding to a runner with a child.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -25,10 +25,10 @@ use crate::shared::{Shared, Slot};
 use crate::spread::Sharing;
 use crate::unrecorded::Unrecorded;
 
-/// Takes an execution up, in a task of its own; with a child if that has its run already. A panic
-/// there ends the execution's stay here as a crash, and frees its slot.
+/// Starts an execution in its own task, with the given child if that already has its run. A panic
+/// there counts as a crash of the execution, and frees its slot.
 pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
-    // Boxed where it is made: its 14 KiB would be copied on their way into the task.
+    // Boxed here: its 14 KiB would be copied on their way into the task.
     tokio::spawn(Box::pin(async move {
         let held = Held::of(&job);
         let run = AssertUnwindSafe(run(shared.clone(), job, slot, given));
@@ -137,7 +137,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             Box::pin(runner.settle_outbox()).await;
         }
         match (&runner.tip.state.requested, given) {
-            // Asked of a worker that died before it could.
+            // Requested of a worker that died before it could cancel.
             (Some(requested), _) if requested.what == RequestKind::Cancel => {
                 let who = requested.who.clone();
                 runner.finish(vec![Event::Cancelled { who }]);

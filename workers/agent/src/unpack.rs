@@ -1,5 +1,4 @@
-//! Unpacks a package's artifact: regular files inside the folder and nothing else, whatever the
-//! tar says.
+//! Unpacks a package's artifact: only regular files inside the folder, whatever the tar says.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -8,14 +7,14 @@ use std::path::{Component, Path, PathBuf};
 
 /// Files that one package may have.
 pub const FILES_LIMIT: u64 = 100_000;
-/// Folders that a file may lie in, one in the other.
+/// Most nested folders.
 const DEPTH_LIMIT: usize = 64;
 
 fn bad(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-/// The path of an entry, if it stays inside: plain names only.
+/// Returns the path of an entry if it stays inside: plain names only.
 fn inside(path: &Path) -> io::Result<PathBuf> {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -35,11 +34,12 @@ fn inside(path: &Path) -> io::Result<PathBuf> {
     Ok(clean)
 }
 
-/// Unpacks a tar into a folder that does not exist yet, and returns the bytes of its files, which
-/// may be `limit` at most. On an error what was written so far is left for the caller to remove.
+/// Unpacks a tar into a new folder, and returns the bytes of its files, at most `limit`. After an
+/// error the caller removes the partial folder.
 ///
 /// # Errors
-/// A link, a device, a path that leads out, too many files or bytes; or what the file system says.
+/// A link, a device, a path that leaves the folder, too many files or bytes, or a file system
+/// error.
 pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
     std::fs::create_dir(into)?;
     let mut archive = tar::Archive::new(artifact);
@@ -65,7 +65,7 @@ pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
             std::fs::create_dir_all(folder)?;
         }
         let executable = entry.header().mode()? & 0o111 != 0;
-        // Never through a link, and never twice: the folder is new, and holds no links.
+        // Never through a link and never twice: the folder is new and has no links.
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -80,12 +80,12 @@ pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
         if copied < size {
             return Err(bad(format!("{path:?} is cut off")));
         }
-        // Read only: the cache's copy serves every execution.
+        // Read-only: the cache's copy serves every execution.
         let mode = if executable { 0o555 } else { 0o444 };
         file.set_permissions(PermissionsExt::from_mode(mode))?;
     }
-    // On the disk before its name says that it is complete. Some file systems cannot; then a crash
-    // of the machine, not of the process, may leave a folder that must be removed by hand.
+    // Synced before its name marks it as complete. Some file systems cannot sync: then a crash of
+    // the machine may leave a folder that must be removed by hand.
     if let Err(error) = rustix::fs::syncfs(File::open(into)?) {
         tracing::debug!(%error, "cannot sync the cache's file system");
     }
@@ -99,7 +99,7 @@ mod tests {
 
     fn entry(kind: EntryType, path: &str, body: &[u8], mode: u32) -> Vec<u8> {
         let mut header = Header::new_gnu();
-        // Written as it is: the library's own setter refuses what is tested here.
+        // Written directly: the library's own setter refuses the paths that are tested here.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         header.set_entry_type(kind);
         header.set_mode(mode);

@@ -23,19 +23,19 @@ const SHORTEST_MS: f64 = 500.0;
 /// An interval, in ms, that stands for: not before the recorder has caught up.
 const NEVER_MS: u32 = u32::MAX;
 
-/// What the recorder's last word means for commits by time.
+/// The recorder's last checkpoint, as it concerns commits by time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// Least interval in ms, by how far the recorder is behind with all executions.
     pub interval_ms: u32,
-    /// Last sequence of the ledger stream in PostgreSQL; none where no recorder was heard.
+    /// Last sequence of the ledger stream in PostgreSQL. None if no recorder was heard.
     pub seq: Option<Sequence>,
 }
 
 /// Messages of one execution that the recorder has not recorded, as far as is known here.
 #[derive(Debug)]
 pub(crate) struct Unrecorded {
-    /// Their sequences, ascending; of earlier messages at most the last one's.
+    /// Their sequences, ascending. Messages before this runner count with the last one's sequence.
     seqs: VecDeque<Sequence>,
 }
 
@@ -48,7 +48,7 @@ impl Unrecorded {
         }
     }
 
-    /// A message was appended.
+    /// Notes an appended message.
     pub fn appended(&mut self, seq: Sequence) {
         self.seqs.push_back(seq);
         if self.seqs.len() > DEPTH {
@@ -56,7 +56,7 @@ impl Unrecorded {
         }
     }
 
-    /// Least interval of commits by time, in ms, after this word of the recorder.
+    /// Least interval of commits by time, in ms, after this checkpoint.
     pub fn interval_ms(&mut self, recorded: Recorded) -> u32 {
         let Some(seq) = recorded.seq else {
             return recorded.interval_ms;

@@ -1,5 +1,5 @@
-//! Whose turn it is to send: the state of a rebinding under way goes before the states and outputs
-//! of routine commits.
+//! The order of uploads: the state of a running rebinding goes before states and outputs of routine
+//! commits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-/// A routine upload waits for rebindings no longer than this at a time: a broker that does not
-/// answer keeps them all, and nothing is gained by waiting for it.
+/// Longest wait of a routine upload for rebindings. A silent broker delays all of them, and waiting
+/// longer gains nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The order of a node's uploads.
@@ -25,8 +25,8 @@ impl Default for Uploads {
     }
 }
 
-/// Set once an execution is to leave: what it has on its way goes before its last state, and waits
-/// for nobody from then on.
+/// Set once an execution is about to leave. Its running uploads precede its last state, so from
+/// then on they wait for no rebinding.
 #[derive(Debug, Default)]
 pub struct Hurry {
     set: AtomicBool,
@@ -34,7 +34,7 @@ pub struct Hurry {
 }
 
 impl Hurry {
-    /// From now on.
+    /// Ends the waiting of this execution's uploads.
     pub fn set(&self) {
         self.set.store(true, Ordering::Release);
         self.told.notify_waiters();
@@ -50,7 +50,7 @@ impl Hurry {
     }
 }
 
-/// A rebinding under way, until it is dropped.
+/// Marks a running rebinding until it is dropped.
 #[derive(Debug)]
 pub struct Urgent(Arc<watch::Sender<usize>>);
 
@@ -61,13 +61,13 @@ impl Drop for Urgent {
 }
 
 impl Uploads {
-    /// A rebinding begins: routine uploads wait until it is over.
+    /// Marks the start of a rebinding: routine uploads wait until it is over.
     pub fn urgent(&self) -> Urgent {
         self.urgent.send_modify(|count| *count += 1);
         Urgent(Arc::clone(&self.urgent))
     }
 
-    /// Waits until no rebinding is under way, or this upload has become part of one.
+    /// Waits until no rebinding is running, or until this upload has become part of one.
     pub async fn turn(&self, hurry: &Hurry) {
         if *self.urgent.borrow() == 0 {
             return;
@@ -76,7 +76,7 @@ impl Uploads {
         let free = urgent.wait_for(|count| *count == 0);
         tokio::select! {
             () = hurry.until_set() => {}
-            // The sender lives as long as this does, so only time may run out.
+            // The sender lives as long as `self`, so the only error is the timeout.
             _ = tokio::time::timeout(PATIENCE, free) => {}
         }
     }

@@ -1,11 +1,11 @@
-//! Corruption on purpose, for tests of re-verification: the environment variable
-//! `FIEC_TEST_BIT_FLIPS` makes a child flip one bit of σ at boundaries.
+//! Deliberate corruption, for tests of verification. The environment variable `FIEC_TEST_BIT_FLIPS`
+//! makes a child flip one bit of σ at boundaries.
 //!
-//! * `after:N`: at every boundary after the first N that this process crosses;
-//! * `file:PATH`: at every boundary while that file exists, so that a test can let a node begin
-//!   to corrupt at a certain moment.
+//! * `after:N`: at every boundary after the first N of this process;
+//! * `file:PATH`: at every boundary while that file exists, so that a test can start the corruption
+//!   at a certain moment.
 //!
-//! Never set it where results matter. A child that has it says so when it flips its first bit.
+//! Never set it where results matter. The child prints a notice when it flips its first bit.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ pub(crate) struct Flips {
 }
 
 impl Flips {
-    /// As the environment says; none where it says nothing.
+    /// Reads the environment. Returns none if the variable is not set.
     pub(crate) fn from_env() -> Option<Self> {
         let text = std::env::var(BIT_FLIPS_ENV).ok()?;
         let flips = Self::parse(&text);
@@ -60,8 +60,8 @@ impl Flips {
         }
     }
 
-    /// At a boundary: flips a low bit somewhere in the middle of σ, another one each time, and
-    /// gives σ back to the program.
+    /// Flips a low bit near the middle of σ at a boundary, a different one each time, and resumes
+    /// the program from it.
     pub(crate) fn boundary(
         &mut self,
         instance: &mut dyn Instance,
@@ -76,7 +76,7 @@ impl Flips {
         if state.is_empty() {
             return Ok(());
         }
-        // The third byte of a little-endian f64: far below its leading digits.
+        // The third byte of a little-endian f64 is far below its leading digits.
         let words = state.len() / 8;
         let word = (words / 2 + self.flipped as usize % (words / 4 + 1)).min(words);
         let at = (word * 8 + 2).min(state.len() - 1);

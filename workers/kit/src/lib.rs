@@ -1,9 +1,9 @@
-//! The program contract: what a capsule program implements, and the frames it speaks with its
-//! agent.
+//! The program contract: the trait that a capsule program implements, and the frames between child
+//! and agent.
 //!
-//! A program ([`Program`]) says how to go from one boundary to the next and how its state becomes
-//! bytes. The run time owns the loop: [`child`] under an agent, [`local`] without any server.
-//! Both give the same results; a program cannot tell them apart.
+//! A program ([`Program`]) computes from one boundary to the next and encodes its state as bytes.
+//! The run time owns the loop: [`child`] under an agent, [`local`] without any server. Both give
+//! the same results. A program cannot distinguish them.
 
 pub mod beneath;
 pub mod child;

@@ -1,5 +1,5 @@
-//! Runs a program in this process, without server, child or commit: the undisturbed run that
-//! digests are compared with, and the bare loop that rates are compared with.
+//! Runs a program in this process, without server, child or commit. Tests compare its digests with
+//! moved runs, and benches compare its rate with a worker's.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use crate::frames::Emit;
 use crate::program::{Capsule, Inputs, OutputData, ProgramError, Step};
 use crate::programs;
 
-/// What a run gave.
+/// The outcome of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalOutcome {
-    /// The program's words.
+    /// The program's result.
     pub result: Value,
-    /// `digest` of the result, where it has one.
+    /// `digest` of the result, if it has one.
     pub digest: Option<Digest>,
     /// Capsules in all.
     pub capsules: BoundaryIndex,
-    /// Time from the first capsule's beginning to the last one's end.
+    /// Time from the start of the first capsule to the end of the last one.
     pub computed: Duration,
     /// The same in seconds.
     pub seconds: f64,
     /// Outputs.
     pub outputs: Vec<OutputData>,
-    /// What it emitted.
+    /// Emitted messages.
     pub emits: Vec<Emit>,
 }
 
-/// Runs a program to its end, for the user who runs this process: its parameters may name any
-/// file, relative ones from the current folder.
+/// Runs a program to its end for the user who runs this process. Its parameters may name any file.
+/// Relative names start at the current folder.
 ///
 /// # Errors
 /// Those of the program.
@@ -38,8 +38,8 @@ pub fn run_local(program: &str, params: &Value) -> Result<LocalOutcome, ProgramE
     run_cut(program, params, &mut Inputs::anywhere(), |_| false)
 }
 
-/// Runs a program to its end; where `cut` says so at a boundary, the program is thrown away and
-/// resumed from the bytes of its state, as a move would do.
+/// Runs a program to its end. If `cut` returns true at a boundary, the program is dropped and
+/// resumed from the bytes of its state, as by a move.
 ///
 /// # Errors
 /// Those of the program.

@@ -1,10 +1,10 @@
-//! A big array whose place in σ is taken by the digests of its pages.
+//! A big array that σ represents by the digests of its pages.
 //!
-//! σ then stays small however big the array is, and a run that is resumed begins before any of it
-//! has arrived: a page is fetched when it is first touched. A commit carries the pages that changed
-//! since the one before, as outputs named `<name>/<digest>`; like all outputs they stay in the
-//! object store. So this is for arrays of which most stays as it is; a σ of which much changes is
-//! better left whole, since its chunks are dropped when they are superseded.
+//! σ then stays small for any array, and a resumed run starts before the array has arrived: a page
+//! is fetched on its first use. A commit carries the pages that changed since the last one, as
+//! outputs named `<name>/<digest>`. Like all outputs they stay in the object store. So `Pages`
+//! suits arrays of which most pages do not change. An array with many changes is better part of σ,
+//! since chunks are deleted when they are superseded.
 //!
 //! ```text
 //! "FIECPAG1" │ bytes of a page u64 │ bytes u64 │ digest of each page, 32 bytes     little endian
@@ -19,9 +19,9 @@ const HEAD: usize = 24;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Page {
-    /// Not here.
+    /// Not in memory.
     Cold(Digest),
-    /// Here, and stored under its digest.
+    /// In memory, and stored under its digest.
     Clean(Digest, Vec<u8>),
     /// Changed since it was stored.
     Dirty(Vec<u8>),
@@ -36,7 +36,7 @@ impl Page {
     }
 }
 
-/// Bytes in pages of one size, the last one shorter where they do not fill it.
+/// Bytes in pages of one size. The last page may be shorter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
     name: String,
@@ -46,7 +46,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// These bytes, in pages of `page_bytes` (at least 1). `name` is what its outputs begin with.
+    /// Divides these bytes into pages of `page_bytes` (at least 1). `name` is the prefix of its
+    /// outputs.
     pub fn new(name: impl Into<String>, bytes: &[u8], page_bytes: usize) -> Self {
         let page_bytes = page_bytes.max(1);
         let pages = bytes.chunks(page_bytes);
@@ -58,12 +59,12 @@ impl Pages {
         }
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// True where there are none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -73,7 +74,7 @@ impl Pages {
         self.page_bytes
     }
 
-    /// How many pages there are, and how many of them are here.
+    /// Number of pages, and number of pages in memory.
     pub fn count(&self) -> (usize, usize) {
         let here = self.pages.iter().filter(|p| !matches!(p, Page::Cold(_)));
         (self.pages.len(), here.count())
@@ -100,10 +101,10 @@ impl Pages {
         Ok(page)
     }
 
-    /// The bytes of a page, fetched when it is first touched.
+    /// Returns the bytes of a page, fetched on its first use.
     ///
     /// # Errors
-    /// Permanent where there is no such page; otherwise those of [`Capsule::fetch`].
+    /// Permanent if the page does not exist; otherwise those of [`Capsule::fetch`].
     pub fn page(&mut self, at: usize, cx: &mut Capsule) -> Result<&[u8], ProgramError> {
         match self.touched(at, cx)? {
             Page::Clean(_, bytes) | Page::Dirty(bytes) => Ok(bytes),
@@ -111,7 +112,7 @@ impl Pages {
         }
     }
 
-    /// The same, to be changed: the page travels with the next commit, in a new place.
+    /// Returns the bytes of a page for writing. The page is then stored with the next commit.
     ///
     /// # Errors
     /// As [`Pages::page`].
@@ -126,8 +127,8 @@ impl Pages {
         }
     }
 
-    /// Declares the pages that changed as outputs of the commit that is being made. To be called
-    /// from [`crate::State::settle`].
+    /// Declares the changed pages as outputs of the present commit. Call it from
+    /// [`crate::State::settle`].
     pub fn settle(&mut self, cx: &mut Capsule) {
         for page in &mut self.pages {
             if let Page::Dirty(bytes) = page {
@@ -148,10 +149,11 @@ impl Pages {
         }
     }
 
-    /// Reads what [`Pages::encode`] appended and leaves what follows it. No page is here yet.
+    /// Reads the list that [`Pages::encode`] appended, and advances `from` behind it. No page is in
+    /// memory yet.
     ///
     /// # Errors
-    /// When the bytes are none.
+    /// When the bytes are no such list.
     pub fn decode(name: impl Into<String>, from: &mut &[u8]) -> Result<Self, ProgramError> {
         let name = name.into();
         let malformed =

@@ -1,12 +1,12 @@
-//! Devices of a worker that was started with a file of simulated ones: they compute in the host's
-//! memory. The environment variable `FIEC_SIMULATED_DEVICES` names the file to a child; beside
-//! what `fiec-probes` reads in it, an entry may say, for tests,
+//! Devices of a worker that was started with a file of simulated ones. They compute in the host's
+//! memory. The environment variable `FIEC_SIMULATED_DEVICES` names the file to a child.
+//! `fiec-probes` reads the same file. For tests an entry may also have:
 //!
 //! * `"wrong_bits": true`: the device computes wrongly;
-//! * `"cannot_open": "why"`: it cannot be had;
-//! * `"context_ms": 300`: so long it takes to make its context;
-//! * `"contexts": "FILE"`: what happens to its contexts is appended there, a line each:
-//!   `made`, `taken`, `kept` or `gone`, the device, and the process.
+//! * `"cannot_open": "why"`: the device cannot be opened;
+//! * `"context_ms": 300`: the time to make its context;
+//! * `"contexts": "FILE"`: each event of its contexts is appended to this file as a line: `made`,
+//!   `taken`, `kept` or `gone`, the device, and the process.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -39,14 +39,14 @@ fn read(file: &PathBuf) -> Result<Vec<Entry>, String> {
     serde_json::from_slice(&text).map_err(|error| error.to_string())
 }
 
-/// Those of a file, which is read at each opening.
+/// The devices of a file, which is read at each opening.
 #[derive(Debug)]
 struct Simulated {
     file: PathBuf,
     contexts: Contexts,
 }
 
-/// Does with a context what its device's entry says.
+/// Applies an event of a context as its device's entry says.
 fn context(file: &PathBuf, event: ContextEvent, uuid: &str) {
     let entry = read(file).ok();
     let entry = entry.and_then(|all| all.into_iter().find(|entry| entry.id == uuid));
@@ -65,7 +65,7 @@ fn context(file: &PathBuf, event: ContextEvent, uuid: &str) {
         .append(true)
         .create(true)
         .open(&log);
-    // One write a line: processes append beside each other.
+    // One write per line: several processes append to the file.
     let line = format!("{word} {uuid} {}\n", std::process::id());
     if let Err(error) = opened.and_then(|mut log| log.write_all(line.as_bytes())) {
         eprintln!("fiec: cannot append to {}: {error}", log.display());
@@ -79,7 +79,7 @@ impl Simulated {
         Self { file, contexts }
     }
 
-    /// The devices of which this one is.
+    /// Returns the devices of the file, with this one's settings.
     fn found(&self, uuid: &str) -> Result<HostDevices, DeviceError> {
         let absent = |why: String| {
             let file = self.file.display();
@@ -99,7 +99,7 @@ impl Simulated {
     }
 }
 
-/// The simulated devices where the environment names some, else these.
+/// Returns the simulated devices if the environment names some, else these.
 pub(crate) fn in_place_of(devices: Arc<dyn Devices>) -> Arc<dyn Devices> {
     match std::env::var_os(SIMULATED_DEVICES_ENV) {
         Some(file) if !file.is_empty() => Arc::new(Simulated::of(file.into())),

@@ -1,5 +1,5 @@
-//! The child's writing side: small frames at once, large ones by a thread of their own beside the
-//! computation. Frames leave in the order in which they are given.
+//! The child's writing side. Small frames are written at once, large ones by a separate thread
+//! beside the computation. Frames leave in the order in which they are given.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use crate::frames::{BoundaryReport, FrameError, Made, Report};
 use crate::port::Port;
 use crate::program::OutputData;
 
-/// σ up to this size is digested and written by the computing thread: cheaper than a wake-up.
+/// σ up to this size is digested and written by the computing thread, which is cheaper than a
+/// wake-up.
 const DIRECT_LIMIT: usize = 192 * 1024;
 
 struct Job {
@@ -52,10 +53,10 @@ fn write_boundary(port: &Port, mut job: Job) -> Result<Vec<u8>, FrameError> {
 }
 
 impl Writer {
-    /// Writes to this port.
+    /// A writer to this port.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When its thread cannot be started.
     pub fn new(port: Arc<Port>) -> io::Result<Self> {
         let (jobs, inbox) = sync_channel::<Job>(1);
         let (outbox, done) = sync_channel(1);
@@ -90,7 +91,7 @@ impl Writer {
         Ok(())
     }
 
-    /// True while a large frame is being written.
+    /// Whether a large frame is being written.
     pub fn is_busy(&mut self) -> Result<bool, FrameError> {
         if self.busy {
             match self.done.try_recv() {
@@ -107,7 +108,7 @@ impl Writer {
         Ok(self.busy)
     }
 
-    /// An empty buffer for σ, used again from the commit before. Waits for that one.
+    /// Returns an empty buffer for σ, reused from the last commit. Waits for that commit.
     pub fn buffer(&mut self) -> Result<Vec<u8>, FrameError> {
         self.settle()?;
         let mut buffer = std::mem::take(&mut self.spare);
@@ -122,8 +123,8 @@ impl Writer {
         self.port.write(report, &body)
     }
 
-    /// Writes a boundary; a large one beside what comes next. Digest, sizes and outputs are
-    /// filled in here.
+    /// Writes a boundary. A large one is written while the computation continues. Digest, sizes and
+    /// outputs are filled in here.
     pub fn boundary(
         &mut self,
         report: BoundaryReport,

@@ -1,9 +1,10 @@
-//! A program in a container, by podman or docker: the command line, built as data, and what has
-//! to be known of the engine.
+//! A program in a container, by podman or docker: the command line, built as data, and the engine's
+//! properties.
 //!
-//! The package's folder, the inputs and the run's folder are mounted to be read; its folders of
-//! state, outputs, messages and result, each by itself, to be written. The container has no network unless the manifest asks for it, no more rights than the
-//! user that runs it, and memory and processors of the grant.
+//! The package's folder, the inputs and the run's folder are mounted read-only. The folders of
+//! state, outputs, messages and result are each mounted writable. The container has no network
+//! unless the manifest asks for it, no more rights than its user, and the memory and processors of
+//! the grant.
 
 use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
@@ -16,17 +17,17 @@ use fiec_schemas::package::{Grant, Image};
 use super::{image, trial};
 use crate::program::ProgramError;
 
-/// The folders of the run, inside.
+/// The folders of the run, inside the container.
 pub const RUN: &str = "/fiec/run";
-/// The package's folder, inside.
+/// The package's folder, inside the container.
 pub const PACKAGE: &str = "/fiec/package";
-/// The folder of inputs, inside.
+/// The folder of inputs, inside the container.
 pub const INPUTS: &str = "/fiec/inputs";
-/// How long an engine may take to say that it is there.
+/// Time limit for an engine's answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How long it may take to load an image from a package.
+/// Time limit for loading an image from a package.
 const LOAD_WITHIN: Duration = Duration::from_secs(600);
-/// Most that is kept of what it says.
+/// Most bytes of its output that are kept.
 const WORDS_LIMIT: u64 = 64 * 1024;
 
 /// A container engine.
@@ -34,22 +35,22 @@ const WORDS_LIMIT: u64 = 64 * 1024;
 pub enum Kind {
     /// Runs containers as its own children.
     Podman,
-    /// Asks a daemon to.
+    /// Runs containers by a daemon.
     Docker,
 }
 
 /// An engine that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Which.
+    /// Its kind.
     pub kind: Kind,
     /// Its command.
     pub program: PathBuf,
-    /// Flags of `run` without which no container starts on this machine; none on most.
+    /// Flags of `run` that this machine needs to start a container. Empty on most machines.
     pub flags: Vec<String>,
 }
 
-/// What is to be run.
+/// A container to run.
 #[derive(Debug)]
 pub struct Call<'a> {
     /// The container's name.
@@ -62,17 +63,17 @@ pub struct Call<'a> {
     pub package: &'a Path,
     /// The folder of the run, mounted to be read.
     pub run: &'a Path,
-    /// The folders in it that are mounted to be written: none of them can be replaced from inside.
+    /// Its folders that are mounted writable. The container cannot replace any of them.
     pub writable: &'a [&'a str],
     /// The folder of inputs.
     pub inputs: &'a Path,
-    /// Whether it may use the network.
+    /// Whether the container may use the network.
     pub network: bool,
-    /// What it may use.
+    /// The grant.
     pub grant: &'a Grant,
-    /// Its environment, beside the image's own.
+    /// Its environment, in addition to the image's own.
     pub environment: &'a [(String, String)],
-    /// Whose files it writes: user and group.
+    /// Owner of the files that it writes: user and group.
     pub user: (u32, u32),
 }
 
@@ -93,11 +94,11 @@ fn mount(from: &Path, to: &str, read_only: bool) -> Result<String, ProgramError>
 }
 
 impl Engine {
-    /// The first engine of this machine that answers and, for podman, starts a container: podman,
-    /// then docker. Once found, it stays the one of this process.
+    /// Returns the first engine of this machine that answers and, for podman, starts a container:
+    /// podman, then docker. The result is remembered for this process.
     ///
     /// # Errors
-    /// Why there is none, for each.
+    /// The reason for each engine that does not work.
     pub fn find() -> Result<Self, String> {
         static FOUND: OnceLock<Engine> = OnceLock::new();
         if let Some(engine) = FOUND.get() {
@@ -135,7 +136,7 @@ impl Engine {
         ))
     }
 
-    /// Runs a short command of the engine; what it says, or why it failed.
+    /// Runs a short command of the engine, and returns its output or its error.
     pub(super) fn ask(
         &self,
         arguments: &[String],
@@ -192,8 +193,8 @@ impl Engine {
         Err(last.unwrap_or("it failed without a word").trim().to_owned())
     }
 
-    /// The image of a manifest: a reference as it is, or the id of an archive of the package after
-    /// it was loaded without its names.
+    /// Returns the image of a manifest. A reference is returned unchanged. An archive of the
+    /// package is loaded without its names, and its id is returned.
     ///
     /// # Errors
     /// When it is no image, or the archive cannot be loaded.
@@ -213,7 +214,7 @@ impl Engine {
         })
     }
 
-    /// Arguments of the engine that run a container to its end.
+    /// Builds the engine's arguments that run a container to its end.
     ///
     /// # Errors
     /// When a folder cannot be mounted.
@@ -264,27 +265,28 @@ impl Engine {
             true => format!("{PACKAGE}/{}", first.trim_start_matches("./")),
             false => first.clone(),
         };
-        // Whatever a manifest says stands behind a `=` or behind `--`: an engine reads no flag there.
+        // Every word of a manifest stands after a `=` or after `--`, where an engine reads no
+        // flags.
         let entry = format!("--entrypoint={entry}");
         add(&["--workdir", PACKAGE, &entry, "--", call.image]);
         all.extend(rest.iter().cloned());
         Ok(all)
     }
 
-    /// What every container is denied, and as whom it runs.
+    /// The restrictions of every container, and its user.
     pub(super) fn walls(&self, user: (u32, u32)) -> Vec<String> {
         let mut all = ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
             .map(str::to_owned)
             .to_vec();
         all.extend(["--user".to_owned(), format!("{}:{}", user.0, user.1)]);
         if self.kind == Kind::Podman && user.0 != 0 {
-            // Without it the user's own files belong to nobody inside.
+            // Otherwise the user's own files would belong to nobody inside.
             all.extend(["--userns", "keep-id"].map(str::to_owned));
         }
         all
     }
 
-    /// A command that ends a container which no signal reaches any more.
+    /// Builds a command that removes a container, for one that ignores signals.
     pub fn end(&self, name: &str) -> Vec<String> {
         let program = self.program.to_string_lossy().into_owned();
         ["rm", "--force", name]
@@ -296,7 +298,7 @@ impl Engine {
     }
 }
 
-/// The image that an engine says it has loaded.
+/// Parses the name of the loaded image from the engine's output.
 fn loaded(said: &str) -> Option<String> {
     said.lines()
         .filter_map(|line| line.trim().strip_prefix("Loaded image"))

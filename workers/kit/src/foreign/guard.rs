@@ -1,9 +1,9 @@
-//! What a foreign program leaves behind is ended, whatever happens to this process.
+//! Ends the processes that a foreign program leaves behind, even if this process is killed.
 //!
-//! While this process lives it ends the process group of its program itself. Should it be killed,
-//! a shell that waits for the end of a pipe carries out its last will: it ends the group, stops
-//! the container, and removes the folders. Processes that left their group become children of
-//! this process (`PR_SET_CHILD_SUBREAPER`) where it is a program child, and are ended too.
+//! While this process lives it ends its program's process group itself. If it is killed, a shell
+//! that waits for the end of a pipe acts: it ends the group, stops the container, and removes the
+//! folders. A process that left its group becomes a child of this process
+//! (`PR_SET_CHILD_SUBREAPER`) if this process is a program child. Such processes are ended, too.
 
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,18 +13,18 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Keeps the last line that it is given, and does what it says once its input has ended.
+/// A shell that keeps the last line of its input and executes it when the input ends.
 const EXECUTOR: &str =
     "trap '' INT TERM HUP; w=:; while read -r l; do w=$l; done; eval \"$w\" >/dev/null 2>&1";
 
-/// Rounds in which orphans of orphans are looked for.
+/// Most rounds of the search for orphans of orphans.
 const ROUNDS: usize = 100;
 
 static OWNS_ORPHANS: AtomicBool = AtomicBool::new(false);
 static GUARDS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Declares that every process that becomes a child of this one belongs to the program that it
-/// runs. For processes that do nothing else than run programs.
+/// Declares that every process that becomes a child of this one belongs to its program. Only for
+/// processes that do nothing but run programs.
 pub fn own_orphans() {
     let this = rustix::process::getpid();
     match rustix::process::set_child_subreaper(Some(this)) {
@@ -48,7 +48,7 @@ fn children() -> Vec<u32> {
     found
 }
 
-/// Ends the processes that a program left behind; called when its own processes were reaped.
+/// Ends the processes that a program left behind. Called after its own processes were reaped.
 pub fn end_orphans() {
     if !OWNS_ORPHANS.load(Ordering::Relaxed) {
         return;
@@ -67,7 +67,7 @@ pub fn end_orphans() {
             return;
         }
         for orphan in orphans {
-            // Fails where it has ended meanwhile, and is reaped all the same.
+            // Fails if it has ended meanwhile. It is reaped all the same.
             let _ = kill_process(orphan, Signal::KILL);
             let _ = waitpid(Some(orphan), WaitOptions::empty());
         }
@@ -75,13 +75,13 @@ pub fn end_orphans() {
     eprintln!("fiec child: the program keeps leaving processes behind");
 }
 
-/// Carries out a last will.
+/// Executes a shell line after the end of this process.
 pub struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    /// With nothing to do yet.
+    /// A guard with an empty line.
     ///
     /// # Errors
     /// When no shell can be started.
@@ -100,7 +100,7 @@ impl Guard {
         Ok(Self { shell })
     }
 
-    /// What is to be done should this process end now: a line for a shell.
+    /// Sets the shell line to execute if this process ends now.
     pub fn will(&mut self, line: &str) {
         debug_assert!(!line.contains('\n'));
         if let Some(pipe) = &mut self.shell.stdin
@@ -114,7 +114,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.will(":");
-        // Its input ends, so it ends.
+        // Closing its input makes it end.
         drop(self.shell.stdin.take());
         let _ = self.shell.wait();
         GUARDS
@@ -124,7 +124,7 @@ impl Drop for Guard {
     }
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,8 +1,8 @@
 //! Image archives without the names of their images.
 //!
-//! An engine's store is shared by all programs of a node. An archive that is loaded with its names
-//! would move a name that belongs to somebody else, so the names are taken out first. The image is
-//! then known by its id alone.
+//! All programs of a node share an engine's store. An archive that is loaded with its names would
+//! move another owner's name, so the names are removed first. The image is then known by its id
+//! alone.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read as _, Seek as _, Write as _};
@@ -21,10 +21,10 @@ const NAMES: [&str; 2] = [
     "io.containerd.image.name",
 ];
 
-/// A copy of the archive at `path`, at its beginning, that names no image.
+/// Copies the archive at `path` without the images' names. The copy is positioned at its start.
 ///
 /// # Errors
-/// Permanent where it is no plain tar of images; transient where it cannot be read or copied.
+/// Permanent if it is no plain tar of images, transient if it cannot be read or copied.
 pub fn without_names(path: &Path) -> Result<File, ProgramError> {
     let cannot = |error: io::Error| {
         let text = format!("cannot read image archive {}: {error}", path.display());
@@ -61,7 +61,7 @@ fn copy(from: File) -> io::Result<File> {
                 "it holds something else than files, folders and links",
             ));
         }
-        // Its header may say another size than what stands before it.
+        // Its header may state another size than the actual one.
         header.set_size(entry.size());
         match listed(&name) {
             None => to.append_data(&mut header, &name, &mut entry)?,
@@ -86,7 +86,7 @@ enum List {
     Manifest,
     /// Of OCI, with annotations.
     Index,
-    /// Of docker before it had a manifest; nothing but names.
+    /// Of docker before it had a manifest: contains only names.
     Repositories,
 }
 
@@ -103,7 +103,7 @@ fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.to_owned())
 }
 
-/// A path without `.`, which engines leave out as well.
+/// Removes `.` from a path, as engines do.
 fn plain(path: &Path) -> io::Result<PathBuf> {
     let mut all = PathBuf::new();
     for part in path.components() {

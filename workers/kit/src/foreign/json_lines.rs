@@ -1,4 +1,4 @@
-//! A process for the whole run that speaks JSON lines over a Unix socket.
+//! One process for the whole run, which speaks JSON lines over a Unix socket.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -21,13 +21,13 @@ use crate::frames::Shares;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
 use crate::programs::{Instance, RunEnd};
 
-/// How long a process may take to connect, or to send σ, where it declares no `boundary_ms`.
+/// Time limit to connect, or to send σ, if the package declares no `boundary_ms`.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
 /// A process with its connection.
 struct Talk {
     process: Process,
-    /// Until it has connected.
+    /// Set until the process has connected.
     listener: Option<UnixListener>,
     lines: Option<Lines>,
     first: Option<String>,
@@ -38,21 +38,21 @@ pub struct JsonLines {
     package: Package,
     work: Work,
     params: Value,
-    /// σ to begin with.
+    /// σ to start from.
     begin: Option<Vec<u8>>,
     boundary: Option<BoundaryIndex>,
     talk: Option<Talk>,
     /// σ that came with the boundary.
     state: Option<Vec<u8>>,
     progress: Progress,
-    /// How its range is shared, where it may be.
+    /// How its range is shared, if it may be.
     shares: Option<Shares>,
-    /// A part to take back first, and its σ.
+    /// A part to merge first, and its σ.
     merge: Option<(TileRange, Option<Vec<u8>>)>,
 }
 
 impl JsonLines {
-    /// With its folders.
+    /// Makes its folders.
     pub fn start(
         package: &Package,
         params: &Value,
@@ -115,14 +115,14 @@ impl JsonLines {
         ProgramError::Transient(format!("{} {what}", self.package.program))
     }
 
-    /// Ends the process, which has gone astray.
+    /// Ends a process that broke the protocol.
     fn end(&mut self) {
         if self.talk.take().is_some() {
             self.work.ended();
         }
     }
 
-    /// The next thing that the process says.
+    /// Returns the next line from the process.
     fn hear(
         &mut self,
         cx: &Capsule,
@@ -136,7 +136,7 @@ impl JsonLines {
         let program = &self.package.program;
         let transient = |text: String| ProgramError::Transient(format!("{program} {text}"));
         let mut gone = false;
-        // It ends by itself after that, as a rule.
+        // After that it normally ends by itself.
         let mut closed = None;
         loop {
             if let Some(lines) = &mut talk.lines {
@@ -230,7 +230,7 @@ impl JsonLines {
         }
     }
 
-    /// The next thing that it says of its capsule; what it asks before that is answered.
+    /// Returns the next line about the capsule. Requests before it are answered.
     fn hear_and_answer(
         &mut self,
         cx: &mut Capsule,
@@ -287,7 +287,7 @@ impl JsonLines {
                 }
                 self.work.take_named_outputs(&self.package, &outputs)?;
                 if complete {
-                    // Named now, so that a commit is due before there are too many.
+                    // Declared now, so that a commit is due before there are too many.
                     self.work.declare_outputs(cx)?;
                 }
                 lines::emit(&self.package.program, &emit, cx)?;
@@ -325,7 +325,7 @@ impl JsonLines {
         }
     }
 
-    /// Waits so long for the process to end by itself, then ends it.
+    /// Waits at most `grace` for the process to end by itself, then ends it.
     fn let_go(&mut self, grace: Duration) {
         let Some(talk) = &mut self.talk else {
             return;
@@ -381,7 +381,8 @@ impl Instance for JsonLines {
         let mut patience = Patience::new(&package, cx);
         match self.hear(cx, &mut patience, true)? {
             Said::Split(range) => {
-                // What came along with the boundary ended behind it, as did the number of all.
+                // The σ that came with the boundary included the given range, and so did the total
+                // count.
                 self.state = None;
                 if let Some(of) = &mut self.progress.of {
                     *of = of.saturating_sub(range.count()).max(cx.index());

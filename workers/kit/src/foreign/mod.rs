@@ -1,10 +1,10 @@
-//! Programs of packages: processes of their own that keep their state in a folder
+//! Programs of packages: separate processes that keep their state in a folder
 //! ([`Protocol::StateDir`]) or speak JSON lines ([`Protocol::JsonLines`]), natively or in a
 //! container. To the run time each is an [`Instance`] like a built-in.
 //!
-//! Nothing that such a program does takes this process along: what it says is bounded and
-//! checked, what it prints passes by, what it starts is ended with it, and a program that neither
-//! ends nor reaches a boundary is ended at its own limit.
+//! Such a program cannot harm this process. Its messages are bounded and checked, its output is
+//! passed through, and its descendants are ended with it. A program that neither ends nor reaches a
+//! boundary is ended at its own limit.
 
 pub mod container;
 mod guard;
@@ -29,7 +29,7 @@ pub use guard::own_orphans;
 
 /// Largest σ in bytes of a package that declares no `limits.state_bytes`.
 pub const STATE_LIMIT: u64 = 4 << 30;
-/// Largest result in bytes, as JSON; larger ones are outputs.
+/// Largest result in bytes, as JSON. A larger one must be an output.
 pub const RESULT_LIMIT: u64 = fiec_schemas::limits::RESULT_LIMIT as u64;
 
 /// Names the folder that is σ.
@@ -40,8 +40,8 @@ pub const SOCKET_PATH_ENV: &str = "FIEC_SOCKET";
 pub const PARAMS_ENV: &str = "FIEC_PARAMS";
 /// Names the folder of inputs.
 pub const INPUTS_ENV: &str = "FIEC_INPUTS";
-/// Names the folder of the objects that parameters name by `{"object": "<digest>"}`, each under
-/// its digest.
+/// Names the folder of the objects that parameters name by `{"object": "<digest>"}`, each under its
+/// digest.
 pub const OBJECTS_ENV: &str = "FIEC_OBJECTS";
 /// Names the folder in which finished files are outputs.
 pub const OUTPUTS_ENV: &str = "FIEC_OUTPUTS";
@@ -49,18 +49,18 @@ pub const OUTPUTS_ENV: &str = "FIEC_OUTPUTS";
 pub const OUTBOX_ENV: &str = "FIEC_OUTBOX";
 /// Names the file that a result is written to.
 pub const RESULT_ENV: &str = "FIEC_RESULT";
-/// The index of the boundary to go on from.
+/// The index of the boundary to continue from.
 pub const BOUNDARY_ENV: &str = "FIEC_BOUNDARY";
 /// The grant as JSON.
 pub const GRANT_ENV: &str = "FIEC_GRANT";
 /// The execution.
 pub const EXECUTION_ENV: &str = "FIEC_EXECUTION";
 
-/// Starts a program of a package. Its process begins with the first capsule.
+/// Starts a program of a package. Its process starts with the first capsule.
 ///
 /// # Errors
-/// When the package's folder is no such package, an object of the parameters cannot be had, or it
-/// needs a container engine that is not here.
+/// When the package is incomplete, an object of the parameters cannot be fetched, or a needed
+/// container engine is missing.
 pub fn start(
     package: &Package,
     params: &Value,
@@ -93,7 +93,7 @@ pub fn start(
     }
 }
 
-/// Checks σ's size against what the package declares.
+/// Checks σ's size against the package's limit.
 fn check_state(package: &Package, bytes: u64) -> Result<(), ProgramError> {
     let declared = package.manifest.limits.state_bytes;
     if bytes <= declared.unwrap_or(STATE_LIMIT) {

@@ -1,4 +1,4 @@
-//! Outputs of a foreign program: finished files that are taken away at a boundary, so that no
+//! Outputs of a foreign program: finished files. They are moved away at a boundary, so that no
 //! later capsule can change them, and read when a commit carries them.
 
 use std::collections::BTreeMap;
@@ -15,18 +15,18 @@ const NAME_LIMIT: usize = 255;
 /// The name in a run of the folder where outputs are made.
 pub const FOLDER: &str = "outputs";
 
-/// Outputs that were taken away and wait for the next commit, each in a file of its number.
+/// Outputs that were moved away and wait for the next commit, each in a file named by its number.
 #[derive(Default)]
 pub struct Outputs {
     waiting: BTreeMap<String, String>,
     count: u64,
 }
 
-/// The folders of a run and of what was taken from it.
+/// The folders of a run and of the files that were moved away.
 pub struct Places<'a> {
     /// The run's.
     pub run: &'a Folder,
-    /// Where no program writes.
+    /// A folder that no program writes to.
     pub taken: &'a Folder,
 }
 
@@ -35,7 +35,7 @@ fn cannot(what: &str, path: &Path, error: std::io::Error) -> ProgramError {
 }
 
 impl Outputs {
-    /// Forgets those that wait.
+    /// Forgets the waiting outputs.
     pub fn clear(&mut self) {
         self.waiting.clear();
     }
@@ -118,7 +118,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// Declares those that wait to the run time.
+    /// Declares the waiting outputs to the run time.
     ///
     /// # Errors
     /// When one cannot be read.
@@ -126,14 +126,14 @@ impl Outputs {
         for (name, number) in std::mem::take(&mut self.waiting) {
             let number = Path::new(&number);
             let mut bytes = Vec::new();
-            // Between the look at it and its move another process may have put a link there.
+            // Another process may have put a link there between the check and the move.
             places
                 .taken
                 .file(number, Links::Refused)
                 .and_then(|mut file| file.read_to_end(&mut bytes))
                 .map_err(|error| cannot("read output", Path::new(&name), error))?;
             cx.output(name, bytes);
-            // Should it stay, it goes with its folder.
+            // If it cannot be removed, it is removed with its folder.
             let _ = places.taken.remove(number);
         }
         Ok(())

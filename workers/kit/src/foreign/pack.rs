@@ -1,8 +1,8 @@
 //! A folder of state as bytes and back.
 //!
-//! σ: magic `FIECDIR1`, then for each regular file, in the order of the bytes of its path: length
-//! of the path `u32`, the path (relative, `/` between its parts), length `u64`, contents. Little
-//! endian. Folders exist by what lies in them. The file `yield` at the top is no part of it.
+//! σ: magic `FIECDIR1`, then each regular file in the byte order of its path. A file is: length of
+//! the path `u32`, the path (relative, with `/` between its parts), length `u64`, contents. Little
+//! endian. Empty folders are not kept. The file `yield` at the top is not part of σ.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -15,7 +15,7 @@ use crate::beneath::{self, Folder, Links};
 use crate::program::ProgramError;
 
 const MAGIC: &[u8; 8] = b"FIECDIR1";
-/// The file that tells a program to yield.
+/// The file that orders a program to yield.
 pub const YIELD_FILE: &str = "yield";
 /// Most files in a state or a folder of outputs.
 const FILES_LIMIT: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// What it takes in σ beside its contents.
+    /// Bytes that it takes in σ beside its contents.
     fn head(&self) -> u64 {
         12 + self.name.as_os_str().len() as u64
     }
@@ -47,10 +47,10 @@ fn io_error(what: &str, path: &Path, error: io::Error) -> ProgramError {
     ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
 }
 
-/// The folder `name` of a run, in which a program works.
+/// Opens the folder `name` of a run, in which a program works.
 ///
 /// # Errors
-/// Permanent, with its name, where the program has put something else in its place.
+/// Permanent, with its name, if the program has replaced the folder.
 pub fn root(run: &Folder, name: &str) -> Result<Folder, ProgramError> {
     run.folder(Path::new(name)).map_err(|error| {
         let path = run.path().join(name);
@@ -110,11 +110,11 @@ fn walk(
     Ok(())
 }
 
-/// The files below a folder, in the order of the bytes of their paths; `what` says in messages
-/// what they are.
+/// Lists the files below a folder, in the byte order of their paths. `what` names their kind in
+/// messages.
 ///
 /// # Errors
-/// Permanent, with its name, where something is neither a file nor a folder.
+/// Permanent, with its name, if an entry is neither a file nor a folder.
 pub fn scan(folder: &Folder, what: &str) -> Result<Vec<Found>, ProgramError> {
     let mut found = Vec::new();
     walk(folder, Path::new(""), 0, what, &mut found)?;
@@ -127,7 +127,7 @@ pub fn scan(folder: &Folder, what: &str) -> Result<Vec<Found>, ProgramError> {
     Ok(found)
 }
 
-/// The files of a state and its size in bytes.
+/// Returns the files of a state, and its size in bytes.
 ///
 /// # Errors
 /// See [`scan`].
@@ -141,7 +141,7 @@ pub fn look(folder: &Folder) -> Result<(Vec<Found>, u64), ProgramError> {
     Ok((found, bytes + MAGIC.len() as u64))
 }
 
-/// Appends the bytes of a state whose files are these.
+/// Appends the bytes of a state that consists of these files.
 ///
 /// # Errors
 /// When a file cannot be read or has changed its size.
@@ -168,10 +168,10 @@ pub fn pack(folder: &Folder, files: &[Found], out: &mut Vec<u8>) -> Result<(), P
     Ok(())
 }
 
-/// What a state's bytes hold, in order: path and contents.
+/// Lists the files in a state's bytes, in order: path and contents.
 ///
 /// # Errors
-/// Permanent where they are no state of a folder.
+/// Permanent if the bytes are no state of a folder.
 pub fn list(bytes: &[u8]) -> Result<Vec<(PathBuf, &[u8])>, ProgramError> {
     let wrong = |why: &str| ProgramError::Permanent(format!("not a state of a folder: {why}"));
     let mut rest = bytes

@@ -1,5 +1,4 @@
-//! How long a foreign program may take for a capsule, and what ends its time: its own limit, a
-//! deadline of its agent, a cancellation.
+//! Time limits of a foreign program's capsule: its own limit, a deadline of its agent, a cancel.
 
 use std::time::{Duration, Instant};
 
@@ -11,24 +10,24 @@ use super::process::Process;
 use crate::port::{Wanted, Wishes};
 use crate::program::{Capsule, ProgramError};
 
-/// Between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(2);
-/// Clocks are looked at so often even where nothing is due.
+/// Longest wait between two checks of the clocks.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Why a program is being ended.
+/// The reason why a program is being ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// It reached no boundary within its own limit, or none in time for another reason.
+    /// No boundary within its own limit, or the caller gave it up.
     Silent(ProgramError),
-    /// It did not reach a boundary by the deadline; one that it still reaches counts.
+    /// No boundary by the deadline. A boundary that it still reaches counts.
     Deadline(ProgramError),
     /// The execution was cancelled.
     Cancelled,
 }
 
 impl Ending {
-    /// The error that the capsule ends with.
+    /// The error of the capsule.
     pub fn into_error(self) -> ProgramError {
         match self {
             Self::Silent(error) | Self::Deadline(error) => error,
@@ -44,17 +43,17 @@ pub struct Patience<'a> {
     since: Instant,
     limit: Option<Instant>,
     deadline: Option<(Instant, u32)>,
-    /// Cause of the order to yield or cancel.
+    /// The cause of the order to yield or cancel.
     yield_cause: Option<String>,
     is_yield_told: bool,
     ending: Option<(Ending, Instant)>,
     killed: bool,
-    /// Something that is not known here is due then.
+    /// A time that the caller waits for, beside the clocks here.
     other: Option<Instant>,
 }
 
 impl<'a> Patience<'a> {
-    /// Begins now; `cx` is that of the capsule.
+    /// Starts the clocks of the capsule `cx`.
     pub fn new(package: &'a Package, cx: &Capsule) -> Self {
         let since = Instant::now();
         let limit = package.manifest.limits.boundary_ms;
@@ -96,7 +95,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Takes up wishes and does what is due by now.
+    /// Applies the agent's wishes, and acts on clocks that are due.
     ///
     /// # Errors
     /// When the agent is gone.
@@ -145,17 +144,17 @@ impl<'a> Patience<'a> {
         Ok(())
     }
 
-    /// Gives up for another reason.
+    /// Ends the program because of the caller's error.
     pub fn give_up(&mut self, process: &Process, error: ProgramError) {
         self.end(process, Ending::Silent(error));
     }
 
-    /// Lets a wait end at that time, too.
+    /// Ends the wait at this time as well.
     pub fn look_again(&mut self, at: Instant) {
         self.other = Some(at);
     }
 
-    /// Time since the capsule began.
+    /// Time since the start of the capsule.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
@@ -165,7 +164,7 @@ impl<'a> Patience<'a> {
         self.package.manifest.limits.boundary_ms.is_none()
     }
 
-    /// The cause of an order to yield, once: the caller tells it to the program.
+    /// Returns the cause of an order to yield, once. The caller passes it to the program.
     pub fn take_yield_cause(&mut self) -> Option<&str> {
         if self.is_yield_told || self.yield_cause.is_none() {
             return None;
@@ -174,12 +173,12 @@ impl<'a> Patience<'a> {
         self.yield_cause.as_deref()
     }
 
-    /// Why it is being ended, if it is.
+    /// Takes the reason why it is being ended, if it is.
     pub fn ending(&mut self) -> Option<Ending> {
         self.ending.take().map(|(ending, _)| ending)
     }
 
-    /// How long nothing is due.
+    /// Returns the time until a clock is due.
     pub fn wait(&self) -> Duration {
         let now = Instant::now();
         let killing = (!self.killed)
@@ -191,7 +190,7 @@ impl<'a> Patience<'a> {
             .flatten()
             .map(|at| at.saturating_duration_since(now))
             .min()
-            // A timeout of a poll is cut to what lies before it.
+            // A poll rounds its timeout down: wait slightly longer.
             .map_or(LONGEST_WAIT, |wait| wait + Duration::from_micros(100))
             .min(LONGEST_WAIT)
     }

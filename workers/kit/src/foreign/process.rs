@@ -1,4 +1,4 @@
-//! One process of a foreign program with all that it starts.
+//! One process of a foreign program, with all its descendants.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,13 +15,13 @@ pub struct Process {
     child: Child,
     fd: OwnedFd,
     group: Pid,
-    /// A command that ends what no signal reaches, e.g. a container.
+    /// A command that ends a process out of reach of signals, such as a container.
     ender: Option<Vec<String>>,
     ended: bool,
 }
 
 impl Process {
-    /// Starts it; `entry` is its name for messages.
+    /// Starts it. `entry` is its name for messages.
     ///
     /// # Errors
     /// When it cannot be run.
@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Readable once the process has ended.
+    /// A descriptor that is readable once the process has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -85,7 +85,7 @@ impl Process {
         self.child.stderr.take()
     }
 
-    /// A line for a shell that ends it from outside.
+    /// A shell line that ends it from outside.
     pub fn will(&self) -> String {
         let mut will = format!("kill -s KILL -- -{}", self.group());
         if let Some(ender) = &self.ender {
@@ -95,13 +95,13 @@ impl Process {
         will
     }
 
-    /// Asks the group to end.
+    /// Sends SIGTERM to the group.
     pub fn term(&self) {
-        // Fails only where nothing is left to be asked.
+        // Fails only if the group is gone.
         let _ = kill_process_group(self.group, Signal::TERM);
     }
 
-    /// Ends the group at once.
+    /// Kills the group.
     pub fn kill(&self) {
         if let Some([program, arguments @ ..]) = self.ender.as_deref() {
             let ended = Command::new(program)
@@ -117,10 +117,10 @@ impl Process {
         let _ = kill_process_group(self.group, Signal::KILL);
     }
 
-    /// Ends what is left of the group and says how the process ended. To be called once
-    /// [`Process::fd`] is readable, or after [`Process::kill`].
+    /// Ends the rest of the group and returns how the process ended. Call it once [`Process::fd`]
+    /// is readable, or after [`Process::kill`].
     pub fn end(&mut self) -> io::Result<ExitStatus> {
-        // It is not reaped yet, so its id, and its group's, cannot be anybody else's.
+        // It is not reaped yet, so its process id and its group's id are still its own.
         if !self.ended {
             let _ = kill_process_group(self.group, Signal::KILL);
         }
@@ -135,13 +135,13 @@ impl Drop for Process {
     fn drop(&mut self) {
         if !self.ended {
             self.kill();
-            // Fails only where it was reaped already.
+            // Fails only if it was reaped already.
             let _ = self.end();
         }
     }
 }
 
-/// An exit status in words.
+/// Describes an exit status.
 pub fn in_words(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),

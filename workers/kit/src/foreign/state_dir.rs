@@ -19,11 +19,11 @@ use crate::programs::{Instance, RunEnd};
 
 /// Exit status: a boundary was reached.
 pub const BOUNDARY: i32 = 85;
-/// Exit status: trying again gives the same.
+/// Exit status: a permanent failure.
 pub const FAILED: i32 = 65;
 /// Longest line that is kept of standard error.
 const LINE_LIMIT: usize = 1_000;
-/// What is still read of standard error once the process has ended.
+/// Most bytes that are still read of standard error after the process has ended.
 const DRAIN_LIMIT: usize = 16 << 20;
 
 /// The program.
@@ -35,7 +35,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// With its folders.
+    /// Makes its folders.
     pub fn start(
         package: &Package,
         params: &Value,
@@ -49,9 +49,9 @@ impl StateDir {
         })
     }
 
-    /// One process from its start to its end.
+    /// Runs one process from its start to its end.
     fn process(&mut self, cx: &Capsule) -> Result<(Option<i32>, String), ProgramError> {
-        // Left from a park after which it goes on here.
+        // Left by a park after which the execution continues here.
         self.work.remove_yield_file()?;
         let mut process = self.work.spawn(&self.package, cx, true)?;
         let mut words = Words::new(process.take_stderr())?;
@@ -188,14 +188,14 @@ impl Instance for StateDir {
     }
 
     fn end_run(&mut self, _end: RunEnd<'_>) {
-        // The folders are not needed any more; should they stay, the next run empties them.
+        // The folders are not needed any more. If they stay, the next run empties them.
         if let Err(error) = self.work.clear() {
             eprintln!("fiec: {error}");
         }
     }
 }
 
-/// Standard error on its way through, with its last line.
+/// Passes standard error on, and keeps its last line.
 struct Words {
     pipe: Option<ChildStderr>,
     line: Vec<u8>,
@@ -214,7 +214,7 @@ impl Words {
         })
     }
 
-    /// Passes on what has come: at least so many bytes if there are as many.
+    /// Passes on the bytes that have arrived: at least `most`, if there are as many.
     fn pass_on(&mut self, most: usize) -> Result<(), ProgramError> {
         let mut buffer = [0; 64 * 1024];
         let mut passed = 0;
@@ -232,7 +232,7 @@ impl Words {
                 return Ok(());
             }
             passed += n;
-            // Where nobody listens any more, there is nobody to be told of that.
+            // If standard error is closed, the loss cannot be reported.
             let _ = io::stderr().write_all(&buffer[..n]);
             for piece in buffer[..n].split_inclusive(|b| *b == b'\n') {
                 let room = LINE_LIMIT.saturating_sub(self.line.len());

@@ -1,9 +1,10 @@
-//! What it takes for podman to start containers on this machine, found by starting one.
+//! Finds the flags that podman needs on this machine, by starting a container.
 //!
 //! Podman's defaults ask for more open files and processes than a process without
-//! `CAP_SYS_RESOURCE` may give (a service manager's or an outer container's bounds), and its
-//! default runtime may not know the machine's control groups. What is added then is fewer files
-//! and processes, or another runtime; never fewer walls. Where the defaults work, nothing is.
+//! `CAP_SYS_RESOURCE` may set (under the bounds of a service manager or an outer container). Its
+//! default runtime may not support the machine's control groups. The flags lower the numbers of
+//! files and processes, or name another runtime. They never weaken the isolation. If the defaults
+//! work, there are no flags.
 
 use std::fs;
 use std::path::Path;
@@ -14,14 +15,14 @@ use rustix::process::{Resource, getrlimit};
 
 use super::container::Engine;
 
-/// How long one try may take.
+/// Time limit of one trial.
 const WITHIN: Duration = Duration::from_secs(20);
-/// Folders with a command and its libraries, shown to the trial to be read.
+/// Folders of a command and its libraries, mounted read-only for the trial.
 const SYSTEM: [&str; 4] = ["/bin", "/lib", "/lib64", "/usr"];
-/// A command that does nothing well.
+/// A command that does nothing and succeeds.
 const NOTHING: &str = "/bin/true";
 
-/// Flags of `podman run` to try, in this order, after none.
+/// Flags of `podman run` to try, in this order, after a trial without flags.
 pub(super) fn candidates() -> Vec<Vec<String>> {
     let pid_max = fs::read_to_string("/proc/sys/kernel/pid_max");
     candidates_for(
@@ -31,7 +32,7 @@ pub(super) fn candidates() -> Vec<Vec<String>> {
     )
 }
 
-/// The same for these limits of this process; `None` is no limit.
+/// The same for these limits of this process. `None` means no limit.
 fn candidates_for(
     files: Option<u64>,
     processes: Option<u64>,
@@ -52,14 +53,14 @@ fn candidates_for(
     ]
 }
 
-/// The first flags with which a container of this machine's own files starts, walled in as a
-/// program's is.
+/// Returns the first flags with which a container of this machine's own files starts, as isolated
+/// as a program's.
 ///
 /// # Errors
-/// What the engine said without any flag, when none helped.
+/// The engine's error without any flag, if no flags helped.
 pub(super) fn flags(engine: &Engine, user: (u32, u32)) -> Result<Vec<String>, String> {
     if !Path::new(NOTHING).exists() {
-        // Nothing to try it with; a run will say what is wrong, if anything is.
+        // No command to try: a run will report a problem, if there is one.
         return Ok(Vec::new());
     }
     let root = tempfile::Builder::new()

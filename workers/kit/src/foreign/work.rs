@@ -11,9 +11,9 @@
 //!                    taken/          outputs that wait for a commit
 //! ```
 //!
-//! Nothing of this is reached by a path again once a program has run: it may have put a link in the
-//! place of a folder. A container may write to its folders alone, each mounted by itself, so it
-//! cannot replace one.
+//! After a program has run, no folder is opened by its path again: the program may have replaced it
+//! by a link. A container cannot replace a folder, because it writes only to its folders, each
+//! mounted separately.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -36,7 +36,7 @@ use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
 use crate::program::{Capsule, Inputs, ProgramError};
 
-/// A path that a Unix socket may have.
+/// Longest path of a Unix socket.
 const SOCKET_PATH_LIMIT: usize = 100;
 
 /// The name of the folder of σ.
@@ -45,14 +45,14 @@ const STATE: &str = "state";
 const OUTBOX: &str = "outbox";
 /// The name of the folder of the result.
 const RESULT: &str = "result";
-/// The file in it.
+/// The result's file in that folder.
 const RESULT_FILE: &str = "result.json";
 /// The folders that a program writes to.
 const WRITABLE: [&str; 4] = [STATE, outputs::FOLDER, OUTBOX, RESULT];
 /// The name of the folder of outputs that wait for a commit.
 const TAKEN: &str = "taken";
 
-/// The folders, and what its processes are started with.
+/// The folders of a program, and the settings of its processes.
 pub struct Work {
     // Dropped in this order: the guard forgets the folders once they are gone.
     dir: tempfile::TempDir,
@@ -61,7 +61,7 @@ pub struct Work {
     top: Folder,
     run: Folder,
     outputs: Outputs,
-    /// What it may use.
+    /// The grant.
     pub grant: Grant,
     container: Option<(Engine, String)>,
 }
@@ -70,7 +70,7 @@ fn cannot<'a>(what: &'a str, path: &'a Path) -> impl FnOnce(io::Error) -> Progra
     move |error| ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
 }
 
-/// The objects that parameters name.
+/// Collects the objects that parameters name.
 fn objects(params: &Value, found: &mut Vec<Digest>) {
     match params {
         Value::Object(fields) => {
@@ -95,11 +95,11 @@ fn empty(folder: &Path) -> io::Result<()> {
 }
 
 impl Work {
-    /// Makes them.
+    /// Makes the folders.
     ///
     /// # Errors
-    /// When there is no place for them, an object cannot be had, or a container engine is needed
-    /// and missing.
+    /// When they cannot be made, an object cannot be fetched, or a needed container engine is
+    /// missing.
     pub fn new(
         package: &Package,
         params: &Value,
@@ -138,7 +138,7 @@ impl Work {
             Some(folder) => {
                 fs::canonicalize(&folder).map_err(cannot("find the data folder", &folder))?
             }
-            // A node without inputs shows none.
+            // On a node without inputs the folder is empty.
             None => {
                 let folder = dir.path().join("inputs");
                 fs::create_dir(&folder).map_err(cannot("make", &folder))?;
@@ -175,18 +175,18 @@ impl Work {
         self.dir.path().join("run")
     }
 
-    /// The files of the folder of σ.
+    /// Opens the folder of σ.
     ///
     /// # Errors
-    /// Permanent where the program has put something else in its place.
+    /// Permanent if the program has replaced it.
     pub fn state(&self) -> Result<Folder, ProgramError> {
         pack::root(&self.run, STATE)
     }
 
-    /// Fills the folder of σ, which is empty.
+    /// Fills the empty folder of σ.
     ///
     /// # Errors
-    /// Permanent where the bytes are no state.
+    /// Permanent if the bytes are no state.
     pub fn unpack(&self, state: &[u8]) -> Result<(), ProgramError> {
         pack::unpack(state, &self.run().join(STATE))
     }
@@ -225,11 +225,11 @@ impl Work {
         self.outputs(|outputs, places| outputs.declare(places, cx))
     }
 
-    /// Emits what lies in the outbox, in the order of the names: the part of a name before its
-    /// first dot is the message's.
+    /// Emits the files of the outbox in the order of their names. The part of a name before its
+    /// first dot is the message's name.
     ///
     /// # Errors
-    /// When a file is no regular one or cannot be read, or [`Capsule::emit`] refuses it.
+    /// When a file is not regular or cannot be read, or [`Capsule::emit`] refuses it.
     pub fn emit_all(&self, cx: &mut Capsule) -> Result<(), ProgramError> {
         let folder = pack::root(&self.run, OUTBOX)?;
         for file in pack::scan(&folder, "message")? {
@@ -239,7 +239,7 @@ impl Work {
             let mut bytes = Vec::new();
             folder
                 .file(&file.name, Links::Refused)
-                // One more than is allowed, so that the refusal says so.
+                // One byte more than the limit, so that the refusal names the limit.
                 .and_then(|file| {
                     file.take(EMIT_BYTES_LIMIT as u64 + 1)
                         .read_to_end(&mut bytes)
@@ -251,7 +251,7 @@ impl Work {
         Ok(())
     }
 
-    /// Tells the program to yield, by a file that is whole when it appears.
+    /// Orders the program to yield, by a file that appears complete.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -263,13 +263,13 @@ impl Work {
         moved.map_err(cannot("write the yield file in", state.path()))
     }
 
-    /// Removes the file that told it to yield.
+    /// Removes the file with the order to yield.
     ///
     /// # Errors
     /// When it cannot be removed.
     pub fn remove_yield_file(&self) -> Result<(), ProgramError> {
         let state = match self.run.folder(Path::new(STATE)) {
-            // A program may have removed it at its end.
+            // A program may have removed the folder at its end.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             _ => self.state()?,
         };
@@ -281,10 +281,10 @@ impl Work {
         }
     }
 
-    /// The path of the socket.
+    /// Returns the path of the socket.
     ///
     /// # Errors
-    /// When it would be too long for one.
+    /// When it would be too long for a socket.
     pub fn socket(&self) -> Result<PathBuf, ProgramError> {
         let path = self.run().join("socket");
         if path.as_os_str().len() > SOCKET_PATH_LIMIT {
@@ -296,15 +296,15 @@ impl Work {
         Ok(path)
     }
 
-    /// Empties them for another run.
+    /// Empties the folders for another run.
     ///
     /// # Errors
-    /// When something cannot be removed.
+    /// When a file cannot be removed.
     pub fn clear(&mut self) -> Result<(), ProgramError> {
         self.outputs.clear();
         let folders = WRITABLE.map(|name| self.run().join(name));
         for folder in folders.iter().chain([&self.dir.path().join(TAKEN)]) {
-            // A link in the place of one is removed itself.
+            // If a link has replaced a folder, the link itself is removed.
             empty(folder).map_err(cannot("empty", folder))?;
         }
         match self.run.remove(Path::new("socket")) {
@@ -315,16 +315,16 @@ impl Work {
         }
     }
 
-    /// The result that was written, if one was.
+    /// Returns the result that the program wrote, or null.
     ///
     /// # Errors
-    /// Where it is too large or no JSON.
+    /// When it is too large or no JSON.
     pub fn result(&self, package: &Package) -> Result<Value, ProgramError> {
         let folder = pack::root(&self.run, RESULT)?;
         let mut file = match folder.file(Path::new(RESULT_FILE), Links::Refused) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Value::Null),
-            // A link, a pipe, a folder.
+            // The file is a link, a pipe or a folder.
             Err(_) => return Err(too_large(package)),
         };
         let mut text = Vec::new();
@@ -339,7 +339,7 @@ impl Work {
         })
     }
 
-    /// Path as the program sees it.
+    /// A path as the program sees it.
     pub fn seen(&self, name: &str) -> PathBuf {
         match &self.container {
             Some(_) => Path::new(container::RUN).join(name),
@@ -377,10 +377,11 @@ impl Work {
             .collect()
     }
 
-    /// Starts the package's entry for a state folder or a socket. What it prints goes where this
-    /// process prints, except standard error where it is to be `piped`.
+    /// Starts the package's entry, with a state folder or a socket. Its output goes to this
+    /// process's output. With `piped`, standard error goes to a pipe.
     ///
     /// # Errors
+    /// When it cannot be run.
     /// When it cannot be run.
     pub fn spawn(
         &mut self,
@@ -427,7 +428,7 @@ impl Work {
                 };
                 let mut command = Command::new(program);
                 command.args(&entry[1..]).current_dir(&package.folder);
-                // Addresses and passwords of servers are no business of a program.
+                // Programs must not see the servers' addresses and passwords.
                 for (name, _) in std::env::vars_os() {
                     if name.to_string_lossy().starts_with("FIEC_") {
                         command.env_remove(name);
@@ -450,11 +451,11 @@ impl Work {
 
     fn remove(&self) -> String {
         let remove = format!("rm -rf -- {}", quoted(&self.dir.path().to_string_lossy()));
-        // A process that is being killed may still make a file.
+        // A process that is being killed may still create a file.
         format!("{remove} || {{ sleep 1; {remove}; }}")
     }
 
-    /// To be called when no process that was started here runs (any more).
+    /// Notes that no process of the program runs any more.
     pub fn ended(&mut self) {
         let remove = self.remove();
         if let Some(guard) = &mut self.guard {

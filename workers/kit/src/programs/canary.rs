@@ -1,12 +1,12 @@
-//! `canary@1`: the canaries of `fiec_kernels::canary`, one capsule a case, and what their results
-//! mean for the numeric contracts.
+//! `canary@1`: the canaries of `fiec_kernels::canary`, one case per capsule, and the judgement of
+//! their results by the numeric contracts.
 //!
-//! Where its grant names a device, the device computes what it can of each case; the result says
-//! which, and the rest is the host's. A device that cannot be had, or that fails on the way, ends
-//! it with a result that says so: that is no word about bits.
+//! If the grant names a device, the device computes its share of each case, and the host the rest.
+//! The result names both. If the device is unavailable or fails, the program ends with a result
+//! that says so: this says nothing about bits.
 //!
-//! σ: magic `FIECCAN1`, number of cases `u64`, then of each case that was computed the digest
-//! (32 bytes) and the error over its bound (`f64`, NaN where there is no result). Little endian.
+//! σ: magic `FIECCAN1`, number of cases `u64`. Then for each computed case its digest (32 bytes)
+//! and its error over its bound (`f64`, NaN without a result). Little endian.
 
 pub use fiec_kernels::canary::SUITE;
 use fiec_kernels::canary::device::{Share, run_on, share};
@@ -25,22 +25,22 @@ use crate::program::{Capsule, Inputs, Program, ProgramError, Progress, State, St
 const MAGIC: &[u8; 8] = b"FIECCAN1";
 const HEADER: usize = 16;
 const ENTRY: usize = 40;
-/// Threads at most: the kernels' bits do not depend on them, and that is what is to be shown.
+/// Most threads. The kernels' bits must not depend on them, and the canaries show that.
 const THREADS: u32 = 4;
-/// What `ran_on` says of the host.
+/// `ran_on` for the host.
 const CPU: &str = "cpu";
 
 /// The program.
 pub struct Canary {
     engine: Engine,
     place: Place,
-    /// What computes.
+    /// Description of the place that computes.
     ran_on: String,
-    /// Why the device that was granted computes nothing.
+    /// The reason why the granted device computes nothing.
     no_device: Option<String>,
 }
 
-/// What computes on this device, and what does not, for people.
+/// Describes which cases this device computes, for people.
 fn on_device(about: &About) -> String {
     let named = |what| {
         let names: Vec<_> = canary::names().filter(|n| share(n) == what).collect();
@@ -56,7 +56,7 @@ fn on_device(about: &About) -> String {
 }
 
 impl Canary {
-    /// The next case; none where the device fails.
+    /// Computes the next case. Returns none if the device fails.
     fn next(&mut self, index: usize) -> Option<Found> {
         let Some(mut device) = self.place.take() else {
             return canary::run(index, &mut self.engine);
@@ -75,7 +75,7 @@ impl Canary {
     }
 }
 
-/// σ: digest and error of the cases so far.
+/// σ: digest and error of the computed cases.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CanaryState {
     found: Vec<([u8; 32], u64)>,
@@ -189,12 +189,12 @@ impl Program for Canary {
     }
 }
 
-/// A case in the result.
+/// A case of the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Case {
     name: String,
     digest: Digest,
-    /// Error over its bound; none where it is no number.
+    /// Error over its bound. None if it is not a number.
     error: Option<f64>,
 }
 
@@ -206,29 +206,29 @@ struct Results {
     cases: Vec<Case>,
 }
 
-/// What the canaries say of a place.
+/// The judgement of a substrate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
     /// Version of the suite.
     pub suite: u32,
-    /// What computed it.
+    /// Description of the place that computed it.
     pub ran_on: String,
-    /// Cases that were computed.
+    /// Computed cases.
     pub cases: u32,
     /// Digest over names and digests of all cases.
     pub digest: Digest,
-    /// The case that broke the bitwise contract, in words.
+    /// The case that broke the bitwise contract, described.
     pub not_bitwise: Option<String>,
-    /// The case that broke the bounded contract, in words.
+    /// The case that broke the bounded contract, described.
     pub not_bounded: Option<String>,
 }
 
-/// Why a result of `canary@1` is none: the device that was granted could not be had or failed.
+/// The reason if a result of `canary@1` has no cases: the granted device was unavailable or failed.
 pub fn no_device(result: &Value) -> Option<&str> {
     result.get("no_device")?.as_str()
 }
 
-/// Judges a result of `canary@1` by the golden digests and the bounds that this process knows.
+/// Judges a result of `canary@1` by this process's golden digests and bounds.
 ///
 /// # Errors
 /// When it is no result of this suite.
@@ -300,7 +300,7 @@ mod tests {
         run(program, flip_at)
     }
 
-    /// On a device of these, with so much of its memory.
+    /// Computes on one of these devices, with this much of its memory.
     fn computed_on(devices: &HostDevices, memory_bytes: Option<u64>) -> Value {
         let mut inputs = Inputs::default().with_devices(Arc::new(devices.clone()));
         let mut program = Canary::start(&json!({}), &mut inputs).unwrap();

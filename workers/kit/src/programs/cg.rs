@@ -1,8 +1,8 @@
-//! `cg@1`: Jacobi-preconditioned conjugate gradients, one load case after the other. A capsule is
-//! a declared number of iterations, or fewer at the end of a load case.
+//! `cg@1`: Jacobi-preconditioned conjugate gradients, one load case after the other. A capsule is a
+//! declared number of iterations, or fewer at the end of a load case.
 //!
-//! On a device, matrix and vectors stay there from one boundary to the next; x, r and p are read
-//! back only when the state is encoded or the execution goes elsewhere.
+//! On a device, the matrix and the vectors stay there between boundaries. x, r and p are read back
+//! only when the state is encoded or the execution moves.
 //!
 //! σ: magic `FIECCGP1`, load case `u64`, iterations of the cases before `u64`, their worst
 //! relative residual, true residual and backward error (`f64` each), chain of their solutions'
@@ -31,10 +31,10 @@ pub struct Cg {
     params: CgParams,
     matrix: Arc<Csr>,
     threads: u32,
-    /// The current load case, made when it is first needed.
+    /// The current load case, built on its first use.
     case: Option<(u64, CgProblem, CgWork)>,
     place: Place,
-    /// The load case whose vectors are on the device; the state's own are old then.
+    /// The load case whose vectors are on the device. The state's own vectors are then outdated.
     resident: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub struct CgProgramState {
 
 impl State for CgProgramState {
     fn encode(&self, out: &mut Vec<u8>) {
-        // The kernel's writer owns its buffer from the start, so the header goes behind it.
+        // The kernel's writer needs an empty buffer, so the header follows it.
         self.solver.write_bytes(out);
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&self.case.to_le_bytes());

@@ -1,5 +1,5 @@
-//! What the dense programs share: their matrices, their threads, finished blocks that are kept,
-//! and σ as little-endian fields.
+//! Shared parts of the dense programs: matrices, threads, kept blocks, and σ as little-endian
+//! fields.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use fiec_schemas::programs::{DenseSource, ELEMENTS_LIMIT};
 
 use crate::program::{Capsule, Inputs, ProgramError};
 
-/// Finished blocks that are kept where no grant says how much memory there is.
+/// Bytes of kept blocks if the grant states no memory.
 const KEPT_BYTES: u64 = 4 << 30;
 
-/// A matrix, or the rule by which its columns are made.
+/// A matrix, or the rule that makes its columns.
 pub(super) enum Source {
     Held(Arc<Mat>),
     Made { rows: usize, cols: usize, seed: u64 },
 }
 
 impl Source {
-    /// The matrix that parameter `field` names.
+    /// Opens the matrix that parameter `field` names.
     pub fn open(
         field: &str,
         source: &DenseSource,
@@ -59,7 +59,7 @@ impl Source {
         }
     }
 
-    /// All of it in memory, kept with the inputs.
+    /// Returns the whole matrix in memory, kept with the inputs.
     pub fn whole(self, inputs: &mut Inputs) -> Result<Arc<Mat>, ProgramError> {
         match self {
             Self::Held(a) => Ok(a),
@@ -107,7 +107,7 @@ fn named(name: &str, rule: impl std::fmt::Display) -> ProgramError {
     ProgramError::Permanent(format!("{name}: {rule}"))
 }
 
-/// A `.npy` file by its first bytes, else a Matrix Market file.
+/// Parses a `.npy` file, recognised by its first bytes, or a Matrix Market file.
 fn from_bytes(name: &str, bytes: &[u8]) -> Result<Mat, ProgramError> {
     if npy::is_npy(bytes) {
         return npy::parse(bytes).map_err(|rule| named(name, rule));
@@ -148,7 +148,7 @@ fn filled(sparse: &Csr) -> Mat {
     a
 }
 
-/// Threads: as many as the parameters and the grant allow.
+/// Threads, limited by the parameters and the grant.
 pub(super) struct Threads {
     wanted: u32,
     pub engine: Engine,
@@ -169,8 +169,8 @@ impl Threads {
     }
 }
 
-/// Finished blocks that this process holds, the first ones first: every capsule uses all of them
-/// in ascending order, so that dropping the least recently used would keep none.
+/// Finished blocks that this process holds, preferring the first ones. Every capsule uses all of
+/// them in ascending order, so least-recently-used eviction would keep none.
 pub(super) struct Kept<T> {
     limit: u64,
     bytes: u64,
@@ -186,8 +186,8 @@ impl<T> Kept<T> {
         }
     }
 
-    /// A quarter of the memory that is granted: the matrix itself, what is being made and what
-    /// waits for its commit need theirs.
+    /// Limits the blocks to a quarter of the granted memory. The matrix itself, the block in work
+    /// and pending outputs need the rest.
     pub fn configure(&mut self, grant: &Grant) {
         self.limit = grant.memory_bytes.map_or(KEPT_BYTES, |bytes| bytes / 4);
         while self.bytes > self.limit {
@@ -198,14 +198,14 @@ impl<T> Kept<T> {
         }
     }
 
-    /// Takes block `index` out, if it is the one with this digest and `good` says so.
+    /// Takes block `index` out, if it has this digest and `good` accepts it.
     pub fn take(&mut self, index: usize, digest: Digest, good: impl Fn(&T) -> bool) -> Option<T> {
         let (found, bytes, block) = self.blocks.remove(&index)?;
         self.bytes -= bytes;
         (found == digest && good(&block)).then_some(block)
     }
 
-    /// Keeps a block of so many bytes if there is room for it.
+    /// Keeps a block of this many bytes if there is room for it.
     pub fn put(&mut self, index: usize, digest: Digest, bytes: u64, block: T) {
         if let Some((_, bytes, _)) = self.blocks.remove(&index) {
             self.bytes -= bytes;
@@ -217,7 +217,7 @@ impl<T> Kept<T> {
     }
 }
 
-/// A finished block column of a program, by its digest, as the matrix that its file holds.
+/// Fetches a finished block column by its digest, and parses it as a matrix.
 pub(super) fn fetch_block(
     cx: &mut Capsule,
     name: &str,
@@ -237,7 +237,7 @@ pub(super) fn fetch_block(
     Ok(block)
 }
 
-/// Fields of σ, written one after the other.
+/// Writes fields of σ in sequence.
 pub(super) struct Fields<'a>(pub &'a mut Vec<u8>);
 
 impl Fields<'_> {
@@ -254,7 +254,7 @@ impl Fields<'_> {
     }
 }
 
-/// Fields of σ, read one after the other.
+/// Reads fields of σ in sequence.
 pub(super) struct Read<'a> {
     rest: &'a [u8],
     program: &'static str,
@@ -288,7 +288,7 @@ impl<'a> Read<'a> {
     }
 
     fn chunks<const N: usize>(&mut self, count: usize) -> Result<&'a [[u8; N]], ProgramError> {
-        // Nothing is allocated on the word of the bytes: so many must be there.
+        // Check before allocating: the bytes must be there.
         let bytes = count.checked_mul(N).ok_or_else(|| self.wrong())?;
         Ok(self.bytes(bytes)?.as_chunks().0)
     }
@@ -298,7 +298,7 @@ impl<'a> Read<'a> {
         Ok(std::array::from_fn(|i| u64::from_le_bytes(found[i])))
     }
 
-    /// A word that counts something in memory.
+    /// Reads a word that counts elements in memory.
     pub fn count(&mut self) -> Result<usize, ProgramError> {
         let [word] = self.words()?;
         usize::try_from(word).map_err(|_| self.wrong())
@@ -328,7 +328,7 @@ impl<'a> Read<'a> {
     }
 }
 
-/// A digest over digests, in order.
+/// Digest of the digests, in order.
 pub(super) fn chained(digests: &[Digest]) -> Digest {
     let bytes: Vec<u8> = digests.iter().flat_map(|d| d.0).collect();
     Digest::of(&bytes)

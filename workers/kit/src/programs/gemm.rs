@@ -1,17 +1,17 @@
 //! `gemm@1`: C = A·B. A capsule is one tile of C, which becomes the output `c-<i>-<j>`.
 //!
-//! On a device, the rows of A and columns of B that a tile needs stay there for the tiles that
-//! follow, as far as its memory goes; where not even those of one tile fit, they pass through it in
-//! pieces, in the same order.
+//! On a device, the rows of A and columns of B of a tile stay there for later tiles, as far as
+//! memory allows. If even those of one tile do not fit, they pass through it in pieces, in the same
+//! order.
 //!
-//! Tiles are numbered row by row, and know nothing of each other: those of a range are the same
-//! bits as in a run of all, so a batch may share them out, and a run may give the end of its range
-//! away and take it back ([`fiec_schemas::spread`]). Each is checked when it is made
+//! Tiles are numbered row by row and are independent. A range of tiles has the same bits as in a
+//! full run. So a batch may share the tiles, and a run may give away the end of its range and merge
+//! it later ([`fiec_schemas::spread`]). Each tile is checked when it is made
 //! ([`fiec_kernels::dense::check::ProductCheck`]).
 //!
-//! σ: magic `FIECGEM2`, m, n, k, tile, first tile, the tile behind the last one, tiles done (`u64`
-//! each), worst residual (`f64`), and the digest of each tile done (32 bytes); little endian. So a
-//! grid of 32 × 32 tiles, as of n = 16,384, ends with 32 KiB.
+//! σ: magic `FIECGEM2`; m, n, k, tile, first tile, the tile after the last one, tiles done (`u64`
+//! each), worst residual (`f64`), and the digest of each tile done (32 bytes). Little endian. For a
+//! grid of 32 × 32 tiles, as with n = 16,384, σ grows to 32 KiB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Gemm {
     threads: Threads,
     place: Place,
     arithmetic: device::Arithmetic,
-    /// Rows of A and columns of B on the device, by tile row and tile column.
+    /// Rows of A and columns of B that are on the device, by tile row and tile column.
     rows: BTreeMap<usize, Buffer>,
     columns: BTreeMap<usize, Buffer>,
     /// The tile row of the last tile, and the check for its rows of A.
@@ -55,14 +55,15 @@ pub struct Gemm {
 pub struct GemmState {
     /// m, n, k, tile, first tile.
     shape: [u64; 5],
-    /// The tile behind the last one of its range: less than at first while parts are out.
+    /// The tile after the last one of its range. While parts are out it is smaller than at the
+    /// start.
     end: u64,
     worst: f64,
     tiles: Vec<Digest>,
 }
 
 impl GemmState {
-    /// What is not done of its range.
+    /// The tiles of its range that are not done.
     fn left(&self) -> TileRange {
         TileRange {
             from: self.shape[4] + self.tiles.len() as u64,
@@ -88,7 +89,7 @@ impl State for GemmState {
         let done = read.count()?;
         let worst = read.numbers(1)?[0];
         let tiles = read.digests(done)?;
-        // The tiles that are done lie within the range.
+        // The finished tiles lie in the range.
         let next = shape[4].checked_add(tiles.len() as u64);
         if next.is_none_or(|next| next > end) {
             return Err(read.wrong());
@@ -110,7 +111,7 @@ impl Gemm {
         [m, n, k, tile, self.range.from]
     }
 
-    /// The end of a capsule.
+    /// Ends a capsule.
     fn reached(&mut self, state: &GemmState, cx: &Capsule) -> Step {
         self.index = cx.index() + 1;
         if state.left().count() > 0 {
@@ -173,7 +174,7 @@ fn upload(device: &mut dyn Device, from: MatRef<'_>) -> Result<Buffer, DeviceErr
     Ok(buffer)
 }
 
-/// What is held under `index`, or now is.
+/// Returns the part held under `index`, and uploads it if it is missing.
 fn held(
     device: &mut dyn Device,
     all: &mut BTreeMap<usize, Buffer>,
@@ -190,7 +191,7 @@ fn held(
     Ok(part)
 }
 
-/// A part of A or B that a tile needs, where it may be found on the device, and what else is there.
+/// A part of A or B that a tile needs: its index, the parts on the device, and its data.
 type Needed<'a, 'b> = (usize, &'a mut BTreeMap<usize, Buffer>, MatRef<'b>);
 
 /// Computes a tile on the device.
@@ -210,8 +211,8 @@ fn on_device(
         if 8 * wanted as u64 + reserve(kind, 0) <= device.usage().available() {
             break;
         }
-        // Rows of A are used for one row of tiles, columns of B again in the next: the first ones
-        // stay, since dropping the least recently used would keep none.
+        // Rows of A serve one row of tiles; columns of B are used again in the next row. So the
+        // first columns stay: least-recently-used eviction would keep none.
         let other_row = rows.keys().copied().find(|row| *row != i);
         let other_column = columns.keys().copied().rfind(|column| *column != j);
         let evicted = match (other_row, other_column) {
@@ -244,7 +245,7 @@ fn on_device(
     Ok(())
 }
 
-/// The same with what fits at once: parts of the tile, and of the inner dimension by whole chains.
+/// Computes a tile in pieces that fit: parts of the tile, and whole chains of the inner dimension.
 fn in_pieces(
     device: &mut dyn Device,
     kind: device::Arithmetic,
@@ -422,7 +423,7 @@ impl Program for Gemm {
     }
 
     fn let_go(&mut self, warm: bool) {
-        // They go with their device.
+        // The buffers are freed with their device.
         self.rows.clear();
         self.columns.clear();
         self.place.let_go(warm);

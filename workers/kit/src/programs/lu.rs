@@ -1,11 +1,11 @@
 //! `lu@1`: P·A = L·U with partial pivoting, left-looking by block columns. Capsule k takes block
-//! column k of A, exchanges its rows as all earlier panels did, updates it by each of the
-//! finished block columns, and factors it; it becomes the output `lu-<k>`.
+//! column k of A and exchanges its rows as all earlier panels did. It updates the column by each
+//! finished block column and factors it. The result is the output `lu-<k>`.
 //!
-//! `lu-<k>` is a `.npy` file of all rows: U on and above the diagonal, L below it, in the order of
-//! rows that capsule k left. The last capsule also makes `pivots` (`.npy`, int64): row i was
-//! exchanged with row `pivots[i]`, by ascending i, counted from 0, as in LAPACK's ipiv. Exchanges
-//! behind block column k are still to be applied to its rows below its diagonal block:
+//! `lu-<k>` is a `.npy` file of all rows: U on and above the diagonal, L below it, in the row order
+//! after capsule k. The last capsule also makes `pivots` (`.npy`, int64): row i was exchanged with
+//! row `pivots[i]`, by ascending i, counted from 0, as in LAPACK's ipiv. The exchanges after block
+//! column k must still be applied to its rows below its diagonal block:
 //!
 //! ```text
 //! F = np.hstack([np.load(f"lu-{k}") for k in range(blocks)])
@@ -14,17 +14,17 @@
 //!     F[[i, p], :done] = F[[p, i], :done]
 //! ```
 //!
-//! On a device, finished block columns stay there as far as its memory goes, and the updates are
-//! made there; the panel is factored on the host, or by cuSOLVER with vendor arithmetic. A block
-//! column leaves the device once, to become an output.
+//! On a device, finished block columns stay there as far as memory allows, and the device computes
+//! the updates. The host factors the panel, or cuSOLVER with vendor arithmetic. A block column
+//! leaves the device once, as an output.
 //!
-//! A block column that this process does not hold is fetched by its digest. Each is checked when
-//! it is made ([`fiec_kernels::dense::check::LuCheck`]).
+//! A block column that this process does not hold is fetched by its digest. Each is checked when it
+//! is made ([`fiec_kernels::dense::check::LuCheck`]).
 //!
-//! σ: magic `FIECLU_1`, n, block, columns done (`u64` each), the check's three sums (`f64` each),
-//! then pivots (`u32`) and the check's vector (`f64`) of the columns done, and the digests of the
-//! finished block columns (32 bytes each); little endian. So it grows to 12 bytes a column and 32
-//! a block: 25 KB for n = 2,048, 99 KB for n = 8,192 with blocks of 256.
+//! σ: magic `FIECLU_1`, n, block, columns done (`u64` each), the check's three sums (`f64` each).
+//! Then pivots (`u32`) and the check's vector (`f64`) of the columns done, and the digests of the
+//! finished block columns (32 bytes each). Little endian. It grows to 12 bytes per column and 32
+//! per block: 25 KB for n = 2,048, 99 KB for n = 8,192 with blocks of 256.
 
 use fiec_kernels::dense::check::LuCheck;
 use fiec_kernels::dense::{Mat, lu};
@@ -53,7 +53,7 @@ pub struct Lu {
     resident: Resident<OnDevice>,
 }
 
-/// A finished block column on the device: as [`Finished`].
+/// A finished block column on the device, like [`Finished`].
 struct OnDevice {
     l: Buffer,
     exchanged: usize,
@@ -62,7 +62,7 @@ struct OnDevice {
 /// Least columns of a strip that is updated at once.
 const STRIP: usize = 8;
 
-/// A finished block column from its diagonal block on, and how many rows have been exchanged.
+/// A finished block column from its diagonal block down, and the number of rows exchanged.
 struct Finished {
     l: Mat,
     exchanged: usize,
@@ -130,7 +130,7 @@ impl Lu {
         self.a.cols()
     }
 
-    /// Finished block column `index`, its rows in their present order.
+    /// Returns finished block column `index` with its rows in their present order.
     fn finished(
         &mut self,
         index: usize,
@@ -164,8 +164,8 @@ impl Lu {
 }
 
 impl Lu {
-    /// How many columns are updated at once on the device. Blocks there are given up for them, the
-    /// last ones first, as all are used in ascending order.
+    /// Returns the number of columns that are updated at once on the device. It evicts blocks from
+    /// the device to make room, the last ones first, because all are used in ascending order.
     fn strip(
         &mut self,
         device: &mut dyn Device,
@@ -194,7 +194,7 @@ impl Lu {
         }
     }
 
-    /// A block of the device goes to the host, if that has room for it.
+    /// Moves a block from the device to the host, if the host has room.
     fn keep_resident(
         &mut self,
         device: &mut dyn Device,
@@ -212,8 +212,8 @@ impl Lu {
         Ok(())
     }
 
-    /// Updates a block column by all finished ones. Where the vendor factors its panel, too, the
-    /// pivots are returned, counted from its first row.
+    /// Updates a block column by all finished ones. If the vendor's library factors the panel, too,
+    /// returns its pivots, counted from its first row.
     fn update_on(
         &mut self,
         device: &mut dyn Device,
@@ -279,7 +279,7 @@ impl Lu {
                 match device.vendor_lu(panel) {
                     Ok(Ok(found)) => pivots = Some(found),
                     Ok(Err(error)) => return Err(ProgramError::permanent(error.shifted(done))),
-                    // The host can do that.
+                    // The host can factor it instead.
                     Err(error) if error.is_memory() => {}
                     Err(error) => return Err(failed(error)),
                 }
@@ -292,13 +292,13 @@ impl Lu {
         Ok(pivots)
     }
 
-    /// Whether the device has room for another block beside what the next update needs.
+    /// Whether the device has room for another block beside the needs of the next update.
     fn has_room(&self, device: &dyn Device) -> bool {
         let column = 8 * (self.n() * self.block.min(self.n())) as u64;
         device.usage().available() >= 2 * column + reserve(self.arithmetic, self.n())
     }
 
-    /// Keeps a block column that was finished just now, on the device if there is room.
+    /// Keeps a new block column, on the device if there is room.
     fn keep_finished(
         &mut self,
         k: usize,
@@ -442,7 +442,7 @@ impl Program for Lu {
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.kept.configure(grant);
         if self.place.changes(grant) {
-            // What is on the device is not lost with it.
+            // Keep the blocks before the device is closed.
             if let Some(mut device) = self.place.take() {
                 while let Some((index, (digest, block))) = self.resident.blocks.pop_first() {
                     self.keep_resident(device.as_mut(), index, digest, block)?;
@@ -455,7 +455,7 @@ impl Program for Lu {
     }
 
     fn let_go(&mut self, warm: bool) {
-        // They go with their device.
+        // The blocks are freed with their device.
         self.resident = Resident::new();
         self.place.let_go(warm);
     }

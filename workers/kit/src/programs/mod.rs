@@ -1,4 +1,4 @@
-//! The built-in programs, and programs whose type is not known where they run.
+//! The built-in programs, and a trait for programs whose type is not known at compile time.
 
 pub mod canary;
 pub mod cg;
@@ -21,46 +21,46 @@ use crate::program::{
 
 /// A program with its state.
 pub trait Instance: Send {
-    /// Takes up a state, or the initial one.
+    /// Resumes from a state, or starts from the initial one.
     ///
     /// # Errors
     /// When the bytes are no state of this program.
     fn resume(&mut self, state: Option<&[u8]>) -> Result<(), ProgramError>;
-    /// From one boundary to the next.
+    /// Computes from one boundary to the next.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// When the next boundary cannot be reached.
     fn capsule(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError>;
-    /// Appends σ. Outputs that are known only now are declared to `cx`.
+    /// Appends σ. Outputs that appear only now are declared to `cx`.
     ///
     /// # Errors
-    /// When a program outside this process does not give it.
+    /// When a foreign program does not deliver it.
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError>;
-    /// About how many bytes σ has, where that is known and much.
+    /// Approximate bytes of a large σ, else 0.
     fn size_hint(&self) -> usize {
         0
     }
-    /// Where it stands.
+    /// The progress.
     fn progress(&self) -> Progress;
-    /// What it may use here: before the first capsule, and at a boundary where that has changed.
+    /// Applies a grant: before the first capsule, and at a boundary after the grant has changed.
     ///
     /// # Errors
-    /// When it cannot go on with this grant.
+    /// When it cannot continue with this grant.
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError>;
-    /// How its range is shared; before the first capsule, where it may be.
+    /// States how the range is shared, before the first capsule.
     fn share(&mut self, _shares: Shares) {}
-    /// Gives the last half of what is left of its range away; none where that is less than two
-    /// tiles, or it cannot be split.
+    /// Gives away the last half of its remaining tiles. Returns none if less than two are left, or
+    /// if it cannot split.
     ///
     /// # Errors
-    /// When a program outside this process does not answer.
+    /// When a foreign program does not answer.
     fn split(&mut self, _cx: &Capsule) -> Result<Option<TileRange>, ProgramError> {
         Ok(None)
     }
-    /// Takes a range back that it gave away, with the part's σ where that has one: a capsule.
+    /// Merges a range that it gave away, with the part's σ if there is one. It is a capsule.
     ///
     /// # Errors
-    /// Permanent where it cannot be.
+    /// Permanent if that is impossible.
     fn merge(
         &mut self,
         _range: TileRange,
@@ -69,16 +69,16 @@ pub trait Instance: Send {
     ) -> Result<Step, ProgramError> {
         Err(does_not_spread())
     }
-    /// An order ends the run at this boundary; no capsule follows.
+    /// Notes that an order ends the run at this boundary. No capsule follows.
     fn end_run(&mut self, _end: RunEnd<'_>) {}
 }
 
-/// The order that ends a run at a boundary, as a program can be told.
+/// The order that ends a run at a boundary, in the form that a program receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd<'a> {
-    /// A yield: the boundary is committed, and the execution goes on elsewhere or later.
+    /// A yield: the boundary is committed, and the execution continues elsewhere or later.
     Yield {
-        /// Cause, in a few words.
+        /// The cause, in a few words.
         cause: &'a str,
     },
     /// A cancel.

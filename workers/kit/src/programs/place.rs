@@ -1,4 +1,4 @@
-//! Where a program computes: on the host, or on the device that its grant names.
+//! The place of a program's computation: the host, or the device that its grant names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use fiec_schemas::programs::Arithmetic;
 
 use crate::program::{Inputs, ProgramError};
 
-/// What the vendor's libraries need beside the matrices.
+/// Bytes that the vendor's libraries need beside the matrices.
 const VENDOR_BYTES: u64 = 1 << 20;
 
-/// A device by grant.
+/// The place under the present grant.
 pub(super) struct Place {
     devices: Arc<dyn Devices>,
     granted: Option<DeviceGrant>,
@@ -21,7 +21,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// On the host, until a grant says otherwise.
+    /// The host, until a grant names a device.
     pub fn new(inputs: &Inputs) -> Self {
         Self {
             devices: inputs.devices(),
@@ -30,23 +30,23 @@ impl Place {
         }
     }
 
-    /// Whether this grant is for another place.
+    /// Whether this grant names another place.
     pub fn changes(&self, grant: &Grant) -> bool {
         grant.device != self.granted
     }
 
-    /// The device, to be put back by [`Place::put`]; none on the host. While it is out it belongs
-    /// to whoever took it: an error on the way gives back its memory.
+    /// Takes the device out; none on the host. [`Place::put`] puts it back. If an error drops it
+    /// meanwhile, its memory is freed.
     pub fn take(&mut self) -> Option<Box<dyn Device>> {
         self.device.take()
     }
 
-    /// Puts back what was taken.
+    /// Puts a device back that was taken out.
     pub fn put(&mut self, device: Box<dyn Device>) {
         self.device = Some(device);
     }
 
-    /// Goes where the grant says; what the old place held has been let go.
+    /// Moves to the place that the grant names. The caller has freed its buffers on the old device.
     pub fn go(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.let_go(false);
         if let Some(granted) = &grant.device {
@@ -57,7 +57,7 @@ impl Place {
         Ok(())
     }
 
-    /// Back to the host; everything of the device is given back.
+    /// Returns to the host, and closes the device.
     pub fn let_go(&mut self, warm: bool) {
         self.granted = None;
         if let Some(device) = self.device.take() {
@@ -66,8 +66,7 @@ impl Place {
     }
 }
 
-/// A device's error as a program's: a budget that is too small, or a library that is not there,
-/// stays so.
+/// Converts a device's error. A too small budget and a missing library are permanent.
 pub(super) fn failed(error: DeviceError) -> ProgramError {
     match error {
         DeviceError::Budget { .. } | DeviceError::Library(_) => ProgramError::permanent(error),
@@ -77,7 +76,7 @@ pub(super) fn failed(error: DeviceError) -> ProgramError {
     }
 }
 
-/// What is said when even the least does not fit.
+/// The error if even the smallest piece does not fit.
 pub(super) fn too_small(device: &dyn Device, what: &str, elements: usize) -> ProgramError {
     ProgramError::Permanent(format!(
         "{what} needs at least {} bytes of device memory at once, but the grant of {} has {}: \
@@ -88,7 +87,7 @@ pub(super) fn too_small(device: &dyn Device, what: &str, elements: usize) -> Pro
     ))
 }
 
-/// Who decides the order of operations, as the kernels name it.
+/// Converts the choice of arithmetic to the kernels' type.
 pub(super) fn arithmetic(params: Arithmetic) -> device::Arithmetic {
     match params {
         Arithmetic::Chain512 => device::Arithmetic::Chain512,
@@ -96,7 +95,7 @@ pub(super) fn arithmetic(params: Arithmetic) -> device::Arithmetic {
     }
 }
 
-/// Bytes that are kept free for what comes and goes beside the matrices.
+/// Bytes to keep free for temporary buffers beside the matrices.
 pub(super) fn reserve(arithmetic: device::Arithmetic, rows: usize) -> u64 {
     let pivots = 8 * rows as u64 + 4096;
     match arithmetic {
@@ -105,7 +104,7 @@ pub(super) fn reserve(arithmetic: device::Arithmetic, rows: usize) -> u64 {
     }
 }
 
-/// Finished blocks that stay on the device, by index.
+/// Finished blocks on the device, by index.
 pub(super) struct Resident<T> {
     pub blocks: BTreeMap<usize, (Digest, T)>,
 }
@@ -117,12 +116,12 @@ impl<T> Resident<T> {
         }
     }
 
-    /// Whether one of the first `count` blocks is not there.
+    /// Whether one of the first `count` blocks is missing.
     pub fn misses(&self, count: usize) -> bool {
         self.blocks.range(..count).count() < count
     }
 
-    /// Takes out what is not among these digests: blocks of another run.
+    /// Takes out the blocks that are not among these digests: they belong to another run.
     pub fn strangers(&mut self, digests: &[Digest]) -> Vec<T> {
         let strange: Vec<usize> = self
             .blocks

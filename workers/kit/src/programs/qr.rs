@@ -1,22 +1,22 @@
 //! `qr@1`: A = Q·R by Householder reflectors in compact WY form, left-looking by block columns.
-//! Capsule k takes block column k of A, applies the reflectors of each finished block column to
-//! it, and factors it; it becomes the output `qr-<k>`.
+//! Capsule k takes block column k of A, applies the reflectors of each finished block column to it,
+//! and factors it. The result is the output `qr-<k>`.
 //!
-//! `qr-<k>` is a `.npy` file of m + w rows and w columns, w being the block's width. Its first m
-//! rows have R on and above the diagonal, and below it the reflectors V, whose diagonal of ones is
-//! not stored (as LAPACK's geqrf leaves them); its last w rows are T, upper triangular, with
-//! `I − V·T·Vᵀ` the product of the block's reflectors and Q the product of the blocks in order.
+//! `qr-<k>` is a `.npy` file of m + w rows and w columns; w is the block's width. Its first m rows
+//! have R on and above the diagonal, and the reflectors V below it. The ones on the diagonal of V
+//! are not stored, as with LAPACK's geqrf. Its last w rows are T, upper triangular. `I − V·T·Vᵀ` is
+//! the product of the block's reflectors, and Q the product of the blocks in order.
 //!
-//! On a device, the reflectors stay there as far as its memory goes, and are applied there; the
-//! panel is factored on the host, or by cuSOLVER with vendor arithmetic. A block column leaves the
-//! device once, to become an output.
+//! On a device, the reflectors stay there as far as memory allows, and the device applies them. The
+//! host factors the panel, or cuSOLVER with vendor arithmetic. A block column leaves the device
+//! once, as an output.
 //!
-//! A block column that this process does not hold is fetched by its digest. Each is checked when
-//! it is made ([`fiec_kernels::dense::check::QrCheck`]).
+//! A block column that this process does not hold is fetched by its digest. Each is checked when it
+//! is made ([`fiec_kernels::dense::check::QrCheck`]).
 //!
 //! σ: magic `FIECQR_1`, m, n, block, columns done (`u64` each), the check's three sums and its
 //! vector of m elements (`f64` each), and the digests of the finished block columns (32 bytes
-//! each); little endian: 17 KB for m = n = 2,048, 68 KB for 8,192 with blocks of 128.
+//! each). Little endian. 17 KB for m = n = 2,048, 68 KB for 8,192 with blocks of 128.
 
 use fiec_kernels::dense::check::QrCheck;
 use fiec_kernels::dense::qr::Reflectors;
@@ -118,7 +118,7 @@ impl State for QrState {
     }
 }
 
-/// The reflectors of a finished block column whose diagonal begins at row `from`.
+/// Extracts the reflectors of a finished block column whose diagonal starts at row `from`.
 fn reflectors(whole: &Mat, rows: usize, from: usize) -> Reflectors {
     let (view, width) = (whole.view(), whole.cols());
     Reflectors {
@@ -127,7 +127,7 @@ fn reflectors(whole: &Mat, rows: usize, from: usize) -> Reflectors {
     }
 }
 
-/// V, as it lies below the diagonal that begins at row `from`.
+/// Extracts V, which lies below the diagonal that starts at row `from`.
 fn lower(whole: &Mat, rows: usize, from: usize) -> Mat {
     let view = whole.view();
     Mat::from_fn(rows - from, whole.cols(), |i, j| match i.cmp(&j) {
@@ -137,7 +137,7 @@ fn lower(whole: &Mat, rows: usize, from: usize) -> Mat {
     })
 }
 
-/// A finished block column and its T in one file.
+/// Encodes a finished block column and its T as one file.
 fn file(x: &Mat, t: &Mat) -> Vec<u8> {
     let mut both = Mat::zeros(x.rows() + t.rows(), x.cols());
     let (mut top, mut below) = both.view_mut().split_rows(x.rows());
@@ -170,8 +170,9 @@ impl Qr {
 }
 
 impl Qr {
-    /// How many columns reflectors are applied to at once on the device. Blocks there are given up
-    /// for them, the last ones first, as all are used in ascending order.
+    /// Returns the number of columns that reflectors are applied to at once on the device. It
+    /// evicts blocks from the device to make room, the last ones first, because all are used in
+    /// ascending order.
     fn strip(
         &mut self,
         device: &mut dyn Device,
@@ -200,7 +201,7 @@ impl Qr {
         }
     }
 
-    /// Reflectors of the device go to the host, if that has room for them.
+    /// Moves reflectors from the device to the host, if the host has room.
     fn keep_resident(
         &mut self,
         device: &mut dyn Device,
@@ -222,8 +223,8 @@ impl Qr {
         Ok(())
     }
 
-    /// Applies all finished reflectors to a block column. Where the vendor factors its panel, too,
-    /// its reflectors are returned.
+    /// Applies all finished reflectors to a block column. If the vendor's library factors the
+    /// panel, too, returns its reflectors.
     fn apply_on(
         &mut self,
         device: &mut dyn Device,
@@ -276,7 +277,7 @@ impl Qr {
                 let (_, panel) = whole.split_rows(from);
                 match vendor_panel(device, panel) {
                     Ok(made) => factored = Some(made),
-                    // The host can do that, as long as the panel is what it was.
+                    // The host can factor it instead, while the panel is unchanged.
                     Err((error, false)) if error.is_memory() => {}
                     Err((error, _)) => return Err(failed(error)),
                 }
@@ -289,14 +290,14 @@ impl Qr {
         Ok(factored)
     }
 
-    /// Whether the device has room for another block beside what the next update needs.
+    /// Whether the device has room for another block beside the needs of the next update.
     fn has_room(&self, device: &dyn Device) -> bool {
         let block = self.block.min(self.a.cols());
         let column = 8 * ((self.a.rows() + 2 * block) * block) as u64;
         device.usage().available() >= 2 * column + reserve(self.arithmetic, 0)
     }
 
-    /// Keeps the reflectors that were made just now, on the device if there is room.
+    /// Keeps new reflectors, on the device if there is room.
     fn keep_finished(
         &mut self,
         k: usize,
@@ -317,7 +318,7 @@ impl Qr {
     }
 }
 
-/// A panel's reflectors by the vendor's library; with an error, whether the panel was changed.
+/// Factors a panel with the vendor's library. An error states whether the panel was changed.
 fn vendor_panel(device: &mut dyn Device, panel: Part) -> Result<Reflectors, (DeviceError, bool)> {
     let (rows, width) = (panel.rows(), panel.cols());
     let tau = device.vendor_qr(panel).map_err(|error| (error, false))?;
@@ -443,7 +444,7 @@ impl Program for Qr {
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.kept.configure(grant);
         if self.place.changes(grant) {
-            // What is on the device is not lost with it.
+            // Keep the reflectors before the device is closed.
             if let Some(mut device) = self.place.take() {
                 while let Some((index, (digest, held))) = self.resident.blocks.pop_first() {
                     self.keep_resident(device.as_mut(), index, digest, held)?;
@@ -456,7 +457,7 @@ impl Program for Qr {
     }
 
     fn let_go(&mut self, warm: bool) {
-        // They go with their device.
+        // The reflectors are freed with their device.
         self.resident = Resident::new();
         self.place.let_go(warm);
     }

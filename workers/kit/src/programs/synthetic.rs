@@ -1,9 +1,9 @@
 //! `synthetic@1`: declared work with a declared state, for tests and benches.
 //!
 //! σ: magic `FIECSYN1`, index `u64`, chain `u64` (little endian), then bytes up to the declared
-//! size, of which 64 change with every capsule, or what `change` says. The result's digest is over
-//! all of σ. With `page_bytes` the magic is FIECSYN2, and in place of the bytes stand the digests of their pages
-//! (see [`crate::Pages`]): one page is touched in each capsule.
+//! size. Each capsule changes 64 of them, or as many as `change` says. The result's digest covers
+//! all of σ. With `page_bytes` the magic is FIECSYN2, and the digests of pages replace the bytes
+//! (see [`crate::Pages`]). Each capsule then touches one page.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -24,30 +24,30 @@ const MAGIC: &[u8; 8] = b"FIECSYN1";
 const MAGIC_PAGED: &[u8; 8] = b"FIECSYN2";
 const HEADER: usize = SYNTHETIC_HEADER as usize;
 const CHANGED: usize = 64;
-/// The environment variable with which a capsule rests for its `work_us`: tests of many executions
-/// then do not load the machine. Never set it where computing is measured.
+/// If set, a capsule sleeps for its `work_us`, so that tests of many executions do not load the
+/// machine. Never set it where computing is measured.
 pub const RESTS_ENV: &str = "FIEC_TEST_RESTS";
-/// What the outputs of its pages begin with.
+/// Prefix of the outputs of its pages.
 const PAGES: &str = "filling";
 
 /// The program.
 pub struct Synthetic {
     params: SyntheticParams,
-    /// Its capsules rest instead of computing.
+    /// Capsules sleep instead of computing.
     rests: bool,
-    /// Where it notes that it has crashed.
+    /// The file that notes a crash.
     marker: Option<PathBuf>,
-    /// What became of its wish for more.
+    /// The answer to its request for more memory.
     reserved: Option<Reserved>,
-    /// What it was told when it looked around and asked.
+    /// The answers about its surroundings and to its grant change.
     told: Option<String>,
 }
 
-/// σ as its own bytes.
+/// σ in its encoded form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticState {
     bytes: Vec<u8>,
-    /// What follows the header, where it is in pages.
+    /// The bytes after the header, if they are in pages.
     pages: Option<Pages>,
 }
 
@@ -68,7 +68,7 @@ impl SyntheticState {
         self.word(8)
     }
 
-    /// Changes so many bytes at places that the chain tells.
+    /// Changes this many bytes, at places that the chain determines.
     fn change(&mut self, change: &SyntheticChange, chain: u64) {
         let filling = &mut self.bytes[HEADER..];
         let places = u64::from(change.places).max(1);
@@ -260,7 +260,7 @@ impl Program for Synthetic {
         let params = SyntheticParams::from_value(params).map_err(ProgramError::permanent)?;
         let marker = match (&params.crash_marker, inputs.run_folder()) {
             (None, _) => None,
-            // The parameters' check lets plain names pass, which lie in the folder.
+            // Checked parameters have plain names only, which stay in the folder.
             (Some(name), Some(folder)) => Some(folder.join(name)),
             (Some(_), None) => {
                 return Err(ProgramError::Permanent(
@@ -324,7 +324,7 @@ impl Program for Synthetic {
     }
 
     fn configure(&mut self, _: &Grant) -> Result<(), ProgramError> {
-        // Under another grant, or in another run, the answer may be another one.
+        // Under another grant, or in another run, the answer may differ.
         self.reserved = None;
         Ok(())
     }
