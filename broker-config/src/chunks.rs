@@ -1,16 +1,15 @@
-//! σ of many megabytes in chunks, of which a commit stores only those that the commit before has
-//! not stored.
+//! σ of many megabytes is cut into chunks. A commit stores only chunks that the last commit has not
+//! stored.
 //!
-//! Where chunks begin and end is told by the bytes themselves (FastCDC: W. Xia et al., “The Design
-//! of Fast Content-Defined Chunking for Data Deduplication Based Storage Systems”, IEEE TPDS 31
-//! (2020) 2017–2031), so that an insertion moves no other chunk's limits. Measured on 24 MB of
-//! numbers of which 1 % changed, for limits of 3, 6 and 12 KiB: 1.1 % of the bytes are new where
-//! the change is in one place or an insertion, 4.5 % where it is spread over 60 places. Chunks of
-//! one length do as well on changes in place (3 to 5 %), but store up to all of it again after an
-//! insertion.
+//! The bytes themselves determine the limits of chunks, so that an insertion moves no other limits.
+//! (FastCDC: W. Xia et al., “The Design of Fast Content-Defined Chunking for Data Deduplication
+//! Based Storage Systems”, IEEE TPDS 31 (2020) 2017–2031.) Measured on 24 MB of numbers with a
+//! change of 1 %, for limits of 3, 6 and 12 KiB: a change in one place or an insertion makes 1.1 %
+//! of the bytes new. A change in 60 places makes 4.5 % new. Chunks of one length do as well on
+//! changes in place (3 to 5 %), but store up to the whole σ again after an insertion.
 //!
-//! A chunk is one message of the stream `FIEC_CHUNK`, and named by its sequence: whoever drops a
-//! superseded one by that name can never meet bytes that were stored again since.
+//! A chunk is one message of the stream `FIEC_CHUNK`, and is named by its sequence. So the removal
+//! of a superseded chunk never removes bytes that were stored again later.
 //!
 //! ```text
 //! "FIECCHK1" │ chunks u32 │ σ u64 │ stored with this commit u64 │ chunk …      little endian
@@ -34,27 +33,26 @@ use crate::{Broker, BrokerError};
 const MAGIC: &[u8; 8] = b"FIECCHK1";
 const HEAD: usize = 28;
 const ENTRY: usize = 48;
-/// Chunks that a manifest lists at most, so that it fits a ledger message.
+/// Most chunks in a manifest, so that it fits a ledger message.
 pub(crate) const CHUNKS_LIMIT: usize = (subjects::INLINE_STATE_LIMIT - HEAD) / ENTRY;
-/// A chunk that has lain there for this many hours is stored again with the next commit. The stream
-/// keeps chunks for any time; one that `fiec setup` has not brought up to date forgets them after 30
-/// days.
+/// A chunk that is older than this is stored again with the next commit. The stream keeps chunks
+/// for any time. A stream that `fiec setup` has not updated drops them after 30 days.
 const REFRESH_HOURS: u32 = 15 * 24;
-/// Chunks that are asked for, or dropped, at once.
+/// Chunks that are fetched or dropped concurrently.
 const AT_ONCE: usize = 64;
-/// A chunk that does not come for so long is given up.
+/// Time without an answer after which the read of a chunk fails.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// A chunk of a σ and where it is.
+/// A chunk of a σ and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// Digest of its bytes.
     pub digest: Digest,
-    /// Its message's sequence in `FIEC_CHUNK`; 0 where it is not stored yet.
+    /// Its message's sequence in `FIEC_CHUNK`, or 0 if it is not stored yet.
     pub seq: Sequence,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u32,
-    /// When it was stored, in hours since 1970.
+    /// Time of storage, in hours since 1970.
     pub hour: u32,
 }
 
@@ -63,12 +61,12 @@ pub struct Chunk {
 pub struct Piece {
     /// Digest of its bytes.
     pub digest: Digest,
-    /// Where it lies.
+    /// Its range in the σ.
     pub range: Range<usize>,
 }
 
-/// Average length of a chunk before its limits are applied, for a σ of so many bytes: about 4,000
-/// chunks at most, of up to 768 KiB.
+/// Average length of a chunk, before its limits are applied, for a σ of this many bytes: at most
+/// about 4,000 chunks of up to 768 KiB.
 fn length_for(bytes: usize) -> usize {
     const MIB: usize = 1 << 20;
     match bytes {
@@ -79,7 +77,7 @@ fn length_for(bytes: usize) -> usize {
     }
 }
 
-/// What cuts a σ, and the longest that a chunk can be.
+/// Returns the chunker of a σ, and the longest chunk.
 pub(crate) fn cutter(state: &[u8]) -> (fastcdc::v2020::FastCDC<'_>, usize) {
     let average = length_for(state.len());
     let longest = 2 * average;
@@ -87,7 +85,7 @@ pub(crate) fn cutter(state: &[u8]) -> (fastcdc::v2020::FastCDC<'_>, usize) {
     (cutter, longest)
 }
 
-/// The pieces of a σ, in order; equal bytes of equal length are cut alike everywhere.
+/// Cuts a σ into pieces, in order. Equal bytes of equal length are cut alike everywhere.
 pub fn cut(state: &[u8]) -> Vec<Piece> {
     cutter(state)
         .0
@@ -119,7 +117,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Of these pieces; what `previous` has stored, and not too long ago, is there already.
+    /// Lists these pieces. A chunk of `previous` that is not too old is reused.
     ///
     /// # Errors
     /// When there are more chunks than a message can list.
@@ -157,21 +155,21 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The chunks that are not stored yet, each digest once, with their place in the order.
+    /// The chunks that are not stored yet, each digest once, with their index.
     pub fn missing(&self) -> impl Iterator<Item = (usize, Chunk)> {
         let mut seen = HashSet::new();
         let missing = self.chunks.iter().copied().enumerate();
         missing.filter(move |(_, c)| c.seq == 0 && seen.insert(c.digest))
     }
 
-    /// Notes where chunks were stored.
+    /// Notes the sequences of stored chunks.
     pub fn stored_at(&mut self, places: &HashMap<Digest, Sequence>) {
         for chunk in self.chunks.iter_mut().filter(|c| c.seq == 0) {
             chunk.seq = places.get(&chunk.digest).copied().unwrap_or(0);
         }
     }
 
-    /// Sequences of the chunks that `later` does not need; none: all of them.
+    /// Sequences of the chunks that `later` does not need. Without `later`: all of them.
     pub fn beyond(&self, later: Option<&Manifest>) -> Vec<Sequence> {
         let needed: HashSet<Sequence> = later
             .iter()
@@ -185,12 +183,12 @@ impl Manifest {
         gone
     }
 
-    /// Bytes of the σ.
+    /// Total bytes of the σ.
     pub fn bytes(&self) -> u64 {
         self.chunks.iter().map(|c| u64::from(c.bytes)).sum()
     }
 
-    /// As a ledger message's body.
+    /// Encodes it as a ledger message's body.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(HEAD + ENTRY * self.chunks.len());
         out.extend_from_slice(MAGIC);
@@ -206,10 +204,10 @@ impl Manifest {
         out.freeze()
     }
 
-    /// Reads a body that [`Manifest::encode`] made.
+    /// Decodes a body from [`Manifest::encode`].
     ///
     /// # Errors
-    /// When it is none.
+    /// When it is no such body.
     pub fn decode(body: &[u8]) -> Result<Self, BrokerError> {
         let malformed = |reason: &str| BrokerError::Malformed {
             what: "list of a state's chunks".to_owned(),
@@ -249,7 +247,7 @@ impl Manifest {
     }
 }
 
-/// Sends a chunk to be stored; its acknowledgement holds its sequence.
+/// Sends a chunk to the stream. Its acknowledgement holds its sequence.
 ///
 /// # Errors
 /// When it could not be sent.
@@ -284,7 +282,7 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
             return Err(missing(": a newer commit has superseded it"));
         }
         Ok(Err(error)) => return Err(BrokerError::operation(format!("read {}", what()))(error)),
-        // It may well be there: whoever asks again may get it.
+        // The chunk may exist: a retry may read it.
         Err(_) => {
             let late = std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing came in time");
             return Err(BrokerError::operation(format!("read {}", what()))(late));
@@ -301,28 +299,28 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
     Ok(found)
 }
 
-/// One chunk, checked.
+/// Reads one chunk and checks its digest.
 ///
 /// # Errors
-/// When it is not there, or damaged.
+/// When it is missing or damaged.
 pub async fn get(broker: &Broker, chunk: Chunk) -> Result<Bytes, BrokerError> {
     fetch(&open(broker).await?, chunk).await
 }
 
-/// A σ put together.
+/// An assembled σ.
 #[derive(Debug, Clone)]
 pub struct Assembled {
-    /// Its bytes; the digest of the whole is still to be compared.
+    /// Its bytes. The caller must still compare the digest of the whole.
     pub state: Bytes,
     /// Bytes that were fetched for it.
     pub fetched: u64,
 }
 
-/// Puts a σ together: from what `have` gives, else from the stream. Each chunk that is fetched is
+/// Assembles a σ from chunks that `have` returns, else from the stream. Each fetched chunk is
 /// checked.
 ///
 /// # Errors
-/// When a chunk is not there, or damaged.
+/// When a chunk is missing or damaged.
 pub async fn assemble(
     broker: &Broker,
     manifest: &Manifest,
@@ -353,7 +351,7 @@ pub async fn assemble(
             held.insert(chunk.digest, bytes);
         }
     }
-    // The sizes come from a message; the buffer grows with what is really there.
+    // The sizes come from a message: the buffer grows with the actual bytes.
     let mut state = BytesMut::with_capacity(held.values().map(Bytes::len).sum());
     for chunk in &manifest.chunks {
         if let Some(bytes) = held.get(&chunk.digest) {
@@ -371,8 +369,8 @@ async fn open(broker: &Broker) -> Result<Stream<()>, BrokerError> {
     stream.map_err(BrokerError::operation("open the stream of chunks"))
 }
 
-/// Drops chunks by their sequences; one that is not there any more is no error. Each is marked as
-/// deleted where it lies, without being overwritten: nobody waits for that.
+/// Deletes chunks by their sequences. A missing one is no error. The server marks each as deleted
+/// without overwriting it, which would take longer.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -476,7 +474,7 @@ mod tests {
         assert!(!gone.is_empty() && gone.len() < 40, "{}", gone.len());
         assert!(second.chunks.iter().all(|c| !gone.contains(&c.seq)));
         assert_eq!(first.beyond(None).len(), first.chunks.len());
-        // What had changed and came back is stored again, under a new sequence.
+        // A chunk that changed and came back is stored again, under a new sequence.
         let third = stored(&old, Some(&second));
         assert!(third.chunks.iter().all(|c| !gone.contains(&c.seq)));
         assert!(third.stored > 0);

@@ -1,10 +1,10 @@
-//! This machine's clock against the broker's.
+//! This machine's clock compared with the broker's.
 //!
-//! Every time in a ledger is to speak of one clock, or a duration between two nodes is off by what
-//! their clocks differ. That clock is the broker's, which stamps all that it stores. Its time comes
-//! with the answer to a request: it lies between the sending and the coming of the answer, so half
-//! of a round trip bounds the error. Between two measurements the clock since boot goes on, which
-//! counts while the machine sleeps, so a step of this machine's clock changes nothing.
+//! All times in a ledger must come from one clock. Otherwise a duration between two nodes is wrong
+//! by the difference of their clocks. That clock is the broker's, which stamps all stored messages.
+//! The answer to a request carries its time. This time lies between the request and the answer, so
+//! half a round trip bounds the error. Between two measurements the clock since boot counts, also
+//! while the machine sleeps. So a step of this machine's clock changes nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,14 +18,14 @@ use crate::{Broker, BrokerError};
 
 /// Pause between two measurements.
 const EVERY: Duration = Duration::from_secs(10);
-/// Pause before another measurement after one that failed, or before the second.
+/// Pause after a failed measurement, and before the second one.
 const SOON: Duration = Duration::from_secs(1);
-/// A measurement may take this long.
+/// Time limit of a measurement.
 const WITHIN: Duration = Duration::from_secs(2);
-/// Two machines' clocks since boot drift apart by at most this much: µs in each second.
+/// Largest drift between two machines' clocks since boot, in µs per second.
 const DRIFT_US: u64 = 100;
 
-/// The broker's clock as measured. Cheap to clone.
+/// The measured clock of the broker. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct BrokerClock {
     measured: Arc<Mutex<Option<Measured>>>,
@@ -36,7 +36,7 @@ pub struct BrokerClock {
 struct Measured {
     /// The broker's time at `up`.
     broker: Timestamp,
-    /// Since this machine's boot.
+    /// Time since this machine's boot.
     up: Duration,
     /// Bound of its error at `up`, in µs.
     within_us: u64,
@@ -71,7 +71,7 @@ fn up() -> Duration {
 struct Moment {
     wall: Timestamp,
     up: Duration,
-    /// What lay between the two readings: this thread may have waited for a processor.
+    /// Time between the two readings: this thread may have waited for a processor.
     apart: Duration,
 }
 
@@ -89,13 +89,13 @@ impl Moment {
 }
 
 impl BrokerClock {
-    /// The time now, by the broker's clock. It is this machine's time where the two agree as far as
-    /// can be measured, or nothing was measured yet.
+    /// The present time by the broker's clock. It is this machine's time if the two agree within
+    /// the measurement's error, or before the first measurement.
     pub fn now(&self) -> Timestamp {
         self.stamp(Timestamp::now())
     }
 
-    /// A recent time by this machine's clock, as the broker's clock had it.
+    /// Converts a recent time of this machine's clock to the broker's clock.
     pub fn stamp(&self, local: Timestamp) -> Timestamp {
         self.stamp_at(local, Moment::now())
     }
@@ -106,7 +106,7 @@ impl BrokerClock {
         Timestamp::from_micros(local.micros().saturating_sub(ahead_us))
     }
 
-    /// How far this machine's clock is ahead of the broker's; none before the first measurement.
+    /// How far this machine's clock is ahead of the broker's. None before the first measurement.
     pub fn reading(&self) -> Option<ClockReading> {
         self.reading_at(Moment::now())
     }
@@ -121,8 +121,8 @@ impl BrokerClock {
         })
     }
 
-    /// Takes a measurement: the broker's time lies somewhere between asking and answer. One that
-    /// says less than an earlier one still does is passed over.
+    /// Takes a measurement: the broker's time lies between request and answer. A measurement with a
+    /// larger error than the present one has is skipped.
     fn learn(&self, asked: Duration, broker: Timestamp, answered: Duration) {
         let half = answered.saturating_sub(asked) / 2;
         let measured = Measured {
@@ -135,7 +135,7 @@ impl BrokerClock {
             let expected = before.broker_at(answered).micros();
             let bound = before.within_at(answered);
             let apart = expected.abs_diff(measured.broker.micros());
-            // Apart by more than the errors: the broker's clock was set, or another server leads.
+            // A difference beyond both errors: the broker's clock was set, or another server leads.
             measured.within_us <= bound || apart > bound.saturating_add(measured.within_us)
         });
         if is_better {
@@ -144,29 +144,29 @@ impl BrokerClock {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Measured>> {
-        // The value is whole even where a holder panicked.
+        // The value is complete even if a holder panicked.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the server says of a stream; the rest of it is not needed here.
+/// The server's answer about a stream, without the unused fields.
 #[derive(Debug, Deserialize)]
 struct StreamTime {
     ts: Timestamp,
 }
 
 impl Broker {
-    /// The broker's clock as measured.
+    /// The measured clock of the broker.
     pub fn clock(&self) -> &BrokerClock {
         &self.clock
     }
 
-    /// The time now by the broker's clock, as far as it was measured.
+    /// The present time by the broker's clock, as far as it was measured.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Asks for the time of the server that stamps the ledger.
+    /// Requests the time of the server that stamps the ledger.
     ///
     /// # Errors
     /// When it does not answer within two seconds, or has no ledger stream.
@@ -187,8 +187,8 @@ impl Broker {
         }
     }
 
-    /// Measures the broker's clock every ten seconds, for ever, and warns when this machine's is
-    /// off.
+    /// Measures the broker's clock every ten seconds, forever, and warns when this machine's clock
+    /// is off.
     pub async fn keep_clock(self) {
         let (mut rounds, mut was_off) = (0u32, false);
         loop {
@@ -253,7 +253,7 @@ mod tests {
             let seen = at(broker + ahead - 3_000);
             assert_eq!(clock.stamp_at(seen, now), at(broker - 3_000));
         }
-        // A thread that waited between its two readings says nothing of the clocks.
+        // A thread that waited between its two readings gives no information about the clocks.
         let late = Moment {
             apart: Duration::from_millis(20),
             ..moment(broker - 20_000, answered)

@@ -1,5 +1,5 @@
-//! What a collector needs: what is stored, how old it is, and its removal unless it was renewed
-//! meanwhile. Who may remove what is decided by the caller, who knows all references.
+//! The operations of a collector: list stored objects with their age, and remove an object unless
+//! it was renewed meanwhile. The caller, who knows all references, decides what to remove.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use crate::objects::Bucket;
 use crate::{Broker, BrokerError};
 
-/// Requests at once.
+/// Concurrent requests.
 const AT_ONCE: usize = 16;
 
 /// A bucket of objects.
@@ -35,11 +35,11 @@ impl Store {
 /// An object in a bucket.
 #[derive(Debug, Clone)]
 pub struct Stored {
-    /// Its name: the digest of its bytes, or an execution and what of it.
+    /// Its name: the digest of its bytes, or an execution with a suffix.
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Time since it was stored, or put again.
+    /// Time since it was stored or renewed.
     pub age: Duration,
     /// The name of its chunks.
     nuid: String,
@@ -52,8 +52,8 @@ pub struct Stored {
 pub struct Contents {
     /// The objects.
     pub objects: Vec<Stored>,
-    /// Subjects of chunks without a description: of puts that are under way, or that were cut off.
-    /// None while a description cannot be read: it may be theirs.
+    /// Subjects of chunks without a description, from running or interrupted puts. Empty while a
+    /// description cannot be read, since the chunks may belong to it.
     pub orphans: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ async fn subjects_of(
 pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerError> {
     let bucket = Bucket::new(broker, store.name());
     let stream = format!("OBJ_{}", store.name());
-    // Chunks first: an object that becomes visible meanwhile is seen.
+    // Chunks first, so that an object that becomes visible meanwhile is included.
     let chunk_subjects = subjects_of(broker, &stream, &bucket.chunks(">")).await?;
     let described = subjects_of(broker, &stream, &bucket.description_of_all()).await?;
     let objects = stream::iter(described)
@@ -107,7 +107,7 @@ pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerE
             })
         });
     let listed: Vec<Option<Option<Stored>>> = objects.try_collect().await?;
-    // Whose chunks are those of an object that cannot be read? Nobody's are orphans then.
+    // The chunks of an unreadable object cannot be identified, so nothing counts as an orphan then.
     let all_read = listed.iter().all(Option::is_some);
     let objects: Vec<Stored> = listed.into_iter().flatten().flatten().collect();
     let known: HashSet<String> = objects.iter().map(|o| bucket.chunks(&o.nuid)).collect();
@@ -119,7 +119,7 @@ pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerE
     })
 }
 
-/// Removes an object, unless it was put again since it was listed. True where it was removed.
+/// Removes an object, unless it was renewed after the listing. Returns whether it was removed.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -132,7 +132,7 @@ pub async fn remove(broker: &Broker, store: Store, object: &Stored) -> Result<bo
     Ok(removed)
 }
 
-/// Time since the last message of a subject; none where it has none.
+/// Time since the last message of a subject. None if it has no message.
 async fn age_of(stream: &Stream<()>, subject: &str) -> Result<Option<Duration>, BrokerError> {
     match stream.direct_get_last_for_subject(subject).await {
         Ok(last) => {
@@ -144,8 +144,8 @@ async fn age_of(stream: &Stream<()>, subject: &str) -> Result<Option<Duration>, 
     }
 }
 
-/// Removes what a subject of a stream holds, where its last message is older than `grace`. True
-/// where it was removed, or, with `dry`, would be.
+/// Removes a subject's messages from a stream, if the last one is older than `grace`. Returns
+/// whether they were removed, or with `dry` would be.
 async fn purge_old(
     broker: &Broker,
     stream: &str,
@@ -168,7 +168,7 @@ async fn purge_old(
     Ok(true)
 }
 
-/// Removes chunks that belong to no object, where they are older than `grace`.
+/// Removes chunks of no object, if they are older than `grace`.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -196,7 +196,7 @@ pub async fn chunk_holders(broker: &Broker) -> Result<Vec<(ExecutionId, String)>
     Ok(all.into_iter().filter_map(holder).collect())
 }
 
-/// Removes the chunks of an execution that needs none any more, where the last of them is older than
+/// Removes the chunks of an execution that needs none any more, if the last one is older than
 /// `grace`.
 ///
 /// # Errors
@@ -210,7 +210,7 @@ pub async fn remove_chunks(
     purge_old(broker, subjects::CHUNK_STREAM, subject, grace, dry).await
 }
 
-/// True where a submission has waited for longer than this.
+/// Whether a submission has waited for longer than this.
 ///
 /// # Errors
 /// When the broker does not answer.

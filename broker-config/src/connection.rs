@@ -14,15 +14,15 @@ use tokio::time::Instant;
 
 use crate::BrokerClock;
 
-/// Something that the broker did not do.
+/// An error of the broker or of its connection.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
     /// No connection.
     #[error("cannot connect to NATS at {url}: {source}; is the server running, is the URL right?")]
     Connect {
-        /// Where.
+        /// The URL.
         url: String,
-        /// Why.
+        /// The cause.
         source: async_nats::ConnectError,
     },
     /// An operation failed.
@@ -30,7 +30,7 @@ pub enum BrokerError {
     Operation {
         /// What was attempted.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: async_nats::Error,
     },
     /// Bytes that do not have the digest under which they were stored.
@@ -43,12 +43,12 @@ pub enum BrokerError {
         /// The digest that it was named by.
         expected: String,
     },
-    /// Something that must be there is not.
+    /// A required object or message is missing.
     #[error("{what} is not there{hint}")]
     Missing {
-        /// What.
+        /// Its name.
         what: String,
-        /// What to do, beginning with a separator; may be empty.
+        /// The remedy, starting with a separator; may be empty.
         hint: String,
     },
     /// A message of the ledger stream that is no ledger message.
@@ -56,15 +56,15 @@ pub enum BrokerError {
     Foreign {
         /// Its sequence.
         seq: fiec_schemas::Sequence,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// Bytes that are no message of ours.
+    /// Bytes of no known form.
     #[error("{what} cannot be read: {reason}")]
     Malformed {
         /// What was read.
         what: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -83,11 +83,11 @@ impl BrokerError {
     }
 }
 
-/// A URL, or several with commas, as messages may show it: without user, password and token.
+/// Removes user, password and token from a URL, or from several with commas, for messages.
 pub fn without_secrets(url: &str) -> String {
     let bare = |url: &str| {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        // A password may hold any character, so all up to the last `@` goes.
+        // A password may contain any character, so everything up to the last `@` is removed.
         let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
         let host = host.split_once('?').map_or(host, |(host, _)| host);
         match scheme {
@@ -111,19 +111,19 @@ fn login(urls: &str) -> Option<(String, Option<String>)> {
     })
 }
 
-/// How to connect.
+/// Settings of a connection.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
-    /// `nats://host:port`, several separated by commas; `nats://user:password@host:port` and
-    /// `nats://token@host:port` say who connects.
+    /// `nats://host:port`, several separated by commas. `nats://user:password@host:port` and
+    /// `nats://token@host:port` include the login.
     pub url: String,
     /// The connection's name in the server's lists, e.g. `fiec worker n1`.
     pub name: String,
-    /// A credentials file, where the server asks for one.
+    /// A credentials file, if the server requires one.
     pub credentials: Option<std::path::PathBuf>,
     /// Inbox prefix, for a permission that names it.
     pub inbox_prefix: Option<String>,
-    /// How long requests and acknowledgements may take.
+    /// Time limit of requests and acknowledgements.
     pub timeout: Duration,
 }
 
@@ -140,7 +140,7 @@ impl ConnectOptions {
     }
 }
 
-/// Publishes of one connection whose acknowledgements may be outstanding.
+/// Most unacknowledged publishes of one connection.
 pub const UNACKNOWLEDGED: usize = 5_000;
 
 /// A connection with its JetStream context. Cheap to clone.
@@ -151,16 +151,16 @@ pub struct Broker {
     /// JetStream. Publishing waits while [`UNACKNOWLEDGED`] acknowledgements are outstanding.
     pub js: jetstream::Context,
     ack_within: Duration,
-    /// How often it was connected.
+    /// Number of connections so far.
     connections: watch::Receiver<u64>,
     pub(crate) clock: BrokerClock,
     states: Arc<OnceCell<ObjectStore>>,
     data: Arc<OnceCell<ObjectStore>>,
 }
 
-/// A publish on its way, and when it counts as lost. That is counted from its sending, not from
-/// when somebody waits for it: of a thousand that a broken connection took along, waited for one
-/// after the other, only the first then takes its time.
+/// A publish in flight, and when it counts as lost. The time counts from its sending, not from the
+/// first poll. So if a connection breaks with a thousand publishes and they are awaited in turn,
+/// only the first one costs the full time.
 pub struct Unacknowledged {
     ack: PublishAckFuture,
     until: Instant,
@@ -170,7 +170,7 @@ impl Unacknowledged {
     /// Waits for the acknowledgement.
     ///
     /// # Errors
-    /// What the broker says, or [`PublishErrorKind::TimedOut`].
+    /// The broker's refusal, or [`PublishErrorKind::TimedOut`].
     pub async fn settled(self) -> Result<PublishAck, PublishError> {
         match tokio::time::timeout_at(self.until, self.ack.into_future()).await {
             Ok(settled) => settled,
@@ -186,7 +186,7 @@ impl std::fmt::Debug for Broker {
 }
 
 impl Broker {
-    /// Connects; reconnects by itself for ever afterwards.
+    /// Connects. Afterwards it reconnects by itself, forever.
     ///
     /// # Errors
     /// When the server cannot be reached now, or the credentials file cannot be read.
@@ -209,7 +209,7 @@ impl Broker {
                 async move {
                     match event {
                         async_nats::Event::Connected => tracing::debug!("connected to NATS"),
-                        // Ours: the process is about to end.
+                        // Caused by this process, which is about to end.
                         async_nats::Event::Draining | async_nats::Event::Closed => {}
                         async_nats::Event::SlowConsumer(id) => {
                             tracing::warn!(
@@ -239,7 +239,7 @@ impl Broker {
             Some((token, None)) => nats.token(token),
             None => nats,
         };
-        // Without them: the client takes none from a URL, and shows URLs in its own messages.
+        // Without secrets: the client takes none from a URL, and shows URLs in its own messages.
         let url = without_secrets(&options.url);
         let servers: Vec<&str> = url.split(',').map(str::trim).collect();
         let client = nats
@@ -266,24 +266,23 @@ impl Broker {
         })
     }
 
-    /// The number of the present connection. What another one has told of sequences is checked
-    /// before it is believed: a broker that was started again may have lost the end of a stream,
-    /// and gives its sequences out once more.
+    /// The number of the present connection. A sequence from another connection must be checked: a
+    /// restarted broker may have lost the end of a stream, and then reuses its sequences.
     pub fn connection(&self) -> u64 {
         *self.connections.borrow()
     }
 
-    /// Says when there is another connection.
+    /// A receiver that notices each new connection.
     pub fn connections(&self) -> watch::Receiver<u64> {
         self.connections.clone()
     }
 
-    /// Which life of which server this connection leads to.
+    /// The id of the present server process.
     pub fn server(&self) -> String {
         self.client.server_info().server_id
     }
 
-    /// A publish that was sent just now.
+    /// Wraps a publish that was just sent.
     pub fn sent(&self, ack: PublishAckFuture) -> Unacknowledged {
         Unacknowledged {
             ack,
@@ -291,7 +290,7 @@ impl Broker {
         }
     }
 
-    /// A read that brings nothing for so long is given up: four times what a request may take.
+    /// Time without data after which a read fails: four times the limit of a request.
     pub(crate) fn silence(&self) -> Duration {
         self.ack_within * 4
     }
@@ -352,7 +351,7 @@ mod tests {
         assert_eq!(login("nats://h:1"), None);
     }
 
-    /// An error with all its causes.
+    /// Formats an error with all its causes.
     fn with_causes(error: &dyn std::error::Error) -> String {
         let mut text = error.to_string();
         let mut cause = error.source();

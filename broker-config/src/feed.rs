@@ -1,4 +1,4 @@
-//! The feed of all ledgers: headers only, from one's own checkpoint, for readers that fold.
+//! The feed of all ledgers: headers only, from the reader's own checkpoint, for readers that fold.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use futures_util::{Stream, StreamExt};
 use crate::reader::{Delivered, Reader, next_fetched};
 use crate::{Broker, BrokerError};
 
-/// Where a feed begins.
+/// The start of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// At this sequence (1 is the beginning).
     At(Sequence),
-    /// With the last message of each execution, then whatever comes.
+    /// With the last message of each execution, then with all later messages.
     LastOfEach,
 }
 
@@ -25,13 +25,13 @@ pub enum Start {
 pub struct FeedItem {
     /// Its sequence.
     pub seq: Sequence,
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Which execution.
+    /// The execution.
     pub execution: ExecutionId,
     /// The `Fiec-Event` header.
     pub header: String,
-    /// When the broker stored it.
+    /// Time of storage in the broker.
     pub stored_at: Timestamp,
     /// Messages behind it in the stream when it was delivered.
     pub pending: u64,
@@ -63,7 +63,7 @@ pub async fn bounds(broker: &Broker) -> Result<(Sequence, Sequence), BrokerError
     bounds_of(broker, subjects::LEDGER_STREAM).await
 }
 
-/// As [`bounds`], of any stream. An empty stream's first sequence is beyond its last.
+/// As [`bounds`], for any stream. In an empty stream the first sequence is greater than the last.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -77,8 +77,8 @@ pub async fn bounds_of(broker: &Broker, stream: &str) -> Result<(Sequence, Seque
     Ok((state.first_sequence, state.last_sequence))
 }
 
-/// True where a stream holds a message with this sequence or a later one. A deleted last message
-/// leaves the stream's last sequence as it is.
+/// Whether a stream holds a message with this sequence or a later one. A deletion of the last
+/// message does not change the stream's last sequence.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -95,12 +95,12 @@ pub async fn has_from(broker: &Broker, stream: &str, seq: Sequence) -> Result<bo
 
 /// Messages that the server sends ahead.
 const BATCH: usize = 1_000;
-/// Pause before [`live`] opens the feed anew.
+/// Pause before [`live`] opens the feed again.
 const REOPEN: Duration = Duration::from_millis(200);
 
-/// Opens the feed. [`BrokerError::Foreign`] stands for a message that is no ledger message; any
-/// other error ends the feed, and its reader opens it anew behind the last message that it has
-/// dealt with.
+/// Opens the feed. [`BrokerError::Foreign`] stands for a message that is no ledger message. Any
+/// other error ends the feed. Its reader then opens it again, after the last message that it has
+/// processed.
 ///
 /// # Errors
 /// When the broker refuses the consumer.
@@ -115,13 +115,13 @@ pub async fn ledger(
     open(broker, start, filter).await
 }
 
-/// Opens the feed of the ledgers on these subjects alone; none: of all.
+/// Opens the feed of the ledgers on these subjects only. An empty list means all.
 async fn open(
     broker: &Broker,
     start: Start,
     mut filter_subjects: Vec<String>,
 ) -> Result<impl Stream<Item = Result<FeedItem, BrokerError>> + Unpin + use<>, BrokerError> {
-    // A single subject stands in the field that permissions can name.
+    // A single subject goes into the field that permissions can name.
     let filter_subject = match filter_subjects.len() {
         1 => filter_subjects.remove(0),
         _ => String::new(),
@@ -144,8 +144,8 @@ async fn open(
     Ok(reader.map(|message| item(&message?)))
 }
 
-/// The feed from now on, for those who watch and keep no checkpoint: opens itself anew after an
-/// error, behind the last message that it gave. Never ends.
+/// The feed from now on, for watchers without a checkpoint. After an error it opens itself again,
+/// after the last message that it returned. It never ends.
 ///
 /// # Errors
 /// When the broker refuses the first consumer.
@@ -156,7 +156,8 @@ pub async fn live(
     live_of(broker, last + 1, Vec::new()).await
 }
 
-/// As [`live`], from this sequence on, of the ledgers on these subjects alone; none: of all.
+/// As [`live`], from this sequence on, for the ledgers on these subjects only. An empty list means
+/// all.
 ///
 /// # Errors
 /// When the broker refuses the first consumer.
@@ -212,7 +213,7 @@ fn item(delivered: &Delivered) -> Result<FeedItem, BrokerError> {
     })
 }
 
-/// What the stream still holds of one execution's ledger, in order.
+/// Returns the messages of one execution's ledger that the stream still holds, in order.
 ///
 /// # Errors
 /// When the broker does not answer, or a message is no ledger message.
@@ -237,7 +238,7 @@ pub async fn of_execution(
         )
         .await
         .map_err(BrokerError::operation(&what))?;
-    // More than the stream keeps of one subject: one round gets all.
+    // More than the stream keeps of one subject: one fetch returns all.
     let most = usize::try_from(2 * subjects::LEDGER_DEPTH).unwrap_or(usize::MAX);
     let mut messages = consumer
         .fetch()

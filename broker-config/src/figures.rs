@@ -1,8 +1,8 @@
-//! The figures of a service for `/metrics`, each declared once.
+//! The metrics of a service for `/metrics`, each declared once.
 
-/// Declares a struct of figures: each field's name is the figure's name below the prefix, its comment
-/// the help text. `= value` stands for a default that the type does not have. `beside`: fields that
-/// are no figures.
+/// Declares a struct of metrics. A field's name is the metric's name after the prefix, and its
+/// comment is the help text. `= value` replaces the type's default. Fields in `beside` are no
+/// metrics.
 #[macro_export]
 macro_rules! figures {
     (
@@ -47,8 +47,8 @@ macro_rules! figures {
     (@default $value:expr) => { $value };
 }
 
-/// A comment as a help text: without the space at its beginning and the full stop at its end, which
-/// the registry adds.
+/// Converts a comment to a help text: without its leading space and its full stop, which the
+/// registry adds.
 #[doc(hidden)]
 pub fn help(comment: &str) -> &str {
     let comment = comment.trim();

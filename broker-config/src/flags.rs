@@ -1,18 +1,18 @@
-//! What has been said about nodes: their flags in `FIEC_NODES`, changed by compare-and-set.
+//! The flags of nodes in `FIEC_NODES`, changed by compare-and-set.
 
 use async_nats::jetstream::kv;
 use fiec_schemas::{NodeFlags, NodeId, subjects};
 
 use crate::{Broker, BrokerError};
 
-/// How often a change is tried that others come before.
+/// Most attempts of a change while other writers come first.
 const TRIES: u32 = 16;
 
-/// Puts what `change` makes of a node's flags in their place, and returns it; none where `change`
-/// says that there is nothing to do.
+/// Replaces a node's flags by the result of `change`, and returns it. Returns none if `change`
+/// returns none.
 ///
 /// # Errors
-/// When the broker does not do it, or others keep writing them.
+/// When the broker fails, or other writers keep coming first.
 pub async fn change_flags(
     broker: &Broker,
     node: &NodeId,
@@ -31,7 +31,7 @@ pub async fn change_flags(
             .await
             .map_err(BrokerError::operation(WHAT))?;
         let (revision, before) = match &entry {
-            // Flags that cannot be read are as good as none: they are replaced.
+            // Unreadable flags count as none and are replaced.
             Some(e) if e.operation == kv::Operation::Put => (
                 e.revision,
                 serde_json::from_slice(&e.value).unwrap_or_default(),
@@ -45,7 +45,7 @@ pub async fn change_flags(
         let value = serde_json::to_vec(&flags).map_err(BrokerError::operation(WHAT))?;
         match bucket.update(&key, value.into(), revision).await {
             Ok(_) => return Ok(Some(flags)),
-            // Somebody else wrote at this moment: read again.
+            // Another writer was first: read again.
             Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
             Err(error) => return Err(BrokerError::operation(WHAT)(error)),
         }

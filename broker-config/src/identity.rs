@@ -1,5 +1,5 @@
-//! Whether a stream is still the one that was read. A broker that lost the end of a stream gives its
-//! sequences out again; a stream that was made anew begins with the first.
+//! Checks whether a stream is still the one that was read. A broker that lost the end of a stream
+//! reuses its sequences. A stream that was created again starts with the first sequence.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,13 @@ use fiec_schemas::{Sequence, subjects};
 
 use crate::{Broker, BrokerError};
 
-/// Messages that are remembered: some may have dropped out by the stream's limits.
+/// Messages that are remembered, because some may have dropped out by the stream's limits.
 const REMEMBERED: usize = 16;
 
-/// How a stream has lost what was read of it.
+/// How a stream has lost messages that were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Break {
-    /// It was made anew.
+    /// It was created again.
     #[error("the stream {stream} was made anew")]
     Renewed {
         /// Its name.
@@ -30,17 +30,17 @@ pub enum Break {
     },
 }
 
-/// Remembers the last messages that were read of the ledger stream.
+/// Remembers the last messages that were read from the ledger stream.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {
-    /// When the stream was made, in nanoseconds since 1970.
+    /// Creation time of the stream, in nanoseconds since 1970.
     created: Option<i128>,
-    /// The messages that were read last, and their headers, oldest first.
+    /// The last messages that were read, with their headers, oldest first.
     last: VecDeque<(Sequence, String)>,
 }
 
 impl Identity {
-    /// Notes a message that was read. Its header is kept as it is: a digest of each would cost more.
+    /// Notes a message that was read. It keeps the header itself: a digest of each would cost more.
     pub fn note(&mut self, seq: Sequence, header: &str) {
         let full = self.last.len() == REMEMBERED;
         let oldest = if full { self.last.pop_front() } else { None };
@@ -50,7 +50,8 @@ impl Identity {
         self.last.push_back((seq, text));
     }
 
-    /// Compares the ledger stream with what was read of it; the first call notes when it was made.
+    /// Compares the ledger stream with the messages read from it. The first call notes the creation
+    /// time.
     ///
     /// # Errors
     /// When the broker does not answer.
@@ -78,7 +79,7 @@ impl Identity {
                     let same = header.is_some_and(|header| header.as_str() == text);
                     return if same { Ok(None) } else { went_back };
                 }
-                // It has dropped out by the stream's limits; an earlier one may be there.
+                // It has dropped out by the stream's limits. An earlier one may exist.
                 Err(error) if error.kind() == DirectGetErrorKind::NotFound => {}
                 Err(error) => return Err(BrokerError::operation(what())(error)),
             }

@@ -1,5 +1,5 @@
-//! The ledger of one execution: messages appended by compare-and-set on the subject's last
-//! sequence. Whoever loses the race reads again and decides again; nobody is fenced by luck.
+//! The ledger of one execution. Messages are appended by compare-and-set on the subject's last
+//! sequence. An author that loses the race reads and decides again.
 
 use std::time::Duration;
 
@@ -19,31 +19,31 @@ use tokio::sync::OnceCell;
 
 use crate::{Broker, BrokerError, Unacknowledged, store};
 
-/// Messages after which the one with the last σ is in danger of dropping out of the stream: the
-/// next message carries σ again.
+/// Number of messages after which the one with the last σ may soon drop out of the stream. The next
+/// message then carries σ again.
 pub const CARRY_AGAIN_AFTER: Ordinal = subjects::LEDGER_DEPTH - 8;
 
-/// A replica that is behind is asked so often, after this.
+/// Retries of a read from a replica that is behind, and the pause between them.
 const LOOKS: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
-/// A message as it stands in the stream.
+/// A message in the stream.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// Its sequence.
     pub seq: Sequence,
     /// Digest of its header.
     pub digest: Digest,
-    /// What it says, with its own sequence put in.
+    /// Its contents, with its own sequence filled in.
     pub message: LedgerMessage,
-    /// σ, where it carries one.
+    /// σ, if it carries one.
     pub body: Bytes,
     /// The connection in which it was read: [`Broker::connection`].
     pub seen_in: u64,
 }
 
 impl Entry {
-    /// It as a link of its chain.
+    /// Its link in the chain.
     pub fn link(&self) -> Link {
         let state = &self.message.state;
         Link {
@@ -55,21 +55,21 @@ impl Entry {
     }
 }
 
-/// Where a ledger stands, as its next writer must know it.
+/// The end of a ledger, as its next author must know it.
 #[derive(Debug, Clone)]
 pub struct Tip {
-    /// Sequence of the last message; 0 where there is none.
+    /// Sequence of the last message, or 0 if there is none.
     pub seq: Sequence,
     /// Digest of its header.
     pub digest: Option<Digest>,
-    /// The state that it gives.
+    /// The state after it.
     pub state: ExecutionState,
-    /// The connection in which it was seen to be stored; 0 where that is not known.
+    /// The connection in which it was seen to be stored, or 0 if that is not known.
     pub seen_in: u64,
 }
 
 impl Tip {
-    /// It as a link of its chain; none before the first message.
+    /// Its link in the chain. None before the first message.
     pub fn link(&self) -> Option<Link> {
         Some(Link {
             seq: self.seq,
@@ -91,10 +91,10 @@ impl From<Entry> for Tip {
     }
 }
 
-/// Why an append did not happen.
+/// The reason why an append did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Somebody else appended first: read the last message and decide again.
+    /// Another author appended first: read the last message and decide again.
     #[error("the ledger has moved on")]
     Conflict,
     /// The state does not allow the events.
@@ -103,30 +103,30 @@ pub enum AppendError {
     /// The message is too large or cannot be written.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The broker did not answer or refused; whether the message is stored is not known.
+    /// The broker did not answer or refused. It is not known whether the message is stored.
     #[error(transparent)]
     Broker(#[from] BrokerError),
 }
 
-/// A message ready to be appended.
+/// A message that is ready to append.
 #[derive(Debug, Clone)]
 pub struct Draft {
-    /// Sequence that must be the subject's last.
+    /// The sequence that must be the subject's last.
     pub expected: Sequence,
-    /// The connection in which the message of that sequence was seen; 0 where that is not known.
+    /// The connection in which that message was seen, or 0 if that is not known.
     pub seen_in: u64,
     /// The header's value.
     pub header: String,
     /// Its digest.
     pub digest: Digest,
-    /// The state after it; 0 stands for the message's own sequence until it is known.
+    /// The state after it. 0 stands for the message's own sequence until it is known.
     pub state: ExecutionState,
     subject: String,
     carries_state: bool,
 }
 
 impl Draft {
-    /// A message with these events on top of `tip`.
+    /// A message with these events after `tip`.
     ///
     /// # Errors
     /// When the state does not allow the events, or the message would be too large.
@@ -158,12 +158,12 @@ impl Draft {
         })
     }
 
-    /// A ledger's first message. The first `made` of the events were not appended; `bound` is the
-    /// state that they make.
+    /// A ledger's first message. Its first `made` events were not appended yet; `bound` is the
+    /// state after them.
     ///
     /// # Errors
-    /// When the state does not allow the other events, or the message would be too large; with all
-    /// events.
+    /// When the state does not allow the other events, or the message would be too large. The error
+    /// returns all events.
     pub fn first(
         bound: &ExecutionState,
         mut events: Vec<Event>,
@@ -179,8 +179,8 @@ impl Draft {
         }
     }
 
-    /// A message that says again what `tip` came to, on top of the message that the ledger ends
-    /// with since the broker has lost those behind it. True beside it where its body must be σ.
+    /// A message that appends the state of `tip` again, after the last message that the broker has
+    /// not lost. Also returns whether its body must be σ.
     ///
     /// # Errors
     /// When the tip has no binding, or the message would be too large.
@@ -226,13 +226,13 @@ impl Draft {
         })
     }
 
-    /// True when the body must be the last σ once more, though nothing new is committed.
+    /// Whether the body must be the last σ again, although the message commits nothing.
     pub fn carries_state(&self) -> bool {
         self.carries_state
     }
 
-    /// The tip that this message makes once the broker has given it a sequence, as was seen in the
-    /// connection `seen_in`.
+    /// The tip that this message makes, once the broker has given it a sequence in the connection
+    /// `seen_in`.
     pub fn into_tip(self, seq: Sequence, seen_in: u64) -> Tip {
         let mut state = self.state;
         state.resolve(seq);
@@ -245,17 +245,17 @@ impl Draft {
     }
 }
 
-/// An append on its way.
+/// An append in flight.
 pub struct InFlight {
-    /// What is being appended.
+    /// The message.
     pub draft: Draft,
     body: Bytes,
     ack: Unacknowledged,
-    /// The connection through which it was sent.
+    /// The connection that sent it.
     sent_in: u64,
 }
 
-/// All ledgers, through one connection.
+/// All ledgers, over one connection.
 #[derive(Clone)]
 pub struct Ledger {
     broker: Broker,
@@ -263,7 +263,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Uses this connection.
+    /// The ledgers over this connection.
     pub fn new(broker: &Broker) -> Self {
         Self {
             broker: broker.clone(),
@@ -278,7 +278,7 @@ impl Ledger {
             .map_err(BrokerError::operation("open the ledger stream"))
     }
 
-    /// The last message of an execution's ledger, if it has one.
+    /// Returns the last message of an execution's ledger, if it has one.
     ///
     /// # Errors
     /// When the broker does not answer, or the message cannot be read.
@@ -290,8 +290,8 @@ impl Ledger {
         self.last_of(&subjects::ledger(tenant, execution)).await
     }
 
-    /// The last message, where `reached` says that it must have come as far as that: a replica that
-    /// has not is asked again, for half a second.
+    /// Returns the last message. While `reached` rejects it, a replica that is behind is asked again,
+    /// for half a second.
     ///
     /// # Errors
     /// As [`Ledger::last`].
@@ -336,10 +336,10 @@ impl Ledger {
         }
     }
 
-    /// The message of this sequence.
+    /// Returns the message of this sequence.
     ///
     /// # Errors
-    /// When it is not there any more, or cannot be read.
+    /// When it has dropped out, or cannot be read.
     pub async fn by_sequence(&self, seq: Sequence) -> Result<Entry, BrokerError> {
         match self.stream().await?.direct_get(seq).await {
             Ok(message) => entry(message, self.broker.connection()),
@@ -354,10 +354,10 @@ impl Ledger {
         }
     }
 
-    /// σ of the last commit, from wherever it is.
+    /// Returns σ of the last commit from its place.
     ///
     /// # Errors
-    /// When it is not there, or damaged.
+    /// When it is missing or damaged.
     pub async fn state(
         &self,
         execution: ExecutionId,
@@ -366,14 +366,15 @@ impl Ledger {
         store::get_state(&self.broker, execution, place).await
     }
 
-    /// Sends a message without waiting for its acknowledgement. `body` is σ when the events
-    /// commit a boundary (the list of its chunks where it is large), otherwise empty; what must be
-    /// carried again is fetched here unless `body` already holds it.
+    /// Sends a message without waiting for its acknowledgement. `body` is σ (or the list of its
+    /// chunks) if the events commit a boundary, otherwise empty. A σ that must be carried again is
+    /// fetched here if `body` is empty.
     ///
     /// # Errors
     /// When it could not be sent.
     pub async fn send(&self, draft: Draft, body: Bytes) -> Result<InFlight, AppendError> {
-        // What is rare is boxed here and below: an append's future is made millions of times.
+        // Rare branches are boxed here and below: the future of an append is created millions of
+        // times.
         let body = match &draft.state.boundary {
             Some(place) if draft.carries_state && body.is_empty() && place.bytes > 0 => {
                 Box::pin(self.carried(&draft)).await?
@@ -391,7 +392,7 @@ impl Ledger {
         })
     }
 
-    /// σ that a draft says is "here", from where the message before says.
+    /// Fetches the σ that a draft must carry again, from the place in the message before.
     async fn carried(&self, draft: &Draft) -> Result<Bytes, AppendError> {
         let reached = |last: &Entry| last.seq >= draft.expected;
         match self.last_of_once(&draft.subject, reached).await? {
@@ -424,11 +425,11 @@ impl Ledger {
             .map_err(AppendError::Broker)
     }
 
-    /// Waits for the acknowledgement of a message that was sent.
+    /// Waits for the acknowledgement of a message in flight. If it was lost, reads the ledger back,
+    /// and sends the message again if it is not stored.
     ///
     /// # Errors
-    /// [`AppendError::Conflict`] when somebody else was first. A message whose acknowledgement
-    /// was lost is looked up, and sent again where it was not stored.
+    /// [`AppendError::Conflict`] if another author was first.
     pub async fn settle(&self, in_flight: InFlight) -> Result<Tip, AppendError> {
         let InFlight {
             draft,
@@ -437,7 +438,7 @@ impl Ledger {
             sent_in,
         } = in_flight;
         let error = match ack.settled().await {
-            // What an earlier life of the broker has acknowledged may be lost.
+            // A restarted broker may have lost a message that it had acknowledged before.
             Ok(_) if self.broker.connection() != sent_in => {
                 return Box::pin(self.retry(draft, body)).await;
             }
@@ -445,7 +446,7 @@ impl Ledger {
             Err(error) => error,
         };
         match error.kind() {
-            // Also what a retry of ours sees when its first try was stored after all.
+            // Also the answer to a retry of ours if its first attempt was stored.
             PublishErrorKind::WrongLastSequence => Box::pin(self.conflict_or_own(draft)).await,
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
                 tracing::warn!(
@@ -461,9 +462,9 @@ impl Ledger {
         }
     }
 
-    /// A message of ours has this sequence. If the message before it was seen in another connection
-    /// than this one, another message may have its sequence by now: then ours follows nothing, and
-    /// is removed.
+    /// Completes a message of ours with this sequence. If the message before it was seen in another
+    /// connection, another message may have its sequence by now. Then ours has a wrong predecessor,
+    /// and is removed.
     async fn stored(&self, draft: Draft, seq: Sequence) -> Result<Tip, AppendError> {
         let connection = self.broker.connection();
         if draft.expected == 0 || draft.seen_in == connection {
@@ -491,7 +492,7 @@ impl Ledger {
     }
 
     async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {
-        // What made the broker refuse lies beyond what was expected.
+        // The message that caused the refusal comes after the expected one.
         let reached = |last: &Entry| last.seq > draft.expected;
         match self.last_of_once(&draft.subject, reached).await? {
             Some(last) if last.digest == draft.digest => self.stored(draft, last.seq).await,

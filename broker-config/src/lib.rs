@@ -1,6 +1,6 @@
-//! Everything FIEC knows about its broker: streams, buckets and server configurations as data and
-//! the code that applies them; the ledger's compare-and-set appends; state and data by digest;
-//! the feed of all ledgers; the register of programs. No decision is taken here.
+//! Everything FIEC knows about its broker. Streams, buckets and server configurations as data, and
+//! the code that applies them. The ledger's compare-and-set appends, state and data by digest, the
+//! feed of all ledgers, the registry of programs. This crate takes no decision.
 
 pub mod capsules;
 pub mod chunks;

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! "FIECLST1" │ length of place u32 LE │ place, JSON │ run …
-//! run: count·2 │ first          so many chunks of the earlier list, from that one on
-//!      count·2+1 │ chunk …      new ones; chunk: digest 32 bytes │ bytes
+//! run: count·2 │ first          count chunks of the earlier list, starting at index first
+//!      count·2+1 │ chunk …      new chunks; chunk: digest 32 bytes │ bytes
 //! ```
 //! Numbers without a size are LEB128. `place` is the commit that the earlier list belongs to.
 
@@ -48,10 +48,10 @@ fn number(from: &mut &[u8]) -> Result<u64, BrokerError> {
     Err(malformed("one of its numbers does not end"))
 }
 
-/// `manifest` by what it has in common with `earlier`, the list of the commit at `place`.
+/// Encodes `manifest` relative to `earlier`, the list of the commit at `place`.
 ///
 /// # Errors
-/// Never, as long as a place can be written as JSON.
+/// Only if a place cannot be written as JSON.
 pub fn encode(
     manifest: &Manifest,
     earlier: &Manifest,
@@ -65,7 +65,7 @@ pub fn encode(
     let known: HashMap<Chunk, usize> = earlier.chunks.iter().copied().zip(0..).collect();
     let mut rest = &manifest.chunks[..];
     while let Some(chunk) = rest.first() {
-        // What is to be sent is new, wherever it lay before.
+        // A chunk without a sequence must be sent, even if the earlier list has it.
         let first = known.get(chunk).filter(|_| chunk.seq != 0);
         let count = match first {
             Some(first) => {
@@ -93,10 +93,11 @@ pub fn encode(
     Ok(out.freeze())
 }
 
-/// The commit whose list [`decode`] needs; none where these bytes are no list after an earlier one.
+/// Returns the commit whose list [`decode`] needs. Returns none if these bytes are no relative
+/// list.
 ///
 /// # Errors
-/// When they are one that cannot be read.
+/// When they are a relative list that cannot be read.
 pub fn earlier_of(body: &[u8]) -> Result<Option<StatePlace>, BrokerError> {
     let Some(rest) = body.strip_prefix(MAGIC) else {
         return Ok(None);
@@ -113,7 +114,7 @@ fn split(rest: &[u8]) -> Result<(&[u8], &[u8]), BrokerError> {
     rest.split_at_checked(length).ok_or_else(cut_off)
 }
 
-/// Reads what [`encode`] made. Chunks that `earlier` does not have are without a sequence.
+/// Decodes a list from [`encode`]. Chunks that `earlier` does not have get no sequence.
 ///
 /// # Errors
 /// When it cannot be read, or does not fit `earlier`.
@@ -186,7 +187,8 @@ mod tests {
         }
     }
 
-    /// What is read of it, and its bytes; what was new has no hour, for it is stored nowhere yet.
+    /// Returns the decoded list, and the encoded bytes. New chunks have no hour, since they are not
+    /// stored yet.
     fn read(manifest: &Manifest, earlier: &Manifest) -> (Manifest, usize) {
         let body = encode(manifest, earlier, &place()).unwrap();
         assert_eq!(earlier_of(&body).unwrap(), Some(place()));
@@ -199,7 +201,7 @@ mod tests {
         let (same, bytes) = read(&earlier, &earlier);
         assert_eq!(same.chunks, earlier.chunks);
         assert!(bytes < 200, "{bytes}");
-        // Sixty places of two, an insertion, a repetition, and one that moved to the end.
+        // Two changes in each of sixty places, an insertion, a repetition, and a move to the end.
         let mut next = earlier.clone();
         for place in 0..60 {
             for at in [50 * place, 50 * place + 1] {

@@ -1,7 +1,7 @@
 //! Objects that are named by the digest of their bytes. The library's own `put` replaces an object
-//! and purges the chunks of the one before, so that equal puts at the same time break readers and
-//! leave chunks behind. Here the first writer wins by compare-and-set, and each later writer
-//! removes its own chunks. Nothing replaces a complete object.
+//! and purges the old chunks. So concurrent equal puts break readers and leave chunks behind. Here
+//! the first writer wins by compare-and-set, and each later writer removes its own chunks. A
+//! complete object is never replaced.
 //!
 //! The format is the object store's: chunks on `$O.<bucket>.C.<nuid>`, one message with the
 //! object's description on `$O.<bucket>.M.<name>`.
@@ -26,10 +26,11 @@ use crate::{Broker, BrokerError};
 
 /// Bytes of one read.
 const COPY: usize = 256 * 1024;
-/// Tries of the write that makes an object visible; each that fails has lost against another writer.
+/// Attempts of the write that makes an object visible. Each failed one has lost against another
+/// writer.
 const TRIES: usize = 5;
-/// A put of an object that is there already and older renews its description, so that no collector
-/// takes it for abandoned. Far below every grace of a collector.
+/// A put of an existing object that is older than this renews its description, so that the
+/// collector keeps it. Far below any grace period of a collector.
 pub const RENEW_AFTER: Duration = Duration::from_secs(3_600);
 
 /// A bucket of objects.
@@ -71,12 +72,12 @@ impl<'a> Bucket<'a> {
         opened.map_err(BrokerError::operation(format!("open stream {stream}")))
     }
 
-    /// The last description of an object, one that marks it as deleted included.
+    /// Returns the last description of an object, including a deletion mark.
     pub(crate) async fn described(&self, object: &str) -> Result<Option<Described>, BrokerError> {
         self.described_on(&self.description(object)).await
     }
 
-    /// The last description on this subject.
+    /// Returns the last description on this subject.
     pub(crate) async fn described_on(
         &self,
         subject: &str,
@@ -101,7 +102,7 @@ impl<'a> Bucket<'a> {
         }))
     }
 
-    /// True where all chunks of an object are there.
+    /// Whether all chunks of an object exist.
     async fn is_whole(&self, info: &ObjectInfo) -> Result<bool, BrokerError> {
         if info.deleted {
             return Ok(false);
@@ -118,7 +119,7 @@ impl<'a> Bucket<'a> {
         Ok(counts.iter().map(|(_, count)| count).sum::<usize>() == info.chunks)
     }
 
-    /// Removes the chunks of one put. What cannot be removed now is left to the collector.
+    /// Removes the chunks of one put. On an error they are left to the collector.
     pub(crate) async fn discard(&self, nuid: &str) {
         let discarded = async {
             let purge = self.stream().await?.purge().filter(self.chunks(nuid));
@@ -132,17 +133,18 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Removes the description of an object, unless a newer one is there. True where it was removed.
+    /// Removes the description of an object, unless a newer one exists. Returns whether it was
+    /// removed.
     pub(crate) async fn forget(&self, object: &str, seq: u64) -> Result<bool, BrokerError> {
         let what = format!("remove {object} from {}", self.name);
         let purge = self.stream().await?.purge();
-        // Up to this sequence, without it.
+        // Up to and including `seq`.
         let purge = purge.filter(self.description(object)).sequence(seq + 1);
         let purged = purge.await.map_err(BrokerError::operation(what))?;
         Ok(purged.purged > 0)
     }
 
-    /// Writes a description where the last one is still `expected`. False where it is not.
+    /// Writes a description if the last one is still `expected`. Returns whether it did.
     async fn describe(&self, info: &ObjectInfo, expected: u64) -> Result<bool, BrokerError> {
         let what = || format!("store {} in {}", info.name, self.name);
         let body = serde_json::to_vec(info).map_err(BrokerError::operation(what()))?;
@@ -164,7 +166,7 @@ impl<'a> Bucket<'a> {
             {
                 Ok(false)
             }
-            // It may be stored all the same; looking tells.
+            // It may be stored all the same: check.
             Err(error) => match self.described(&info.name).await? {
                 Some(found) if found.seq > expected => Ok(found.info.nuid == info.nuid),
                 _ => Err(BrokerError::operation(what())(error)),
@@ -172,8 +174,8 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Stores what a reader gives, unless an object of this name is there and complete. One that is
-    /// there is renewed where it is old.
+    /// Stores a reader's bytes, unless a complete object of this name exists. An old existing
+    /// object is renewed.
     pub(crate) async fn put_once(
         &self,
         object: &str,
@@ -215,7 +217,7 @@ impl<'a> Bucket<'a> {
         })
     }
 
-    /// Writes the chunks of an object that nobody sees yet.
+    /// Writes the chunks of an object that is not visible yet.
     async fn write(
         &self,
         object: &str,
@@ -282,7 +284,7 @@ impl<'a> Bucket<'a> {
     }
 }
 
-/// An object that is read piece by piece, each with a deadline.
+/// Reads an object in pieces, each with a deadline.
 pub(crate) struct Pieces {
     object: Object,
     what: String,
@@ -292,7 +294,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Opens an object; `what` it is, for errors.
+    /// Opens an object. `what` names it in errors.
     pub(crate) async fn open(
         broker: &Broker,
         store: &ObjectStore,
@@ -319,7 +321,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece; an empty one at the end.
+    /// Returns the next piece. It is empty at the end.
     pub(crate) async fn next(&mut self) -> Result<&[u8], BrokerError> {
         let read = self.object.read(&mut self.buffer);
         let read = match tokio::time::timeout(self.silence, read).await {
@@ -332,7 +334,7 @@ impl Pieces {
             }
         };
         let found = match read {
-            // The object store's own check: the bytes are not those that were stored.
+            // The object store's own check failed: the bytes differ from the stored ones.
             Err(error) if error.kind() == ErrorKind::InvalidData => {
                 return Err(BrokerError::Digest {
                     what: self.what.clone(),
@@ -346,9 +348,9 @@ impl Pieces {
         Ok(self.buffer.get(..found).unwrap_or_default())
     }
 
-    /// Everything; room for `bytes` is kept at first, within reason.
+    /// Returns all pieces. Allocates `bytes` at first, up to a limit.
     pub(crate) async fn all(mut self, bytes: u64) -> Result<Bytes, BrokerError> {
-        // The size comes from a message; the buffer grows with what really arrives.
+        // The size comes from a message: the buffer grows with the actual bytes.
         let mut whole = Vec::with_capacity(usize::try_from(bytes.min(1 << 26)).unwrap_or(0));
         loop {
             let piece = self.next().await?;

@@ -1,15 +1,16 @@
-//! What programs emit: stored before the commit that carries it, published after it, once each.
+//! Messages that programs emit: stored before the commit that carries them, published after it,
+//! once each.
 //!
-//! The ledger's last `emitted` says what is owed. The holder of the execution publishes it: the
-//! worker that appended it, or the next one. Nothing more is emitted, and nothing ends, before that
-//! is done, so only the last one can be owed.
+//! The ledger's last `emitted` names the messages to publish. The holder of the execution publishes
+//! them: the worker that appended it, or the next one. Before that nothing more is emitted and the
+//! execution does not end. So at most one set is pending.
 //!
-//! **Promise.** The stream holds a prefix of what an execution has emitted, in order and each
-//! message once, at every moment of the week that the stream keeps a message. Several messages are
-//! one atomic batch, so a lost connection leaves no gap. Each publish expects the last message of
-//! the execution that its author has read, so a publisher that was stopped for hours, or that races
-//! with another one, publishes nothing again. A publisher that is stopped for over a week, between
-//! its read and its first publish for that execution, is the one case that is not covered.
+//! **Promise.** At every moment the stream holds a prefix of an execution's messages, in order and
+//! each once, for the week that it keeps a message. Several messages are one atomic batch, so a
+//! lost connection leaves no gap. Each publish expects the last message of the execution that its
+//! author has read. So a publisher that was stopped for hours, or that races with another one,
+//! publishes nothing twice. One case is not covered: a publisher that stops for over a week between
+//! its read and its first publish.
 
 use std::time::Duration;
 
@@ -33,10 +34,10 @@ pub const PLACE_HEADER: &str = "Fiec-Emitted";
 const BATCH: &str = "Nats-Batch-Id";
 const BATCH_SEQUENCE: &str = "Nats-Batch-Sequence";
 const BATCH_COMMIT: &str = "Nats-Batch-Commit";
-/// Headers of the server: the sequence that the last message of these subjects must have.
+/// Headers of the server: the expected sequence of the last message on these subjects.
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 const EXPECTED_OF: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
-/// Publishers of one execution that may come in between; each has published something.
+/// Attempts while other publishers of the execution come first. Each of those has published.
 const TRIES: usize = 16;
 
 /// A message to the outside.
@@ -46,9 +47,9 @@ pub struct Emit {
     pub name: String,
     /// The boundary at which it was emitted.
     pub boundary: BoundaryIndex,
-    /// Which one at that boundary, from 0.
+    /// Its number at that boundary, from 0.
     pub index: u32,
-    /// What it says.
+    /// Its contents.
     pub bytes: Bytes,
 }
 
@@ -60,7 +61,7 @@ struct Entry {
     bytes: u32,
 }
 
-/// The messages of one commit in one piece.
+/// Packs the messages of one commit into one body.
 ///
 /// ```text
 /// u32 LE length of list │ list (JSON) │ bytes of each
@@ -93,10 +94,10 @@ fn malformed(reason: &str) -> BrokerError {
     }
 }
 
-/// Reads what [`pack`] made.
+/// Unpacks a body from [`pack`].
 ///
 /// # Errors
-/// When it is something else.
+/// When it is no such body.
 pub fn unpack(mut packed: Bytes) -> Result<Vec<Emit>, BrokerError> {
     let short = || malformed("they are shorter than they say");
     if packed.len() < 4 {
@@ -124,7 +125,7 @@ pub fn unpack(mut packed: Bytes) -> Result<Vec<Emit>, BrokerError> {
     Ok(emits)
 }
 
-/// Stores the messages of a commit ahead of it; what its `emitted` says.
+/// Stores the messages of a commit before it. Returns the contents of its `emitted`.
 ///
 /// # Errors
 /// When the broker refuses.
@@ -148,10 +149,10 @@ pub async fn store(
     })
 }
 
-/// Publishes, in their order, the messages that are not published yet.
+/// Publishes, in order, the messages that are not published yet.
 ///
 /// # Errors
-/// When the broker did not store them: none of them is stored then, or all are.
+/// When the broker did not store them. Then either none or all are stored.
 pub async fn publish(
     broker: &Broker,
     tenant: &Tenant,
@@ -174,7 +175,7 @@ pub async fn publish(
             }
             Err(error) => return Err(BrokerError::operation("publish what was emitted")(error)),
         }
-        // Somebody else published, or a replica is behind.
+        // Another publisher was first, or a replica is behind.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Err(match overtaken {
@@ -183,7 +184,7 @@ pub async fn publish(
     })
 }
 
-/// Sends messages that are stored together, behind the message `expected` of their execution.
+/// Sends messages as one batch, after the message `expected` of their execution.
 async fn send(
     broker: &Broker,
     tenant: &Tenant,
@@ -206,7 +207,7 @@ async fn send(
         }
         let subject = subjects::outbox(tenant, execution, &emit.name);
         if number < count {
-            // Only the last one is acknowledged.
+            // The server acknowledges only the last one.
             let sent = broker
                 .client
                 .publish_with_headers(subject, headers, emit.bytes.clone());
@@ -228,13 +229,13 @@ async fn send(
 
 /// The last message of an execution in the stream.
 struct Last {
-    /// Its sequence; 0 where there is none.
+    /// Its sequence, or 0 if there is none.
     seq: Sequence,
     /// The boundary and the index at which it was emitted.
     place: Option<(BoundaryIndex, u32)>,
 }
 
-/// How far the stream has come with an execution.
+/// Returns the last published message of an execution.
 async fn last_published(
     broker: &Broker,
     tenant: &Tenant,
@@ -268,8 +269,8 @@ async fn last_published(
     })
 }
 
-/// Publishes what an execution owes, as far as it is not published yet; for whoever takes it over,
-/// or ends it. Gives the sequence of the chunk that is then of no use any more.
+/// Publishes an execution's pending messages, for a worker that takes it over or ends it. Returns
+/// the sequence of the chunk that is not needed any more.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -290,7 +291,7 @@ pub async fn settle(
     };
     let packed = match chunks::get(broker, chunk).await {
         Ok(packed) => packed,
-        // Dropped by somebody who had published it.
+        // Another holder published the messages and removed the chunk.
         Err(BrokerError::Missing { .. }) if done.is_some_and(|(at, _)| at >= owed.through) => {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
-//! An ephemeral reader of a stream. It ends after its first error, so that its owner opens it anew
-//! from its own checkpoint: an ephemeral consumer does not come back, and a feed that goes on after
-//! an error skips messages without a word.
+//! An ephemeral reader of a stream. It ends after its first error, and its owner opens it again
+//! from its own checkpoint. An ephemeral consumer does not come back, and a feed that continues
+//! after an error skips messages silently.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,16 +13,16 @@ use futures_util::{Stream, StreamExt};
 
 use crate::{Broker, BrokerError};
 
-/// The server deletes the consumer of a reader that asked for nothing for so long.
+/// The server deletes the consumer of a reader that requested nothing for this long.
 const INACTIVE: Duration = Duration::from_secs(60);
 
-/// A fetch without a word for so long has lost its end: its own end is the server's last answer.
+/// A fetch that is silent for this long has lost its end: the server normally sends a final answer.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The next message of a fetch; none at its end.
+/// Returns the next message of a fetch, or none at its end.
 ///
 /// # Errors
-/// When neither comes in time: what came until then may not be all.
+/// When neither comes in time: messages may be missing then.
 pub async fn next_fetched<S, T, E>(messages: &mut S, what: &str) -> Result<Option<T>, BrokerError>
 where
     S: Stream<Item = Result<T, E>> + Unpin,
@@ -46,23 +46,23 @@ where
     }
 }
 
-/// A message, and where it stands in its stream.
+/// A message with its position in the stream.
 #[derive(Debug)]
 pub struct Delivered {
     /// The message.
     pub message: jetstream::Message,
     /// Its sequence.
     pub seq: Sequence,
-    /// When the broker stored it.
+    /// Time of storage in the broker.
     pub stored_at: Timestamp,
     /// Messages behind it in the stream when it was delivered.
     pub pending: u64,
-    /// The consumer's number of it.
+    /// The consumer's number for it.
     number: u64,
 }
 
 impl Delivered {
-    /// Reads where a message stands; `what` names the purpose in errors.
+    /// Reads the position of a message. `what` names the purpose in errors.
     ///
     /// # Errors
     /// When it came from no stream.
@@ -96,7 +96,8 @@ impl std::fmt::Debug for Reader {
 
 impl Reader {
     /// Opens a reader of `stream` without acknowledgements, which the owner's checkpoint replaces.
-    /// `batch`: most messages that the server sends ahead. `what` names the purpose in errors.
+    /// `batch` is the most messages that the server sends ahead. `what` names the purpose in
+    /// errors.
     ///
     /// # Errors
     /// When the broker refuses the consumer or does not answer.

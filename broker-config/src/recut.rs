@@ -1,7 +1,6 @@
-//! A σ is cut anew where it differs from the one before, and nowhere else: where a chunk of the
-//! earlier σ stands with the same bytes, what the cutting has decided there from those bytes it
-//! would decide again, so that its limits and its digest are taken over. Comparing bytes is many
-//! times faster than cutting and digesting them.
+//! Cuts a σ by reusing the cuts of the σ before. If a chunk of the earlier σ recurs with the same
+//! bytes, the chunker would cut it the same way. So its limits and its digest are reused. Comparing
+//! bytes is many times faster than cutting and digesting them.
 
 use std::collections::HashMap;
 
@@ -9,7 +8,7 @@ use fiec_schemas::Digest;
 
 use crate::chunks::{Piece, cutter};
 
-/// An earlier σ, and the pieces that [`crate::chunks::cut`] has made of it.
+/// An earlier σ, with the pieces that [`crate::chunks::cut`] made of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Earlier<'a> {
     /// Its bytes.
@@ -18,17 +17,18 @@ pub struct Earlier<'a> {
     pub pieces: &'a [Piece],
 }
 
-/// What [`crate::chunks::cut`] makes of `state`, and sooner, the more of it stands in `earlier`.
+/// Returns the same pieces as [`crate::chunks::cut`], and faster the more `state` and `earlier`
+/// share.
 pub fn cut_after(state: &[u8], earlier: Earlier<'_>) -> Vec<Piece> {
     let (cut, longest) = cutter(state);
     let old = earlier.state;
     if cutter(old).1 != longest {
-        // So much larger or smaller that its chunks are others.
+        // The sizes differ so much that the chunk lengths differ.
         return crate::chunks::cut(state);
     }
     let mut pieces = Vec::with_capacity(earlier.pieces.len());
     let mut by_digest: Option<HashMap<Digest, usize>> = None;
-    // The next piece of the earlier σ, and where that one began when both last stood alike.
+    // The next piece of the earlier σ, and the offset between both at the last match.
     let (mut next, mut shift) = (0, 0);
     let mut at = 0;
     while at < state.len() {
@@ -37,7 +37,7 @@ pub fn cut_after(state: &[u8], earlier: Earlier<'_>) -> Vec<Piece> {
             && piece.range.start as isize + shift == at as isize
         {
             let old = &old[piece.range.start..];
-            // The byte behind a chunk has had its say in where that ends.
+            // The byte after a chunk also influences where the chunk ends.
             let decisive = (piece.range.len() + 1).min(old.len());
             let ends_alike =
                 rest.len() == old.len() || (rest.len() >= longest && old.len() >= longest);
@@ -62,7 +62,7 @@ pub fn cut_after(state: &[u8], earlier: Earlier<'_>) -> Vec<Piece> {
                     let all = earlier.pieces.iter().enumerate();
                     all.map(|(index, piece)| (piece.digest, index)).collect()
                 });
-                // Bytes that stood elsewhere have moved, and with them what follows.
+                // Moved bytes: the bytes after them have moved as well.
                 if let Some(index) = known.get(&digest) {
                     next = index + 1;
                     if let Some(piece) = earlier.pieces.get(next) {
@@ -112,7 +112,7 @@ mod tests {
             let length = random.below(400_000);
             let mut state = random.bytes(length);
             if round % 5 == 0 {
-                // Bytes that are all alike are cut at the longest only.
+                // Equal bytes are cut only at the longest chunk.
                 let from = random.below(length);
                 state[from..].fill(7);
             }
@@ -129,7 +129,7 @@ mod tests {
                         let end = (at + count).min(state.len());
                         state[at..end].copy_from_slice(&new[..end - at]);
                     }
-                    // What stood at the front goes to the end.
+                    // The front moves to the end.
                     _ => state.rotate_left(at),
                 }
                 let earlier = Earlier {

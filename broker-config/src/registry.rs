@@ -1,6 +1,6 @@
-//! The register of programs that are not built in: one record a version in the key-value bucket
-//! `FIEC_PROGRAMS`, made once and never changed. The artifact that a record names is stored before
-//! the record, so that an interrupted push registers nothing.
+//! The registry of programs that are not built in. The key-value bucket `FIEC_PROGRAMS` has one
+//! record per version, created once and never changed. The artifact is stored before its record, so
+//! that an interrupted push registers nothing.
 
 use async_nats::jetstream::kv::{CreateErrorKind, Store};
 use fiec_schemas::package::{ProgramName, ProgramRecord};
@@ -9,21 +9,21 @@ use futures_util::StreamExt;
 
 use crate::{Broker, BrokerError};
 
-/// What came of registering a version.
+/// The outcome of a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registered {
-    /// It was not there before.
+    /// The version is new.
     New,
-    /// The same artifact was there under this version; its record.
+    /// The version exists with the same artifact. Its record.
     Same(Box<ProgramRecord>),
-    /// Another artifact has this version; nothing was changed. Its record.
+    /// The version exists with another artifact. Nothing was changed. Its record.
     Taken(Box<ProgramRecord>),
 }
 
 /// Opens the bucket of programs.
 ///
 /// # Errors
-/// When it is not there: `fiec setup` makes it.
+/// When it does not exist: `fiec setup` creates it.
 pub async fn bucket(broker: &Broker) -> Result<Store, BrokerError> {
     broker
         .js
@@ -87,7 +87,7 @@ pub async fn list(broker: &Broker) -> Result<Vec<ProgramRecord>, BrokerError> {
     let mut records = Vec::new();
     while let Some(key) = keys.next().await {
         let key = key.map_err(BrokerError::operation(WHAT))?;
-        // Deleted between the list and this.
+        // Deleted after the list was read.
         if let Some(value) = bucket
             .get(&key)
             .await
@@ -100,11 +100,11 @@ pub async fn list(broker: &Broker) -> Result<Vec<ProgramRecord>, BrokerError> {
     Ok(records)
 }
 
-/// Registers a version whose artifact is stored already. Of two that register it at the same
-/// moment one wins, and the other is told.
+/// Registers a version whose artifact is stored already. Of two concurrent registrations one wins,
+/// and the other learns which.
 ///
 /// # Errors
-/// When the broker does not answer, or a record that is there cannot be read.
+/// When the broker does not answer, or an existing record cannot be read.
 pub async fn register(
     broker: &Broker,
     program: &ProgramName,

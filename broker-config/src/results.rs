@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::{Broker, BrokerError, store};
 
-/// Longest time for one result.
+/// Time limit for one result.
 const WITHIN: Duration = Duration::from_secs(20);
 
 /// Fetches a result and checks its digest.
 ///
 /// # Errors
-/// When it is not there, damaged, or does not come within 20 s.
+/// When it is missing, damaged, or does not arrive within 20 s.
 pub async fn get(broker: &Broker, object: &ResultObject) -> Result<Value, BrokerError> {
     let what = || format!("result {}", object.digest.short());
     let malformed = |reason: String| BrokerError::Malformed {
@@ -42,7 +42,7 @@ pub async fn get(broker: &Broker, object: &ResultObject) -> Result<Value, Broker
     serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))
 }
 
-/// Puts the results of a message in their places, so that its reader need not know where they lie.
+/// Replaces references to results by the results, so that the reader need not fetch them.
 ///
 /// # Errors
 /// As [`get`]; the message is then as it was.

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves both on `addr` (port 0: any free one) until `stop`, in a task of its own; returns the
-/// address that it got. `health` says what is wrong, in words.
+/// Serves both on `addr` (port 0: any free one) in a separate task until `stop`. Returns the bound
+/// address. `health` returns the problem in words.
 ///
 /// # Errors
-/// When the address cannot be had.
+/// When the address cannot be bound.
 pub async fn serve(
     addr: SocketAddr,
     registry: Arc<Registry>,

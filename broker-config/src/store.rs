@@ -1,5 +1,5 @@
-//! σ where its commit says: in a ledger message's body, or in chunks that the body lists. Data by
-//! digest, in an object store.
+//! σ at the place that its commit names: in a ledger message's body, or in chunks that the body
+//! lists. Data by digest, in an object store.
 
 use async_nats::jetstream::object_store::{InfoErrorKind, ObjectMetadata, ObjectStore};
 use bytes::Bytes;
@@ -12,13 +12,13 @@ use crate::ledger::Ledger;
 use crate::objects::{Bucket, Pieces};
 use crate::{Broker, BrokerError};
 
-/// The name of a σ that was stored whole: a verified one, or a large one of an earlier version.
+/// The name of a σ that was stored whole: a verified σ, or a large σ of an earlier version.
 fn state_name(execution: ExecutionId, digest: Digest) -> String {
     format!("{execution}.{digest}")
 }
 
-/// Stores an input or an output. Where it is there already, nothing is sent: equal puts, also at the
-/// same time, leave one object, and a reader in between reads on.
+/// Stores an input or an output. If it exists, nothing is sent. Concurrent equal puts leave one
+/// object, and do not disturb its readers.
 ///
 /// # Errors
 /// When the broker refuses it.
@@ -26,15 +26,15 @@ pub async fn put_data(broker: &Broker, digest: Digest, mut data: &[u8]) -> Resul
     put_data_from(broker, digest, &mut data).await
 }
 
-/// True where σ lies in chunks, and the message's body lists them.
+/// Whether σ lies in chunks that the message's body lists.
 pub fn is_large(place: &StatePlace) -> bool {
     place.bytes > subjects::INLINE_STATE_LIMIT as u64 && place.seq.is_some()
 }
 
-/// The chunks of a large σ, from the message that commits it.
+/// Returns the chunks of a large σ, from the message that commits it.
 ///
 /// # Errors
-/// When the message is not there any more, or cannot be read.
+/// When the message has dropped out, or cannot be read.
 pub async fn manifest(broker: &Broker, place: &StatePlace) -> Result<Manifest, BrokerError> {
     let entry = Ledger::new(broker)
         .by_sequence(place.seq.unwrap_or(0))
@@ -42,10 +42,10 @@ pub async fn manifest(broker: &Broker, place: &StatePlace) -> Result<Manifest, B
     Manifest::decode(&entry.body)
 }
 
-/// Fetches σ from wherever its place says, and checks its digest.
+/// Fetches σ from its place, and checks its digest.
 ///
 /// # Errors
-/// When it is not there, or damaged.
+/// When it is missing or damaged.
 pub async fn get_state(
     broker: &Broker,
     execution: ExecutionId,
@@ -74,7 +74,7 @@ pub async fn get_state(
 /// Fetches data by its digest and checks it.
 ///
 /// # Errors
-/// When it is not there, or damaged.
+/// When it is missing or damaged.
 pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Bytes, BrokerError> {
     let what = format!("data {}", digest.short());
     let name = digest.to_string();
@@ -82,7 +82,7 @@ pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Byt
     verify(&what, digest, found)
 }
 
-/// The digest and the number of the bytes that a reader gives.
+/// Returns the digest and the number of a reader's bytes.
 ///
 /// # Errors
 /// Those of the reader.
@@ -92,8 +92,8 @@ pub fn digest_of(reader: impl std::io::Read) -> std::io::Result<(Digest, u64)> {
     Ok((Digest(*hasher.finalize().as_bytes()), hasher.count()))
 }
 
-/// Stores what a reader gives under a digest that the caller has computed from the same bytes.
-/// An object of this digest becomes visible only when it is stored in full.
+/// Stores a reader's bytes under the digest that the caller has computed from them. An object
+/// becomes visible only when it is stored in full.
 ///
 /// # Errors
 /// When the broker refuses it, or the reader fails.
@@ -106,8 +106,8 @@ pub async fn put_data_from(
     bucket.put_once(&digest.to_string(), reader).await
 }
 
-/// Removes data that does not have the digest by which it is named, so that it can be stored again.
-/// True where it was removed.
+/// Removes data that does not match its digest, so that it can be stored again. Returns whether it
+/// was removed.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -125,7 +125,7 @@ pub async fn drop_damaged(broker: &Broker, digest: Digest) -> Result<bool, Broke
     Ok(true)
 }
 
-/// The size in bytes of an object in `FIEC_DATA`; none where it is not there.
+/// Returns the size in bytes of an object in `FIEC_DATA`, or none if it does not exist.
 ///
 /// # Errors
 /// When the broker does not answer.
@@ -141,11 +141,12 @@ pub async fn data_size(broker: &Broker, digest: Digest) -> Result<Option<u64>, B
     }
 }
 
-/// Copies data into a writer, at most `limit` bytes, checks its digest at the end, and returns how
-/// many bytes it has. What was written is to be thrown away on an error. `progress` hears after
-/// each piece how many bytes have come.
+/// Copies data into a writer, at most `limit` bytes. Checks its digest at the end, and returns its
+/// size. After an error the caller must discard the written bytes. `progress` receives the number
+/// of bytes after each piece.
 ///
 /// # Errors
+/// When it is missing, larger than `limit`, damaged, or the writer fails.
 /// When it is not there, larger than `limit`, damaged, or the writer fails.
 pub async fn get_data_to(
     broker: &Broker,
@@ -212,8 +213,8 @@ pub async fn drop_last(
     Ok(())
 }
 
-/// Stores a σ whole, beside the ledger: one that was verified, so that its execution can go back to
-/// it whatever its ledger still holds. Storing it twice is harmless.
+/// Stores a verified σ whole, beside the ledger. Its execution can then return to it even after the
+/// ledger has dropped it. Storing it twice is harmless.
 ///
 /// # Errors
 /// When the broker refuses it.
@@ -228,10 +229,10 @@ pub async fn keep_state(
     bucket.put_once(&name, &mut state).await
 }
 
-/// A σ that was stored whole: one that was verified, or that the recorder has restored.
+/// Fetches a σ that was stored whole: a verified one, or one that the recorder restored.
 ///
 /// # Errors
-/// When it is not there, or damaged.
+/// When it is missing or damaged.
 pub async fn kept_state(
     broker: &Broker,
     execution: ExecutionId,
@@ -243,10 +244,10 @@ pub async fn kept_state(
     verify(&what, place.digest, kept)
 }
 
-/// Removes a σ that was stored whole and no ledger names any more.
+/// Removes a σ that was stored whole and that no ledger names any more.
 ///
 /// # Errors
-/// When the broker refuses; one that is not there is no error.
+/// When the broker refuses. A missing σ is no error.
 pub async fn drop_state(
     broker: &Broker,
     execution: ExecutionId,
@@ -263,12 +264,13 @@ pub async fn drop_state(
         .map_err(BrokerError::operation(format!("delete state {name}")))
 }
 
-/// The name of the note how far an execution is verified.
+/// The name of the note on an execution's verified boundary.
 fn verified_name(execution: ExecutionId) -> String {
     format!("{execution}.verified")
 }
 
-/// Notes how far an execution is verified, beside the σ that [`keep_state`] has stored.
+/// Notes up to which boundary an execution is verified, beside the σ that [`keep_state`] has
+/// stored.
 ///
 /// # Errors
 /// When the broker refuses it.
@@ -283,7 +285,8 @@ pub async fn keep_verified(
     put(broker.states().await?, what, name, &value).await
 }
 
-/// How far an execution was verified; none where nothing of it was, or it has ended.
+/// Returns up to which boundary an execution was verified. None if nothing was verified, or if it
+/// has ended.
 ///
 /// # Errors
 /// When the broker does not answer, or the note cannot be read.
@@ -311,10 +314,10 @@ pub async fn get_verified(
     })
 }
 
-/// Removes the note how far an execution was verified.
+/// Removes the note on an execution's verified boundary.
 ///
 /// # Errors
-/// When the broker refuses; where there is none, that is no error.
+/// When the broker refuses. A missing note is no error.
 pub async fn drop_verified(broker: &Broker, execution: ExecutionId) -> Result<(), BrokerError> {
     if get_verified(broker, execution).await?.is_none() {
         return Ok(());
@@ -324,7 +327,7 @@ pub async fn drop_verified(broker: &Broker, execution: ExecutionId) -> Result<()
     deleted.map_err(BrokerError::operation(format!("delete {name}")))
 }
 
-/// The bytes, if they have this digest; `what` they are is for the error.
+/// Returns the bytes if they have this digest. `what` names them in the error.
 ///
 /// # Errors
 /// When they are damaged.

@@ -28,16 +28,16 @@ const STREAMS: [(&str, &str); 10] = [
     ("FIEC_PROBE", include_str!("../streams/FIEC_PROBE.json")),
 ];
 
-/// What differs between installations.
+/// Settings that differ between installations.
 #[derive(Debug, Clone, Copy)]
 pub struct Profile {
     /// Copies of each stream: 1, or 3 and 5 in a cluster.
     pub replicas: usize,
     /// Shards of nodes; about 500 nodes each.
     pub shards: u16,
-    /// First sequence of the ledger stream, for a stream that is made again after a loss.
+    /// First sequence of the ledger stream, for a stream that is created again after a loss.
     pub ledger_first_sequence: Option<u64>,
-    /// The same of the stream of facts.
+    /// First sequence of the stream of facts, likewise.
     pub record_first_sequence: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Default for Profile {
 /// The stream configurations of a profile.
 ///
 /// # Errors
-/// When a committed configuration cannot be read; a test keeps that from happening.
+/// When a committed configuration cannot be read; a test prevents that.
 pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
     let mut configs = Vec::new();
     for (name, text) in STREAMS {
@@ -93,13 +93,13 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
     Ok(configs)
 }
 
-/// Makes or updates every stream, bucket and shared consumer.
+/// Creates or updates every stream, bucket and shared consumer.
 ///
 /// # Errors
 /// When the broker refuses one.
 pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
-    // The ledger stream comes last: after a loss of the store, policy services and recorders wait for
-    // it and then need all the others.
+    // The ledger stream comes last: after a loss of the store, policy services and recorders wait
+    // for it, and then need all the others.
     let (ledger, others): (Vec<_>, Vec<_>) = streams(profile)?
         .into_iter()
         .partition(|config| config.name == subjects::LEDGER_STREAM);
@@ -135,7 +135,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
             .await
             .map_err(BrokerError::operation(format!("create bucket {bucket}")))?;
     }
-    // Nothing goes by age: the recorder collects what nothing refers to any more.
+    // No limit of age: the recorder collects objects without references.
     for (bucket, description) in [
         (
             subjects::STATE_BUCKET,
@@ -165,8 +165,8 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
             pull::Config {
                 durable_name: Some(subjects::SUBMIT_CONSUMER.to_owned()),
                 ack_policy: AckPolicy::Explicit,
-                // What a policy service had fetched when it died comes again after this; coming
-                // twice is harmless, since ids derive from the message's place.
+                // Messages that a policy service fetched before it died come again after this. A
+                // second delivery is harmless, since ids derive from the message's place.
                 ack_wait: Duration::from_secs(8),
                 max_ack_pending: 20_000,
                 deliver_policy: DeliverPolicy::All,
@@ -187,7 +187,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
 
 async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), BrokerError> {
     let name = config.name.clone();
-    // A stream's first sequence cannot be changed, only given.
+    // The first sequence is set at creation and cannot be changed.
     if broker.js.get_stream(&name).await.is_ok() {
         let config = stream::Config {
             first_sequence: None,
@@ -205,7 +205,7 @@ async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), Bro
     }
 }
 
-/// Takes the limit of age from a stream of an earlier version.
+/// Removes the limit of age from a stream of an earlier version.
 async fn keep_for_ever(broker: &Broker, name: &str) -> Result<(), BrokerError> {
     let what = format!("update stream {name}");
     let stream = broker.js.get_stream(name).await;
@@ -225,7 +225,7 @@ async fn keep_for_ever(broker: &Broker, name: &str) -> Result<(), BrokerError> {
 /// Opens the durable consumer of the policy services on `FIEC_SUBMIT`.
 ///
 /// # Errors
-/// When it is not there: [`apply`] makes it.
+/// When it does not exist: [`apply`] creates it.
 pub async fn submit_consumer(broker: &Broker) -> Result<Consumer<pull::Config>, BrokerError> {
     broker
         .js

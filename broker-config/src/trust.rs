@@ -1,5 +1,5 @@
-//! What nodes state of themselves and of others' work: signed by the node's key, checked by
-//! whoever relies on it.
+//! Nodes' statements about themselves and about others' work: signed by the node's key, checked by
+//! each reader.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -12,7 +12,7 @@ use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof, SignedVerdict, Verdi
 use nkeys::{KeyPair, KeyPairType};
 use serde::Serialize;
 
-/// A node's key, which signs what it states.
+/// A node's key, which signs its statements.
 pub struct NodeKey(KeyPair);
 
 impl std::fmt::Debug for NodeKey {
@@ -26,15 +26,15 @@ fn other(error: impl std::fmt::Display) -> io::Error {
 }
 
 impl NodeKey {
-    /// A key that nobody has had before; it is lost with the value.
+    /// A new random key, which is lost with the value.
     pub fn random() -> Self {
         Self(KeyPair::new_user())
     }
 
-    /// The key in this file, made where missing. Only its owner may read it (mode 0600).
+    /// Reads the key in this file, or creates it. Only its owner may read it (mode 0600).
     ///
     /// # Errors
-    /// When the file cannot be read or made, holds no key, or may be read by others.
+    /// When the file cannot be read or created, holds no key, or is readable by others.
     pub fn in_file(path: &Path) -> io::Result<Self> {
         match std::fs::File::open(path) {
             Ok(mut file) => {
@@ -59,14 +59,14 @@ impl NodeKey {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Self::random().keep(path)?;
-                // Another life of the node may have been faster: whoever was first is right.
+                // Another process of the node was first: use its key.
                 Self::in_file(path)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Writes the key whole or not at all, unless there is one already.
+    /// Writes the key atomically, unless one exists.
     fn keep(&self, path: &Path) -> io::Result<()> {
         let made = path.with_extension(format!("{}.new", std::process::id()));
         let mut file = std::fs::OpenOptions::new()
@@ -85,12 +85,12 @@ impl NodeKey {
         }
     }
 
-    /// The public part.
+    /// The public key.
     pub fn public(&self) -> String {
         self.0.public_key()
     }
 
-    /// Signs what the node has proved.
+    /// Signs a proof.
     ///
     /// # Errors
     /// When it cannot be written as JSON, or the key has no private part.
@@ -104,7 +104,7 @@ impl NodeKey {
         })
     }
 
-    /// Signs what the node has found.
+    /// Signs a verdict.
     ///
     /// # Errors
     /// When it cannot be written as JSON, or the key has no private part.
@@ -126,10 +126,10 @@ impl NodeKey {
     }
 }
 
-/// Whether this is a node's public key as its claim states it.
+/// Checks that this is a node's public key.
 ///
 /// # Errors
-/// What it is instead.
+/// The reason why it is none.
 pub fn check_key(text: &str) -> Result<(), String> {
     match KeyPair::from_public_key(text) {
         Ok(key) if key.key_pair_type() == KeyPairType::User => Ok(()),
@@ -145,36 +145,36 @@ fn is_signed(statement: &str, key: &str, sig: &str) -> bool {
     key.key_pair_type() == KeyPairType::User && key.verify(statement.as_bytes(), &sig).is_ok()
 }
 
-/// Why a proof does not count.
+/// The reason why a proof does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProofError {
-    /// No known form.
+    /// It has no known form.
     #[error("its proof cannot be read: {0}")]
     Unreadable(String),
     /// The node's claim has no key.
     #[error("its claim names no key: its worker is of a version without proofs")]
     NoIdentity,
-    /// Signed by another key than the claim's.
+    /// Another key than the claim's signed it.
     #[error("its proof is signed by another key than the one of its claim")]
     OtherKey,
-    /// The signature does not fit.
+    /// The signature is wrong.
     #[error("the signature of its proof is wrong")]
     Signature,
-    /// Of another environment.
+    /// It is for another environment.
     #[error("its proof is of another environment (binary, instruction set, driver or library)")]
     Environment,
-    /// Of another suite.
+    /// It is for another suite.
     #[error("its proof is of suite {found}, this policy service asks for {expected}")]
     Suite {
-        /// What the proof says.
+        /// The proof's suite.
         found: u32,
-        /// What is asked for.
+        /// The required suite.
         expected: u32,
     },
 }
 
-/// Checks that the node of this identity has signed the proof, on its present environment, with
-/// this version of the suite. When it was made and until when it counts is for the caller.
+/// Checks that the node with this identity signed the proof, for its present environment and this
+/// version of the suite. The caller checks the proof's time and lifetime.
 ///
 /// # Errors
 /// The first rule that it breaks.
@@ -207,22 +207,22 @@ pub fn check(
     Ok(proof)
 }
 
-/// Why a verdict does not count.
+/// The reason why a verdict does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerdictError {
-    /// No known form.
+    /// It has no known form.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
-    /// Nobody of that name has a key.
+    /// No node of that name has a key.
     #[error("the claim of {0} names no key")]
     NoIdentity(NodeId),
-    /// Not signed by the key of the node's claim.
+    /// The key of the node's claim did not sign it.
     #[error("it is not signed by the key of the claim of {0}")]
     Signature(NodeId),
 }
 
-/// Checks that a verdict was signed with the key that the claim of its node names. `identity` is
-/// asked for that claim. Whether the node was asked at all is for the caller.
+/// Checks that a verdict was signed with the key in its node's claim, which `identity` returns. The
+/// caller checks that the node was asked.
 ///
 /// # Errors
 /// The first rule that it breaks.

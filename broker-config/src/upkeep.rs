@@ -1,5 +1,5 @@
-//! Watches that the broker has every stream and stores what it is sent. Makes again, without a
-//! person, the streams whose content may be lost: those in memory, which are gone after a restart.
+//! Checks that the broker has every stream and stores messages. Creates lost streams in memory
+//! again, without a person: a restart deletes them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,9 +13,9 @@ use crate::topology::{Profile, streams};
 use crate::{Broker, BrokerError};
 
 const EVERY: Duration = Duration::from_secs(2);
-/// A round may take this long.
+/// Time limit of a round.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Bytes of a probe: enough that a full disk cannot take it in passing.
+/// Bytes of a probe: so many that a full disk cannot absorb them.
 const PROBE_BYTES: usize = 4_096;
 
 /// The last findings. Cheap to clone.
@@ -31,7 +31,7 @@ struct Found {
 }
 
 impl Upkeep {
-    /// Fails with what is wrong with the broker and what to do about it.
+    /// Fails with the broker's problem and its remedy.
     ///
     /// # Errors
     /// When a stream is missing, or the broker does not store.
@@ -46,7 +46,7 @@ impl Upkeep {
         }
     }
 
-    /// Fails where the broker stores nothing, with what to do about it.
+    /// Fails if the broker does not store, with the remedy.
     ///
     /// # Errors
     /// When the last probe was refused or not acknowledged.
@@ -54,8 +54,8 @@ impl Upkeep {
         self.found().refused.clone().map_or(Ok(()), Err)
     }
 
-    /// Looks every two seconds, for ever. `who` names the kind of service, whose probes replace
-    /// each other.
+    /// Checks every two seconds, forever. `who` names the kind of service. The probes of one kind
+    /// replace each other.
     pub async fn keep(self, broker: Broker, who: &'static str) {
         loop {
             let missing = within(complete(&broker)).await;
@@ -76,7 +76,7 @@ impl Upkeep {
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
-        // The text is whole even where a holder panicked.
+        // The text is complete even if a holder panicked.
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,12 +92,12 @@ async fn within(look: impl Future<Output = Result<(), String>>) -> Option<String
     }
 }
 
-/// A stream that may be made anew where it is missing: nothing is lost with what it held.
+/// Whether a missing stream may be created again: its content need not survive.
 fn is_replaceable(config: &Config) -> bool {
     config.storage == StorageType::Memory || config.name == subjects::PROBE_STREAM
 }
 
-/// Makes replaceable streams that are missing, and names all others that are.
+/// Creates missing replaceable streams, and names the other missing ones.
 async fn complete(broker: &Broker) -> Result<(), String> {
     let words = |error: BrokerError| error.to_string();
     let names = broker.js.stream_names().try_collect();

@@ -61,7 +61,7 @@ pub struct Call<'a> {
     pub entry: &'a [String],
     /// The package's folder.
     pub package: &'a Path,
-    /// The folder of the run, mounted to be read.
+    /// The folder of the run, mounted read-only.
     pub run: &'a Path,
     /// Its folders that are mounted writable. The container cannot replace any of them.
     pub writable: &'a [&'a str],
