@@ -1,4 +1,4 @@
-//! The command line: what there is, how it is read, and how a command ends.
+//! The command line: the commands, their parsing, and how a command ends.
 
 use std::process::ExitCode;
 
@@ -35,21 +35,21 @@ pub enum Command {
     Check(check::CheckArgs),
     Program(program::ProgramArgs),
     Data(data::DataArgs),
-    /// Show where executions stand
+    /// Show the phase of executions
     Status(operate::ExecutionsArgs),
     Ls(ls::LsArgs),
     Wait(wait::WaitArgs),
     Result(result::ResultArgs),
     /// Follow executions as they move, until they end
     Watch(watch::WatchArgs),
-    /// Show what an execution's program printed
+    /// Show the output that an execution's program printed
     Logs(logs::LogsArgs),
     Output(output::OutputArgs),
-    /// End executions now; needs no boundary
+    /// End executions at once, without waiting for a boundary
     Cancel(operate::ExecutionsArgs),
-    /// Stop an execution at its next boundary until it is resumed
+    /// Pause an execution at its next boundary, until it is resumed
     Pause(operate::ExecutionArgs),
-    /// Let a paused execution go on
+    /// Resume a paused execution
     Resume(operate::ExecutionArgs),
     /// Move an execution to another node at its next boundary
     Yield(operate::YieldArgs),
@@ -60,48 +60,48 @@ pub enum Command {
     Exclude(adjust::ExcludeArgs),
     /// Let an execution run on any node again
     Unpin(operate::ExecutionArgs),
-    /// Give a running execution more or less: threads, memory, processors
+    /// Change the grant of a running execution: threads, memory, processors
     Reconfigure(reconfigure::ReconfigureArgs),
     Batch(batch::BatchArgs),
     Quota(quota::QuotaArgs),
     Rejections(rejections::RejectionsArgs),
-    /// Say why an execution is where it is, or is not
+    /// Explain why an execution runs where it runs, or waits
     Why(operate::ExecutionArgs),
-    /// Show what PostgreSQL knows of an execution, or of the last 20
+    /// Show the history of an execution from PostgreSQL, or of the last 20
     History(history::HistoryArgs),
     /// Write an execution's report: one self-contained HTML page
     Report(history::ReportArgs),
     /// List the nodes with their hardware vectors
     Nodes(nodes::ListArgs),
     Node(node::NodeArgs),
-    /// Place nothing new on a node
+    /// Cordon a node: place no new execution on it
     Cordon(nodes::NodeArgs),
-    /// Place on a node again
+    /// Uncordon a node: place new executions on it again
     Uncordon(nodes::NodeArgs),
-    /// Cordon a node and move away what runs there, at the next boundaries
+    /// Cordon a node, and move its executions away at their next boundaries
     Drain(nodes::DrainArgs),
-    /// Place on a node again, and leave there what is there
+    /// Undrain a node: place new executions on it again, and move no more away
     Undrain(nodes::NodeArgs),
-    /// Check this machine and the servers; say what is missing and what to do
+    /// Check this machine and the servers, and print what is missing and what to do
     Doctor,
     /// Create or update streams, buckets and tables on the servers
     Setup(serve::SetupArgs),
-    /// Begin ledgers anew that the broker has lost, from PostgreSQL
+    /// Restore ledgers that the broker has lost, from PostgreSQL
     Repair(repair::RepairArgs),
     /// Run a worker agent
     Worker(serve::WorkerArgs),
-    /// Run a policy service; any number may run
+    /// Run a policy service; several can run at once
     Policy(serve::PolicyArgs),
     /// Run the recorder, which folds the ledgers into PostgreSQL
     Recorder(serve::RecorderArgs),
     Device(device::DeviceArgs),
     Health(health::HealthArgs),
-    /// The process in which an agent runs programs
+    /// Run programs for an agent, as its child process
     #[command(hide = true)]
     ProgramChild,
 }
 
-/// Reads a node's name.
+/// Parses a node's name.
 ///
 /// # Errors
 /// The rule that the text breaks.
@@ -126,7 +126,7 @@ pub fn main() -> ExitCode {
 
 /// Runs a command of the product to its end.
 pub fn start(command: Command, global: &Global) -> ExitCode {
-    // A child speaks frames on a socket and has no use for a run time.
+    // A child speaks frames on a socket and needs no runtime.
     if matches!(command, Command::ProgramChild) {
         let devices = fiec_cuda::CudaDevices::default();
         return fiec_kit::child_main_with(std::sync::Arc::new(devices));
@@ -138,7 +138,7 @@ pub fn start(command: Command, global: &Global) -> ExitCode {
     complete(global, is_service, run(command, global))
 }
 
-/// Runs a command on this thread, with logs on stderr. Gives the exit code.
+/// Runs a command on this thread, with logs on stderr. Returns the exit code.
 pub fn complete(
     global: &Global,
     is_service: bool,
@@ -177,8 +177,8 @@ fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
     }
 }
 
-/// `fiec history | head`: a reader that has gone is no mistake of ours, and no reason for a trace.
-/// What this process has started is still ended and removed as it unwinds.
+/// Keeps `fiec history | head` from printing a panic when the reader closes the pipe. The panic
+/// still unwinds, so what this process has started is ended and removed.
 fn end_quietly_with_the_reader() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

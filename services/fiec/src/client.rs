@@ -1,4 +1,4 @@
-//! The operator's side of the NATS micro service `fiec`: one function a request.
+//! The operator's side of the NATS micro service `fiec`: one function for each request.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use serde::de::DeserializeOwned;
 
 use crate::context::who;
 
-/// No policy service answered, or not in time.
+/// No policy service answered in time.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreachable(pub String);
 
-/// How long an answer may take; a worker's answer is a part of it.
+/// Time limit of an answer. The answer of a worker is part of it.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 async fn request<T: DeserializeOwned>(
@@ -58,7 +58,7 @@ async fn request_with<T: DeserializeOwned>(
             )))
         }
     };
-    // A refusal has a body, which says more than its header.
+    // The body of a refusal says more than its header.
     if let Some(error) = reply
         .headers
         .as_ref()
@@ -71,10 +71,10 @@ async fn request_with<T: DeserializeOwned>(
         .with_context(|| format!("the answer on {subject} is not of the expected form"))
 }
 
-/// A request about one execution that needs no more than its name.
+/// Sends a request about one execution that needs only its id.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`ApiReply::error`].
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
 pub async fn execution(
     broker: &Broker,
     verb: ExecutionVerb,
@@ -97,10 +97,10 @@ pub async fn execution(
     .await
 }
 
-/// Changes what an execution may use where it runs.
+/// Changes the grant of a running execution.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`ApiReply::error`].
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
 pub async fn reconfigure(
     broker: &Broker,
     tenant: &Tenant,
@@ -122,10 +122,10 @@ pub async fn reconfigure(
     .await
 }
 
-/// Changes something about a live execution.
+/// Adjusts a live execution.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`ApiReply::error`].
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
 pub async fn adjust(
     broker: &Broker,
     tenant: &Tenant,
@@ -147,11 +147,11 @@ pub async fn adjust(
     .await
 }
 
-/// A request about one node.
-/// `seconds`: within which what it asks for is to be done, for the verbs that know a time.
+/// Sends a request about one node. `seconds` is the time limit of the request, for verbs that have
+/// one.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`ApiReply::error`].
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
 pub async fn node(
     broker: &Broker,
     verb: NodeVerb,
@@ -171,10 +171,10 @@ pub async fn node(
     .await
 }
 
-/// What a node may offer: shown, or changed first.
+/// Reads the envelopes of a node, or changes them first.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`ApiReply::error`].
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
 pub async fn envelope(
     broker: &Broker,
     node: NodeId,
@@ -193,18 +193,18 @@ pub async fn envelope(
     .await
 }
 
-/// All nodes as a policy service sees them.
+/// Lists all nodes as a policy service sees them.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn nodes(broker: &Broker) -> anyhow::Result<ApiReply> {
     request(broker, subjects::API_NODES.to_owned(), Bytes::new()).await
 }
 
-/// Hands over lines of JSON; the answer speaks of every line. `atomic`: all are taken, or none.
+/// Submits lines of JSON. The answer covers every line. `atomic`: all lines are accepted, or none.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn submit(
     broker: &Broker,
     tenant: &Tenant,
@@ -218,10 +218,10 @@ pub async fn submit(
     request_with(broker, subjects::api_submit(tenant), lines, headers).await
 }
 
-/// A request about a whole batch: one page of it.
+/// Requests one page about a whole batch.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`BatchReply::error`].
+/// If no policy service answers. A refusal is in [`BatchReply::error`].
 pub async fn batch(
     broker: &Broker,
     verb: BatchVerb,
@@ -233,10 +233,10 @@ pub async fn batch(
     self::request(broker, subject, body).await
 }
 
-/// Changes what a tenant may use at once.
+/// Changes a tenant's quota.
 ///
 /// # Errors
-/// When nobody answers. A refusal is in [`QuotaReply::error`].
+/// If no policy service answers. A refusal is in [`QuotaReply::error`].
 pub async fn quota(
     broker: &Broker,
     tenant: &Tenant,
@@ -254,10 +254,10 @@ pub async fn quota(
     .await
 }
 
-/// What all tenants that have limits may use at once.
+/// Reads all quotas.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn quotas(broker: &Broker) -> anyhow::Result<QuotaReply> {
     request(broker, subjects::API_QUOTAS.to_owned(), Bytes::new()).await
 }

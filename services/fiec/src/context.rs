@@ -1,5 +1,5 @@
-//! Where the servers are and who asks: from flags, the environment, or the `fiec up` that runs on
-//! this machine.
+//! Addresses of the servers and the name of the user. They come from flags, the environment, or the
+//! `fiec up` that runs on this machine.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ pub struct TenantArg {
     pub tenant: Tenant,
 }
 
-/// Reads a tenant's name.
+/// Parses a tenant's name.
 ///
 /// # Errors
 /// The rule that the text breaks.
@@ -73,10 +73,11 @@ pub fn parse_tenant(text: &str) -> Result<Tenant, String> {
         .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
 
-/// What a running `fiec up` leaves for other commands on this machine.
+/// The file by which a running `fiec up` tells other commands on this machine where its servers
+/// are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct UpFile {
-    /// Its process.
+    /// Process id of the `fiec up`.
     pub pid: u32,
     /// NATS URL, with its password.
     pub nats: String,
@@ -93,16 +94,17 @@ impl UpFile {
         Some(folder.join("fiec").join("up.json"))
     }
 
-    /// Writes it; a later `fiec up` takes its place.
+    /// Writes the file. A later `fiec up` replaces it.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// If the folder cannot be written.
     pub fn write(&self) -> anyhow::Result<()> {
         let path = Self::path().context("no HOME to keep up.json in")?;
         let folder = path.parent().context("up.json has no folder")?;
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
-        // It holds passwords. A temporary file is its owner's alone, whatever lay at the path.
+        // The file holds passwords. Only its owner can read a temporary file, whatever lay at the
+        // path.
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
@@ -112,7 +114,7 @@ impl UpFile {
         Ok(())
     }
 
-    /// Reads the one of a `fiec up` that still runs.
+    /// Reads the file, if its `fiec up` still runs.
     pub fn read() -> Option<Self> {
         let text = std::fs::read(Self::path()?).ok()?;
         let file: Self = serde_json::from_slice(&text).ok()?;
@@ -122,12 +124,12 @@ impl UpFile {
             .then_some(file)
     }
 
-    /// Removes it if it is ours.
+    /// Removes the file if this process wrote it.
     pub fn remove(&self) {
         if let Some(path) = Self::path()
             && Self::read().is_some_and(|found| found.pid == self.pid)
         {
-            // Losing this race leaves a file whose process is gone, which is passed over.
+            // If this fails, the file names a process that is gone, and `read` ignores it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -137,7 +139,7 @@ impl Global {
     /// The NATS URL.
     ///
     /// # Errors
-    /// When none is given and no `fiec up` runs here.
+    /// If none is given and no `fiec up` runs here.
     pub fn nats_url(&self) -> anyhow::Result<String> {
         if let Some(url) = &self.nats {
             return Ok(url.clone());
@@ -154,7 +156,7 @@ impl Global {
     /// The PostgreSQL URL.
     ///
     /// # Errors
-    /// When none is given and no `fiec up` runs here.
+    /// If none is given and no `fiec up` runs here.
     pub fn database_url(&self) -> anyhow::Result<String> {
         if let Some(url) = &self.database {
             return Ok(url.clone());
@@ -168,10 +170,10 @@ impl Global {
         }
     }
 
-    /// Connects to NATS under a name for the server's lists.
+    /// Connects to NATS. `name` appears in the server's list of connections.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub async fn broker(&self, name: &str) -> anyhow::Result<Broker> {
         let mut options = ConnectOptions::new(self.nats_url()?, format!("fiec {name}"));
         options.credentials.clone_from(&self.creds);
@@ -182,7 +184,7 @@ impl Global {
     /// Connects to PostgreSQL.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub async fn database(&self) -> anyhow::Result<sqlx::PgPool> {
         let url = self.database_url()?;
         sqlx::postgres::PgPoolOptions::new()
@@ -194,7 +196,7 @@ impl Global {
     }
 }
 
-/// Why PostgreSQL was not reached, and what to do, in one sentence.
+/// Why PostgreSQL was not reached and what to do, in one sentence.
 fn away(url: &str, error: sqlx::Error) -> anyhow::Error {
     let server = fiec_broker::without_secrets(url);
     match error {
@@ -219,7 +221,7 @@ fn away(url: &str, error: sqlx::Error) -> anyhow::Error {
     }
 }
 
-/// Who asks, for the history: `user@host`; where nothing names the user, by number.
+/// The user for the history: `user@host`, or the user's number if the environment has no name.
 pub fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let host = rustix::system::uname()

@@ -1,26 +1,26 @@
-//! Exit codes that mean something, the same for every sub-command.
+//! Exit codes, with the same meaning for every sub-command.
 
 use std::process::ExitCode;
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// 0: done; with `--wait`, the execution completed.
     Done,
-    /// 1: it ran and failed; with `--wait`, an execution failed.
+    /// 1: the command failed; with `--wait`, an execution failed.
     Failed,
-    /// 2: the input or the command line is wrong; nothing was done, or only the good lines were.
+    /// 2: the input or the command line is wrong. Nothing was done, or only the valid lines.
     BadInput,
     /// 3: with `--wait`, an execution was cancelled.
     Cancelled,
-    /// 4: a server could not be reached, or did not answer in time.
+    /// 4: a server could not be reached or did not answer in time.
     Unreachable,
-    /// 5: there is no device here to compute on.
+    /// 5: this machine has no device to compute on.
     NoDevice,
 }
 
 impl Outcome {
-    /// The number.
+    /// The exit code.
     pub fn code(self) -> u8 {
         match self {
             Outcome::Done => 0,
@@ -32,7 +32,8 @@ impl Outcome {
         }
     }
 
-    /// The worse of two: unreachable, no device, bad input, failed, cancelled, done.
+    /// The worse of two outcomes. From worst to best: unreachable, no device, bad input, failed,
+    /// cancelled, done.
     pub fn worse(self, other: Self) -> Self {
         let rank = |o: Self| match o {
             Outcome::Done => 0,
@@ -56,7 +57,7 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// Said in `--help`.
+/// Text for `--help`.
 pub const HELP: &str = "Exit codes: 0 done (with --wait: completed); 1 failed; 2 bad input or \
 command line; 3 cancelled; 4 a server could not be reached or did not answer in time; \
 5 there is no device to compute on.";

@@ -8,10 +8,10 @@ use anyhow::anyhow;
 use clap::{Arg, Command, value_parser};
 use rustix::fs::{Access, access};
 
-/// The program.
+/// Name of the program.
 const PROGRAM: &str = "fiec-lab";
 
-/// The load of the experiments, which people do not call.
+/// The load of the experiments, which people do not start.
 const HIDDEN: &str = "burn";
 
 /// The commands, each with its line in `fiec --help`.

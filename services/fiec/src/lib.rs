@@ -1,9 +1,9 @@
-//! The product's command, as a library: what operators call and what runs in production.
+//! The product's command as a library: the operator's commands and the processes of production.
 //!
-//! `fiec-lab` links it and adds what measures, plays and shows the product. Nothing here depends on
-//! the lab, the simulator or the servers for development.
+//! `fiec-lab` links it and adds the commands that simulate, measure and demonstrate. Nothing here
+//! depends on the lab, the simulator or the development servers.
 
-/// In place of the standard ones, here and in the lab: see [`terminal`].
+/// Replaces the standard macros here and in the lab: see [`terminal`].
 #[macro_export]
 macro_rules! println {
     ($($text:tt)*) => {

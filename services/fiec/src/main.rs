@@ -1,4 +1,4 @@
-//! The entry of `fiec`: one thread, one run time, one exit code.
+//! The entry of `fiec`: one thread, one runtime, one exit code.
 
 use std::process::ExitCode;
 

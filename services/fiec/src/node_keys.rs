@@ -1,5 +1,5 @@
-//! The file of public keys that an operator pins: one line `NODE = KEY` for each node, `#` begins a
-//! comment.
+//! The file of public keys that an operator pins. It has one line `NODE = KEY` for each node. `#`
+//! begins a comment.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,8 @@ use fiec_schemas::NodeId;
 /// Reads the file.
 ///
 /// # Errors
-/// It cannot be read, or a line of it is no node with its key: which, why, and what to do.
+/// If the file cannot be read, or a line is not a node with its key. The message names the line,
+/// the reason and what to do.
 pub fn read(path: &Path) -> anyhow::Result<BTreeMap<NodeId, String>> {
     let file = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {

@@ -1,5 +1,5 @@
-//! Makes a package's artifact: a tar whose bytes depend on the files' names, contents and
-//! permission to execute, and on nothing else of this machine or moment.
+//! Makes a package's artifact: a tar. Its bytes depend only on the names, contents and execute
+//! permissions of the files, not on this machine or the time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,12 +11,12 @@ use fiec_broker::store;
 use fiec_schemas::package::{ARTIFACT_LIMIT, MANIFEST_FILE, Manifest, Protocol};
 use fiec_schemas::{Digest, FieldError};
 
-/// Files that one package may have; the workers have the same limit.
+/// Most files in a package. Workers have the same limit.
 const FILES_LIMIT: usize = 100_000;
 /// Longest manifest in bytes.
 const MANIFEST_LIMIT: u64 = 256 * 1024;
 
-/// Why a package cannot be made; names the file, and the field where it is the manifest's.
+/// Why a package cannot be made. Names the file, and the field if the error is in the manifest.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct BadPackage {
@@ -37,29 +37,29 @@ impl BadPackage {
     }
 }
 
-/// A manifest's content where the package is a single file.
+/// Content of the manifest for a package of a single file.
 #[derive(Debug, Clone)]
 pub struct Single {
-    /// How it talks.
+    /// Protocol that the program speaks.
     pub protocol: Protocol,
-    /// The command; none: the file itself.
+    /// The command. `None`: the file itself.
     pub entry: Option<Vec<String>>,
     /// Outputs that it may make.
     pub outputs: Vec<String>,
 }
 
-/// An artifact, ready to be stored.
+/// An artifact that is ready to be stored.
 #[derive(Debug)]
 pub struct Packed {
-    /// What the package says of itself.
+    /// The package's manifest.
     pub manifest: Manifest,
-    /// The tar, at its beginning; gone when this is dropped.
+    /// The tar, read from its beginning. It is deleted when this value is dropped.
     pub artifact: File,
     /// Its digest.
     pub digest: Digest,
     /// Its size.
     pub bytes: u64,
-    /// Files in it, the manifest among them.
+    /// Number of files, including the manifest.
     pub files: usize,
 }
 
@@ -74,10 +74,10 @@ enum Source {
     Text(Vec<u8>),
 }
 
-/// Packs a folder with a manifest in it.
+/// Packs a folder that has a manifest.
 ///
 /// # Errors
-/// A file that cannot be in a package, or a manifest that breaks a rule.
+/// If a file cannot be in a package, or the manifest breaks a rule.
 pub fn pack_folder(folder: &Path) -> Result<Packed, BadPackage> {
     let path = folder.join(MANIFEST_FILE);
     let text = match std::fs::metadata(&path) {
@@ -104,10 +104,10 @@ pub fn pack_folder(folder: &Path) -> Result<Packed, BadPackage> {
     pack(folder, manifest, items)
 }
 
-/// Packs a single file and a manifest made for it.
+/// Packs a single file with a generated manifest.
 ///
 /// # Errors
-/// A file that cannot be in a package, or a manifest that breaks a rule.
+/// If the file cannot be in a package, or the manifest breaks a rule.
 pub fn pack_file(file: &Path, single: Single) -> Result<Packed, BadPackage> {
     let name = file
         .file_name()
@@ -236,13 +236,13 @@ fn pack(
     })
 }
 
-/// An entry that is a path must be there and may be executed.
+/// Checks that an entry that is a path exists and is executable.
 fn check_entry(
     path: &Path,
     manifest: &Manifest,
     items: &BTreeMap<String, Item>,
 ) -> Result<(), BadPackage> {
-    // In a container it is a path of the image.
+    // In a container, the entry is a path in the image.
     let Some(program) = manifest.entry.first().filter(|_| manifest.image.is_none()) else {
         return Ok(());
     };
@@ -338,7 +338,7 @@ mod tests {
             pack_folder(b.path()).unwrap(),
         );
         assert_eq!((a.digest, a.bytes, a.files), (b.digest, b.bytes, 2));
-        // The bytes are what is registered: this digest must never change.
+        // These bytes are registered, so this digest must never change.
         assert_eq!(a.bytes % 512, 0);
     }
 

@@ -6,7 +6,7 @@ use sqlx::{Column as _, PgPool, Row as _, ValueRef as _};
 
 use crate::ui;
 
-/// The answer to a query, every value as PostgreSQL writes it.
+/// Result of a query. Every value is text, as PostgreSQL writes it.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
     /// Column names.
@@ -15,17 +15,17 @@ pub struct Rows {
     pub rows: Vec<Vec<Option<String>>>,
 }
 
-/// A text of somebody else's as a literal of SQL.
+/// A foreign text as an SQL literal.
 pub fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\0', "").replace('\'', "''"))
 }
 
-/// Runs a query whose text is ours (ids in it are parsed UUIDs, other values are [`literal`]s).
+/// Runs a query of this program. Ids in it are parsed UUIDs, other values are [`literal`]s.
 ///
 /// # Errors
-/// When PostgreSQL refuses it.
+/// If PostgreSQL refuses it.
 pub async fn query(pool: &PgPool, sql: String) -> anyhow::Result<Rows> {
-    // The simple protocol answers in text, which is what a table wants.
+    // The simple protocol answers in text, which a table needs.
     let found = sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
         .fetch_all(pool)
         .await
@@ -50,13 +50,13 @@ pub async fn query(pool: &PgPool, sql: String) -> anyhow::Result<Rows> {
 }
 
 impl Rows {
-    /// The value of a column in a row, if it is there and not NULL.
+    /// The value of a column in a row. `None` if it is missing or NULL.
     pub fn get(&self, row: usize, column: &str) -> Option<&str> {
         let index = self.columns.iter().position(|c| c == column)?;
         self.rows.get(row)?.get(index)?.as_deref()
     }
 
-    /// A table; columns that are empty in every row are left out.
+    /// A table without the columns that are empty in every row.
     pub fn table(&self) -> comfy_table::Table {
         let kept: Vec<usize> = (0..self.columns.len())
             .filter(|i| {
@@ -85,7 +85,7 @@ impl Rows {
         })
     }
 
-    /// JSON lines, one a row.
+    /// JSON lines, one for each row.
     pub fn json_lines(&self) -> String {
         let lines = self
             .objects()
@@ -93,7 +93,7 @@ impl Rows {
         lines.collect()
     }
 
-    /// Prints either.
+    /// Prints JSON lines or a table.
     pub fn print(&self, json: bool) {
         if json {
             print!("{}", self.json_lines());

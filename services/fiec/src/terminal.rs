@@ -1,16 +1,15 @@
-//! Text of others on a terminal.
+//! Makes foreign text safe for a terminal.
 //!
-//! Logs, notes, names and reasons come from programs and from other people. A terminal obeys control
-//! characters in them: it renames its window, hides lines, or answers with text that a shell then
-//! reads. So all that this command prints passes [`safe`], on a terminal and in a pipe alike, since
-//! what is in a pipe is often shown later. `--json` gives the same text exactly: the escapes are
-//! JSON's own.
+//! Logs, notes, names and reasons come from programs and from other people. A terminal obeys
+//! control characters in them. It may rename its window, hide lines, or send text that a shell then
+//! reads. Therefore all output of this command passes [`safe`], on a terminal and in a pipe: the
+//! content of a pipe is often shown later. `--json` keeps the exact text, with JSON's own escapes.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// The text with its control characters, and those that change the direction of writing, as
-/// `\u001b`. Line feeds and tabulators stay.
+/// Replaces control characters, and characters that change the direction of writing, by escapes
+/// such as `\u001b`. Keeps line feeds and tabs.
 pub fn safe(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
@@ -18,7 +17,7 @@ pub fn safe(text: &str) -> Cow<'_, str> {
     let mut all = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         if is_unsafe(c) {
-            // None of them lies beyond the first plane, so that JSON stays JSON.
+            // All of them are in the first plane, so JSON stays JSON.
             let _ = write!(all, "\\u{:04x}", u32::from(c));
         } else {
             all.push(c);
@@ -30,7 +29,7 @@ pub fn safe(text: &str) -> Cow<'_, str> {
 fn is_unsafe(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
-        // Marks, embeddings, overrides and isolates of bidirectional text; separators of lines.
+        // Marks, embeddings, overrides and isolates of bidirectional text; line separators.
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             true
         }

@@ -1,4 +1,4 @@
-//! Bytes on their way to and from the object store of data, with a bar for those that take long.
+//! Transfers to and from the object store of data, with a progress bar for large ones.
 
 use std::io::{IsTerminal, Seek as _};
 use std::path::Path;
@@ -11,10 +11,10 @@ use fiec_schemas::Digest;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::{AsyncRead, AsyncWriteExt as _, ReadBuf};
 
-/// Bytes from which on a bar is shown.
+/// Transfers of at least this many bytes show a bar.
 const BAR_FROM: u64 = 16 << 20;
 
-/// A bar on stderr for a large transfer, where a person looks on.
+/// A bar on stderr for a large transfer, if stderr is a terminal.
 fn bar(bytes: u64, label: &str, quiet: bool) -> ProgressBar {
     if quiet || bytes < BAR_FROM || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -45,10 +45,10 @@ impl<R: AsyncRead + Unpin> AsyncRead for Shown<R> {
     }
 }
 
-/// Stores a file of these bytes under its digest.
+/// Stores a file under its digest.
 ///
 /// # Errors
-/// When the broker refuses it, or the file cannot be read.
+/// If the broker refuses it, or the file cannot be read.
 pub async fn upload(
     broker: &Broker,
     file: std::fs::File,
@@ -61,18 +61,17 @@ pub async fn upload(
         inner: tokio::fs::File::from_std(file),
         bar: bar(bytes, label, quiet),
     };
-    // Nothing replaces an object that is there; a second push wants it whole.
+    // The store never replaces an object. A second push must repair a damaged one.
     store::drop_damaged(broker, digest).await?;
     let stored = store::put_data_from(broker, digest, &mut reader).await;
     reader.bar.finish_and_clear();
     stored
 }
 
-/// Writes an object to standard output, once it is here in full and checked.
+/// Writes an object to standard output, after it was fetched and checked.
 ///
 /// # Errors
-/// When it is not there or damaged, there is no room for it in the temporary folder, or nobody
-/// reads standard output.
+/// If it is missing or damaged, the temporary folder has no space, or standard output is closed.
 pub async fn print(broker: &Broker, digest: Digest) -> anyhow::Result<()> {
     let mut whole = tempfile::tempfile().context("cannot make a temporary file")?;
     let mut writer = tokio::fs::File::from_std(whole.try_clone()?);
@@ -84,11 +83,11 @@ pub async fn print(broker: &Broker, digest: Digest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fetches an object into a file, which appears in full and checked, or not at all. Returns how
-/// many bytes it has.
+/// Fetches an object into a file. The file appears complete and checked, or not at all. Returns its
+/// size in bytes.
 ///
 /// # Errors
-/// When it is not there, damaged, or the file cannot be written.
+/// If it is missing or damaged, or the file cannot be written.
 pub async fn download(
     broker: &Broker,
     digest: Digest,

@@ -1,4 +1,4 @@
-//! What people see: spinners for what takes longer than a second, tables, times.
+//! Output for people: spinners for steps that take longer than a second, tables, times.
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::terminal::safe;
 
-/// A spinner that says what is going on; on a pipe it prints one line a step.
+/// A spinner that shows the current step. On a pipe it prints one line for each step.
 #[derive(Debug)]
 pub struct Steps {
     bar: Mutex<Option<ProgressBar>>,
@@ -18,7 +18,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Shows steps on stderr; `quiet` shows nothing.
+    /// Shows steps on stderr. `quiet` shows nothing.
     pub fn new(quiet: bool) -> Self {
         Self {
             bar: Mutex::new(None),
@@ -26,7 +26,7 @@ impl Steps {
         }
     }
 
-    /// Shows that something begins which may take longer than a second.
+    /// Shows that a step begins which may take longer than a second.
     pub fn step(&self, message: &str) {
         if self.quiet {
             return;
@@ -66,7 +66,7 @@ impl Steps {
 /// Characters of a UUID in its usual form.
 const UUID_WIDTH: u16 = 36;
 
-/// A table for people: as wide as the terminal. On a pipe each row is one line, so that `grep` and
+/// A table for people, as wide as the terminal. On a pipe each row is one line, so that `grep` and
 /// `awk` find whole values.
 pub fn table<H, R, C>(head: H, rows: R) -> Table
 where
@@ -80,7 +80,7 @@ where
     table_within(width, head, rows)
 }
 
-/// A table of at most `width` characters a line; `None` does not wrap.
+/// A table with lines of at most `width` characters. `None` does not wrap.
 fn table_within<H, R, C>(width: Option<u16>, head: H, rows: R) -> Table
 where
     H: IntoIterator,
@@ -108,7 +108,7 @@ where
         .set_width(width);
     for column in uuids {
         if let Some(column) = table.column_mut(column) {
-            // A UUID over two lines cannot be copied.
+            // A UUID on two lines cannot be copied.
             let content = UUID_WIDTH.saturating_add(column.padding_width());
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(content)));
         }
@@ -120,7 +120,7 @@ fn is_uuid(cell: &str) -> bool {
     cell.len() == usize::from(UUID_WIDTH) && uuid::Uuid::parse_str(cell).is_ok()
 }
 
-/// A number of bytes as people say it.
+/// A number of bytes with a unit, for people.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -139,7 +139,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A duration of so many microseconds as people say it.
+/// A duration in µs with a unit, for people.
 pub fn micros(us: i64) -> String {
     match us.unsigned_abs() {
         0..=999 => format!("{us} µs"),

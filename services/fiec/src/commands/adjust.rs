@@ -1,4 +1,4 @@
-//! `adjust`, `pin`, `exclude`, `unpin`: what is changed about a live execution.
+//! `adjust`, `pin`, `exclude`, `unpin`: changes of a live execution.
 
 use std::time::Duration;
 
@@ -13,37 +13,37 @@ use crate::client;
 use crate::context::Global;
 use crate::exit::Outcome;
 
-/// Change priority, thresholds, deadline or memory of a live execution; what is left out stays
+/// Change priority, thresholds, deadline or memory of a live execution
 ///
-/// It holds at once, is kept in the ledger with who asked, and goes with the execution wherever it
-/// moves. Where its range of tiles is spread it holds for all parts, as pin, exclude and unpin do.
+/// The change applies at once. Settings that you do not name keep their values. The ledger records
+/// the change and who asked for it. The change stays with the execution when it moves. If the
+/// execution has split off parts, it applies to all of them, as pin, exclude and unpin do.
 #[derive(Debug, Args)]
 pub struct AdjustArgs {
     #[command(flatten)]
     pub execution: ExecutionArgs,
-    /// From -100 to 100; higher goes first
+    /// Priority from -100 to 100; a higher one is served first
     #[arg(long, allow_hyphen_values = true, value_parser = clap::value_parser!(i16).range(-100..=100))]
     pub priority: Option<i16>,
-    /// A threshold in place of the node's: signal=high,low,dwell_ms, e.g. memory=0.8,0.7,2000;
+    /// Threshold instead of the node's: signal=high,low,dwell_ms, e.g. memory=0.8,0.7,2000;
     /// repeatable
     #[arg(long, value_parser = parse_threshold)]
     pub threshold: Vec<(Signal, Threshold)>,
-    /// By when it should be done: within a time from its submission, e.g. 2h, or at a time (RFC
-    /// 3339)
+    /// Deadline: a time after the submission, e.g. 2h, or a date and time (RFC 3339)
     #[arg(long, value_parser = parse_deadline)]
     pub deadline: Option<Deadline>,
-    /// It fails when it is not done by its deadline
+    /// Fail the execution if it misses its deadline
     #[arg(long, requires = "deadline")]
     pub fail_late: bool,
-    /// Memory of the host that it needs, e.g. 2GiB
+    /// Host memory that it needs, e.g. 2GiB
     #[arg(long, value_parser = parse_bytes)]
     pub memory: Option<u64>,
-    /// Memory of a device that it needs
+    /// Device memory that it needs
     #[arg(long, value_parser = parse_bytes)]
     pub device_memory: Option<u64>,
 }
 
-/// Let an execution, and its parts, run on these nodes alone; it moves where it is on another
+/// Let an execution and its parts run on these nodes only; it moves if it runs on another one
 #[derive(Debug, Args)]
 pub struct PinArgs {
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct PinArgs {
     pub node: Vec<NodeId>,
 }
 
-/// Keep an execution away from nodes, beside those that it is kept away from already
+/// Keep an execution off these nodes, in addition to nodes that were excluded before
 #[derive(Debug, Args)]
 pub struct ExcludeArgs {
     #[command(flatten)]
@@ -82,10 +82,10 @@ fn parse_deadline(text: &str) -> Result<Deadline, String> {
     })
 }
 
-/// Reads `90`, `90s`, `10m`, `2h`, `1d`.
+/// Parses `90`, `90s`, `10m`, `2h`, `1d`.
 ///
 /// # Errors
-/// What a span of time looks like.
+/// The valid forms of a duration.
 pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
     let form = || format!("{text:?} is no span of time such as 90s, 10m, 2h or 1d");
     let digits = text
@@ -107,10 +107,10 @@ pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Changes what the command line says.
+/// Sends the changes of the command line.
 ///
 /// # Errors
-/// When nothing is to change, or nobody answers.
+/// If there is no change, or no policy service answers.
 pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome> {
     let mut deadline = args.deadline;
     if let Some(deadline) = deadline.as_mut().filter(|_| args.fail_late) {
@@ -131,10 +131,10 @@ pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome
     send(&args.execution, change, global).await
 }
 
-/// Names the only nodes that may have it.
+/// Limits an execution to these nodes.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn pin(args: PinArgs, global: &Global) -> anyhow::Result<Outcome> {
     let change = Adjustment {
         nodes: Some(args.node),
@@ -144,10 +144,10 @@ pub async fn pin(args: PinArgs, global: &Global) -> anyhow::Result<Outcome> {
     send(&args.execution, change, global).await
 }
 
-/// Names more nodes that may not.
+/// Excludes further nodes.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn exclude(args: ExcludeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("exclude").await?;
     let execution = &args.execution;
@@ -173,10 +173,10 @@ pub async fn exclude(args: ExcludeArgs, global: &Global) -> anyhow::Result<Outco
     send(execution, change, global).await
 }
 
-/// Lets it run anywhere again.
+/// Lets an execution run on any node again.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn unpin(args: &ExecutionArgs, global: &Global) -> anyhow::Result<Outcome> {
     let change = Adjustment {
         nodes: Some(Vec::new()),

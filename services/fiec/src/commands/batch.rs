@@ -13,14 +13,14 @@ use crate::client;
 use crate::context::{Global, TenantArg, who};
 use crate::exit::Outcome;
 
-/// One answer takes no longer, so that progress is seen.
+/// Time limit of one answer in ms, short enough to show progress.
 const WITHIN_MS: u64 = 1_000;
-/// How often progress is printed where there is no terminal.
+/// Interval of progress lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
-/// Answers in a row that do nothing, after which it is given up.
+/// After this many answers without progress, the command gives up.
 const IN_VAIN: u32 = 20;
 
-/// Look at a whole batch, cancel, pause or resume it
+/// Show, cancel, pause or resume a whole batch
 #[derive(Debug, Args)]
 pub struct BatchArgs {
     #[command(subcommand)]
@@ -29,17 +29,17 @@ pub struct BatchArgs {
 
 #[derive(Debug, Subcommand)]
 enum BatchCommand {
-    /// How many of its executions are in each phase
+    /// Show how many of its executions are in each phase
     Status(NameArgs),
     /// Cancel all of its executions that have not ended
     Cancel(NameArgs),
-    /// Pause all of its executions; running ones at their next boundaries
+    /// Pause all of its executions, running ones at their next boundaries
     Pause(NameArgs),
-    /// Let all of its paused executions go on
+    /// Resume all of its paused executions
     Resume(NameArgs),
 }
 
-/// Names a batch.
+/// A batch.
 #[derive(Debug, Args)]
 struct NameArgs {
     /// Name of the batch, or its UUID
@@ -51,7 +51,7 @@ struct NameArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let (verb, args) = match &args.command {
         BatchCommand::Status(args) => (BatchVerb::Status, args),
@@ -72,11 +72,11 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Asks for one page after the other, until all is done or nothing moves any more; the last answer,
-/// and whether it is complete.
+/// Requests page after page until all is done or there is no progress. Returns the last answer, and
+/// true if it is complete.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn drive(
     broker: &Broker,
     verb: BatchVerb,
@@ -99,7 +99,8 @@ pub async fn drive(
         in_vain = if moved { 0 } else { in_vain + 1 };
         done += reply.done;
         reply.done = done;
-        // What was done before is as it should be by now, also where another service answers.
+        // Another service counts executions that this command changed as unconcerned. Subtract
+        // them.
         let members: u32 = reply.phases.values().sum();
         let others = members.saturating_sub(done + reply.left + reply.failed);
         reply.unconcerned = reply.unconcerned.min(others);
@@ -116,11 +117,11 @@ pub async fn drive(
     }
 }
 
-/// How far a request has come: a bar on a terminal, otherwise a line now and then.
+/// Progress of a request: a bar on a terminal, otherwise a line from time to time.
 struct Progress {
     verb: BatchVerb,
     bar: Option<ProgressBar>,
-    /// When the last line was printed; none where none are.
+    /// Time of the last line. `None` if no lines are printed.
     lines: Option<Instant>,
 }
 

@@ -8,13 +8,14 @@ use crate::exit::Outcome;
 use crate::local::check::{Invariant, check};
 use crate::ui;
 
-/// Test a program's determinism, boundary completeness, isolation and forward independence;
-/// without --data-dir it has no inputs
+/// Test a program's determinism, boundary completeness, isolation and forward independence
+///
+/// Without --data-dir the program has no inputs.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// Resume at so many boundaries at most [default: at all]
+    /// Resume at no more than this many boundaries [default: at every boundary]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub resume_at_most: Option<u64>,
 }
@@ -22,9 +23,9 @@ pub struct CheckArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When a process cannot be started or the program fails undisturbed.
+/// If a process cannot be started, or the undisturbed program fails.
 pub fn run(args: &CheckArgs, global: &Global) -> anyhow::Result<Outcome> {
-    // The working folder is large as a rule, and others write there.
+    // Not the working folder: it is usually large, and other programs write there.
     let none = tempfile::tempdir()?;
     let mut subject = match args.program.subject(none.path()) {
         Ok(subject) => subject,

@@ -14,7 +14,7 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::transfer;
 
-/// Put files into the object store for programs to read, and get them
+/// Store files for programs to read, and fetch them, by digest
 #[derive(Debug, Args)]
 pub struct DataArgs {
     #[command(subcommand)]
@@ -23,17 +23,17 @@ pub struct DataArgs {
 
 #[derive(Debug, Subcommand)]
 enum DataCommand {
-    /// Store a file and print its digest; a parameter {"object": "DIGEST"} names it
+    /// Store a file and print its digest; a parameter {"object": "DIGEST"} refers to it
     Push {
-        /// The file
+        /// File to store
         file: PathBuf,
     },
     /// Fetch an object and check it
     Get {
-        /// Its digest
+        /// Digest of the object
         #[arg(value_parser = parse_digest)]
         digest: Digest,
-        /// Where to write it
+        /// File to write
         #[arg(long, short)]
         output: PathBuf,
     },
@@ -47,7 +47,7 @@ fn parse_digest(text: &str) -> Result<Digest, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// When the servers cannot be reached, or a file cannot be written.
+/// If the servers cannot be reached, or a file cannot be written.
 pub async fn run(args: DataArgs, global: &Global) -> anyhow::Result<Outcome> {
     match args.command {
         DataCommand::Push { file } => {

@@ -1,5 +1,4 @@
-//! `fiec device`: the devices that programs can compute on, and the suite that checks and measures
-//! one.
+//! `fiec device`: lists devices, and runs the suite that checks and measures one.
 
 use clap::{Args, Subcommand};
 use fiec_cuda::suite::{self, Case, Life, Report, Sizes, Verdict};
@@ -10,7 +9,8 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
-/// Problems that take seconds: the bits mean as much as those of large ones, the rates little.
+/// Problems that take seconds. Their bits prove as much as those of large problems; their rates
+/// mean little.
 pub const QUICK: Sizes = Sizes {
     gemm: 1000,
     factor: (700, 96),
@@ -19,8 +19,9 @@ pub const QUICK: Sizes = Sizes {
     threads: 0,
 };
 
-/// List the devices that programs can compute on, or say why there is none; `fiec device test`
-/// checks and measures one, `fiec bench device` gives figures
+/// List the devices that programs can compute on, or say why there is none
+///
+/// `fiec device test` checks and measures a device. `fiec bench device` prints figures.
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
     #[command(subcommand)]
@@ -33,13 +34,13 @@ enum What {
     Test(TestArgs),
 }
 
-/// What is tested.
+/// Options of the test.
 #[derive(Debug, Args)]
 struct TestArgs {
-    /// The device; the first by default
+    /// UUID of the device [default: the first device]
     #[arg(long, value_name = "UUID")]
     uuid: Option<String>,
-    /// Small problems: bits in a few seconds, rates that mean little
+    /// Use small problems: exact bits in a few seconds, but rates that mean little
     #[arg(long)]
     quick: bool,
     /// Order of the matrix products [default: 8192]
@@ -48,18 +49,18 @@ struct TestArgs {
     /// Order of the matrices of LU and QR [default: 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32_768))]
     factor: Option<u32>,
-    /// Grid points a side of the problem that is solved by conjugate gradients [default: 1000]
+    /// Grid points per side of the problem for conjugate gradients [default: 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=5_000))]
     grid: Option<u32>,
-    /// Threads of the processor that is compared with; all by default
+    /// Threads of the processor in the comparison [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
 
-/// Runs the command. Where there is no device, that is said and is no success.
+/// Runs the command. A missing device is reported and is no success.
 ///
 /// # Errors
-/// When a device that is there cannot be opened.
+/// If an existing device cannot be opened.
 pub fn run(args: &DeviceArgs, global: &Global) -> anyhow::Result<Outcome> {
     let found = match fiec_cuda::list() {
         Ok(found) => found,
@@ -127,7 +128,7 @@ fn test(found: &[Found], args: &TestArgs, global: &Global) -> anyhow::Result<Out
         sizes.gemm = order as usize;
     }
     if let Some(order) = args.factor {
-        // Blocks that leave something to do on the device.
+        // Blocks small enough to leave work for the device.
         let order = order as usize;
         sizes.factor = (order, sizes.factor.1.min(order.div_ceil(4)));
     }

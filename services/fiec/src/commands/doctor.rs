@@ -27,26 +27,26 @@ pub enum Status {
     Missing,
 }
 
-/// One thing that was checked.
+/// A check and its result.
 #[derive(Debug, Clone)]
 pub struct Check {
-    /// Name of the thing.
+    /// Name of the checked part.
     pub name: &'static str,
     /// The result.
     pub status: Status,
-    /// What was found.
+    /// Finding of the check.
     pub detail: String,
-    /// What to do; empty if all is well.
+    /// Action that helps. Empty if all is well.
     pub remedy: String,
 }
 
 impl Check {
-    /// All is well.
+    /// A check that found no problem.
     pub fn ok(name: &'static str, detail: impl Into<String>) -> Self {
         Self::bad(name, Status::Ok, detail, "")
     }
 
-    /// Something is missing or works less well.
+    /// A check that found a problem.
     pub fn bad(
         name: &'static str,
         status: Status,
@@ -62,10 +62,11 @@ impl Check {
     }
 }
 
-/// Checks the machine, and the servers where they are known. Prints `more` after these checks.
+/// Checks the machine, and the servers if their addresses are known. Prints `more` after these
+/// checks.
 ///
 /// # Errors
-/// Never for what it finds; that is in the outcome: 0 all well, 1 something is missing.
+/// None for findings. The outcome is 0 if all is well and 1 if something is missing.
 pub async fn run(global: &Global, more: Vec<Check>) -> anyhow::Result<Outcome> {
     let mut checks = machine::checks();
     let mut clock = None;
@@ -112,7 +113,7 @@ pub async fn run(global: &Global, more: Vec<Check>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Findings about the broker, and its clock.
+/// Checks the broker. Returns its clock for further checks.
 async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     let mut options = ConnectOptions::new(url, "fiec doctor");
     options.timeout = Duration::from_secs(3);
@@ -181,7 +182,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
             "start one with `fiec policy`",
         ),
     });
-    // Where the broker cannot be asked, the checks above say so.
+    // If the broker does not answer, the checks above report it.
     if broker.measure_clock().await.is_err() {
         return (checks, None);
     }
@@ -191,7 +192,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     (checks, Some(broker.clock().clone()))
 }
 
-/// Clocks that differ from the broker's.
+/// Reports clocks that differ from the broker's.
 fn clocks(name: &'static str, far: &[String]) -> Check {
     if far.is_empty() {
         return Check::ok(name, "agree with the broker's");
@@ -204,7 +205,7 @@ fn clocks(name: &'static str, far: &[String]) -> Check {
     )
 }
 
-/// PostgreSQL's clock, by which views end what has not ended.
+/// Checks PostgreSQL's clock. Views use it as the end of what has not ended.
 async fn database_clock(pool: &PgPool, clock: &BrokerClock) -> anyhow::Result<Check> {
     let asked = clock.now();
     let row = sqlx::query("SELECT clock_timestamp() AS at")

@@ -1,4 +1,4 @@
-//! `fiec node envelope`: what a node may offer of a signal: a cap, a schedule, a sinusoid.
+//! `fiec node envelope`: limits what a node offers of a signal, by a cap, a schedule or a sinusoid.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,13 +30,13 @@ Examples:
   fiec node envelope --file examples/envelopes.json
   fiec node envelope n1 --clear";
 
-/// Let a node offer less of a signal: a cap, by the time of day, or a sinusoid
+/// Limit what a node offers of a signal: a cap, a cap by time of day, or a sinusoid
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, group(
     ArgGroup::new("what").args(["cap", "sinusoid", "file", "clear", "show"])
 ))]
 pub struct EnvelopeArgs {
-    /// The node; with --file, only this one of those in the file
+    /// The node; with --file, only this node of the file
     #[arg(value_parser = crate::cli::parse_node, required_unless_present = "file")]
     pub node: Option<NodeId>,
     /// memory, power or contention
@@ -45,38 +45,38 @@ pub struct EnvelopeArgs {
     /// A device's UUID, or * for each device [default: the node itself]
     #[arg(long)]
     pub device: Option<String>,
-    /// At most this: a share of the limit (40%), bytes (8GiB, 8GB) or watts (300W)
+    /// The cap: a share of the limit (40%), bytes (8GiB, 8GB) or watts (300W)
     #[arg(long, requires = "signal")]
     pub cap: Option<Amount>,
-    /// The cap holds from this time of day on
+    /// Time of day from which the cap applies
     #[arg(long, requires_all = ["cap", "zone"])]
     pub from: Option<TimeOfDay>,
-    /// The cap holds until then
+    /// Time of day until which the cap applies
     #[arg(long, requires_all = ["cap", "zone"])]
     pub to: Option<TimeOfDay>,
-    /// The cap holds on these days: mon-fri, sat,sun
+    /// Days on which the cap applies: mon-fri, sat,sun
     #[arg(long, requires_all = ["cap", "zone"])]
     pub days: Option<String>,
-    /// Where those times are those of the clock on the wall: an IANA name, or UTC
+    /// Time zone of these times: an IANA name, or UTC
     #[arg(long)]
     pub zone: Option<Zone>,
-    /// `amplitude=AMOUNT,period=SECONDS[,phase=DEGREES][,mean=AMOUNT]`; the mean is by default the
-    /// limit less the amplitude, so that the peak is the limit
+    /// `amplitude=AMOUNT,period=SECONDS[,phase=DEGREES][,mean=AMOUNT]`; the default mean is the
+    /// limit minus the amplitude, so that the peak is the limit
     #[arg(long, requires = "signal", value_parser = parse_sinusoid)]
     pub sinusoid: Option<Sinusoid>,
-    /// When a sinusoid begins, or a faster time counts from (RFC 3339) [default: now]
+    /// Start of a sinusoid, or of faster time (RFC 3339) [default: now]
     #[arg(long)]
     pub since: Option<Timestamp>,
-    /// Time passes so many times as fast for it, for experiments
+    /// Factor by which time passes faster for the envelope, for experiments
     #[arg(long, default_value_t = 1.0)]
     pub speed: f64,
-    /// JSON: {"NODE": [envelope, …], …}, in place of all that these nodes have
+    /// JSON file {"NODE": [envelope, …], …}; it replaces all envelopes of these nodes
     #[arg(long, conflicts_with_all = ["signal", "device"])]
     pub file: Option<PathBuf>,
-    /// Take envelopes away: all of the node, or those of --signal and --device
+    /// Remove envelopes: all of the node, or those of --signal and --device
     #[arg(long)]
     pub clear: bool,
-    /// Show what is in force, and how it goes on (as without any option)
+    /// Show the envelopes in force and their course (the default without options)
     #[arg(long)]
     pub show: bool,
 }
@@ -117,10 +117,10 @@ fn parse_sinusoid(text: &str) -> Result<Sinusoid, String> {
     })
 }
 
-/// Shows or changes what nodes may offer.
+/// Shows or changes the envelopes of nodes.
 ///
 /// # Errors
-/// When nobody answers, or the file cannot be read.
+/// If no policy service answers, or the file cannot be read.
 pub async fn run(args: EnvelopeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let changes = match changes(&args) {
         Ok(changes) => changes,
@@ -149,7 +149,7 @@ pub async fn run(args: EnvelopeArgs, global: &Global) -> anyhow::Result<Outcome>
     Ok(outcome)
 }
 
-/// What to ask for, in order; checked before anything is sent.
+/// The requests to send, in order. All are checked before the first is sent.
 fn changes(args: &EnvelopeArgs) -> anyhow::Result<Vec<(NodeId, Option<EnvelopeChange>)>> {
     if let Some(file) = &args.file {
         return from_file(file, args.node.as_ref());
@@ -253,7 +253,7 @@ fn print(node: &NodeId, reply: &ApiReply, nodes: &ApiReply, now: Timestamp) {
     }
 }
 
-/// An envelope in words, what it offers now, and how that goes on.
+/// Describes an envelope: its form, what it offers now, and its course.
 fn describe(envelope: &Envelope, reading: Option<&Reading>, now: Timestamp) -> String {
     let limit = reading.and_then(|r| r.limit);
     let mut text = format!("  {envelope}");
@@ -279,7 +279,7 @@ fn describe(envelope: &Envelope, reading: Option<&Reading>, now: Timestamp) -> S
     text
 }
 
-/// Seconds for people.
+/// A number of seconds with a unit, for people.
 fn span(seconds: f64) -> String {
     match seconds {
         s if s >= 172_800.0 => format!("{:.0} days", s / 86_400.0),
@@ -290,7 +290,7 @@ fn span(seconds: f64) -> String {
 
 const WIDTH: usize = 48;
 
-/// Shares over one period, each column the share at its middle.
+/// A chart of one period. Each column shows the share at its middle.
 fn sparkline(share: impl Fn(f64) -> f64) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let column = |n: usize| {

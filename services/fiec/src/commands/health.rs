@@ -1,5 +1,5 @@
-//! `fiec health`: asks a worker or service of this machine how it is, for probes of containers in
-//! which there is no shell and no other client.
+//! `fiec health`: asks a worker or service of this machine whether it is healthy. It is the probe
+//! of containers that have no shell and no other client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -12,24 +12,24 @@ use tokio::time::timeout;
 
 use crate::exit::Outcome;
 
-/// Most that is read of an answer.
+/// Most bytes of an answer that are read.
 const MOST: u64 = 64 * 1024;
 
-/// Ask a worker or service of this machine whether it is well: exit code 0 or 1
+/// Ask a worker or service of this machine whether it is healthy; the exit code is 0 or 1
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// Its --http address; for one that listens everywhere, this machine is asked
+    /// Its --http address; an address for all interfaces is asked on loopback
     #[arg(long, env = "FIEC_HTTP")]
     pub http: SocketAddr,
-    /// Seconds that it may take to answer
+    /// Time limit of the answer in seconds
     #[arg(long, default_value_t = 3.0)]
     pub within: f64,
 }
 
-/// Asks `/healthz` once.
+/// Requests `/healthz` once.
 ///
 /// # Errors
-/// When nobody answers in time, or what answers is not well, with what it says.
+/// If there is no answer in time, or the answer is not healthy. The message has the answer.
 pub async fn run(args: HealthArgs) -> anyhow::Result<Outcome> {
     let within = Duration::from_secs_f64(args.within.clamp(0.001, 3_600.0));
     let address = reachable(args.http);
@@ -46,7 +46,7 @@ pub async fn run(args: HealthArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Where somebody on this machine reaches what listens there.
+/// The address by which this machine reaches a listener.
 fn reachable(listening: SocketAddr) -> SocketAddr {
     let here = match listening.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -75,7 +75,7 @@ mod tests {
         HealthArgs { http, within: 5.0 }
     }
 
-    /// Asks one that answers so.
+    /// Asks a server that gives this answer.
     async fn said(answer: &'static str) -> Result<Outcome, String> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

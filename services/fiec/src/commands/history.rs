@@ -1,4 +1,4 @@
-//! `fiec history` and `fiec report`: what PostgreSQL knows of an execution.
+//! `fiec history` and `fiec report`: the history of an execution in PostgreSQL.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
 
-/// PostgreSQL may take this long for all that is asked.
+/// Time limit of PostgreSQL for the whole command.
 const ANSWER: Duration = Duration::from_secs(30);
-/// The broker may take this long to say where a ledger stands.
+/// Time limit of the broker for the position of a ledger.
 const ASK: Duration = Duration::from_secs(3);
-/// How long a recorder is waited for that may be about to write.
+/// Longest wait for a recorder that is about to write.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
-/// Whose history to show.
+/// Options of `fiec history`.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
     /// Execution id, or the id that the client gave [default: the last 20 executions]
@@ -32,22 +32,22 @@ pub struct HistoryArgs {
     pub tenant: TenantArg,
 }
 
-/// Whose report to write.
+/// Options of `fiec report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
     #[command(flatten)]
     pub tenant: TenantArg,
-    /// Where to write the page
+    /// File to write
     #[arg(long, short, default_value = "report.html")]
     pub output: PathBuf,
 }
 
-/// An execution's id from its text: a UUID, or a client's id.
+/// Parses an execution's id: a UUID, or a client's id.
 ///
 /// # Errors
-/// When it is neither.
+/// If it is neither.
 pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
     if let Ok(execution) = id.parse() {
         return Ok(execution);
@@ -56,10 +56,10 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
     Ok(ExecutionId::from_client(tenant, &client))
 }
 
-/// Prints summaries, placements, rebindings, what people asked for, and what is missing.
+/// Prints summaries, placements, rebindings, requests of people, and gaps.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached, or does not answer in time.
+/// If PostgreSQL cannot be reached or does not answer in time.
 pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
     within(async {
@@ -74,7 +74,7 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
     .await
 }
 
-/// Ends what takes longer than a frozen PostgreSQL is waited for.
+/// Runs `work` with the time limit of PostgreSQL.
 async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     match tokio::time::timeout(ANSWER, work).await {
         Ok(done) => done,
@@ -88,7 +88,7 @@ async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Res
 /// The last 20 executions.
 async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result<Outcome> {
     let behind = behind(pool, global).await?;
-    // A script gets every column, a person those that fit a page.
+    // A script gets every column, a person those that fit on a page.
     let columns = match global.json {
         true => "e.*, x.capsules",
         false => {
@@ -115,7 +115,7 @@ async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result
     Ok(Outcome::Done)
 }
 
-/// What a person should know of the recorder's lag over all ledgers, if anything.
+/// A warning about the recorder's lag over all ledgers, if there is a lag.
 async fn behind(pool: &PgPool, global: &Global) -> anyhow::Result<Option<String>> {
     let asked = ask(global, async |broker| Ok(feed::bounds(&broker).await?.1)).await;
     let last = match asked {
@@ -140,7 +140,7 @@ async fn behind(pool: &PgPool, global: &Global) -> anyhow::Result<Option<String>
     }))
 }
 
-/// Asks the broker, within three seconds; why it said nothing, in words.
+/// Asks the broker with a time limit. Returns why there is no answer, in words.
 async fn ask<T>(
     global: &Global,
     question: impl AsyncFnOnce(Broker) -> anyhow::Result<T>,
@@ -155,8 +155,8 @@ async fn ask<T>(
     }
 }
 
-/// A recorder that runs writes a message within some milliseconds of its append: how far it has
-/// come when it is there, or after a second.
+/// Returns how far the recorder has come, as soon as it has reached `last`, or after [`CATCH_UP`].
+/// A running recorder writes a message within milliseconds of its append.
 async fn caught_up(
     last: u64,
     recorded: impl AsyncFn() -> anyhow::Result<u64>,
@@ -171,7 +171,7 @@ async fn caught_up(
     }
 }
 
-/// What the history of an execution lacks, compared with its ledger.
+/// Compares the history of an execution with its ledger.
 async fn look_for_missing(
     pool: &PgPool,
     tenant: &Tenant,
@@ -199,8 +199,8 @@ async fn look_for_missing(
     Ok(missing)
 }
 
-/// The summary, a line for each value. The last committed boundary of an execution that has computed
-/// to its end says less than the capsules that it took.
+/// The summary, one line per value. For a completed execution, the number of capsules replaces the
+/// last committed boundary, which says less.
 fn facts(summary: &sql::Rows) -> Vec<String> {
     let ended = summary.get(0, "capsules").is_some();
     let facts = summary.columns.iter().zip(summary.rows.iter().flatten());
@@ -212,17 +212,17 @@ fn facts(summary: &sql::Rows) -> Vec<String> {
         .collect()
 }
 
-/// The tenant of a recorded execution: an id alone may be another tenant's.
+/// The tenant of a recorded execution. The id may belong to another tenant than the asker's.
 async fn tenant_of(pool: &PgPool, execution: ExecutionId) -> anyhow::Result<Option<Tenant>> {
     let query = format!("SELECT tenant FROM executions WHERE id = '{execution}'");
     let rows = sql::query(pool, query).await?;
     Ok(rows.get(0, "tenant").map(str::parse).transpose()?)
 }
 
-/// Prints everything that the history says of one execution, and what it lacks.
+/// Prints the history of one execution, and its gaps.
 ///
 /// # Errors
-/// When PostgreSQL refuses a query.
+/// If PostgreSQL refuses a query.
 async fn show(
     pool: &PgPool,
     tenant: &Tenant,
@@ -274,7 +274,7 @@ async fn show(
             "epoch, from_node, to_node, cause, why, boundary, state_bytes, gap_ms",
         ),
     ] {
-        // A script gets every column, a person those that fit a page.
+        // A script gets every column, a person those that fit on a page.
         let columns = if json { "*" } else { columns };
         let rows = sql::query(
             pool,
@@ -329,10 +329,10 @@ async fn show(
     Ok(Outcome::Done)
 }
 
-/// Writes the page, and says on stderr what it lacks.
+/// Writes the page. Prints its gaps to stderr.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached or the file not be written.
+/// If PostgreSQL cannot be reached, or the file cannot be written.
 pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
     let execution = resolve(&args.tenant.tenant, &args.id)?;

@@ -1,4 +1,4 @@
-//! `fiec logs ID [-f]`: what an execution's program printed, on whichever nodes it ran.
+//! `fiec logs ID [-f]`: the output of an execution's program, from all nodes where it ran.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 
-/// Whose output to show.
+/// Options of `fiec logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
     #[command(flatten)]
     pub tenant: TenantArg,
-    /// Go on until the execution has ended
+    /// Follow the output until the execution ends
     #[arg(long, short)]
     pub follow: bool,
 }
 
-/// How often a follower looks whether the execution has ended.
+/// Interval at which a follower checks whether the execution has ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Prints the kept lines, and with `-f` those that come.
+/// Prints the stored lines, and with `-f` the new ones.
 ///
 /// # Errors
-/// When the servers cannot be reached.
+/// If the servers cannot be reached.
 pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("logs").await?;
     let tenant = &args.tenant.tenant;

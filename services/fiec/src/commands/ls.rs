@@ -1,4 +1,4 @@
-//! `fiec ls`: the executions that the history knows, with filters.
+//! `fiec ls`: the executions in the history, with filters.
 
 use clap::Args;
 use fiec_schemas::{NodeId, Tenant};
@@ -7,7 +7,7 @@ use crate::context::{Global, parse_tenant};
 use crate::exit::Outcome;
 use crate::sql::{self, literal};
 
-/// The phases that people can ask for.
+/// Phases that can be filtered for.
 const PHASES: [&str; 9] = [
     "pending",
     "bound",
@@ -20,27 +20,27 @@ const PHASES: [&str; 9] = [
     "cancelled",
 ];
 
-/// List executions, the latest first: the live ones, or those that filters choose
+/// List executions, the latest first: live ones, or those that match the filters
 ///
-/// The list is that of PostgreSQL, a moment behind the ledgers; `fiec status ID` asks the ledger.
+/// The list comes from PostgreSQL, a moment behind the ledgers; `fiec status ID` reads the ledger.
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Ended ones as well
+    /// Include ended executions
     #[arg(long, short)]
     pub all: bool,
-    /// Only in this phase, ended ones included; repeatable
+    /// Only executions in this phase, ended ones included; repeatable
     #[arg(long, value_parser = PHASES)]
     pub phase: Vec<String>,
-    /// Only of this batch: its UUID, or the name that its client gave it
+    /// Only executions of this batch: its UUID, or the client's name for it
     #[arg(long)]
     pub batch: Option<String>,
-    /// Only those whose last binding is to this node
+    /// Only executions with their last binding to this node
     #[arg(long, value_parser = crate::cli::parse_node)]
     pub node: Option<NodeId>,
-    /// Only of this program: NAME@VERSION, or NAME for every version
+    /// Only executions of this program: NAME@VERSION, or NAME for every version
     #[arg(long)]
     pub program: Option<String>,
-    /// Only of this tenant [default: all tenants]
+    /// Only executions of this tenant [default: all tenants]
     #[arg(long, short, env = "FIEC_TENANT", value_parser = parse_tenant)]
     pub tenant: Option<Tenant>,
     /// List at most N
@@ -49,7 +49,7 @@ pub struct LsArgs {
 }
 
 impl LsArgs {
-    /// The conditions as SQL, each value quoted.
+    /// The filters as SQL conditions, each value quoted.
     fn conditions(&self) -> String {
         let mut all = Vec::new();
         if !self.phase.is_empty() {
@@ -83,10 +83,10 @@ impl LsArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached.
+/// If PostgreSQL cannot be reached.
 pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
-    // A script gets every column, a person those that fit a page.
+    // A script gets every column, a person those that fit on a page.
     let columns = match global.json {
         true => "e.*, x.capsules",
         false => {

@@ -1,4 +1,4 @@
-//! One file a group of sub-commands; each returns how it ended.
+//! One file for each group of sub-commands. Each command returns its outcome.
 
 pub mod adjust;
 pub mod batch;

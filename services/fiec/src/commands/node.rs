@@ -1,4 +1,4 @@
-//! `fiec node …`: what is asked of one node.
+//! `fiec node …`: commands about one node.
 
 use clap::{Args, Subcommand};
 use fiec_schemas::messages::NodeVerb;
@@ -7,7 +7,7 @@ use super::{envelope, nodes, profile, record};
 use crate::context::Global;
 use crate::exit::Outcome;
 
-/// Look at one node, and say what it may offer
+/// Look at one node, and limit what it offers
 #[derive(Debug, Args)]
 pub struct NodeArgs {
     #[command(subcommand)]
@@ -18,17 +18,17 @@ pub struct NodeArgs {
 enum Command {
     Profile(profile::ProfileArgs),
     Envelope(envelope::EnvelopeArgs),
-    /// Give a quarantined node its contracts back; its canaries run anew and decide
+    /// Release a node from quarantine; its canaries run again and decide
     Release(nodes::NodeArgs),
-    /// Say that a node will be gone: its work is away before
+    /// Announce that a node will go away; its executions leave before
     Revoke(nodes::RevokeArgs),
     Record(record::RecordArgs),
 }
 
-/// Does what is asked.
+/// Runs the command.
 ///
 /// # Errors
-/// Those of the sub-command.
+/// The errors of the sub-command.
 pub async fn run(args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Profile(args) => profile::run(args, global).await,

@@ -12,10 +12,10 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
-/// How often it is asked whether a node is empty.
+/// Interval at which a node is checked until it is empty.
 const WAIT: Duration = Duration::from_millis(250);
 
-/// Names a node.
+/// A node.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
     /// The node
@@ -23,43 +23,43 @@ pub struct NodeArgs {
     pub node: NodeId,
 }
 
-/// Names a node, and by when it is to be empty.
+/// A node, and the time until it must be empty.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// The node
     #[arg(value_parser = crate::cli::parse_node)]
     pub node: NodeId,
-    /// What has not reached a boundary after this is given up there, and goes on elsewhere from its
-    /// last commit, e.g. 10m [default: never]
+    /// Time after which an execution without a boundary stops there, and continues elsewhere from
+    /// its last commit, e.g. 10m [default: never]
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     pub within: Option<Duration>,
-    /// Return only when nothing is on the node any more
+    /// Wait until the node is empty
     #[arg(long)]
     pub wait: bool,
 }
 
-/// Names a node, and when it will be gone.
+/// A node, and the time until it goes away.
 #[derive(Debug, Args)]
 pub struct RevokeArgs {
     /// The node
     #[arg(value_parser = crate::cli::parse_node)]
     pub node: NodeId,
-    /// When it will be gone, e.g. 120s
+    /// Time until the node goes away, e.g. 120s
     #[arg(long = "in", value_name = "SPAN", value_parser = parse_span)]
     pub within: Duration,
-    /// Return only when nothing is on the node any more
+    /// Wait until the node is empty
     #[arg(long)]
     pub wait: bool,
 }
 
-/// How much of the nodes to show.
+/// Options of `fiec nodes`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// One row for each signal and place, with what was read, where, how long ago, or why not
+    /// Show one row for each signal: its reading, place and age, or why it is missing
     #[arg(long)]
     pub signals: bool,
-    /// Only the nodes' public keys, as `fiec policy --node-keys` reads them: check them against the
-    /// machines, then they are pinned
+    /// Print the nodes' public keys only, in the form of `fiec policy --node-keys`; compare them
+    /// with the machines before you use them
     #[arg(long, conflicts_with = "signals")]
     pub keys: bool,
 }
@@ -67,7 +67,7 @@ pub struct ListArgs {
 /// Lists the nodes.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("nodes").await?;
     let reply = client::nodes(&broker).await?;
@@ -113,7 +113,7 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Nodes whose clocks differ from the broker's so much that a person is told, with by how much.
+/// Nodes whose clock differs from the broker's by too much, with the difference.
 pub fn far_clocks(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String)> {
     nodes.iter().filter_map(|node| {
         let clock = node.vector.as_ref()?.clock?;
@@ -183,7 +183,7 @@ fn row(node: &NodeStatus) -> Vec<String> {
     ]
 }
 
-/// Everything that a node measures, missing readings with the reason.
+/// All signals of a node, missing readings with the reason.
 fn signal_rows(node: &NodeStatus, now: Timestamp) -> Vec<Vec<String>> {
     let readings = node.vector.as_ref().map(|v| v.readings.as_slice());
     readings
@@ -225,7 +225,7 @@ fn signal_rows(node: &NodeStatus, now: Timestamp) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The contracts that a node has proved, and why not, where it has not.
+/// The contracts that a node has proved, and the reason for each that it has not.
 fn contracts(node: &NodeStatus) -> String {
     let words = node.contracts.iter().map(|c| {
         let place = match c.substrate.as_str() {
@@ -245,16 +245,16 @@ fn contracts(node: &NodeStatus) -> String {
 /// Cordons, uncordons or releases a node.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn flag(verb: NodeVerb, args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker(verb.as_str()).await?;
     said(&client::node(&broker, verb, args.node, None).await?, global)
 }
 
-/// Drains a node, and waits until it is empty where that is asked for.
+/// Drains a node. Waits until it is empty if the command asks for that.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("drain").await?;
     let within = args.within.map(seconds);
@@ -266,10 +266,10 @@ pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> 
     Ok(outcome)
 }
 
-/// Says that a node will be gone.
+/// Announces that a node will go away.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn revoke(args: RevokeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("revoke").await?;
     let within = Some(seconds(args.within));
@@ -285,7 +285,7 @@ fn seconds(span: Duration) -> u32 {
     u32::try_from(span.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// Returns when nothing is bound to a node any more, or it has left.
+/// Returns when no execution is bound to the node, or the node has left.
 async fn wait_until_empty(
     broker: &fiec_broker::Broker,
     node: &NodeId,

@@ -9,7 +9,7 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::ui;
 
-/// Names an execution.
+/// An execution.
 #[derive(Debug, Args)]
 pub struct ExecutionArgs {
     /// Execution id, or the id that the client gave
@@ -18,7 +18,7 @@ pub struct ExecutionArgs {
     pub tenant: TenantArg,
 }
 
-/// Names one execution or several.
+/// One or more executions.
 #[derive(Debug, Args)]
 pub struct ExecutionsArgs {
     /// Execution ids, or the ids that the client gave
@@ -28,17 +28,17 @@ pub struct ExecutionsArgs {
     pub tenant: TenantArg,
 }
 
-/// Names an execution and perhaps a node.
+/// An execution and an optional node.
 #[derive(Debug, Args)]
 pub struct YieldArgs {
     #[command(flatten)]
     pub execution: ExecutionArgs,
-    /// Node to move to [default: the best other one]
+    /// Node to move to [default: the best other node]
     #[arg(long, value_parser = crate::cli::parse_node)]
     pub to: Option<NodeId>,
 }
 
-/// Names an execution and a node.
+/// An execution and a node.
 #[derive(Debug, Args)]
 pub struct MoveArgs {
     #[command(flatten)]
@@ -48,10 +48,10 @@ pub struct MoveArgs {
     pub to: NodeId,
 }
 
-/// Sends a request about each and prints the answers; the worst outcome.
+/// Sends a request about each execution and prints the answers. Returns the worst outcome.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn each(
     verb: ExecutionVerb,
     args: ExecutionsArgs,
@@ -72,7 +72,7 @@ pub async fn each(
 /// Sends a request and prints the answer.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn run(
     verb: ExecutionVerb,
     args: &ExecutionArgs,
@@ -120,8 +120,8 @@ pub async fn run(
     Ok(Outcome::Done)
 }
 
-/// The refused lines that have this client's id; none where PostgreSQL does not say, since the
-/// answer itself is there.
+/// The refused lines with this client's id. Empty if PostgreSQL does not answer: the command then
+/// prints the service's answer only.
 async fn refused(args: &ExecutionArgs, global: &Global) -> Vec<String> {
     let (Ok(_), Ok(client)) = (global.database_url(), ClientId::new(&*args.id)) else {
         return Vec::new();
@@ -153,7 +153,7 @@ fn print_why(why: &Why) {
     if let Some(next) = &why.next {
         println!("next: {}", next.in_words());
     }
-    // The summary of a pending one says what it waits for.
+    // The summary of a pending execution already says what it waits for.
     if why.phase != PhaseKind::Pending {
         for waits in &why.waits_for {
             println!("waits for: {waits}");
@@ -224,7 +224,7 @@ fn verdict(c: &Candidate) -> Vec<String> {
     ]
 }
 
-/// `ended`: how it ended, if it did.
+/// Prints an execution's state. `ended`: how it ended, if it did.
 fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) {
     let mut rows: Vec<(&str, String)> = vec![
         ("execution", state.execution.to_string()),
@@ -258,7 +258,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     }
     if let Some(p) = &reply.progress {
         let of = p.of.map_or(String::new(), |of| format!(" of {of}"));
-        // Word of where it stands may be older than the last commit.
+        // The last report of progress may be older than the last commit.
         let reached = p.boundary.max(state.boundary_index());
         rows.push(("reached", format!("boundary {reached}{of}")));
         if let Some(note) = &p.note {
@@ -282,7 +282,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     }
 }
 
-/// What was measured of it; none where nothing was.
+/// The measured energy. `None` if there is no measurement.
 fn energy(state: &ExecutionState) -> Option<String> {
     let energy = state.totals.energy?;
     let part = |name: &str, measured: Option<fiec_schemas::energy::Measured>| {

@@ -1,4 +1,4 @@
-//! `fiec output`: what an execution has made so far, by name.
+//! `fiec output`: the outputs that an execution has made so far, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::{sql, transfer, ui};
 
-/// List what an execution has made, or fetch one of its outputs
+/// List the outputs of an execution, or fetch one
 #[derive(Debug, Args)]
 pub struct OutputArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
     /// The output to fetch [default: list all]
     pub name: Option<String>,
-    /// Where to write it; `-` is standard output [default: a file of its name here]
+    /// File to write; `-` is standard output [default: a file of its name here]
     #[arg(long, short, requires = "name")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct OutputArgs {
 /// Fetches all outputs into a folder.
 ///
 /// # Errors
-/// When the servers cannot be reached, or a file cannot be written.
+/// If the servers cannot be reached, or a file cannot be written.
 pub async fn fetch_all(
     tenant: &Tenant,
     id: &str,
@@ -61,7 +61,7 @@ pub async fn fetch_all(
     Ok(outcome)
 }
 
-/// A program's name for an output as a file in a folder; none where it would lead out of that.
+/// The path of an output in a folder. `None` if the name would lead out of the folder.
 fn below(folder: &Path, name: &str) -> Option<PathBuf> {
     let normal = |part| matches!(part, std::path::Component::Normal(_));
     let inside = !name.is_empty() && Path::new(name).components().all(normal);
@@ -75,18 +75,18 @@ struct Listed {
     boundary: u64,
 }
 
-/// What is known of an execution's outputs.
+/// The known outputs of an execution.
 #[derive(Default)]
 struct Known {
-    /// By name; of several of one name the last counts.
+    /// Outputs by name. The last output of a name counts.
     outputs: BTreeMap<String, Listed>,
-    /// Every one that was listed.
+    /// All listed outputs.
     all: Vec<Listed>,
     /// Ordinals of the ledger's messages that were read.
     ordinals: BTreeSet<u64>,
-    /// By the last message, nothing is visible before it was verified.
+    /// True if the last message says that outputs are visible only after verification.
     guarded: bool,
-    /// Parts that it has split off: what they have made is of the whole.
+    /// Parts that it has split off. Their outputs belong to the whole.
     parts: BTreeSet<ExecutionId>,
 }
 
@@ -106,7 +106,7 @@ impl Known {
         self.all.push(listed);
     }
 
-    /// What was made beyond this boundary does not count any more; what it had replaced does.
+    /// Drops the outputs made after this boundary. The outputs that they had replaced count again.
     fn withdraw(&mut self, beyond: u64) {
         self.outputs.clear();
         for listed in std::mem::take(&mut self.all) {
@@ -116,14 +116,14 @@ impl Known {
         }
     }
 
-    /// What a part has made, beside its own.
+    /// Adds the outputs of a part.
     fn adopt(&mut self, part: Known) {
         for (name, listed) in part.outputs {
             self.outputs.entry(name).or_insert(listed);
         }
     }
 
-    /// Messages of the ledger that were not read, from the beginning to the last one known.
+    /// The first gap in the ledger's messages, as ordinals.
     fn missing(&self) -> Option<(u64, u64)> {
         let last = *self.ordinals.last()?;
         let first = (1..=last).find(|o| !self.ordinals.contains(o))?;
@@ -135,7 +135,7 @@ impl Known {
 /// Runs the command.
 ///
 /// # Errors
-/// When the servers cannot be reached, or the file cannot be written.
+/// If the servers cannot be reached, or the file cannot be written.
 pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("output").await?;
     let Some(known) = known(&broker, &args.tenant.tenant, &args.id, global).await? else {
@@ -150,7 +150,7 @@ pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
     }
 }
 
-/// PostgreSQL, where it is known; connected to when it is first needed.
+/// PostgreSQL, if its address is known. The connection is made when it is first needed.
 struct History<'a> {
     global: &'a Global,
     pool: OnceCell<Option<PgPool>>,
@@ -168,7 +168,7 @@ impl History<'_> {
     }
 }
 
-/// What one execution has made itself.
+/// The outputs of one execution without its parts.
 async fn of_one(
     broker: &Broker,
     history: &History<'_>,
@@ -176,7 +176,7 @@ async fn of_one(
     execution: ExecutionId,
 ) -> anyhow::Result<Known> {
     let mut known = Known::default();
-    // The stream keeps the last messages of a ledger; PostgreSQL has them all, a moment later.
+    // The stream keeps the last messages of a ledger. PostgreSQL has all of them, a moment later.
     from_ledger(broker, tenant, execution, &mut known).await?;
     let whole = known.missing().is_none() && !known.ordinals.is_empty();
     if !whole && let Some(pool) = history.pool().await {
@@ -259,7 +259,8 @@ async fn from_history(
     Ok(())
 }
 
-/// What an execution and its parts have made; none, said on stderr, where nothing is visible.
+/// The outputs of an execution and its parts. If none is visible, says so on stderr and returns
+/// `None`.
 async fn known(
     broker: &Broker,
     tenant: &Tenant,
@@ -349,7 +350,7 @@ async fn get(
         transfer::print(broker, output.digest).await?;
         return Ok(Outcome::Done);
     }
-    // A program's name for it is no path on this machine: only its last part counts.
+    // A program's name for an output is no path on this machine, so only its last part counts.
     let default = Path::new(name).file_name().map(PathBuf::from);
     let Some(into) = into.map(Path::to_owned).or(default) else {
         eprintln!("{name:?} is no file name here; say where to write it with -o FILE");

@@ -1,5 +1,5 @@
-//! The parts that an execution has split off and not taken back, theirs, and so on, as their ledgers
-//! say now.
+//! The parts that an execution has split off and not taken back, and their parts, as their ledgers
+//! show them now.
 
 use fiec_broker::{Broker, Ledger};
 use fiec_schemas::ExecutionState;
@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 
 use crate::ui;
 
-/// Most parts that are looked at.
+/// Most parts that are read.
 const LIMIT: usize = 256;
 
-/// A part and where it stands.
+/// A part and its state.
 #[derive(Debug)]
 pub struct Standing {
-    /// How far it is from the one that was asked for; 1: a part of that.
+    /// Distance from the requested execution. 1 is a part of that execution.
     pub depth: usize,
     /// Its range.
     pub part: Part,
-    /// The last message's state; none while its ledger has not begun.
+    /// State in the last message. `None` if its ledger has not begun.
     pub state: Option<ExecutionState>,
 }
 
-/// The parts of an execution, each before its own ones; what cannot be read is not there yet.
+/// The parts of an execution, each before its own parts. An unreadable ledger counts as not begun.
 pub async fn of(broker: &Broker, state: &ExecutionState) -> Vec<Standing> {
     let ledger = Ledger::new(broker);
     let mut found = Vec::new();
@@ -63,7 +63,7 @@ impl Standing {
             .map_or(0, ExecutionState::boundary_index)
     }
 
-    /// For scripts.
+    /// JSON for scripts.
     pub fn to_json(&self) -> Value {
         let holder = self.state.as_ref().and_then(ExecutionState::part_of);
         json!({
@@ -73,7 +73,7 @@ impl Standing {
     }
 }
 
-/// For people.
+/// A table for people.
 pub fn table(parts: &[Standing]) -> String {
     let rows = parts.iter().map(|standing| {
         let indent = "  ".repeat(standing.depth.saturating_sub(1));

@@ -1,4 +1,4 @@
-//! `node profile`: what a node is, and what was measured of it.
+//! `node profile`: the hardware of a node and its measurements.
 
 use clap::Args;
 use fiec_probes::MemoryLimit;
@@ -13,19 +13,20 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
-/// Show what a node is: processors, memory tiers, devices, with what was measured of them; without
-/// a name this machine, for which no server is needed
+/// Show the hardware of a node: processors, memory tiers, devices, with their measurements
+///
+/// Without a name, shows this machine and needs no server.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
     /// The node [default: this machine]
     #[arg(value_parser = crate::cli::parse_node)]
     pub node: Option<NodeId>,
-    /// Measure this machine although there is a measurement; workers take it over when they start
+    /// Measure this machine again; workers use the new measurement after their next start
     #[arg(long, conflicts_with = "node")]
     pub anew: bool,
 }
 
-/// What is shown of either.
+/// Profile of a node or of this machine.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,7 +73,7 @@ impl From<MachineFacts> for Shown {
 /// Shows a node's profile, or this machine's.
 ///
 /// # Errors
-/// When nobody answers, or this machine's memory cannot be read.
+/// If no policy service answers, or this machine's memory cannot be read.
 pub async fn run(args: ProfileArgs, global: &Global) -> anyhow::Result<Outcome> {
     let shown: Shown = match args.node {
         Some(node) => {

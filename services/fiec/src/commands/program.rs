@@ -1,4 +1,4 @@
-//! `fiec program`: registers packages of programs, lists them, shows one.
+//! `fiec program`: registers packages of programs, lists programs, and shows one.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::exit::Outcome;
 use crate::package::{BadPackage, Packed, Single, pack_file, pack_folder};
 use crate::{transfer, ui};
 
-/// Register programs of your own, and see which there are
+/// Register your own programs, and list the registered ones
 #[derive(Debug, Args)]
 pub struct ProgramArgs {
     #[command(subcommand)]
@@ -22,11 +22,12 @@ pub struct ProgramArgs {
 
 #[derive(Debug, Subcommand)]
 enum ProgramCommand {
-    /// Register a program: a folder with a fiec.json, or a single file; a version never changes
+    /// Register a program from a folder with a fiec.json, or a single file; a version is never
+    /// replaced
     Push(PushArgs),
     /// List the built-in and the registered programs
     List,
-    /// Show what a program's package says of itself
+    /// Show the manifest of a program's package
     Show(ShowArgs),
 }
 
@@ -48,26 +49,26 @@ impl From<ProtocolArg> for Protocol {
     }
 }
 
-/// What to push.
+/// Options of `fiec program push`.
 #[derive(Debug, Args)]
 pub struct PushArgs {
-    /// NAME@VERSION under which it is submitted
+    /// NAME@VERSION of the program
     program: ProgramName,
-    /// A folder with a fiec.json in it, or a single executable file
+    /// A folder with a fiec.json, or a single executable file
     path: PathBuf,
-    /// For a single file: how it talks with FIEC
+    /// For a single file: its protocol
     #[arg(long)]
     protocol: Option<ProtocolArg>,
-    /// For a single file: the command, e.g. "python3 -u main.py"; words are parted by spaces, and
-    /// it runs in the file's folder [default: the file itself]
+    /// For a single file: its command, e.g. "python3 -u main.py"; spaces separate the words, and it
+    /// runs in the file's folder [default: the file itself]
     #[arg(long, value_name = "COMMAND")]
     entry: Option<String>,
-    /// For a single file: an output that it may make, a name or a pattern with `*`; repeatable
+    /// For a single file: an output that it can make, a name or a pattern with `*`; repeatable
     #[arg(long, value_name = "NAME")]
     output: Vec<String>,
 }
 
-/// Which one.
+/// A program.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// NAME@VERSION
@@ -77,7 +78,7 @@ pub struct ShowArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the servers cannot be reached.
+/// If the servers cannot be reached.
 pub async fn run(args: ProgramArgs, global: &Global) -> anyhow::Result<Outcome> {
     match args.command {
         ProgramCommand::Push(args) => push(args, global).await,
@@ -119,7 +120,7 @@ fn pack(args: PushArgs) -> Result<Packed, String> {
     pack_file(path, single).map_err(words)
 }
 
-/// The names of built-in programs are taken in every version.
+/// True for the name of a built-in program, in every version.
 fn is_reserved(program: &ProgramName) -> bool {
     programs::BUILT_IN
         .iter()
@@ -160,7 +161,8 @@ async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
         pushed_at: Timestamp::now(),
         pushed_by: who(),
     };
-    // Last: before this nobody can submit it, and an interrupted push has registered nothing.
+    // Register last: before this, nobody can submit the program, and an interrupted push has no
+    // effect.
     let existing = match registry::register(&broker, &program, &record).await? {
         Registered::New => false,
         Registered::Same(_) => true,

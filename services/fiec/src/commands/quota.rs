@@ -1,4 +1,4 @@
-//! `fiec quota set|list`: what tenants may use at once.
+//! `fiec quota set|list`: the quotas of tenants.
 
 use clap::{Args, Subcommand};
 use fiec_schemas::Tenant;
@@ -10,7 +10,7 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::ui;
 
-/// Say what tenants may use at once, and see what they use
+/// Set the quotas of tenants, and show quotas and reservations
 #[derive(Debug, Args)]
 pub struct QuotaArgs {
     #[command(subcommand)]
@@ -19,31 +19,31 @@ pub struct QuotaArgs {
 
 #[derive(Debug, Subcommand)]
 enum QuotaCommand {
-    /// Set a tenant's limits and weight; what is not named stays as it is
+    /// Set a tenant's limits and weight; limits that you do not name keep their values
     Set(SetArgs),
-    /// Show all tenants that have limits or a weight, and what they have reserved
+    /// Show all tenants with limits or a weight, and their reservations
     List,
 }
 
 #[derive(Debug, Args)]
 struct SetArgs {
-    /// Whose
+    /// The tenant
     #[arg(value_parser = parse_tenant)]
     tenant: Tenant,
     /// Most executions that are bound or running at once
     #[arg(long)]
     running: Option<u32>,
-    /// Most of them that hold a device, or a share of one
+    /// Most bound or running executions that hold a device or a share of one
     #[arg(long)]
     devices: Option<u32>,
-    /// Most memory of hosts that they ask for together, e.g. 64GiB; one that asks for none counts
-    /// with its node's share of a slot
+    /// Most host memory of all bound or running executions, e.g. 64GiB; an execution that asks for
+    /// none counts with its node's share of a slot
     #[arg(long, value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Share relative to other tenants, from 1 to 1000
     #[arg(long)]
     weight: Option<u32>,
-    /// Take all limits and the weight away before
+    /// Remove all limits and the weight first
     #[arg(long)]
     clear: bool,
 }
@@ -56,7 +56,7 @@ fn parse_tenant(text: &str) -> Result<Tenant, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// When nobody answers.
+/// If no policy service answers.
 pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("quota").await?;
     let reply = match args.command {

@@ -1,4 +1,4 @@
-//! `reconfigure`: more or less for a running execution.
+//! `reconfigure`: changes the grant of a running execution.
 
 use anyhow::ensure;
 use clap::Args;
@@ -10,12 +10,12 @@ use crate::client;
 use crate::context::Global;
 use crate::exit::Outcome;
 
-/// What changes; what is left out stays as it is.
+/// Options of `fiec reconfigure`. A resource that is left out keeps its value.
 #[derive(Debug, Args)]
 pub struct ReconfigureArgs {
     #[command(flatten)]
     pub execution: ExecutionArgs,
-    /// Threads that may compute at once
+    /// Threads that may compute at the same time
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// Memory, e.g. 2G or 512MiB
@@ -47,10 +47,10 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(cpus))
 }
 
-/// Asks, and prints the answer.
+/// Sends the request and prints the answer.
 ///
 /// # Errors
-/// When nothing is to change, or nobody answers.
+/// If there is no change, or no policy service answers.
 pub async fn run(args: ReconfigureArgs, global: &Global) -> anyhow::Result<Outcome> {
     let grant = Grant {
         threads: args.threads,

@@ -1,4 +1,4 @@
-//! `fiec node record`: what this machine's probes read, as a folder that can be played elsewhere.
+//! `fiec node record`: copies the files that this machine's probes read, to replay them elsewhere.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use fiec_probes::{Sampler, SamplerConfig, recording};
 use crate::context::Global;
 use crate::exit::Outcome;
 
-/// Record what the probes of this machine read, to be played in tests and experiments elsewhere
+/// Record the readings of this machine's probes, to replay them in tests and experiments
 ///
 /// The folder holds copies of the kernel's files on memory, pressure, power and temperature, and
-/// the facts of NVIDIA devices. It names no processes, users or addresses.
+/// the data of NVIDIA devices. It names no processes, users or addresses.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// A new or empty folder
     pub folder: PathBuf,
-    /// How long
+    /// Duration in seconds
     #[arg(long, default_value_t = 10.0)]
     pub seconds: f64,
-    /// How often, in milliseconds
+    /// Interval in milliseconds
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub every_ms: u64,
 }
 
-/// Records; needs no server.
+/// Records. Needs no server.
 ///
 /// # Errors
-/// When the folder is not empty or cannot be written.
+/// If the folder is not empty or cannot be written.
 pub fn run(args: &RecordArgs, global: &Global) -> anyhow::Result<Outcome> {
     let every = Duration::from_millis(args.every_ms);
     let steps = (args.seconds.clamp(0.0, 86_400.0) / every.as_secs_f64()) as usize + 1;

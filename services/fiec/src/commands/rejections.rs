@@ -1,4 +1,4 @@
-//! `fiec rejections`: submissions that were refused, from PostgreSQL.
+//! `fiec rejections`: refused submissions, from PostgreSQL.
 
 use clap::Args;
 use fiec_schemas::{ClientId, Tenant};
@@ -9,13 +9,13 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::sql::{self, Rows, literal};
 
-/// Rows that are looked through for the id of a client.
+/// Most rows that are searched for a client's id.
 const LOOKED_AT: u32 = 200;
 
-/// List refused submissions, the latest first, also those that `nats pub` handed over
+/// List refused submissions, the latest first, including those sent with `nats pub`
 #[derive(Debug, Args)]
 pub struct RejectionsArgs {
-    /// Only those of this tenant, as its subject says [default: all tenants]
+    /// Only those of this tenant, as the subject names it [default: all tenants]
     #[arg(long, short, env = "FIEC_TENANT")]
     pub tenant: Option<String>,
     /// List at most N
@@ -26,14 +26,14 @@ pub struct RejectionsArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached.
+/// If PostgreSQL cannot be reached.
 pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
     let of = args.tenant.as_deref();
     let of = of.map_or_else(String::new, |tenant| {
         format!("WHERE tenant = {} ", literal(tenant))
     });
-    // A script gets every column, a person those that fit a page.
+    // A script gets every column, a person those that fit on a page.
     let columns = match global.json {
         true => "*",
         false => {
@@ -54,10 +54,10 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
     Ok(Outcome::Done)
 }
 
-/// The refused lines of a tenant that have this client's id, the latest first.
+/// The refused lines of a tenant with this client's id, the latest first.
 ///
 /// # Errors
-/// When PostgreSQL refuses the query.
+/// If PostgreSQL refuses the query.
 pub async fn of_client(
     pool: &PgPool,
     tenant: &Tenant,
@@ -95,8 +95,8 @@ fn in_words(rows: &Rows, row: usize) -> String {
     )
 }
 
-/// True if a line, or its first 512 bytes, has this client's id as its own. Of a line that is no
-/// JSON the text must do.
+/// True if a line, or its first 512 bytes, has this client's id. If the line is not valid JSON, its
+/// text is searched.
 fn names(excerpt: &str, client: &ClientId) -> bool {
     if let Ok(line) = serde_json::from_str::<Value>(excerpt) {
         return line.get("id").and_then(Value::as_str) == Some(client.as_str());

@@ -1,10 +1,10 @@
-//! `fiec repair`: the ledgers that the broker has lost begin anew from PostgreSQL.
+//! `fiec repair`: restores ledgers that the broker has lost, from PostgreSQL.
 //!
-//! An execution goes on from its last boundary whose σ PostgreSQL has, under its next epoch; its
-//! ordinals go on, so that its history stays one. Boundaries beyond it do not count any more: the
-//! execution steps back. A submission over 2 KiB goes back to the broker's store. Of a range that is
-//! shared, the holder goes on and its parts are new ones (`ranges`). A ledger that is there is left
-//! alone: a worker that still held its execution has appended it again itself.
+//! An execution continues from its last boundary whose σ PostgreSQL has, with its next epoch. Its
+//! ordinals continue, so its history stays one. Later boundaries no longer count: the execution
+//! steps back. A submission over 2 KiB is stored in the broker again. The holder of a shared range
+//! continues, and gets new parts (`ranges`). Existing ledgers are not changed: a worker that still
+//! held its execution has appended it again.
 
 mod ranges;
 
@@ -26,24 +26,24 @@ use sqlx::{PgPool, Row};
 use crate::context::Global;
 use crate::exit::Outcome;
 
-/// Who the author of what is appended here is.
+/// Author of the messages that this command appends.
 const AUTHOR: &str = "operator/repair";
 
-/// Another author was first.
+/// Text for a ledger that another author restored first.
 const THERE_AGAIN: &str = "its ledger is there again";
 
-/// What to repair.
+/// Options of `fiec repair`.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// Only say what would be done
+    /// Print what would be done, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
-/// Begins lost ledgers anew.
+/// Restores lost ledgers.
 ///
 /// # Errors
-/// When a server does not answer.
+/// If a server does not answer.
 pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("repair").await?;
     broker.measure_clock().await?;
@@ -62,7 +62,7 @@ pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome
                 there += 1;
                 continue;
             }
-            // Those behind it can still be repaired.
+            // The executions after it can still be repaired.
             Err(error @ BrokerError::Malformed { .. }) => {
                 failed += 1;
                 println!("{id}: cannot be repaired: its ledger is there, but {error}");
@@ -95,7 +95,7 @@ pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome
     })
 }
 
-/// All executions that have not ended, as PostgreSQL knows them: holders before their parts.
+/// All executions that have not ended in PostgreSQL, holders before their parts.
 async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
     let rows = sqlx::query(
         "SELECT e.id FROM executions e LEFT JOIN spread_members m ON m.execution = e.id \
@@ -126,7 +126,7 @@ async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, 
     Ok(Some((tenant.parse()?, row)))
 }
 
-/// An execution that lives and whose ledger is gone.
+/// A live execution whose ledger is lost.
 struct Lost {
     id: ExecutionId,
     tenant: Tenant,
@@ -134,7 +134,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Its state, but for the boundary, as PostgreSQL knows it.
+    /// Its state in PostgreSQL, without the boundary.
     async fn state(&self, pool: &PgPool, spec: Submission) -> anyhow::Result<ExecutionState> {
         let row = &self.row;
         let batch: Option<uuid::Uuid> = row.try_get("batch_id")?;
@@ -167,8 +167,8 @@ impl Lost {
         Ok(state)
     }
 
-    /// Appends the first message of the new ledger: the state, which goes on from `to`, and what
-    /// happens to it. False if another author was first.
+    /// Appends the first message of the new ledger: the state, continued from `to`, with the
+    /// events. Returns false if another author was first.
     async fn append(
         &self,
         broker: &Broker,
@@ -256,7 +256,7 @@ async fn begin_anew(
     })
 }
 
-/// Ends a part of which nobody takes the tiles back any more.
+/// Ends a part that no holder takes back.
 async fn end_part(
     broker: &Broker,
     pool: &PgPool,
@@ -290,8 +290,8 @@ async fn end_part(
     ))
 }
 
-/// The submission, if PostgreSQL has it as it was submitted: `jsonb` writes some numbers in another
-/// form, and has no NUL.
+/// The submission, if PostgreSQL has the exact one. `jsonb` changes the form of some numbers and
+/// cannot hold NUL.
 fn submission(row: &PgRow) -> anyhow::Result<Submission> {
     let spec: Option<String> = row.try_get("spec")?;
     let Some(spec) = spec else {
@@ -323,7 +323,7 @@ fn last_boundary(row: &PgRow) -> anyhow::Result<Option<StatePlace>> {
     }))
 }
 
-/// The last boundary whose σ is in PostgreSQL, with it.
+/// The last boundary whose σ is in PostgreSQL, with that σ.
 fn kept_state(row: &PgRow) -> anyhow::Result<Option<(StatePlace, Vec<u8>)>> {
     let index: Option<i64> = row.try_get("index")?;
     let sigma: Option<Vec<u8>> = row.try_get("state")?;
@@ -346,7 +346,7 @@ fn kept_state(row: &PgRow) -> anyhow::Result<Option<(StatePlace, Vec<u8>)>> {
     Ok(Some((place, sigma)))
 }
 
-/// The changes of it since it was submitted.
+/// All adjustments since the submission.
 async fn adjusted(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<Adjustment>> {
     let rows = sqlx::query(
         "SELECT change::text FROM execution_changes WHERE execution = $1 ORDER BY ordinal, nth",
@@ -359,7 +359,7 @@ async fn adjusted(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<Adjus
     Ok(all)
 }
 
-/// A count; 0 where there is none.
+/// A count, 0 if it is missing.
 fn number(row: &PgRow, column: &str) -> sqlx::Result<u64> {
     let count: Option<i64> = row.try_get(column)?;
     Ok(count.and_then(|n| u64::try_from(n).ok()).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! `fiec result ID`: what an execution came to, and all that it made.
+//! `fiec result ID`: the result of an execution and its outputs.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
 
-/// Print the result of a completed execution as JSON; with --output also fetch all of its outputs
+/// Print the result of a completed execution as JSON; with --output also fetch its outputs
 #[derive(Debug, Args)]
 pub struct ResultArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
-    /// Write every output into this folder, under its name
+    /// Folder for all outputs, each under its name
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -28,14 +28,14 @@ pub struct ResultArgs {
 struct End {
     phase: String,
     result: Option<Value>,
-    /// Of one that did not complete.
+    /// The reason, if it did not complete.
     words: Option<String>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// When the servers cannot be reached, or an output cannot be written.
+/// If the servers cannot be reached, or an output cannot be written.
 pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
     let (tenant, id) = (&args.tenant.tenant, &args.id);
     let execution = super::history::resolve(tenant, id)?;
@@ -89,7 +89,7 @@ async fn of_ledger(
     }))
 }
 
-/// As PostgreSQL has it, where that can be reached.
+/// The end of an execution from PostgreSQL, if PostgreSQL can be reached.
 async fn of_history(
     global: &Global,
     tenant: &Tenant,

@@ -1,5 +1,5 @@
-//! `fiec run --local PROGRAM`: a program without any server, cut at its boundaries and compared
-//! with its undisturbed run.
+//! `fiec run --local PROGRAM`: runs a program without any server, cut at its boundaries, and
+//! compares it with its undisturbed run.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use crate::exit::Outcome;
 use crate::local::{self, Subject};
 use crate::ui;
 
-/// How a single file talks.
+/// Protocol of a single file.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum ProtocolArg {
-    /// A socket that is open already; what the kits speak
+    /// An open socket; the protocol of the kits
     Frames,
-    /// One JSON object a line over a Unix socket
+    /// JSON lines over a Unix socket
     JsonLines,
-    /// One process a capsule, its state in a folder
+    /// One process for each capsule, with its state in a folder
     StateDir,
 }
 
@@ -37,7 +37,7 @@ impl From<ProtocolArg> for Protocol {
     }
 }
 
-/// A program and what it is given.
+/// A program and its inputs.
 #[derive(Debug, Args)]
 pub struct ProgramArgs {
     /// A built-in program, or a package: its folder, its fiec.json, or a single file
@@ -45,13 +45,13 @@ pub struct ProgramArgs {
     /// Its parameters: JSON, or @FILE
     #[arg(long, short, value_name = "JSON", default_value = "{}")]
     pub params: String,
-    /// How a single file talks
+    /// Protocol of a single file
     #[arg(long)]
     pub protocol: Option<ProtocolArg>,
-    /// Folder of inputs, where relative file names begin
+    /// Folder of inputs, from which relative file names start
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// A file that parameters name by its digest; several may be given
+    /// A file that parameters name by its digest; repeatable
     #[arg(long, value_name = "FILE")]
     pub object: Vec<PathBuf>,
 }
@@ -74,10 +74,10 @@ fn params(text: &str) -> anyhow::Result<Value> {
 }
 
 impl ProgramArgs {
-    /// What they name; inputs are looked up in `folder` where none was given.
+    /// Opens the program. Without `--data-dir`, inputs are in `folder`.
     ///
     /// # Errors
-    /// When there is no such program, or something breaks a rule.
+    /// If the program does not exist, or an argument breaks a rule.
     pub fn subject(&self, folder: &Path) -> anyhow::Result<Subject> {
         let params = params(&self.params)?;
         let protocol = self.protocol.map(Into::into);
@@ -90,22 +90,24 @@ impl ProgramArgs {
     }
 }
 
-/// Run a program here, without any server; with --yield-every also cut at its boundaries and
-/// resumed in fresh processes, and compared with the undisturbed run
+/// Run a program here without any server
+///
+/// With --yield-every the program is also cut at boundaries, resumed in fresh processes, and
+/// compared with its undisturbed run.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// On this machine, without any server
+    /// Run on this machine, without any server
     #[arg(long, required = true)]
     pub local: bool,
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// Stop at every N-th boundary and go on in a fresh process
+    /// Stop at every N-th boundary and continue in a fresh process
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub yield_every: Option<u64>,
-    /// Compute on this device, if the program can; `fiec device` lists them
+    /// Device to compute on, if the program can; `fiec device` lists the devices
     #[arg(long, value_name = "UUID")]
     pub device: Option<String>,
-    /// Memory of the device at most, e.g. 2GiB; all that is free by default
+    /// Most device memory, e.g. 2GiB [default: all free memory]
     #[arg(long, value_name = "SIZE", requires = "device", value_parser = parse_bytes)]
     pub device_memory: Option<u64>,
 }
@@ -113,7 +115,7 @@ pub struct RunArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When a process cannot be started or the program fails.
+/// If a process cannot be started, or the program fails.
 pub fn run(args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
     let mut subject = match args.program.subject(Path::new(".")) {
         Ok(subject) => subject,
@@ -193,17 +195,17 @@ fn print(global: &Global, json: &Value, words: impl FnOnce()) {
     }
 }
 
-/// Tells people where it stands, a few times a second at most.
+/// Limits progress messages to a few a second.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<std::time::Instant>,
 }
 
 impl Throttle {
-    /// Tells it unless it was told just now.
+    /// Shows a message, unless another one was shown just before.
     pub fn tell(&mut self, steps: &ui::Steps, text: &str) {
         use std::io::IsTerminal as _;
-        // A pipe gets a line for each, so fewer.
+        // A pipe gets a line for each message, so fewer.
         let pause = match std::io::stderr().is_terminal() {
             true => std::time::Duration::from_millis(100),
             false => std::time::Duration::from_secs(5),

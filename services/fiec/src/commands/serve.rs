@@ -1,4 +1,5 @@
-//! `setup`, `worker`, `policy`, `recorder`: the long-running parts, each until SIGTERM or Ctrl-C.
+//! `setup`, `worker`, `policy`, `recorder`: the parts of a cluster. The last three run until
+//! SIGTERM or Ctrl-C.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use crate::context::Global;
 use crate::exit::Outcome;
 use crate::node_keys;
 
-/// Where `/metrics` and `/healthz` are served.
+/// Address of `/metrics` and `/healthz`.
 #[derive(Debug, Args)]
 pub struct HttpArg {
     /// Address of /metrics and /healthz; port 0 takes a free one
@@ -26,7 +27,7 @@ pub struct HttpArg {
     pub http: SocketAddr,
 }
 
-/// What to set up.
+/// Options of `fiec setup`.
 #[derive(Debug, Args)]
 pub struct SetupArgs {
     /// Copies of each stream: 1, or 3 or 5 in a cluster
@@ -35,18 +36,18 @@ pub struct SetupArgs {
     /// Shards of nodes; about 500 nodes each
     #[arg(long, default_value_t = 1)]
     pub shards: u16,
-    /// First sequence of a ledger stream that is made again after a loss
+    /// First sequence of a ledger stream that is created again after a loss
     #[arg(long)]
     pub ledger_first_sequence: Option<u64>,
 }
 
-/// Creates or updates streams, buckets and, where a database is known, tables.
+/// Creates or updates streams and buckets, and tables if a database is known.
 ///
 /// # Errors
-/// When a server refuses.
+/// If a server refuses.
 pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("setup").await?;
-    // The tables first: a stream that is made again begins behind everything that was recorded.
+    // Tables first: a stream that is created again must begin after the last recorded sequence.
     let mut recorded = BTreeMap::new();
     match global.database_url() {
         Ok(url) => {
@@ -79,28 +80,29 @@ pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> 
 /// A worker's options.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// The node's name; unique in the cluster [default: the host's name]
+    /// Name of the node, unique in the cluster [default: the host's name]
     #[arg(long, env = "FIEC_NODE", value_parser = crate::cli::parse_node)]
     pub node: Option<NodeId>,
-    /// The host's name, from which the node's is made where --node is not given; a container does
-    /// not know it [default: as the system says]
+    /// Name of the host, from which the node's name derives without --node; set it in a container,
+    /// which does not know it [default: the system's name]
     #[arg(long, env = "FIEC_HOST_NAME")]
     pub host_name: Option<String>,
-    /// Executions that run at once
+    /// Executions that run at the same time
     #[arg(long, env = "FIEC_SLOTS", default_value_t = 1)]
     pub slots: u32,
-    /// Executions that may be parked beside those: they wait at a boundary, with their process
-    /// alive [default: as many as slots; 0: none]
+    /// Executions that may be parked in addition: they wait at a boundary with a live process
+    /// [default: as many as slots; 0: none]
     #[arg(long, env = "FIEC_PARKED")]
     pub parked: Option<u32>,
-    /// Memory limit of everything that runs here, e.g. 2GiB: a cgroup where permitted, else a
-    /// declared budget [default: what encloses the process]
+    /// Memory limit of all executions here, e.g. 2GiB: a cgroup where permitted, else a declared
+    /// budget [default: the limit of the enclosing cgroup]
     #[arg(long, env = "FIEC_MEMORY_LIMIT", value_parser = parse_bytes)]
     pub memory_limit: Option<u64>,
-    /// Never make a cgroup: the memory limit is a declared budget
+    /// Never create a cgroup: the memory limit is a declared budget
     #[arg(long)]
     pub no_cgroup: bool,
-    /// signal=high:low:dwell_ms in place of a default, e.g. memory=0.9:0.75:10000; repeatable
+    /// Threshold instead of a default: signal=high:low:dwell_ms, e.g. memory=0.9:0.75:10000;
+    /// repeatable
     #[arg(long, value_parser = parse_threshold)]
     pub threshold: Vec<(Signal, Threshold)>,
     /// Label for `requires.labels`, e.g. rack=7; repeatable
@@ -109,12 +111,12 @@ pub struct WorkerArgs {
     /// Shard of the node
     #[arg(long, default_value_t = 0)]
     pub shard: u16,
-    /// Folder for what a running agent keeps, a sub-folder for each node, which must belong to
-    /// this user alone [default: in XDG_RUNTIME_DIR, else in the temporary folder]
+    /// Folder for files of a running agent, with a sub-folder for each node; it must belong to this
+    /// user alone [default: in XDG_RUNTIME_DIR, else in the temporary folder]
     #[arg(long, env = "FIEC_RUN_DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Folder of inputs: parameters may name files in it, and in no other; repeatable, or several
-    /// with `:` between them [default: no files are read]
+    /// Folder of inputs: parameters may name files in it, and in no other folder; repeatable, or
+    /// several separated by `:` [default: no files are read]
     #[arg(
         long,
         env = "FIEC_INPUT_DIR",
@@ -122,7 +124,7 @@ pub struct WorkerArgs {
         value_delimiter = ':'
     )]
     pub input_dir: Vec<PathBuf>,
-    /// A program beyond the built-in ones that may run here: NAME@VERSION, or a pattern with `*`;
+    /// Program that may run here besides the built-in ones: NAME@VERSION, or a pattern with `*`;
     /// repeatable
     #[arg(
         long,
@@ -131,36 +133,35 @@ pub struct WorkerArgs {
         value_name = "PATTERN"
     )]
     pub allow_program: Vec<String>,
-    /// Folder for packages and data that were fetched, a sub-folder for each node [default: in
+    /// Folder for fetched packages and data, with a sub-folder for each node [default: in
     /// XDG_CACHE_HOME; with --run-dir, there]
     #[arg(long, env = "FIEC_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Most bytes in that folder; the least recently used goes first
+    /// Most bytes in that folder; the least recently used files are removed first
     #[arg(long, env = "FIEC_CACHE_LIMIT", default_value = "8GiB", value_parser = parse_bytes)]
     pub cache_limit: u64,
-    /// Threads that one execution is granted [default: the processors shared among the slots]
+    /// Threads of one execution [default: the processors divided among the slots]
     #[arg(long, env = "FIEC_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
-    /// A JSON file of simulated devices in place of the machine's own (for tests and trials)
+    /// JSON file of simulated devices, instead of the machine's own (for tests and trials)
     #[arg(long, value_name = "FILE", hide = true)]
     pub device_file: Option<PathBuf>,
-    /// Where sysfs is (for tests: a tree with counters of its own)
+    /// Path of sysfs (for tests: a tree with its own counters)
     #[arg(long, env = "FIEC_SYSFS", hide = true, default_value = "/sys")]
     pub sysfs: PathBuf,
     /// Milliseconds between two hardware vectors when nothing changes
     #[arg(long, env = "FIEC_HEARTBEAT_MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub heartbeat_ms: u64,
-    /// Processes that wait with the context of a device made, for each device: whoever is bound
-    /// there need not wait for it, and the device has as much less memory while they wait
+    /// Warm processes for each device, which already have a device context: an execution starts
+    /// faster, and each waiting process takes device memory
     #[arg(long, env = "FIEC_WARM_CONTEXTS", default_value_t = 0, value_name = "N",
         value_parser = clap::value_parser!(u8).range(..=16))]
     pub warm_contexts: u8,
-    /// A file that is the notice that this machine will be gone, once it is there: empty, a number
-    /// of seconds, a time (RFC 3339), or JSON with `time` or `seconds`. SIGUSR1 and SIGPWR are
-    /// such a notice too
+    /// File that announces the machine's revocation when it appears: empty, a number of seconds, a
+    /// time (RFC 3339), or JSON with `time` or `seconds`; SIGUSR1 and SIGPWR announce it too
     #[arg(long, env = "FIEC_REVOCATION_FILE", value_name = "PATH")]
     pub revocation_file: Option<PathBuf>,
-    /// How long this machine stays after a notice that does not say it itself
+    /// Seconds until the machine goes away, if the notice does not say it
     #[arg(
         long,
         env = "FIEC_REVOCATION_SECONDS",
@@ -171,25 +172,25 @@ pub struct WorkerArgs {
     /// Keep no child processes warm (for measurements)
     #[arg(long, hide = true)]
     pub cold: bool,
-    /// Milliseconds from a program's first crash to its next attempt; each further one doubles them
-    /// (for experiments whose time runs faster)
+    /// Milliseconds from a program's first crash to its next attempt, doubled after each further
+    /// crash (for experiments with faster time)
     #[arg(long, hide = true, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=30_000))]
     pub backoff_ms: u64,
-    /// Seconds that a drain may take
+    /// Time limit of a drain in seconds
     #[arg(long, default_value_t = 30.0)]
     pub drain_seconds: f64,
-    /// Seconds without a commit after which a program waits at its next boundary until one is
-    /// possible again
+    /// Seconds without a commit after which an execution pauses at its next boundary, until the
+    /// broker is reachable again
     #[arg(long, default_value_t = 30.0)]
     pub lease_seconds: f64,
     #[command(flatten)]
     pub http: HttpArg,
 }
 
-/// Runs a worker agent until it is told to end; then it drains.
+/// Runs a worker agent until a signal ends it. Then the agent drains.
 ///
 /// # Errors
-/// When the node's name is held by another, or the broker cannot be reached.
+/// If another worker has the node's name, or the broker cannot be reached.
 pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome> {
     let node = args.node.unwrap_or_else(|| {
         let system = rustix::system::uname();
@@ -219,7 +220,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     options.device_file = args.device_file;
     options.backoff = Duration::from_millis(args.backoff_ms);
     let cache = args.cache_dir.or_else(|| match &args.run_dir {
-        // The cache of a private cluster goes with its folder.
+        // The cache of a private cluster is removed with its folder.
         Some(_) => None,
         None => user_cache(),
     });
@@ -239,7 +240,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// Where this user's nodes keep what they have fetched.
+/// Cache folder of this user's nodes.
 fn user_cache() -> Option<PathBuf> {
     let folder = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -250,20 +251,20 @@ fn user_cache() -> Option<PathBuf> {
 /// A policy service's options.
 #[derive(Debug, Args)]
 pub struct PolicyArgs {
-    /// Silence after which a node is asked whether it is there, and then lost, in milliseconds
+    /// Milliseconds of silence after which a node is probed; without an answer it counts as lost
     #[arg(long, default_value_t = 5_000)]
     pub liveness_ms: u64,
-    /// How long a node may take to append the first binding of an execution itself, together with
-    /// what it has done, before this service does, in milliseconds; 0: this service always does
+    /// Milliseconds for a node to append an execution's first binding itself, with its first
+    /// result; then this service appends the binding; 0: it always does
     #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
     pub entrust_ms: u64,
-    /// Share of the committed boundaries of built-in programs that another node computes once
-    /// more, where a submission does not say `verify` itself; 0 to 1
+    /// Share (0 to 1) of the committed boundaries of built-in programs that another node computes
+    /// again, if the submission does not set `verify`
     #[arg(long, default_value_t = 0.01, value_parser = parse_share)]
     pub verify_share: f64,
-    /// A file of the nodes that may have work, each with its public key: lines `NODE = KEY`, as
-    /// `fiec nodes --keys` prints them. Whoever is not in it, or claims another key, is given
-    /// nothing. Without it a node's key is what its claim says
+    /// File of the nodes that may have work, with their public keys: lines `NODE = KEY`, as printed
+    /// by `fiec nodes --keys`; a node that is missing or has another key gets no work [default:
+    /// each node names its own key]
     #[arg(long, env = "FIEC_NODE_KEYS", value_name = "FILE")]
     pub node_keys: Option<PathBuf>,
     #[command(flatten)]
@@ -281,10 +282,10 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs a policy service until it is told to end.
+/// Runs a policy service until a signal ends it.
 ///
 /// # Errors
-/// When the broker cannot be reached or lacks its streams.
+/// If the broker cannot be reached or lacks its streams.
 pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("policy").await?;
     let mut options = fiec_policy_service::Options {
@@ -316,8 +317,8 @@ pub struct RecorderArgs {
     /// Days of boundaries, decisions and vectors to keep
     #[arg(long, default_value_t = 90)]
     pub keep_days: u32,
-    /// Days after which objects, kept states and chunks that nothing refers to are removed from the
-    /// broker; 30 at least, 0: never
+    /// Days after which unused objects, states and chunks are removed from the broker; at least 30,
+    /// 0: never
     #[arg(long, default_value_t = 30, value_parser = parse_collect_days)]
     pub collect_days: u32,
     /// Remove nothing; the log and the table `collection` say what would be removed
@@ -329,16 +330,16 @@ pub struct RecorderArgs {
 
 fn parse_collect_days(text: &str) -> Result<u32, String> {
     match text.parse() {
-        // The ledger may name a result for 30 days.
+        // The ledger can refer to a result for 30 days.
         Ok(days) if days == 0 || days >= 30 => Ok(days),
         _ => Err(format!("{text:?} must be 0 (never) or at least 30 days")),
     }
 }
 
-/// Runs the recorder until it is told to end.
+/// Runs the recorder until a signal ends it.
 ///
 /// # Errors
-/// When the broker cannot be reached, or the ledger stream was lost or rolled back.
+/// If the broker cannot be reached, or the ledger stream was lost or rolled back.
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("recorder").await?;
     let pool = fiec_recorder::connect(&global.database_url()?).await?;
@@ -361,7 +362,7 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
     Ok(Outcome::Done)
 }
 
-/// SIGUSR1 and SIGPWR (a power supply about to end) say that this machine will be gone.
+/// SIGUSR1, and SIGPWR of a failing power supply, announce that this machine will go away.
 fn revoke_on_signals(notice: Arc<Notify>) -> anyhow::Result<()> {
     let mut asked = signal(SignalKind::user_defined1())?;
     let power = rustix::process::Signal::POWER.as_raw();
@@ -379,7 +380,7 @@ fn revoke_on_signals(notice: Arc<Notify>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A token that SIGTERM and Ctrl-C cancel; the second signal cancels `leave_now`, and the third
+/// A token that SIGTERM and Ctrl-C cancel. The second signal cancels `leave_now`. The third one
 /// ends the process at once.
 fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationToken> {
     let stop = CancellationToken::new();
@@ -408,7 +409,7 @@ fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationT
     Ok(stop)
 }
 
-/// Reads `512MiB`, `2GiB`, `1000000`.
+/// Parses `512MiB`, `2GiB`, `1000000`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

@@ -1,47 +1,49 @@
-//! How a policy service shares what there is: its options.
+//! Options of a policy service for sharing the nodes among executions.
 
 use clap::Args;
 use fiec_policy::Config;
 use fiec_policy::share::order::Discipline;
 
-/// How what waits is served, and what gives way to it.
+/// Order of the queue, and rules of preemption.
 #[derive(Debug, Args)]
 pub struct SharingArgs {
-    /// By what order: `shared` (priority, ageing, fair share, deadline, least service), `fifo`,
-    /// `priority`, `least_attained`
+    /// Order of the queue: `shared` (priority, ageing, fair share, deadline, least service),
+    /// `fifo`, `priority`, `least_attained`
     #[arg(long, env = "FIEC_DISCIPLINE", default_value_t = Discipline::Shared)]
     pub discipline: Discipline,
-    /// What runs does not give way to a higher priority, a tenant below its share or a deadline
+    /// Never preempt a running execution for a higher priority, a tenant below its share or a
+    /// deadline
     #[arg(long, env = "FIEC_NO_PREEMPTION")]
     pub no_preemption: bool,
-    /// What runs does not give way when its slice of time is over
+    /// Never preempt a running execution because its time slice is over
     #[arg(long, env = "FIEC_NO_SLICING")]
     pub no_slicing: bool,
-    /// A slice of time in milliseconds; something must have waited for so long before it counts
+    /// Time slice in milliseconds; only an execution that has waited for a slice can end another
+    /// one's
     #[arg(long, env = "FIEC_SLICE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub slice_ms: u64,
-    /// How long, at least, something computes at a place before it gives way, in milliseconds
+    /// Milliseconds that an execution computes in its place at least before it is preempted
     #[arg(long, env = "FIEC_RESIDENCY_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub residency_ms: u64,
-    /// The same as a multiple of what a move costs it, as measured
+    /// The same, as a multiple of the measured cost of a move
     #[arg(long, env = "FIEC_RESIDENCY_MOVES", default_value_t = 20)]
     pub residency_moves: u64,
-    /// What has waited for so many milliseconds counts as if its priority were one higher; 0: never
+    /// Milliseconds of waiting that count as one higher priority; 0: never
     #[arg(long, env = "FIEC_AGEING_MS", default_value_t = 3_600_000)]
     pub ageing_ms: u64,
-    /// A gang that has found no room for so many milliseconds has what becomes free kept for it
+    /// Milliseconds that a gang waits before it gets a reservation of what becomes free
     #[arg(long, env = "FIEC_GANG_KEEP_MS", default_value_t = 10_000)]
     pub gang_keep_ms: u64,
-    /// What runs beyond a quota that was lowered goes on for so many milliseconds
+    /// Milliseconds that executions beyond a lowered quota continue
     #[arg(long, env = "FIEC_QUOTA_GRACE_MS", default_value_t = 30_000)]
     pub quota_grace_ms: u64,
-    /// After so many milliseconds what a tenant has used counts half
+    /// Milliseconds after which a tenant's past usage counts half
     #[arg(long, env = "FIEC_HALF_LIFE_MS", default_value_t = 3_600_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub half_life_ms: u64,
 }
 
 impl SharingArgs {
-    /// Takes them over into a policy's settings.
+    /// Copies the options into a policy's settings.
     pub fn apply(&self, config: &mut Config) {
         config.discipline = self.discipline;
         config.preempt = !self.no_preemption;

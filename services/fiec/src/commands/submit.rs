@@ -1,4 +1,4 @@
-//! `fiec submit FILE [--wait]`: hands over a file of JSON lines and speaks of every line.
+//! `fiec submit FILE [--wait]`: submits a file of JSON lines and reports on every line.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 
-/// Most bytes in one request; the broker's own limit is 1 MiB.
+/// Most bytes in one request. The broker's own limit is 1 MiB.
 const REQUEST_BYTES: usize = 640 * 1024;
 /// Most lines in one request.
 const REQUEST_LINES: usize = 2_000;
@@ -30,7 +30,7 @@ pub struct SubmitArgs {
     /// Submit one run of this program, NAME@VERSION, without a file
     #[arg(long)]
     pub program: Option<String>,
-    /// Its parameters, as JSON
+    /// Parameters of the program, as JSON
     #[arg(
         long,
         short,
@@ -44,13 +44,13 @@ pub struct SubmitArgs {
     /// Wait until every execution has ended; the exit code is the worst outcome
     #[arg(long, short)]
     pub wait: bool,
-    /// Take all lines or none: one bad line refuses the whole file
+    /// Accept all lines or none: one bad line refuses the whole file
     #[arg(long)]
     pub all_or_nothing: bool,
 }
 
 impl SubmitArgs {
-    /// For messages: where the lines are from.
+    /// Name of the input, for messages.
     fn source(&self) -> String {
         match &self.file {
             Some(file) => file.display().to_string(),
@@ -73,7 +73,7 @@ impl SubmitArgs {
     }
 }
 
-/// A line that was taken.
+/// An accepted line.
 struct Taken {
     line: u32,
     id: ExecutionId,
@@ -82,7 +82,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// The name that its owner gave it, or its line.
+    /// The client's name of the execution, or its line.
     fn name(&self) -> String {
         match &self.client_id {
             Some(id) => id.to_string(),
@@ -90,7 +90,7 @@ impl Taken {
         }
     }
 
-    /// The UUID first, for scripts that read the first word; then the client's id.
+    /// The UUID first, for scripts that read the first word. Then the client's id.
     fn in_words(&self) -> String {
         let mut words = self.id.to_string();
         if let Some(client) = &self.client_id {
@@ -109,7 +109,7 @@ impl Taken {
 /// Runs the command.
 ///
 /// # Errors
-/// When the file cannot be read or nobody answers.
+/// If the file cannot be read, or no policy service answers.
 pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
     let source = args.source();
     let text = match args.text() {
@@ -174,7 +174,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// A file that holds one object over several lines is one submission; otherwise a line is one.
+/// Splits the text into lines. A file with one object over several lines is one submission.
 fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let single: Result<serde_json::Map<String, serde_json::Value>, _> =
         serde_json::from_slice(text);
@@ -188,7 +188,7 @@ fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
         .collect()
 }
 
-/// What was taken and what was not; or why the file as a whole cannot be handed over.
+/// Accepted lines and refused lines, or why the whole file cannot be submitted.
 type Submitted = Result<(Vec<Taken>, Vec<LineError>), String>;
 
 async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::Result<Submitted> {
@@ -199,7 +199,7 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
     let mut request: Vec<u8> = Vec::new();
     let mut numbers: Vec<u32> = Vec::new();
     let all = as_lines(text);
-    // What is taken as a whole goes in one request, and so does what waits for lines of its file.
+    // An atomic file goes in one request, and so do lines that depend on lines of the same file.
     let ordered = all.iter().any(|(_, line)| names_order(line));
     let most = if atomic || ordered {
         LINES_LIMIT
@@ -278,7 +278,7 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
     Ok(Ok((taken, errors)))
 }
 
-/// How many executions a line becomes.
+/// Number of executions that a line becomes.
 fn count_of(line: &[u8]) -> usize {
     if !line.windows(7).any(|part| part == b"\"array\"") {
         return 1;
@@ -288,7 +288,7 @@ fn count_of(line: &[u8]) -> usize {
     usize::try_from(count.unwrap_or(1)).unwrap_or(1)
 }
 
-/// Bytes that the arrays of a line come to.
+/// Bytes of a line's array when it is expanded.
 fn written_out_of(line: &[u8]) -> usize {
     match count_of(line) {
         1 => 0,
@@ -296,7 +296,7 @@ fn written_out_of(line: &[u8]) -> usize {
     }
 }
 
-/// True for a line that waits for others.
+/// True for a line with dependencies.
 fn names_order(line: &[u8]) -> bool {
     line.windows(7).any(|part| part == b"\"after\"")
 }

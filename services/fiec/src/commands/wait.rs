@@ -1,5 +1,5 @@
-//! `fiec wait ID…` and `fiec submit --wait`: until every execution has ended. An outage of the
-//! servers ends no waiting: the executions go on meanwhile.
+//! `fiec wait ID…` and `fiec submit --wait`: wait until every execution has ended. An outage of the
+//! servers does not end the wait: the executions continue meanwhile.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -17,9 +17,9 @@ use crate::exit::Outcome;
 use crate::sql;
 use crate::terminal::safe;
 
-/// Pause between two questions while nobody answers.
+/// Pause between two requests while no policy service answers.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the history is asked about executions without a ledger.
+/// Interval at which the history is asked about executions without a ledger.
 const ASK_HISTORY: Duration = Duration::from_secs(5);
 
 /// Wait until executions have ended; the exit code is the worst outcome
@@ -35,7 +35,7 @@ pub struct WaitArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the broker cannot be reached at the beginning.
+/// If the broker cannot be reached at the beginning.
 pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("wait").await?;
     let tenant = &args.tenant.tenant;
@@ -57,15 +57,16 @@ pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
     Ok(outcome.worse(waiting.until_all_have_ended().await?))
 }
 
-/// How an ended execution counts.
+/// Outcome of an ended execution.
 pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
     outcome_of_name(phase.as_str())
 }
 
-/// The same by the name of its phase.
+/// Outcome by the name of the phase.
 pub fn outcome_of_name(phase: &str) -> Option<Outcome> {
     match phase {
-        // What a part leaves is its holder's: nothing is lost, and nothing else is to come.
+        // The outputs of a returned part belong to its holder: nothing is lost, and nothing else
+        // follows.
         "completed" | "returned" => Some(Outcome::Done),
         "failed" => Some(Outcome::Failed),
         "cancelled" => Some(Outcome::Cancelled),
@@ -73,22 +74,22 @@ pub fn outcome_of_name(phase: &str) -> Option<Outcome> {
     }
 }
 
-/// Executions that are waited for.
+/// Executions to wait for.
 pub struct Waiting<'a> {
     broker: &'a Broker,
     tenant: &'a Tenant,
     global: &'a Global,
-    /// By id, with the name that people know.
+    /// Live executions by id, with their names for people.
     live: BTreeMap<ExecutionId, String>,
     bar: ProgressBar,
-    /// Since when nobody answers.
+    /// Time since which no policy service answers.
     outage: Option<Instant>,
     history: Option<sqlx::PgPool>,
     history_asked: Option<Instant>,
 }
 
 impl<'a> Waiting<'a> {
-    /// Waits for nothing yet.
+    /// An empty set of executions.
     pub fn new(broker: &'a Broker, tenant: &'a Tenant, global: &'a Global) -> Self {
         Self {
             broker,
@@ -102,7 +103,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Waits for this one as well.
+    /// Adds an execution.
     pub fn add(&mut self, execution: ExecutionId, name: String) {
         self.live.insert(execution, name);
     }
@@ -111,7 +112,7 @@ impl<'a> Waiting<'a> {
         self.bar.suspend(|| eprintln!("{words}"));
     }
 
-    /// Asks until somebody answers.
+    /// Requests the status until a policy service answers.
     async fn status(&mut self, id: &str) -> anyhow::Result<ApiReply> {
         loop {
             match client::execution(self.broker, ExecutionVerb::Status, self.tenant, id, None).await
@@ -137,7 +138,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// How an execution has ended that has no ledger any more, if the history can be reached.
+    /// How an execution without a ledger has ended, if the history can be reached.
     async fn recorded(&mut self, execution: ExecutionId) -> Option<Outcome> {
         if self.history.is_none() {
             self.global.database_url().ok()?;
@@ -159,17 +160,16 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Waits; the worst outcome.
+    /// Waits for all executions. Returns the worst outcome.
     ///
     /// # Errors
-    /// When an answer cannot be read.
+    /// If an answer cannot be read.
     pub async fn until_all_have_ended(mut self) -> anyhow::Result<Outcome> {
         self.draw_bar();
         let mut worst = Outcome::Done;
         let mut pause = Duration::from_millis(20);
         while !self.live.is_empty() {
-            // One after the other, a thousand a round: waiting must not load the cluster it waits
-            // for.
+            // One after the other, a thousand a round, so that waiting does not load the cluster.
             let round: Vec<ExecutionId> = self.live.keys().copied().take(1_000).collect();
             let before = self.live.len();
             for id in round {
@@ -190,11 +190,11 @@ impl<'a> Waiting<'a> {
         Ok(worst)
     }
 
-    /// How one has ended, if it has.
+    /// How an execution has ended, if it has.
     async fn look(&mut self, id: ExecutionId) -> anyhow::Result<Option<Outcome>> {
         let reply = self.status(&id.to_string()).await?;
         let Some(state) = reply.state else {
-            // It is not taken in yet, or its ledger is gone.
+            // It is still queued, or its ledger is gone.
             if self
                 .history_asked
                 .is_some_and(|at| at.elapsed() < ASK_HISTORY)

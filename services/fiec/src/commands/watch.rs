@@ -1,4 +1,4 @@
-//! `fiec watch [ID]`: executions as they move, until they end.
+//! `fiec watch [ID]`: follows executions until they end.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::ui;
 
-/// What to watch.
+/// Options of `fiec watch`.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
     /// Execution id, or the id that the client gave [default: every execution of the tenant]
@@ -24,17 +24,17 @@ pub struct WatchArgs {
     pub tenant: TenantArg,
 }
 
-/// Follows the ledgers and prints what happens; with an id, ends when that execution ends.
+/// Follows the ledgers and prints their events. With an id, ends when that execution ends.
 ///
 /// # Errors
-/// When the servers cannot be reached.
+/// If the servers cannot be reached.
 pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("watch").await?;
     let tenant = args.tenant.tenant;
-    // Taken before the state is asked for, so that nothing falls between the two.
+    // Read the position before the state, so that no message between the two is missed.
     let (_, last) = feed::bounds(&broker).await?;
     let mut wanted = None;
-    // What it has split off is watched with it.
+    // Parts that it has split off are watched too.
     let mut parts = BTreeSet::new();
     if let Some(id) = &args.id {
         let reply = client::execution(&broker, ExecutionVerb::Status, &tenant, id, None).await?;
@@ -118,8 +118,8 @@ fn stand(state: &ExecutionState) -> String {
     }
 }
 
-/// How an execution has ended, with its result or the reason: its ledger's last event. None where
-/// it cannot be read; its phase says the most important then.
+/// How an execution has ended, with its result or the reason, from its ledger's last event. `None`
+/// if the event cannot be read; the phase says the most important then.
 pub async fn ending(broker: &Broker, state: &ExecutionState) -> Option<String> {
     let last = Ledger::new(broker)
         .last(&state.tenant, state.execution)

@@ -1,12 +1,13 @@
-//! Four invariants of a capsule program, tested by running it.
+//! Tests four invariants of a capsule program by running it.
 //!
-//! Two undisturbed runs go side by side, boundary by boundary (determinism). At each boundary a
-//! third process with fresh folders begins from σ of the boundary before and must come to the same
-//! σ, outputs or end (boundary completeness; by induction, a resumption anywhere then gives the
-//! undisturbed end). Every second of them is not stopped but killed in the capsule that follows,
-//! and what was there before must be unharmed (forward independence). What all of them leave behind
-//! is looked for, and where a tracer is available, one of the undisturbed runs is traced
-//! (isolation).
+//! - Determinism: two undisturbed runs go side by side and are compared at each boundary.
+//! - Boundary completeness: at each boundary a third process, with fresh folders, starts from σ of
+//!   the boundary before. It must reach the same σ, outputs or end. By induction, a resumption
+//!   anywhere then reaches the undisturbed end.
+//! - Forward independence: every second of these processes is killed in the capsule that follows.
+//!   The outputs that existed before must not change.
+//! - Isolation: the folders of all processes are searched for other files. If a tracer is
+//!   available, one undisturbed run is traced.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,29 +23,29 @@ use super::session::{Event, Made, Session};
 use super::traces::{self, Touched};
 use super::trees::Tree;
 
-/// Findings that are kept of an invariant.
+/// Most findings that are kept for an invariant.
 const FINDINGS: usize = 8;
-/// Where the system's and the interpreters' own files lie.
+/// Folders of the system and of interpreters.
 const SYSTEM: [&str; 10] = [
     "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/dev",
 ];
 
-/// What is tested.
+/// An invariant that is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
     /// Two undisturbed runs are equal at every boundary.
     Determinism,
-    /// σ is all that is needed to go on.
+    /// σ suffices to continue.
     BoundaryCompleteness,
-    /// Only declared inputs and outputs are touched.
+    /// The program touches only declared inputs and outputs.
     Isolation,
-    /// What was there at a boundary does not change afterwards.
+    /// Outputs that existed at a boundary do not change afterwards.
     ForwardIndependence,
 }
 
 impl Invariant {
-    /// All, in the order in which they are reported.
+    /// All invariants, in the order of the report.
     pub const ALL: [Self; 4] = [
         Self::Determinism,
         Self::BoundaryCompleteness,
@@ -52,7 +53,7 @@ impl Invariant {
         Self::ForwardIndependence,
     ];
 
-    /// For people.
+    /// Name for people.
     pub fn words(self) -> &'static str {
         match self {
             Self::Determinism => "determinism",
@@ -63,40 +64,40 @@ impl Invariant {
     }
 }
 
-/// Where an invariant does not hold.
+/// A violation of an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// At which boundary, where it is known.
+    /// The boundary, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<BoundaryIndex>,
-    /// What differs: file, key or bytes.
+    /// The difference: file, key or bytes.
     pub what: String,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// The program.
     pub program: String,
-    /// Boundaries that it has.
+    /// Number of boundaries.
     pub boundaries: BoundaryIndex,
-    /// Those at which it was resumed.
+    /// Number of boundaries at which it was resumed.
     pub resumed: u64,
-    /// Processes that it took.
+    /// Number of processes that were started.
     pub processes: u64,
-    /// Invariants that do not hold, and where.
+    /// Violated invariants with their findings.
     pub broken: BTreeMap<Invariant, Vec<Finding>>,
-    /// Invariants, or parts of them, that this run could not test, and why. What is here and is not
-    /// broken is not known to hold.
+    /// Invariants that this run could not test completely, and why. Such an invariant may be
+    /// violated even if no finding shows it.
     pub not_tested: BTreeMap<Invariant, String>,
-    /// What was looked at, and what was not.
+    /// What the check covered, and what it did not.
     pub covered: Vec<String>,
-    /// What a person may want to know, though it breaks nothing.
+    /// Further notes that are not violations.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// How it stands with an invariant, for people: a line, and one for each finding.
+    /// Result for one invariant in words: a line, and one line for each finding.
     pub fn in_words(&self, invariant: Invariant) -> Vec<String> {
         let name = invariant.words();
         let Some(findings) = self.broken.get(&invariant) else {
@@ -114,7 +115,7 @@ impl Report {
             .collect()
     }
 
-    /// True if no invariant was found broken.
+    /// True if no violation was found.
     pub fn holds(&self) -> bool {
         self.broken.is_empty()
     }
@@ -128,7 +129,7 @@ impl Report {
     }
 }
 
-/// A boundary or the end, without what may differ from run to run.
+/// A boundary or the end, without parts that may differ between runs.
 #[derive(Debug, Clone, PartialEq)]
 enum Point {
     Boundary {
@@ -168,7 +169,7 @@ impl Point {
         }
     }
 
-    /// In what another differs; none where it is the same.
+    /// The difference to another point. `None` if they are equal.
     fn difference(&self, other: &Self) -> Option<String> {
         match (self, other) {
             (
@@ -257,7 +258,7 @@ fn point(session: &mut Session<'_>) -> anyhow::Result<Point> {
     }
 }
 
-/// Folders that must be the same afterwards.
+/// Folders that must not change during the check.
 struct Kept {
     folders: Vec<(&'static str, PathBuf, Tree)>,
 }
@@ -295,7 +296,7 @@ impl Kept {
     }
 }
 
-/// What a process that ended by itself left in its own folders.
+/// Reports the files that a process left in its own folders.
 fn look_at_leftovers(session: &Session<'_>, ended: bool, report: &mut Report) {
     let empty = Tree::default();
     for (name, words) in [
@@ -303,7 +304,7 @@ fn look_at_leftovers(session: &Session<'_>, ended: bool, report: &mut Report) {
         ("cwd", "the working folder"),
         ("tmp", "TMPDIR"),
     ] {
-        // A process that was killed could not tidy up.
+        // A killed process could not clean up.
         if name == "tmp" && !ended {
             continue;
         }
@@ -326,7 +327,7 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
     let own = session.sandbox.folder("tmp");
     for path in &touched.written {
         let free = path.starts_with(&own) || path.starts_with("/dev") || path.starts_with("/proc");
-        // Not a path: a pipe, a socket, a file that never had a name.
+        // A pipe, a socket, or a file without a name has no path.
         if path.is_absolute() && !free {
             let what = format!("it writes {}", path.display());
             report.add(Invariant::Isolation, None, what);
@@ -363,7 +364,7 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
     }
 }
 
-/// Outputs by name, with the boundary at which they were made.
+/// Outputs by name, with the boundary that made each.
 type Ledger = BTreeMap<String, (BoundaryIndex, Digest)>;
 
 fn enter(ledger: &mut Ledger, point: &Point, report: &mut Report) {
@@ -389,7 +390,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// From σ of the boundary before, in fresh folders, to the next point.
+    /// Resumes from σ of the boundary before, in fresh folders, up to the next point.
     fn resume(
         &mut self,
         from: (BoundaryIndex, &[u8]),
@@ -399,7 +400,7 @@ impl Check<'_> {
         let mut session = Session::start(self.subject)?;
         self.report.processes += 1;
         self.report.resumed += 1;
-        // The next boundary is committed, or it yields there if the order comes in time.
+        // The process commits the next boundary, or yields there if the order arrives in time.
         let yield_at = (!cut_off).then_some(from.0 + 1);
         session.run(Some(from), Some(1), yield_at)?;
         let found = point(&mut session)?;
@@ -409,7 +410,7 @@ impl Check<'_> {
             self.report
                 .add(Invariant::BoundaryCompleteness, boundary, what);
         }
-        // Cut off: in the middle of what follows.
+        // Kill the process in the middle of the next capsule.
         match cut_off {
             true => session.kill(),
             false => session.end(),
@@ -419,11 +420,11 @@ impl Check<'_> {
     }
 }
 
-/// Tests a program; resumes it at `most` boundaries at most (the first ones and then fewer and
-/// fewer), at all where that is none. `progress` hears where it stands.
+/// Tests a program. Resumes it at `most` boundaries at most, densely at first and then more rarely.
+/// `None` resumes it at every boundary. `progress` receives the current step.
 ///
 /// # Errors
-/// When the undisturbed run fails, with the program's words, or a process cannot be started.
+/// If the undisturbed run fails, with the program's words, or a process cannot be started.
 pub fn check(
     subject: &Subject,
     most: Option<u64>,
@@ -460,14 +461,14 @@ pub fn check(
             if let Some(what) = ours.difference(&theirs) {
                 let what = format!("two undisturbed runs: {what}");
                 check.report.add(Invariant::Determinism, ours.index(), what);
-                // Nothing that follows can be compared.
+                // After a difference, nothing that follows can be compared.
                 equal = false;
                 b.kill();
             }
         }
         enter(&mut check.ledger, &ours, &mut check.report);
         let index = ours.index().unwrap_or_default();
-        // What is not equal twice undisturbed cannot be held against a resumption.
+        // If two undisturbed runs differ, a resumption that differs proves nothing.
         if let Some((from, state)) = &before
             && equal
             && most.is_none_or(|most| is_chosen(*from, most, check.report.resumed))
@@ -512,7 +513,7 @@ pub fn check(
     Ok(report)
 }
 
-/// What a run said nothing about; `outputs`: how many it made.
+/// Invariants that this run could not test. `outputs` is the number of outputs that it made.
 fn untested(
     report: &Report,
     outputs: usize,
@@ -537,8 +538,8 @@ fn untested(
     untested
 }
 
-/// Of many boundaries, those at which a run is resumed: dense at first, then ever thinner, an
-/// eighth of them in each doubling.
+/// True if the run is resumed at this boundary. The boundaries are dense at first and then thin
+/// out: each doubling of the index has `most / 8` of them.
 fn is_chosen(index: BoundaryIndex, most: u64, so_far: u64) -> bool {
     let step = (index / (most / 8).max(1)).max(1).next_power_of_two();
     so_far < most && index.is_multiple_of(step)

@@ -1,9 +1,9 @@
-//! Where two states or results differ, in words.
+//! Describes the first difference between two states or results.
 
 use fiec_kit::foreign::pack;
 use serde_json::Value;
 
-/// Longest value that is shown.
+/// Most characters of a value that are shown.
 const SHOWN: usize = 60;
 
 fn short(value: &Value) -> String {
@@ -74,7 +74,7 @@ fn plain(a: &[u8], b: &[u8]) -> String {
     )
 }
 
-/// In what two states differ: the file, the key or the bytes.
+/// The difference between two states: a file, a key or the bytes.
 pub fn states(a: &[u8], b: &[u8]) -> String {
     if let (Ok(x), Ok(y)) = (pack::list(a), pack::list(b)) {
         for (name, contents) in &x {

@@ -1,6 +1,6 @@
-//! Programs without any server: run to their end, cut at their boundaries and resumed in fresh
-//! processes, and held to the four invariants of a capsule program. The processes are those that
-//! an agent starts, and they are spoken to by the same frames.
+//! Runs programs without any server. A run goes to its end, or yields at boundaries and resumes in
+//! fresh processes, or is checked for the four invariants of a capsule program. The processes are
+//! those that an agent starts, and they speak the same frames.
 
 pub mod check;
 mod explain;
@@ -23,32 +23,32 @@ use serde_json::Value;
 
 pub use session::{Event, Made, Session};
 
-/// A program with its parameters, and where it runs.
+/// A program with its parameters and its environment.
 #[derive(Debug)]
 pub struct Subject {
-    /// Its name, or that of its package's folder.
+    /// Name of the program, or of its package's folder.
     pub program: String,
     /// Its parameters.
     pub params: Value,
-    /// Where it is no built-in.
+    /// The package, unless the program is built in.
     pub package: Option<Package>,
-    /// The folder of inputs.
+    /// Folder of inputs.
     pub data_dir: PathBuf,
-    /// The command of a child of ours: this program, as `fiec program-child`.
+    /// Command of a child process: this program, as `fiec program-child`.
     pub child: Vec<String>,
-    /// What it may use.
+    /// The grant of the process.
     pub grant: Grant,
-    /// Whether what it prints is passed on to standard error.
+    /// True to copy the program's output to standard error.
     pub echo: bool,
-    /// Whether it sees a fresh HOME.
+    /// True to give the program a fresh HOME.
     pub fresh_home: bool,
-    /// Objects that parameters name, and outputs that were made, by digest.
+    /// Objects that parameters name, and outputs, by digest.
     pub objects: Objects,
-    /// Holds the package of a single file.
+    /// Keeps the generated package of a single file.
     _made: Option<tempfile::TempDir>,
 }
 
-/// Bytes by their digest, in a temporary folder.
+/// Objects by digest, in a temporary folder.
 #[derive(Debug, Clone)]
 pub struct Objects {
     folder: Arc<tempfile::TempDir>,
@@ -67,10 +67,10 @@ impl Objects {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offers a file; its digest.
+    /// Adds a file and returns its digest.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the file cannot be read.
     pub fn file(&self, path: &Path) -> anyhow::Result<Digest> {
         let bytes =
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -100,7 +100,8 @@ impl Objects {
     }
 }
 
-/// The package at a path: a folder with a manifest, a manifest, or a single file with a protocol.
+/// Opens the package at a path: a folder with a manifest, a manifest, or a single file with a
+/// protocol.
 fn open(
     path: &Path,
     protocol: Option<Protocol>,
@@ -160,10 +161,10 @@ impl Subject {
         (self.package.as_ref()).is_some_and(|p| p.manifest.protocol == Protocol::Frames)
     }
 
-    /// A built-in program, or the package at a path; a single file needs a protocol.
+    /// Opens a built-in program, or the package at a path. A single file needs a protocol.
     ///
     /// # Errors
-    /// When there is no such program, or a manifest or a parameter breaks a rule.
+    /// If the program does not exist, or a manifest or a parameter breaks a rule.
     pub fn open(
         program: &str,
         protocol: Option<Protocol>,
@@ -204,20 +205,20 @@ impl Subject {
     }
 }
 
-/// What a run did that its result depends on.
+/// Observations of a run that must not depend on where it was cut.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Record {
-    /// Capsules in all.
+    /// Number of capsules.
     pub capsules: BoundaryIndex,
-    /// The program's words.
+    /// The program's result.
     pub result: Value,
     /// Digests of outputs by name.
     pub outputs: BTreeMap<String, Digest>,
-    /// Digests of σ at the boundaries that were looked at.
+    /// Digests of σ at the observed boundaries.
     pub boundaries: BTreeMap<BoundaryIndex, Digest>,
-    /// Processes that it took.
+    /// Number of processes that were started.
     pub processes: u64,
-    /// Seconds from the start of the first to the end of the last.
+    /// Seconds from the start of the first process to the end of the last.
     pub seconds: f64,
 }
 
@@ -228,7 +229,7 @@ impl Record {
         }
     }
 
-    /// In what another run differs, in words; nothing where it is the same.
+    /// Differences to another run, in words. Empty if there are none.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut found = Vec::new();
         for (index, digest) in &self.boundaries {
@@ -264,12 +265,12 @@ impl Record {
     }
 }
 
-/// Runs a program to its end; with `yield_every`, it yields at each boundary whose index is a
-/// multiple of that and goes on in a fresh process with fresh folders. Without `cut` the same
-/// boundaries are only looked at. `progress` hears where it stands.
+/// Runs a program to its end. With `yield_every`, it yields at each boundary whose index is a
+/// multiple, and continues in a fresh process with fresh folders. Without `cut`, the same
+/// boundaries are only observed. `progress` receives the current step.
 ///
 /// # Errors
-/// When the program fails or crashes, with its words.
+/// If the program fails or crashes, with its words.
 pub fn run(
     subject: &Subject,
     yield_every: Option<u64>,
@@ -288,8 +289,8 @@ pub fn run(
             .map(|every| (begin / every + 1) * every);
         let state = from.take();
         let state = state.as_ref().map(|(index, state)| (*index, &state[..]));
-        // A program that speaks frames may hear of the yield only after it has passed that
-        // boundary; its commit there is as good a place to cut.
+        // A program that speaks frames may receive the order after it has passed that boundary. Its
+        // commit at the boundary serves as well: the process is then killed.
         let commit_every = yield_every.filter(|_| !cut || subject.speaks_frames());
         session.run(state, commit_every, until)?;
         loop {

@@ -1,4 +1,4 @@
-//! One process of a program, from its start to its end, in folders of its own.
+//! One process of a program, from start to end, in its own folders.
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
@@ -20,11 +20,11 @@ use tempfile::TempDir;
 
 use super::{Objects, Subject};
 
-/// How long a process may take to say that it is ready.
+/// Time limit until a process reports that it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// How long it may take to end once its socket is closed.
+/// Time limit for a process to end after its socket is closed.
 const END_WITHIN: Duration = Duration::from_secs(10);
-/// What is kept of standard error.
+/// Most bytes of standard error that are kept.
 const TAIL: usize = 4_000;
 
 /// An output with its digest.
@@ -32,52 +32,52 @@ const TAIL: usize = 4_000;
 pub struct Made {
     /// Its name.
     pub name: String,
-    /// Of its bytes.
+    /// Digest of its bytes.
     pub digest: Digest,
-    /// Their number.
+    /// Number of its bytes.
     pub bytes: u64,
 }
 
-/// What a process reports.
+/// A report of a process.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Where it stands.
+    /// Progress.
     Progress {
-        /// Capsules completed.
+        /// Completed capsules.
         index: BoundaryIndex,
-        /// In all, where known.
+        /// Number of all capsules, if known.
         of: Option<BoundaryIndex>,
-        /// The program's word.
+        /// The program's note.
         note: Option<String>,
     },
-    /// A boundary that was asked for.
+    /// A requested boundary.
     Boundary {
-        /// Capsules completed.
+        /// Completed capsules.
         index: BoundaryIndex,
         /// σ.
         state: Vec<u8>,
-        /// Outputs since the last one.
+        /// Outputs since the last boundary.
         outputs: Vec<Made>,
-        /// It has yielded here.
+        /// True if the process yielded here.
         yielded: bool,
     },
-    /// It is done.
+    /// The program has completed.
     Completed {
-        /// The program's words.
+        /// The program's result.
         result: Value,
-        /// Capsules in all.
+        /// Number of all capsules.
         capsules: BoundaryIndex,
         /// Outputs since the last boundary.
         outputs: Vec<Made>,
     },
-    /// It failed or crashed.
+    /// The program failed or crashed.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The folders of one process: all that is fresh around it.
+/// Fresh folders of one process.
 #[derive(Debug)]
 pub struct Sandbox {
     root: TempDir,
@@ -95,7 +95,7 @@ impl Sandbox {
         Ok(Self { root })
     }
 
-    /// One of `home`, `cwd`, `tmp`.
+    /// Path of `home`, `cwd` or `tmp`.
     pub fn folder(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
@@ -132,12 +132,12 @@ impl<'a> Session<'a> {
     /// Starts a process and waits until it is ready.
     ///
     /// # Errors
-    /// When it cannot be started or says something else.
+    /// If it cannot be started, or its first report is another one.
     pub fn start(subject: &'a Subject) -> anyhow::Result<Self> {
         Self::start_under(subject, &[])
     }
 
-    /// The same with a command in front, e.g. a tracer, that keeps open descriptors as they are.
+    /// Starts a process under another command, such as a tracer, that keeps open descriptors.
     ///
     /// # Errors
     /// See [`Session::start`].
@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
             .stderr(Stdio::piped())
             .process_group(0);
         // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd`
-        // is open in the child, since `theirs` lives until the process was started.
+        // is open in the child, because `theirs` lives until the process has started.
         unsafe {
             command.pre_exec(move || {
                 let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
@@ -227,15 +227,16 @@ impl<'a> Session<'a> {
             ),
             Err(error) => bail!("{}: {error}", session.crash("before it was ready")),
         }
-        // From here on it takes the time that it needs, as long as it lives.
+        // From here on there is no time limit while the process lives.
         session.socket.set_read_timeout(None)?;
         Ok(session)
     }
 
-    /// Starts a run: with commits at every so many boundaries, and a yield at one.
+    /// Starts a run. It commits at every `commit_every`-th boundary and yields at boundary
+    /// `yield_at`.
     ///
     /// # Errors
-    /// When the process is gone.
+    /// If the process has ended.
     pub fn run(
         &mut self,
         from: Option<(BoundaryIndex, &[u8])>,
@@ -266,12 +267,13 @@ impl<'a> Session<'a> {
             })
         });
         let send = || -> Result<(), FrameError> {
-            // Before the run, which may pass the boundary before it hears another order.
+            // Sent before the run: the program may pass the boundary before it reads another order.
             if let Some(order) = &order {
                 frames::write(&self.socket, order, &[])?;
             }
             frames::write(&self.socket, &Order::Run(Box::new(run)), &[state])?;
-            // Others may take an order for a run that they do not have yet for nothing.
+            // Sent again: a program that speaks frames may ignore an order that arrives before its
+            // run.
             if let (Some(order), true) = (&order, self.subject.speaks_frames()) {
                 frames::write(&self.socket, order, &[])?;
             }
@@ -281,10 +283,10 @@ impl<'a> Session<'a> {
         sent.with_context(|| self.crash("when it was to run"))
     }
 
-    /// The next report.
+    /// Waits for the next report.
     ///
     /// # Errors
-    /// When a frame says nothing known; a crash is an event.
+    /// If a frame is unknown. A crash is an event.
     pub fn hear(&mut self) -> anyhow::Result<Event> {
         loop {
             let (report, body) = match frames::read::<Report>(&self.socket) {
@@ -301,7 +303,7 @@ impl<'a> Session<'a> {
                 | Report::Began { .. }
                 | Report::Aside
                 | Report::Whole => {}
-                // Nothing here counts what others use.
+                // No other execution uses this machine's memory here, so grant every request.
                 Report::Reserve(wish) => {
                     let mut grant = self.subject.grant.clone();
                     grant.memory_bytes = grant.memory_bytes.max(wish.memory_bytes);
@@ -390,7 +392,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What a package's manifest does not allow, as an agent would find it.
+    /// The manifest's rule that the state or outputs break, as an agent would report it.
     fn breaks(&self, bytes: u64, outputs: &[Made]) -> Option<String> {
         let package = self.subject.package.as_ref()?;
         let (program, manifest) = (&package.program, &package.manifest);
@@ -409,17 +411,17 @@ impl<'a> Session<'a> {
     }
 
     fn send(&mut self, order: &Order, body: &[u8]) {
-        // A process that is gone is noticed where its reports are read.
+        // The reader of reports notices a process that has ended.
         let _ = frames::write(&self.socket, order, &[body]);
     }
 
-    /// Tells it that a boundary is committed.
+    /// Reports to the process that a boundary is committed.
     pub fn committed(&mut self, index: BoundaryIndex) {
         self.send(&Order::Committed { index }, &[]);
     }
 
     fn words(&self) -> String {
-        // Passed on already.
+        // The output was shown already.
         if self.subject.echo {
             return String::new();
         }
@@ -444,7 +446,7 @@ impl<'a> Session<'a> {
             Some(status) => status.to_string(),
             None => "it closed its socket".to_owned(),
         };
-        // Its words come through another thread.
+        // Another thread copies its last output.
         std::thread::sleep(Duration::from_millis(50));
         format!("its process ended {when} ({how}){}", self.words())
     }
@@ -461,17 +463,18 @@ impl<'a> Session<'a> {
         None
     }
 
-    /// Closes the socket and waits until the process has ended by itself, then ends what is left.
+    /// Closes the socket, waits until the process ends, and kills what is left of its group.
     pub fn end(&mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.wait(END_WITHIN);
         self.kill();
     }
 
-    /// Ends it at once, wherever it is.
+    /// Kills the process at once.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // Reaped already, it may have left others of its group; the id stays theirs.
+            // After a reaped process, others of its group may remain. They keep the group's id in
+            // use.
             if let Some(group) = Pid::from_raw(process.id() as i32) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }

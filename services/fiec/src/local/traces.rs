@@ -1,4 +1,4 @@
-//! What a process touches, by `strace`, where it is there and may trace.
+//! Traces the files and addresses that a process touches, by `strace` if it is available.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -6,14 +6,14 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Calls that name a path or an address.
+/// System calls that name a path or an address.
 const CALLS: &str = "open,openat,openat2,creat,mkdir,mkdirat,rmdir,rename,renameat,renameat2,\
                      unlink,unlinkat,truncate,link,linkat,symlink,symlinkat,mknod,mknodat,\
                      chmod,fchmodat,connect";
-/// Most paths that are kept of each kind.
+/// Most paths of each kind that are kept.
 const KEPT: usize = 10_000;
 
-/// Whether tracing works here; else why not.
+/// Checks that tracing works here. Fails with the reason.
 pub fn works() -> Result<(), String> {
     let tried = Command::new("strace")
         .args(["-f", "-qq", "-o", "/dev/null", "true"])
@@ -30,7 +30,7 @@ pub fn works() -> Result<(), String> {
     }
 }
 
-/// The command in front of what is to be traced into this file.
+/// Command prefix that traces a program into this file.
 pub fn command(file: &Path) -> Vec<String> {
     let words = [
         "strace",
@@ -50,18 +50,18 @@ pub fn command(file: &Path) -> Vec<String> {
     words
 }
 
-/// What was touched.
+/// Files and addresses that were touched.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Made, changed, removed, or opened to be written.
+    /// Paths that were made, changed, removed, or opened for writing.
     pub written: BTreeSet<PathBuf>,
-    /// Opened to be read.
+    /// Paths that were opened for reading.
     pub read: BTreeSet<PathBuf>,
-    /// Addresses that were connected to, beside this machine's own.
+    /// Addresses that were connected to, except this machine's own.
     pub connected: BTreeSet<String>,
 }
 
-/// The strings of a call's arguments, unescaped.
+/// The strings among a call's arguments, unescaped.
 fn strings(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut bytes = text.bytes().peekable();
@@ -100,7 +100,7 @@ fn strings(text: &str) -> Vec<String> {
     found
 }
 
-/// The folder that a descriptor stands for, as `-y` writes it: `AT_FDCWD</a/b>`.
+/// The folder of a descriptor in the form of `-y`: `AT_FDCWD</a/b>`.
 fn annotated(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('<')?;
     rest.split_once('>').map(|(path, _)| path)
@@ -146,7 +146,8 @@ impl Touched {
             }
             return;
         }
-        // `symlink` and `symlinkat` begin with what they point to, which is not touched.
+        // The first argument of `symlink` and `symlinkat` is the link's target, which is not
+        // touched.
         let skip = usize::from(name.starts_with("symlink"));
         let here = folders.get(&pid).cloned().unwrap_or_default();
         let mut at = arguments;
@@ -170,10 +171,10 @@ impl Touched {
         }
     }
 
-    /// Reads what `strace` wrote.
+    /// Parses the output of `strace`.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn read(file: &Path) -> std::io::Result<Self> {
         let mut touched = Self::default();
         let mut folders = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What lies in a folder, before and after.
+//! Compares the contents of a folder before and after a run.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use fiec_schemas::Digest;
 
-/// Contents of files up to this size are compared; of larger ones size and time of change.
+/// Most bytes of a file whose content is compared. For larger files, size and time of change count.
 const READ_LIMIT: u64 = 64 << 20;
-/// Most files that are looked at.
+/// Most files that are read.
 const FILES_LIMIT: usize = 200_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,12 +22,12 @@ enum What {
 #[derive(Debug, Default)]
 pub struct Tree {
     entries: BTreeMap<PathBuf, What>,
-    /// It has more files than are looked at.
+    /// The folder has more files than were read.
     pub cut: bool,
 }
 
 impl Tree {
-    /// Looks; what cannot be read is passed over.
+    /// Reads a folder. Skips unreadable files.
     pub fn of(root: &Path) -> Self {
         let mut tree = Self::default();
         tree.walk(root, Path::new(""));
@@ -63,7 +63,7 @@ impl Tree {
         }
     }
 
-    /// What is different in `after`, in words.
+    /// Differences to `after`, in words.
     pub fn changes(&self, after: &Self) -> Vec<String> {
         let mut found = Vec::new();
         for (name, what) in &after.entries {
@@ -97,7 +97,7 @@ mod tests {
         }
         let before = Tree::of(folder.path());
         assert!(before.changes(&Tree::of(folder.path())).is_empty());
-        // Of the same length.
+        // The same length as before.
         std::fs::write(at("other"), "rehto").unwrap();
         std::fs::remove_file(at("gone")).unwrap();
         std::fs::create_dir(at("sub")).unwrap();

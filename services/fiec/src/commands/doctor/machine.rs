@@ -1,4 +1,4 @@
-//! What this machine has and lacks, without any server. Nothing is changed.
+//! Checks this machine without any server. Changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ fn program(name: &'static str, file: &str, remedy: &str) -> Check {
     }
 }
 
-/// Production does without it, so its absence is no warning.
+/// Production does not need the lab, so its absence is no warning.
 fn laboratory() -> Check {
     let detail = match lab::find() {
         Some(path) => format!(
@@ -46,7 +46,7 @@ fn laboratory() -> Check {
     Check::ok("fiec-lab", detail)
 }
 
-/// The memory controller's folder of this process and the kind of hierarchy.
+/// The folder of this process's memory controller, and the kind of its hierarchy.
 fn memory_controller(own: &str) -> Option<(PathBuf, &'static str)> {
     let line = |wanted: &dyn Fn(&str) -> bool| {
         own.lines().find_map(|l| {
@@ -69,7 +69,7 @@ fn cgroup() -> Check {
     let Some((path, kind)) = memory_controller(&own) else {
         return Check::bad(NAME, Status::Warning, "no memory controller", REMEDY);
     };
-    // In a container the path may be the host's; the mount's root is then ours.
+    // In a container the path may be the host's. Then the root of the mount is the container's own.
     let root = Path::new(if kind == "v1" {
         "/sys/fs/cgroup/memory"
     } else {

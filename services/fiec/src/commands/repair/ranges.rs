@@ -1,9 +1,10 @@
-//! Ranges that are shared ([`fiec_schemas::spread`]): the holder's ledger begins anew, its parts do not.
+//! Repairs shared ranges ([`fiec_schemas::spread`]). The holder's ledger begins again; the ledgers
+//! of its parts do not.
 //!
-//! The holder goes on with the tiles that it kept, if the σ that PostgreSQL has is not older than its
-//! last split or merge: σ has the end of its range. The range of each part that was out becomes a new
-//! part, with an id of its own, and the policy service makes it. Otherwise the holder begins with its
-//! whole range. In both cases the parts that it had are cancelled: nobody takes them back.
+//! σ contains the end of the holder's range. So the holder continues with the tiles that it kept if
+//! PostgreSQL has a σ from after its last split or merge. The policy service then makes a new part,
+//! with its own id, for the range of each part that was out. Otherwise the holder starts with its
+//! whole range. In both cases the old parts are cancelled, because no holder takes them back.
 
 use fiec_broker::Ledger;
 use fiec_recorder::PgTime;
@@ -12,27 +13,27 @@ use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading, part_id};
 use fiec_schemas::{ExecutionId, StatePlace, Submission, Tenant};
 use sqlx::{PgPool, Row};
 
-/// The holder of a part; none for an execution that is no part.
+/// The holder of a part. `None` if the execution is no part.
 pub(super) async fn holder_of(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Option<ExecutionId>> {
     let holder = sqlx::query_scalar("SELECT holder FROM spread_splits WHERE part = $1");
     let holder = holder.bind(id.0).fetch_optional(pool).await?;
     Ok(holder.map(ExecutionId))
 }
 
-/// What becomes of a part whose ledger is gone.
+/// Decision about a part whose ledger is lost.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Its holder has it still: the policy service makes it again.
+    /// Its holder still has it, so the policy service makes it again.
     MadeAgain,
-    /// Nobody takes it back.
+    /// No holder takes it back.
     Cancelled,
 }
 
-/// Says what becomes of a part whose ledger is gone. Its holder's ledger, if it was gone, has begun
-/// anew by now.
+/// Decides about a part whose ledger is lost. The ledger of its holder was restored before, if it
+/// was lost too.
 ///
 /// # Errors
-/// When its holder could not be repaired.
+/// If its holder could not be repaired.
 pub(super) async fn fate(
     pool: &PgPool,
     ledger: &Ledger,
@@ -61,7 +62,7 @@ pub(super) async fn fate(
     })
 }
 
-/// How a holder shares its range when its ledger begins anew, and whether it goes on from `place`.
+/// How a holder shares its range in its new ledger. True if it continues from `place`.
 pub(super) async fn spreading(
     pool: &PgPool,
     id: ExecutionId,
@@ -76,7 +77,7 @@ pub(super) async fn spreading(
     if splits.is_empty() {
         return Ok((Some(own), true));
     }
-    // Ids of parts derive from this number: no new part has the id of an old one.
+    // Ids of parts derive from this number, so no new part gets the id of an old one.
     let nth = splits.iter().filter_map(|s| s.nth).max();
     let nth = nth.map_or(0, |nth| nth + 1).max(splits.len() as i64);
     own.splits = u32::try_from(nth)?;
@@ -118,7 +119,7 @@ pub(super) async fn spreading(
         let TileRange { from, to } = range;
         own.parts.push(Part { id, from, to });
     }
-    // It waits for its parts if it has done all that it kept: σ of its end came with that word.
+    // It waits for its parts if it has computed all tiles that it kept: this σ is its last one.
     let is_last = last.is_some_and(|last| last.index == place.index);
     own.waits = is_last && row.try_get("is_end")? && !own.parts.is_empty();
     Ok((Some(own), true))
@@ -129,11 +130,11 @@ struct Split {
     range: TileRange,
     nth: Option<i64>,
     split_at: Option<PgTime>,
-    /// When its holder took it back, or began anew without it.
+    /// When its holder took it back, or began again without it.
     gone_at: Option<PgTime>,
 }
 
-/// All parts that a holder has split off, the one with the last tiles first.
+/// All parts that a holder has split off, the part with the last tiles first.
 async fn splits(pool: &PgPool, holder: ExecutionId) -> anyhow::Result<Vec<Split>> {
     let rows = sqlx::query(
         "SELECT from_tile, to_tile, nth, split_at, coalesce(merged_at, dropped_at) AS gone_at \
