@@ -1,20 +1,23 @@
-//! How much a node may hold: its slots, and ahead of them only what it will begin soon.
+//! The capacity of a node: its slots, plus a queue of executions that will start soon.
 //!
 //! `limit = slots + min(k · completions of the last 2 s, horizon · slots not stuck / mean service
 //! time, max(64, queue time · completions a second))`
 //!
 //! All bounds but the last start at 0. The first grows like a slow start: each completion allows
-//! `k` more ahead, so that a flood of short executions is bound ahead within a few round trips. The
-//! second keeps long work out of queues: an execution of ten seconds leaves no room ahead, and a
-//! slot whose execution has run for longer than the horizon does not count at all. The third keeps
-//! queues as short as the node really is fast: what waits there could have gone elsewhere, and an
-//! execution whose whole life is short is cheap to record. What finds no room waits as `pending`,
-//! where it can still go anywhere.
+//! `k` more queued executions. So a flood of short executions fills the queue within a few round
+//! trips.
+//!
+//! The second keeps long work out of queues. An execution of ten seconds leaves no room in the
+//! queue. A slot whose execution has run for longer than the horizon does not count at all.
+//!
+//! The third limits a queue by the node's real rate, because queued executions could have run
+//! elsewhere. It never goes below a fixed floor, since short executions are cheap to record. An
+//! execution without a slot or a queue place stays `pending` and can still go to any node.
 
 use crate::config::Config;
 use crate::time::Millis;
 
-/// What was learned of a node's speed.
+/// Measured speed of a node.
 #[derive(Debug, Clone, Default)]
 pub struct Speed {
     bucket: u64,
@@ -25,11 +28,11 @@ pub struct Speed {
 
 const BUCKET_MS: u64 = 1_000;
 const WEIGHT: f64 = 0.05;
-/// What a node may hold ahead before its rate is known, once it completes at all.
+/// Queue length that the rate bound always allows.
 const AHEAD_FLOOR: u32 = 64;
 
 impl Speed {
-    /// An execution completed after computing for so long here.
+    /// Notes a completed execution with its computing time on this node.
     pub fn completed(&mut self, now: Millis, service_us: u64) {
         self.roll(now);
         self.current = self.current.saturating_add(1);
@@ -68,7 +71,7 @@ impl Speed {
         }
     }
 
-    /// What may be held ahead of the slots, of which `stuck` run something long.
+    /// Queue length beyond the slots, of which `stuck` run long executions.
     pub fn ahead(&self, now: Millis, slots: u32, stuck: u32, config: &Config) -> u32 {
         let by_growth = self.recent(now).saturating_mul(config.ahead_per_completion);
         if by_growth == 0 {
@@ -84,7 +87,7 @@ impl Speed {
             reason = "float casts saturate, and this one is not negative"
         )]
         let by_service = by_service as u32;
-        // The buckets cover one to two seconds: their fullest one is the better estimate.
+        // The buckets cover one to two seconds, so the fullest one is the better estimate.
         let by_rate = u64::from(self.fullest(now)) * config.queue_ms / BUCKET_MS;
         let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX).max(AHEAD_FLOOR);
         by_growth

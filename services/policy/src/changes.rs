@@ -1,20 +1,20 @@
-//! Which nodes were changed, in order, so that who keeps something about every node looks again at
-//! few of them.
+//! A log of changed nodes, so that an index over all nodes re-reads only the changed ones.
 
 use std::collections::VecDeque;
 
 use crate::cluster::NodeIx;
 
-/// A log of changes, about as long as there are nodes: who is further behind looks at all of them.
+/// The log, at most about as long as the number of nodes. A reader that is further behind re-reads
+/// all nodes.
 #[derive(Debug, Default)]
 pub struct Changes {
     log: VecDeque<NodeIx>,
-    /// How many entries were dropped from its beginning.
+    /// Number of entries dropped from the front.
     dropped: u64,
 }
 
 impl Changes {
-    /// A node of a cluster of so many is changed.
+    /// Adds a changed node of a cluster of `nodes` nodes.
     pub fn note(&mut self, ix: NodeIx, nodes: usize) {
         self.log.push_back(ix);
         while self.log.len() > nodes {
@@ -23,13 +23,13 @@ impl Changes {
         }
     }
 
-    /// How many changes there have been: what [`Changes::since`] is asked with next.
+    /// Number of changes so far, as the argument of the next [`Changes::since`].
     pub fn count(&self) -> u64 {
         self.dropped + self.log.len() as u64
     }
 
-    /// The nodes changed after the first `seen` changes, some of them repeatedly, but not in a row;
-    /// none where that is not known any more, and every node may have changed.
+    /// The nodes changed after the first `seen` changes. A node may appear again, but not twice in
+    /// a row. None if the log no longer goes back so far, and every node may have changed.
     pub fn since(&self, seen: u64) -> Option<impl Iterator<Item = NodeIx> + use<'_>> {
         let skip = seen.checked_sub(self.dropped)?;
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);

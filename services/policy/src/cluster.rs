@@ -1,5 +1,5 @@
-//! What the policy knows: nodes and live executions, kept small. An execution costs a few hundred
-//! bytes; its ledger's last message is read again when somebody must append to it.
+//! The policy's nodes and live executions, kept small. An execution takes a few hundred bytes; its
+//! ledger's last message is read again before an append to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,23 +23,23 @@ use crate::watch::Watch;
 
 pub use crate::execution::{Attained, Execution, Extra, Order, Stage, Wanted};
 
-/// Index of a node; never used twice.
+/// Index of a node; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeIx(pub u32);
 
-/// Whether a node is there.
+/// Presence of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// Heard within the liveness time, or not yet doubted.
+    /// Heard within the liveness time, or not yet in doubt.
     Up,
-    /// Silent; a probe is on its way.
+    /// Silent, with a probe in flight.
     Probing {
-        /// Since when.
+        /// Start of the probe.
         since: Millis,
     },
-    /// Silent, and a probe was not answered.
+    /// Silent, and a probe failed.
     Lost {
-        /// When that was found.
+        /// Time at which it was found lost.
         since: Millis,
     },
 }
@@ -49,57 +49,57 @@ pub enum Presence {
 pub struct Node {
     /// Its name.
     pub id: NodeId,
-    /// What it said when it joined; none for one that only ledgers name, or that left.
-    /// [`Node::describe`] changes it.
+    /// Its descriptor. None for a node that only ledgers name, or that left. [`Node::describe`]
+    /// changes it.
     pub descriptor: Option<Arc<NodeDescriptor>>,
-    /// The instance that this is of.
+    /// The instance of the descriptor.
     pub life: Option<InstanceId>,
-    /// What operators said.
+    /// Flags set by operators.
     pub flags: NodeFlags,
-    /// What it has proved and lost.
+    /// The contracts that it has proved and lost.
     pub trust: Trust,
     /// The last vector. [`Node::hear`] changes it.
     pub vector: Option<Arc<HardwareVector>>,
-    /// True where that says that it drains.
+    /// True if the last vector says that the node drains.
     pub drains: bool,
-    /// When that was.
+    /// Time of the last vector.
     pub vector_at: Millis,
-    /// When it was last heard in any way.
+    /// Time of its last sign of life.
     pub heard: Millis,
-    /// Whether it is there.
+    /// Its presence.
     pub presence: Presence,
-    /// The instance that spoke last, and since when this is known.
+    /// The last instance heard, and when it was first heard.
     pub confirmed: Option<(InstanceId, Millis)>,
-    /// Under its own thresholds.
+    /// Watch under its own thresholds.
     pub base: Option<Watch>,
-    /// Under the thresholds of submissions.
+    /// Watches under the thresholds of submissions.
     pub overrides: BTreeMap<ProfileIx, Watch>,
-    /// Its devices, and what is taken of them.
+    /// Its devices, and their use.
     pub devices: Devices,
-    /// Executions bound to it or started on it, appends under way included.
+    /// Executions bound to it or started on it, including appends in flight.
     pub holds: BTreeSet<ExecutionId>,
-    /// Of those, the ones started for longer than the horizon.
+    /// Number of those that have run for longer than the horizon.
     pub long: u32,
-    /// Of those, the started ones; those that are parked are not counted.
+    /// Number of those that are started and not parked.
     pub started: u32,
-    /// Of those, the parked ones, which have no slot.
+    /// Number of those that are parked, which use no slot.
     pub parked: u32,
     /// Orders to yield or unpark that name it as their destination.
     pub expected: u32,
-    /// How fast it is.
+    /// Its measured speed.
     pub speed: Speed,
-    /// When its executions were last looked at for ones of an earlier life.
+    /// Time of the last check for executions of an earlier instance.
     pub reviewed: Millis,
-    /// When it was last asked what it holds.
+    /// Time of the last question for its holdings.
     pub holdings_asked: Millis,
-    /// When it is asked again.
+    /// Time of the next question.
     pub holdings_due: Millis,
-    /// What was last recorded of its viability.
+    /// The viability recorded last.
     pub said: &'static str,
 }
 
 impl Node {
-    /// What it says of itself now, if it is there.
+    /// Sets or removes its descriptor.
     pub fn describe(&mut self, descriptor: Option<Arc<NodeDescriptor>>) {
         self.life = descriptor.as_ref().map(|d| d.instance);
         let substrates = descriptor.as_ref().map(|d| &*d.substrates);
@@ -107,25 +107,24 @@ impl Node {
         self.descriptor = descriptor;
     }
 
-    /// What it tells of its hardware now, if anything; what it told before is given back.
+    /// Sets or removes its vector, and returns the previous one.
     pub fn hear(&mut self, vector: Option<Arc<HardwareVector>>) -> Option<Arc<HardwareVector>> {
         self.drains = vector.as_ref().is_some_and(|v| v.draining);
         std::mem::replace(&mut self.vector, vector)
     }
 
-    /// Executions that it runs at once.
+    /// Number of executions that it runs at once.
     pub fn slots(&self) -> u32 {
         self.descriptor.as_ref().map_or(0, |d| d.slots)
     }
 
-    /// The share of its memory that one of its slots has, in bytes: what a worker grants where
-    /// nothing is asked for.
+    /// Share of its memory for one slot, in bytes: what a worker grants by default.
     pub fn share_bytes(&self) -> u64 {
         let limit = self.descriptor.as_ref().map_or(0, |d| d.memory_limit_bytes);
         limit / u64::from(self.slots().max(1))
     }
 
-    /// Executions that count against its capacity.
+    /// Number of executions that count against its capacity.
     pub fn held(&self) -> u32 {
         u32::try_from(self.holds.len())
             .unwrap_or(u32::MAX)
@@ -133,47 +132,47 @@ impl Node {
             .saturating_add(self.expected)
     }
 
-    /// How many it may hold now.
+    /// Number of executions that it may hold now.
     pub fn limit(&self, now: Millis, config: &Config) -> u32 {
         let slots = self.slots();
         slots.saturating_add(self.speed.ahead(now, slots, self.long, config))
     }
 
-    /// True while its last vector is evidence.
+    /// True if its last vector is recent enough to count.
     pub fn is_fresh(&self, now: Millis, config: &Config) -> bool {
         self.vector.is_some() && now.since(self.vector_at) <= config.liveness_ms
     }
 
-    /// True while an operator or the node itself wants it empty.
+    /// True if an operator or the node itself wants it empty.
     pub fn is_draining(&self) -> bool {
         self.flags.draining
             || self.flags.revoked_at.is_some() && self.revoked_at().is_some()
             || self.drains
     }
 
-    /// When this life of it will be gone, if somebody has said so.
+    /// Time at which its current instance disappears, if announced.
     pub fn revoked_at(&self) -> Option<Timestamp> {
         self.flags.revocation_of(self.life?)
     }
 
-    /// The watch that judges executions of this profile.
+    /// The watch that applies to executions of this profile.
     pub fn watch(&self, profile: ProfileIx) -> Option<&Watch> {
         self.overrides.get(&profile).or(self.base.as_ref())
     }
 
-    /// Whose readings judge an execution at this place of it.
+    /// The readings that apply to an execution at this place.
     pub fn judged(&self, profile: Option<&Profile>, device: Option<DeviceIx>) -> Judged<'_> {
         let device = device.and_then(|ix| self.devices.get(ix));
         Judged::of(profile, device)
     }
 }
 
-/// What an execution counts for on the node that it is tied to.
+/// The part of an execution in its node's counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Weight {
     node: Option<NodeIx>,
     claim: Claim,
-    /// It has a slot, or will: it is tied to the node and not parked.
+    /// True if it has or will have a slot: it has a node and is not parked.
     slot: bool,
     started: bool,
     long: bool,
@@ -194,30 +193,30 @@ impl Weight {
     }
 }
 
-/// Nodes and executions.
+/// All nodes and live executions.
 #[derive(Debug, Default)]
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// Nodes by name, to be found.
+    /// Nodes by name, for lookups.
     named: QuickMap<NodeId, NodeIx>,
-    /// And in order of their names.
+    /// Nodes ordered by name.
     by_name: BTreeMap<NodeId, NodeIx>,
-    /// Which nodes were changed.
+    /// The log of changed nodes.
     pub changes: Changes,
     /// Profiles in use.
     pub profiles: Profiles,
-    /// What tenants hold.
+    /// The tenants' held slots and usage.
     pub tenants: Tenants,
-    /// True once a place has become free; whoever looks for what it is good for takes it back.
+    /// True after a place became free. The reader of the flag clears it.
     pub freed: bool,
     executions: QuickMap<ExecutionId, Box<Execution>>,
-    /// How many of them are parked.
+    /// Number of parked executions.
     parked: u32,
     agenda: BTreeSet<(Millis, ExecutionId)>,
 }
 
 impl Cluster {
-    /// The node of this name, made where missing.
+    /// The node of this name, created if missing.
     pub fn intern(&mut self, now: Millis, name: &NodeId) -> NodeIx {
         if let Some(ix) = self.named.get(name) {
             return *ix;
@@ -254,7 +253,7 @@ impl Cluster {
         ix
     }
 
-    /// The node of this name, if any.
+    /// The node of this name, if known.
     pub fn find(&self, name: &NodeId) -> Option<NodeIx> {
         self.named.get(name).copied()
     }
@@ -264,19 +263,19 @@ impl Cluster {
         &self.nodes[ix.0 as usize]
     }
 
-    /// A node, to change it.
+    /// Mutable access to a node; marks it as changed.
     pub fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
         self.changed(ix);
         &mut self.nodes[ix.0 as usize]
     }
 
-    /// A node, to change what no choice of a place depends on, as most that it tells; whoever
-    /// changes more calls [`Cluster::changed`].
+    /// Mutable access that does not mark the node for re-ranking. Call [`Cluster::changed`] after
+    /// you modify a field that placement reads.
     pub fn node_quietly(&mut self, ix: NodeIx) -> &mut Node {
         &mut self.nodes[ix.0 as usize]
     }
 
-    /// The device of a node with this id, made where missing; none for the host.
+    /// The device of a node with this id, created if missing. None for the host.
     pub fn device(&mut self, ix: NodeIx, id: &str) -> Option<DeviceIx> {
         if id == HOST {
             return None;
@@ -284,22 +283,22 @@ impl Cluster {
         self.node_mut(ix).devices.intern(id)
     }
 
-    /// A choice of a place may depend on what has changed about a node.
+    /// Marks a node for re-ranking.
     pub fn changed(&mut self, ix: NodeIx) {
         self.changes.note(ix, self.nodes.len());
     }
 
-    /// All nodes in order of their names.
+    /// All nodes, ordered by name.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
         self.by_name.values().map(|ix| (*ix, self.node(*ix)))
     }
 
-    /// How many nodes have ever been named.
+    /// Number of nodes ever named.
     pub fn node_count(&self) -> u32 {
         u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
     }
 
-    /// How many executions live.
+    /// Number of live executions.
     pub fn live(&self) -> usize {
         self.executions.len()
     }
@@ -309,18 +308,18 @@ impl Cluster {
         self.executions.get(&id).map(Box::as_ref)
     }
 
-    /// An execution, to change it (not its stage: [`Cluster::set_stage`]).
+    /// Mutable access to an execution. To change its stage, use [`Cluster::set_stage`].
     pub fn execution_mut(&mut self, id: ExecutionId) -> Option<&mut Execution> {
         self.executions.get_mut(&id).map(Box::as_mut)
     }
 
-    /// All live executions, in no order.
+    /// All live executions, unordered.
     pub fn executions(&self) -> impl Iterator<Item = (&ExecutionId, &Execution)> {
         self.executions.iter().map(|(id, e)| (id, &**e))
     }
 
-    /// The live executions of which that is true, in order of their ids; all are looked at, so it
-    /// is not for what is done often.
+    /// The live executions that satisfy `is`, ordered by id. It reads all executions, so keep it
+    /// off the hot path.
     pub fn those_that(&self, is: impl Fn(&Execution) -> bool) -> Vec<ExecutionId> {
         let all = self.executions.iter();
         let mut found: Vec<_> = all.filter(|(_, e)| is(e)).map(|(id, _)| *id).collect();
@@ -328,12 +327,12 @@ impl Cluster {
         found
     }
 
-    /// How many of them are parked.
+    /// Number of parked executions.
     pub fn parked(&self) -> u32 {
         self.parked
     }
 
-    /// Adds an execution that is not there yet.
+    /// Adds a new execution.
     pub fn insert(&mut self, id: ExecutionId, execution: Execution) {
         self.tenants.intern(&execution.tenant);
         let weight = Weight::of(&execution);
@@ -344,7 +343,7 @@ impl Cluster {
         self.executions.insert(id, Box::new(execution));
     }
 
-    /// Changes an execution's stage, with what it takes of its node, and its nodes' counts.
+    /// Changes an execution's stage and claim, and updates the counts of its nodes.
     pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, claim: Claim, since: Millis) {
         self.change(id, |e| {
             let before = std::mem::replace(&mut e.stage, stage);
@@ -359,7 +358,7 @@ impl Cluster {
         });
     }
 
-    /// Notes that an execution is parked where it is, or no more.
+    /// Sets whether an execution is parked.
     pub fn set_parked(&mut self, id: ExecutionId, parked: Option<Parked>) {
         self.change(id, |e| {
             if e.parked() != parked {
@@ -368,7 +367,7 @@ impl Cluster {
         });
     }
 
-    /// Changes an execution, and with it what it counts for.
+    /// Changes an execution and updates the counts.
     fn change(&mut self, id: ExecutionId, change: impl FnOnce(&mut Execution)) {
         let Some(e) = self.executions.get_mut(&id) else {
             return;
@@ -384,7 +383,7 @@ impl Cluster {
         }
     }
 
-    /// Counts again what an execution takes of its node, once its profile is known.
+    /// Recomputes an execution's claim once its profile is known.
     pub fn claim_anew(&mut self, id: ExecutionId) {
         if let Some(e) = self.executions.get(&id) {
             let claim = Claim::of(self.profiles.get(e.profile), e.device());
@@ -393,12 +392,12 @@ impl Cluster {
         }
     }
 
-    /// Notes that an execution has run for longer than the horizon.
+    /// Marks an execution that has run for longer than the horizon.
     pub fn mark_long(&mut self, id: ExecutionId) {
         self.change(id, |e| e.long |= e.computes());
     }
 
-    /// Counts what an execution takes of its node, in place of what it took before.
+    /// Replaces an execution's part in the counts of its nodes.
     fn weigh(&mut self, id: ExecutionId, before: Weight, after: Weight) {
         self.parked = self.parked + u32::from(after.parked) - u32::from(before.parked);
         let begins = Weight {
@@ -406,7 +405,7 @@ impl Cluster {
             ..before
         };
         if let Some(ix) = after.node.filter(|_| begins == after) {
-            // No choice of a place depends on that.
+            // Placement does not read this count.
             let node = self.node_quietly(ix);
             node.started = node.started + u32::from(after.started) - u32::from(before.started);
             return;
@@ -432,7 +431,7 @@ impl Cluster {
         }
     }
 
-    /// Takes an execution's order away and frees what it reserved.
+    /// Removes an execution's order and frees the reserved place.
     pub fn clear_order(&mut self, id: ExecutionId) -> Option<Order> {
         let order = self.executions.get_mut(&id)?.extra.as_mut()?.order.take()?;
         if let Some(to) = order.to {
@@ -471,7 +470,7 @@ impl Cluster {
         Some(execution)
     }
 
-    /// One user of a profile less.
+    /// Removes one user of a profile.
     pub fn release_profile(&mut self, ix: ProfileIx) {
         if self.profiles.release(ix) {
             for node in &mut self.nodes {
@@ -480,7 +479,7 @@ impl Cluster {
         }
     }
 
-    /// Sets when an execution is looked at again; 0 for not at all.
+    /// Schedules the next review of an execution; 0 for none.
     pub fn set_due(&mut self, id: ExecutionId, due: Millis) {
         let Some(execution) = self.executions.get_mut(&id) else {
             return;
@@ -497,7 +496,7 @@ impl Cluster {
         }
     }
 
-    /// The next execution whose time has come, taken from the agenda.
+    /// Removes and returns the next execution that is due.
     pub fn pop_due(&mut self, now: Millis) -> Option<ExecutionId> {
         let (due, id) = *self.agenda.first()?;
         if due > now {
@@ -510,7 +509,7 @@ impl Cluster {
         Some(id)
     }
 
-    /// When the agenda's first entry is due.
+    /// Time of the first entry of the agenda.
     pub fn next_due(&self) -> Option<Millis> {
         self.agenda.first().map(|(due, _)| *due)
     }

@@ -1,4 +1,4 @@
-//! Settings of the policy with their defaults. All times are in milliseconds.
+//! Settings of the policy with their defaults. All times are in ms.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,123 +7,124 @@ use fiec_schemas::NodeId;
 
 use crate::share::order::Discipline;
 
-/// What may be tuned.
+/// Tunable settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Silence after which a node is probed, and a vector is no evidence any more.
+    /// Silence after which a node is probed and its vector no longer counts.
     pub liveness_ms: u64,
-    /// A gap between ticks after which the observer distrusts its own clock.
+    /// Gap between ticks after which this process distrusts its own clock.
     pub stall_ms: u64,
-    /// How long a bound execution may wait before its capsule is sent again, and again as long
-    /// before it is bound elsewhere.
+    /// Time after which a bound execution's capsule is sent again. After the same time once more,
+    /// the execution is bound elsewhere.
     pub take_ms: u64,
-    /// The same while the node says that it has a backlog.
+    /// The same if the node reports a backlog.
     pub take_busy_ms: u64,
-    /// How long an execution may wait behind long work while another node has a free slot.
+    /// Longest wait behind long work while another node has a free slot.
     pub balance_ms: u64,
-    /// How often a node is asked which executions it holds, while any are started there.
+    /// Interval of the question which executions a node holds, while any has started there.
     pub holdings_ms: u64,
-    /// What two answers, asked so far apart, both lack is bound anew.
+    /// An execution that two answers lack, asked this far apart, is bound again.
     pub holdings_confirm_ms: u64,
-    /// How long nothing is bound after the broker has lost messages: who holds a binding appends them
-    /// again meanwhile.
+    /// Time without bindings after the broker has lost messages. Holders append these again in the
+    /// meantime.
     pub heal_ms: u64,
-    /// How long the replicas that are not preferred wait for the one that is.
+    /// Time that the other replicas wait for the preferred one.
     pub grace_ms: u64,
-    /// The same for orders to a node, which other replicas cannot see.
+    /// The same for orders to a node, which other replicas do not see.
     pub order_grace_ms: u64,
-    /// A yield order that was not answered, or was refused, is tried again after this.
+    /// Time until a refused or unanswered order is repeated.
     pub order_retry_ms: u64,
-    /// A yield order that was taken is repeated after this.
+    /// Time until an accepted order is repeated.
     pub order_repeat_ms: u64,
-    /// What must leave a node by a time and has no place to go is told to commit when this and
-    /// twice its own interval between boundaries are left.
+    /// Margin for a node with a deadline: an execution without a destination is ordered to commit
+    /// when this plus twice its own interval between boundaries is left.
     pub leave_margin_ms: u64,
-    /// How often it is looked at what is to be told of executions that wait; 0: never.
+    /// Interval of the reports on waiting executions; 0 turns them off.
     pub tell_ms: u64,
-    /// What is on a revoked node is given up so long before the node is gone.
+    /// An execution on a revoked node is given up this long before the node disappears.
     pub give_up_ms: u64,
-    /// A replica that was not heard for so long is absent.
+    /// Silence after which a replica counts as absent.
     pub replica_ms: u64,
-    /// How long a node that refused an execution is not asked again for it.
+    /// Time for which a node that refused an execution is avoided for it.
     pub avoid_ms: u64,
-    /// What a node may be given ahead is what it begins within this time.
+    /// A node's queue holds at most the executions that start within this time.
     pub horizon_ms: u64,
-    /// Nor may it be given more ahead than it completes within this time at its present rate.
+    /// A node's queue holds at most its completions within this time at its present rate.
     pub queue_ms: u64,
-    /// What a node may be given ahead for each completion of the last two seconds.
+    /// Queued executions that each completion of the last two seconds allows.
     pub ahead_per_completion: u32,
-    /// The most that a node may be given ahead.
+    /// Most queued executions on a node.
     pub ahead_limit: u32,
-    /// The least time between two rebindings for pressure, where a dwell is shorter.
+    /// Shortest time between two rebindings for pressure, even if a dwell is shorter.
     pub residency_floor_ms: u64,
-    /// A reservation whose execution has found no room for so long is given back, and others of
-    /// its tenant have their turn.
+    /// Time after which the reservation of an execution without a place is given back, so that
+    /// others of its tenant have their turn.
     pub reserve_ms: u64,
-    /// A gang that is not bound, or not started, in full within this time begins anew.
+    /// Time within which all members of a gang must be bound and started. Otherwise the gang starts
+    /// again.
     pub gang_ms: u64,
-    /// A gang that has found no room for so long has what becomes free kept for it.
+    /// Time without places after which free places are reserved for a gang.
     pub gang_keep_ms: u64,
-    /// What runs beyond a quota that was lowered goes on for so long before it gives way.
+    /// Time for which a tenant may exceed a lowered quota before executions are preempted.
     pub quota_grace_ms: u64,
-    /// How often the ledger of what is waited for and not known is looked at again.
+    /// Interval between two looks at the ledger of an unknown dependency.
     pub look_ms: u64,
-    /// After so long nothing more of a submission is to come: what it waits for and has no ledger
-    /// has vanished.
+    /// Time after which a dependency without a ledger counts as vanished.
     pub vanished_ms: u64,
-    /// Appends that one call may ask for.
+    /// Most appends of one call.
     pub burst: usize,
-    /// By what order what waits is served, and what may give way to it.
+    /// Order of the queue and rule of preemption.
     pub discipline: Discipline,
-    /// Whether what runs gives way to a higher priority, a tenant below its share, a deadline.
+    /// True if a higher priority, a tenant below its share, or a deadline preempts.
     pub preempt: bool,
-    /// Whether what runs gives way when its slice of time is over. It does only while something
-    /// has waited for longer than a slice.
+    /// True if the end of a time slice preempts. It does so only while an execution has waited for
+    /// longer than a slice.
     pub slicing: bool,
-    /// A slice of time; also the unit of the levels of service.
+    /// A time slice, and the unit of the service levels.
     pub slice_ms: u64,
-    /// How long, at least, something computes at a place before it gives way to anybody.
+    /// Shortest stay in a place before a preemption.
     pub preempt_residency_ms: u64,
-    /// The same as a multiple of what a move costs it: with 20, moving takes at most a twentieth of
-    /// its time.
+    /// The same as a multiple of the cost of a move. With 20, moves take at most a twentieth of an
+    /// execution's time.
     pub preempt_residency_moves: u64,
-    /// How often it is looked at who should give way.
+    /// Interval between two reviews of preemption.
     pub preempt_review_ms: u64,
-    /// What has waited so long counts as if its priority were one higher; 0: it never does.
+    /// Wait after which an execution's priority counts one higher; 0 turns ageing off.
     pub ageing_ms: u64,
-    /// After so long what a tenant has used counts half.
+    /// Half-life of a tenant's usage.
     pub half_life_ms: u64,
-    /// Whether what runs is moved to a smaller device that suffices when others need the large
-    /// one, and to a larger one that idles when it would gain by that.
+    /// True if running executions are moved between devices: to a smaller one that suffices if
+    /// others need the large one, and to a larger idle one that they gain from.
     pub reallocate: bool,
-    /// How long, at least, something computes on a device before it is moved to another for that.
+    /// Shortest stay on a device before such a move.
     pub reallocate_residency_ms: u64,
-    /// How long a device must have been idle before something is moved to it because it is larger.
+    /// Time for which a larger device must be idle before an execution is moved to it.
     pub upgrade_dwell_ms: u64,
-    /// From this contention of its device on, in [0, 1], an execution would gain by a larger one.
+    /// Contention of its device from which an execution gains from a larger one, in [0, 1].
     pub device_bound: f64,
-    /// How often it is looked whether ranges that several compute should be shared out further.
+    /// Interval between two reviews of spread ranges.
     pub spread_look_ms: u64,
-    /// How long there must have been a place for one more, and how long a part that its holder waits
-    /// for may have none before it is given back.
+    /// Time for which a place must be free before a range is split. Also the time after which a
+    /// part without a place is given back if its holder waits for it.
     pub spread_dwell_ms: u64,
-    /// Nobody is split who is done in less.
+    /// Least remaining time of an execution that is split.
     pub spread_least_ms: u64,
-    /// The same as a multiple of what a move costs it.
+    /// The same as a multiple of the cost of a move.
     pub spread_moves: u64,
-    /// One that was told to split should have done so within this and four capsules.
+    /// Time, plus four capsules, within which a split must follow its order.
     pub spread_answer_ms: u64,
-    /// The public keys that nodes must have, where an operator has pinned them; whoever is not among
-    /// them, or claims another key, is given nothing. None: a node's key is what its claim says.
+    /// The pinned public keys of nodes. A node that is missing here, or claims another key, gets no
+    /// work. None: a node's key is the one in its claim.
     pub node_keys: Option<Arc<BTreeMap<NodeId, String>>>,
-    /// Share of the committed boundaries of built-in programs under the bitwise contract that are
-    /// computed once more elsewhere where the submission says nothing; in [0, 1].
+    /// Share of the committed boundaries of built-in programs that other nodes compute again if the
+    /// submission does not choose, in [0, 1]. It applies to the bitwise contract.
     pub verify_share: f64,
-    /// Parts that are computed once more at the same time.
+    /// Most verifications at the same time.
     pub verify_at_once: usize,
-    /// A part that led to nothing is tried again after this, doubled each time up to 32 times.
+    /// Time until a failed verification is tried again. It doubles with each failure, up to 32
+    /// times.
     pub verify_retry_ms: u64,
-    /// Who computes a part and was not heard for so long is given up.
+    /// Silence after which a verifier is given up.
     pub verify_silence_ms: u64,
 }
 
@@ -187,8 +188,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Why a node is not who an operator has said that it is; none where it is, or where nobody has
-    /// said anything. `key`: what its claim states.
+    /// Why a node's key is not the pinned one. None if it is, or if no keys are pinned. `key`: the
+    /// key in its claim.
     pub fn stranger(&self, node: &NodeId, key: Option<&str>) -> Option<String> {
         let pinned = self.node_keys.as_ref()?.get(node);
         match (pinned, key) {

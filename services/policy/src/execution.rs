@@ -1,5 +1,5 @@
-//! A live execution as the policy keeps it: small, since there may be a hundred thousand. What only
-//! few have lies apart.
+//! A live execution in the policy. It is kept small, since there may be a hundred thousand. Rare
+//! fields are stored apart.
 
 use fiec_schemas::duty::Request;
 use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
@@ -10,23 +10,23 @@ use crate::places::{Claim, DeviceIx};
 use crate::profile::ProfileIx;
 use crate::time::Millis;
 
-/// Where an execution stands.
+/// Stage of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Waits to be bound.
+    /// It waits for a binding.
     Pending,
-    /// Tied to a node that has not started it.
+    /// It is bound to a node that has not started it.
     Bound(NodeIx, InstanceId),
-    /// Computing there.
+    /// The node has started it.
     Started(NodeIx, InstanceId),
-    /// Waits for somebody.
+    /// It is paused by a person.
     Paused,
-    /// Computed, and compared before that counts.
+    /// It is computed, and verified before that counts.
     Verifying,
 }
 
 impl Stage {
-    /// The node it is tied to.
+    /// The node that it is bound to.
     pub fn node(self) -> Option<NodeIx> {
         match self {
             Stage::Bound(node, _) | Stage::Started(node, _) => Some(node),
@@ -35,17 +35,17 @@ impl Stage {
     }
 }
 
-/// What an order wants of the node that computes an execution. The order to yield keeps this name
-/// down to the ledger: `ControlRequest::Yield`, the child's order and report `yield`, the event
+/// The content of an order to the holder of an execution. The order to yield keeps this name down
+/// to the ledger: `ControlRequest::Yield`, the child's order and report `yield`, the event
 /// `yielded`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Yield at the next boundary, to the order's destination. Without one the execution is pending
-    /// again.
+    /// Yield at the next boundary to the order's destination. Without a destination the execution
+    /// becomes pending.
     Yield,
-    /// Park at the next boundary, and keep this.
+    /// Park at the next boundary, and keep this memory.
     Park(Keep),
-    /// Go on where the execution is parked. The order's destination is that node, so that its slot
+    /// Resume where the execution is parked. The order's destination is that node, so that its slot
     /// is counted.
     Unpark,
 }
@@ -61,20 +61,20 @@ impl Wanted {
     }
 }
 
-/// An order that was given to an execution's holder.
+/// An order to the holder of an execution.
 #[derive(Debug, Clone)]
 pub struct Order {
-    /// What it wants.
+    /// Its content.
     pub wants: Wanted,
-    /// Where to.
+    /// Its destination.
     pub to: Option<NodeIx>,
-    /// What is reserved there beside a slot.
+    /// The reservation there beside a slot.
     pub claim: Claim,
-    /// Why.
+    /// Its cause.
     pub cause: Cause,
-    /// How the destination was chosen.
+    /// The choice of the destination.
     pub decision: Option<Decision>,
-    /// True once the node said that it will.
+    /// True once the node has accepted it.
     pub taken: bool,
 }
 
@@ -91,7 +91,7 @@ impl Order {
         }
     }
 
-    /// What the execution will do. `name` gives the name of a node.
+    /// The order for people. `name` gives the name of a node.
     pub fn in_words(&self, name: impl Fn(NodeIx) -> String) -> String {
         let order = self.wants.as_str();
         let to = match (self.wants, self.to) {
@@ -107,67 +107,67 @@ impl Order {
     }
 }
 
-/// A node that did not take an execution, or an order about it, and is left alone for a while.
+/// A node that refused an execution or did not answer an order, and is avoided for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Avoided {
-    /// Which.
+    /// The node.
     pub node: NodeIx,
-    /// Until when.
+    /// The end of that time.
     pub until: Millis,
-    /// How often it refused it in a row.
+    /// Number of refusals in a row.
     pub refusals: u8,
 }
 
-/// The longest that a node is left alone, in doublings of the first time: what a node refuses
-/// again and again (a damaged package) must not be offered to it again and again.
+/// Most doublings of the time for which a node is avoided. Repeated refusals (a damaged package)
+/// must not become repeated offers.
 const DOUBLINGS: u8 = 3;
 
-/// What only few executions have.
+/// The rare fields of an execution.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
-    /// Nodes left for pressure.
+    /// Nodes that it left because of pressure.
     pub left: Vec<(NodeIx, Timestamp)>,
-    /// An order under way.
+    /// The current order.
     pub order: Option<Order>,
-    /// Why it must be bound anew.
+    /// The reason why it must be bound again.
     pub cause: Option<Cause>,
-    /// Nodes that are not asked for a while.
+    /// Nodes to avoid for a while.
     pub avoid: Vec<Avoided>,
-    /// Why it is where it is, for people.
+    /// A note on its place, for people.
     pub note: Option<String>,
-    /// How often its capsule was sent again.
+    /// Number of times its capsule was sent again.
     pub resent: u8,
-    /// What was changed about it since it was submitted.
+    /// Its changes since the submission.
     pub adjusted: Option<Box<Adjustment>>,
-    /// Who changed it last, where that was seen.
+    /// The author of the last change, if known.
     pub changed_by: Option<Box<str>>,
-    /// Set while it waits at its last boundary, where it is.
+    /// Set while it is parked at its last boundary.
     pub parked: Option<Parked>,
-    /// Why it is parked, where that was seen.
+    /// The reason for the park, if known.
     pub why_parked: Option<Cause>,
-    /// The request to its worker that is not done yet.
+    /// The open request to its worker.
     pub request: Option<Request>,
-    /// Its program has asked for more than its place has.
+    /// True if its program asks for more than its place has.
     pub asks: bool,
-    /// Until when it is not told to park, since it could not.
+    /// Time until which it is not ordered to park, because it could not.
     pub cannot_park: Option<Millis>,
-    /// Since when this replica leaves it to the preferred one.
+    /// Time since which this replica leaves it to the preferred one.
     pub deferred: Option<Millis>,
-    /// It is started on a node that does not hold it.
+    /// Set if it has started on a node that may not hold it.
     pub missing: Option<Missing>,
 }
 
-/// How far it is known that a node does not hold what is started there.
+/// Evidence that a node does not hold an execution that has started there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// It was not in the answer to a question that was asked then.
+    /// The answer to a question at this time did not contain it.
     Since(Millis),
-    /// Nor in a later one: it must be bound anew.
+    /// A later answer did not contain it either: it must be bound again.
     Orphaned,
 }
 
 impl Extra {
-    /// Leaves a node alone until then.
+    /// Avoids a node until then.
     pub fn avoid_until(&mut self, node: NodeIx, until: Millis) {
         match self.avoid.iter_mut().find(|a| a.node == node) {
             Some(avoided) => avoided.until = until,
@@ -179,8 +179,8 @@ impl Extra {
         }
     }
 
-    /// Leaves a node that refused it alone for `ms`, doubled for each refusal in a row up to
-    /// eight times as long.
+    /// Avoids a node after a refusal for `ms`, doubled for each refusal in a row up to eight times
+    /// as long.
     pub fn refused(&mut self, node: NodeIx, now: Millis, ms: u64) {
         let found = self.avoid.iter().find(|a| a.node == node);
         let refusals = found.map_or(0, |a| a.refusals);
@@ -194,94 +194,94 @@ impl Extra {
     }
 }
 
-/// How long an execution has computed.
+/// Computing time of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attained {
-    /// Milliseconds, up to its last commit.
+    /// Up to its last commit, in ms.
     pub ms: u64,
-    /// When that was learned.
+    /// Time of that commit.
     pub at: Millis,
 }
 
 /// A live execution.
 #[derive(Debug)]
 pub struct Execution {
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
     /// Sequence of the last message known; 0 before the first is stored.
     pub seq: Sequence,
     /// Epoch of the last binding, as stored.
     pub epoch: u64,
-    /// What it asks for.
+    /// Its requirements.
     pub profile: ProfileIx,
-    /// True while an append of ours is under way.
+    /// True while an append of this service is in flight.
     pub busy: bool,
-    /// True when it has run for longer than the horizon.
+    /// True if it has run for longer than the horizon.
     pub long: bool,
-    /// Where it stands.
+    /// Its stage.
     pub stage: Stage,
-    /// What it takes of its node beside a slot.
+    /// Its use of its node beside a slot.
     pub claim: Claim,
-    /// When it came to this stage.
+    /// Start of the stage.
     pub since: Millis,
-    /// When it was bound to its node.
+    /// Time of its binding to the node.
     pub arrived: Millis,
-    /// When it is looked at again; 0 for not at all.
+    /// Time of the next review; 0 for none.
     pub due: Millis,
-    /// When it was submitted.
+    /// Time of the submission.
     pub submitted_at: Timestamp,
-    /// Bytes of its last σ.
+    /// Size of its last σ, in bytes.
     pub state_bytes: u64,
-    /// How long it had computed at its last commit.
+    /// Its computing time at its last commit.
     pub attained: Attained,
-    /// Rare things.
+    /// The rare fields.
     pub extra: Option<Box<Extra>>,
 }
 
 impl Execution {
-    /// How far it is known that its node does not hold it.
+    /// Evidence that its node does not hold it.
     pub fn missing(&self) -> Option<Missing> {
         self.extra.as_ref().and_then(|x| x.missing)
     }
 
-    /// True where it is started on a node that does not hold it.
+    /// True if it has started on a node that does not hold it.
     pub fn is_orphan(&self) -> bool {
         self.missing() == Some(Missing::Orphaned)
     }
 
-    /// Rare things, made where missing.
+    /// The rare fields, created if missing.
     pub fn extra(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
     }
 
-    /// How long it has computed, in milliseconds.
+    /// Its computing time, in ms.
     pub fn attained_ms(&self, now: Millis) -> u64 {
         let since = self.attained.at.max(self.since);
         let present = if self.computes() { now.since(since) } else { 0 };
         self.attained.ms.saturating_add(present)
     }
 
-    /// The device that it is on; none: the host, or nowhere.
+    /// Its device. None on the host or without a node.
     pub fn device(&self) -> Option<DeviceIx> {
         self.claim.device()
     }
 
-    /// The order under way.
+    /// The current order.
     pub fn order(&self) -> Option<&Order> {
         self.extra.as_ref()?.order.as_ref()
     }
 
-    /// Set while it waits at its last boundary, where it is.
+    /// Set while it is parked at its last boundary.
     pub fn parked(&self) -> Option<Parked> {
         self.extra.as_ref()?.parked
     }
 
-    /// Whether it takes a slot and computes there.
+    /// True if it has started and is not parked.
     pub fn computes(&self) -> bool {
         matches!(self.stage, Stage::Started(..)) && self.parked().is_none()
     }
 
-    /// What it takes of its node beside a slot: in the host's memory it keeps no device.
+    /// Its use of its node beside a slot. Parked in host memory it uses no device.
     pub fn takes(&self) -> Claim {
         match self.parked() {
             Some(Parked {
@@ -291,18 +291,18 @@ impl Execution {
         }
     }
 
-    /// Nodes that are not asked for a while.
+    /// Nodes to avoid for a while.
     pub fn avoided(&self) -> &[Avoided] {
         self.extra.as_ref().map_or(&[], |e| &e.avoid)
     }
 
-    /// True while its node is not asked again about it, since an order was refused or not answered.
+    /// True while its node is avoided because an order was refused or not answered.
     pub fn was_told(&self, now: Millis) -> bool {
         let mut avoided = self.avoided().iter();
         avoided.any(|a| Some(a.node) == self.stage.node() && now < a.until)
     }
 
-    /// Nodes left for pressure.
+    /// Nodes that it left because of pressure.
     pub fn left(&self) -> &[(NodeIx, Timestamp)] {
         self.extra.as_ref().map_or(&[], |e| &e.left)
     }

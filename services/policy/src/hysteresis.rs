@@ -12,42 +12,42 @@
 //!   unknown(was unviable): ≥ low ▶ unviable, < low ▶ recovering with a full dwell before it
 //! ```
 //!
-//! * A suspect falls back to viable at the first reading below `high`: between `low` and `high` is
-//!   not pressure. Once unviable, that band is no relief either: only below `low` counts, and one
-//!   reading at or above `low` starts the recovery anew.
-//! * `since` of suspect and unviable is the moment at which the pressure began.
+//! * A suspect becomes viable at the first reading below `high`: the band between `low` and `high`
+//!   is no pressure. Once unviable, that band is no relief either. Only readings below `low` count,
+//!   and one reading at or above `low` restarts the recovery.
+//! * `since` of suspect and unviable is the start of the pressure.
 //! * A stale, missing or non-numeric reading makes the place unknown, never recovered.
-//! * A reading holds until the next; the caller feeds it again as time passes.
+//! * A reading holds until the next one. The caller feeds it again as time passes.
 
 use fiec_schemas::Threshold;
 
 use crate::time::Millis;
 
-/// Where an automaton stands.
+/// State of an automaton.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// No fresh reading.
     Unknown {
-        /// Whether it was unviable or recovering before; then only a full recovery helps.
+        /// True if it was unviable or recovering before. Then only a full recovery makes it viable.
         was_unviable: bool,
     },
     /// Below the threshold.
     Viable,
     /// At or above `high`, not yet for the dwell.
     Suspect {
-        /// Since when.
+        /// Start of the pressure.
         since: Millis,
     },
-    /// Was at or above `high` for the dwell and has not recovered.
+    /// At or above `high` for the dwell, and not recovered.
     Unviable {
-        /// When the pressure began.
+        /// Start of the pressure.
         since: Millis,
     },
     /// Below `low`, not yet for the dwell.
     Recovering {
-        /// Since when below `low`.
+        /// Start of the readings below `low`.
         since: Millis,
-        /// When the pressure began.
+        /// Start of the pressure.
         pressed: Millis,
     },
 }
@@ -64,7 +64,7 @@ impl State {
         }
     }
 
-    /// Order of badness, for the worst of several.
+    /// Rank by which the worst of several states is chosen.
     pub fn badness(self) -> u8 {
         match self {
             State::Viable => 0,
@@ -96,7 +96,7 @@ impl Default for Automaton {
 }
 
 impl Automaton {
-    /// A fresh one: unknown.
+    /// A new automaton: unknown.
     pub fn new() -> Self {
         Self {
             state: State::Unknown {
@@ -109,7 +109,7 @@ impl Automaton {
         }
     }
 
-    /// Where it stands.
+    /// Its state.
     pub fn state(&self) -> State {
         self.state
     }
@@ -119,12 +119,12 @@ impl Automaton {
         self.value
     }
 
-    /// Since when the readings have been below `low` without a break.
+    /// Time since which all readings have been below `low`.
     pub fn below_low_since(&self) -> Option<Millis> {
         self.below_low_since
     }
 
-    /// Since when the place presses: suspect or unviable.
+    /// Start of the pressure if the place is suspect or unviable.
     pub fn pressing_since(&self) -> Option<Millis> {
         match self.state {
             State::Suspect { since } | State::Unviable { since } => Some(since),
@@ -132,7 +132,7 @@ impl Automaton {
         }
     }
 
-    /// True while a new execution may come here.
+    /// True if a new execution may start here.
     pub fn admits(&self) -> bool {
         matches!(
             self.state,
@@ -143,9 +143,9 @@ impl Automaton {
         )
     }
 
-    /// True when an execution that left at `left` because of pressure may come back. The signal has
-    /// been below `low` for the dwell since, or had not pressed for twice the dwell before, or is
-    /// viable and has never pressed since it is watched.
+    /// True if an execution that left at `left` because of pressure may return. One of three must
+    /// hold. The signal has since been below `low` for the dwell. Or it had not pressed for twice
+    /// the dwell before `left`. Or it is viable and has never pressed under this watch.
     pub fn admits_return(&self, left: Millis, dwell_ms: u64) -> bool {
         let recovered = self.last_calm.is_some_and(|calm| calm > left);
         let innocent = match self.last_pressed {
@@ -155,20 +155,20 @@ impl Automaton {
         recovered || innocent
     }
 
-    /// When the signal has recovered, if its readings stay below `low`; none above `low`.
+    /// Time of the recovery if the readings stay below `low`. None above `low`.
     pub fn recovers_at(&self, dwell_ms: u64) -> Option<Millis> {
         Some(self.below_low_since?.plus(dwell_ms))
     }
 
-    /// The same readings under another threshold: judged at once, and what nobody can have seen
-    /// under the new one did not happen.
+    /// Judges the same readings under another threshold, at once. Facts that could not have been
+    /// observed under the new threshold are dropped.
     ///
     /// * The same threshold: nothing changes.
-    /// * At or above the new `high`: it presses, since the old pressure began where the new `high`
-    ///   is not above the old one, else from now.
-    /// * Below a relaxed `high`: viable, since that was never reached as far as is known.
-    /// * Below a `high` that is not relaxed: unviable stays unviable, and a recovery goes on where
-    ///   the new `low` is not below the old one.
+    /// * At or above the new `high`: it presses. The old start of the pressure counts if the new
+    ///   `high` is not above the old one, else the pressure starts now.
+    /// * Below a relaxed `high`: viable, since no reading is known to have reached it.
+    /// * Below a `high` that is not relaxed: unviable stays unviable. A recovery goes on if the new
+    ///   `low` is not below the old one.
     #[must_use]
     pub fn rejudged(&self, old: &Threshold, new: &Threshold, now: Millis) -> Self {
         if old == new {
@@ -198,12 +198,12 @@ impl Automaton {
             }
             same => same,
         };
-        // The dwell of the new threshold is judged at once.
+        // The dwell of the new threshold applies at once.
         next.observe(now, Some(value), new);
         next
     }
 
-    /// Takes a fresh reading, or `None` where there is none.
+    /// Processes a fresh reading, or `None` if there is none.
     pub fn observe(&mut self, now: Millis, value: Option<f64>, threshold: &Threshold) {
         let dwell = u64::from(threshold.dwell_ms);
         let Some(value) = value.filter(|v| v.is_finite()) else {
@@ -400,7 +400,7 @@ mod tests {
         // Suspect: it presses.
         let a = run(&[(0, Some(0.8)), (500, Some(0.95))]);
         assert!(!a.admits_return(Millis(400), 1_000));
-        // It has pressed once; only recovery counts from then on.
+        // After a first pressure, only a recovery counts.
         let a = run(&[(0, Some(0.95)), (500, Some(0.8))]);
         assert_eq!(a.state(), State::Viable);
         assert!(!a.admits_return(Millis(400), 1_000));

@@ -1,7 +1,8 @@
-//! Pure placement policy of FIEC: what to bind where, when to move it, and why.
+//! Pure placement policy of FIEC: it chooses where an execution is bound, and when and why it
+//! moves.
 //!
-//! No clock, no I/O, no randomness: [`Policy::step`] takes the time and one input, and pushes the
-//! actions that a shell must carry out. The same inputs give the same actions.
+//! It has no clock, no I/O and no randomness. [`Policy::step`] takes the time and one input, and
+//! pushes actions that a shell carries out. The same inputs give the same actions.
 //!
 //! ```text
 //!  submissions ─┐                                     ┌─▶ Append (compare-and-set on the ledger)
@@ -10,9 +11,9 @@
 //!  probes, tick ┘                                     └─▶ Hold
 //! ```
 //!
-//! Invariants: a destination is alive, viable and compatible when it is chosen; one execution has
-//! at most one append or order of this replica under way; an execution is rebound for pressure at
-//! most ⌈T/dwell⌉ + 1 times in time T; silence alone never moves anything, an unanswered probe does.
+//! Invariants: a destination is alive, viable and compatible when it is chosen. An execution has at
+//! most one append or order of this replica in flight. It is rebound for pressure at most ⌈T/dwell⌉
+//! + 1 times in a time T. Silence alone never moves an execution; an unanswered probe does.
 
 pub mod capacity;
 pub mod changes;

@@ -1,20 +1,19 @@
-//! The choice of a place: filters, then a score, every verdict kept so that it can be told. A place
-//! is a node's host or one of its devices; which are looked at is the submission's to say.
+//! The choice of a place: filters, then a score. A place is a node's host or one of its devices;
+//! the submission decides which of them count. Every verdict is kept for explanations.
 //!
-//! Filters, in the order in which people read them: wanted at all; there; neither cordoned nor
-//! draining; the program is offered; the submission's requirements of the node and of the device;
-//! the numeric contract; viable under the thresholds in force for this execution, by the device's
-//! readings and its host's; not a place that it left for pressure without recovery; capacity of
-//! the node and of the device.
+//! Filters, in the order in which people read them: the place is wanted; the node is present; it is
+//! neither cordoned nor draining; it offers the program; the node and the device meet the
+//! submission's requirements; the numeric contract is proved; the place is viable under the
+//! execution's thresholds, by the readings of the device and its host; the execution did not leave
+//! it for pressure, or the place has recovered; node and device have capacity.
 //!
-//! The score is in [`score`]. Ties fall to the name that sorts first, and on one node to the host.
-//! Places are kept in this order for each profile ([`ranking`]), so that a choice looks at few of
-//! them: the first that passes every filter is the best.
+//! The score is in [`score`]. Ties go to the name that sorts first, and on one node to the host.
+//! Places are kept in this order for each profile ([`ranking`]), so that a choice reads few of
+//! them: the first one that passes every filter is the best.
 //!
-//! A decision tells the chosen place and then the first others in the order of [`ranking`], which
-//! are the best ones that an execution without a history could take, those that are only full, and
-//! the others by name, each with what speaks against it for this execution; beyond
-//! [`CANDIDATES_LIMIT`] places they are counted.
+//! A decision lists the chosen place, then others in the order of [`ranking`]: open places, full
+//! ones, and the rest by name. Each has the reasons against it for this execution. Beyond
+//! [`CANDIDATES_LIMIT`] places, they are only counted.
 
 mod filters;
 mod ranking;
@@ -40,41 +39,41 @@ use crate::places::{Claim, DeviceIx, Wants};
 use crate::profile::{Profile, ProfileIx};
 use crate::time::Now;
 
-/// What must be left.
+/// A place or node that the execution must leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
     /// A node with all its places.
     Node(NodeIx),
-    /// One place of a node; the others may do.
+    /// One place of a node; its other places are allowed.
     Place(NodeIx, Option<DeviceIx>),
 }
 
-/// What is asked for.
+/// A question to placement.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// What the execution needs.
+    /// The execution's profile.
     pub profile: ProfileIx,
-    /// Nodes that it left for pressure.
+    /// Nodes that it left because of pressure.
     pub left: &'a [(NodeIx, Timestamp)],
-    /// What it must leave.
+    /// The node or place that it must leave.
     pub leaving: Option<Leaving>,
-    /// Nodes that are not asked for a while.
+    /// Nodes to avoid for a while.
     pub avoid: &'a [Avoided],
-    /// The only node that is wanted.
+    /// The only allowed node.
     pub only: Option<NodeIx>,
-    /// What is kept for others.
+    /// Places that are reserved for others.
     pub kept: Option<&'a KeptPlaces>,
-    /// A free slot is wanted, not a place in a queue.
+    /// True if a free slot is required, not a place in a node's queue.
     pub free_slot: bool,
-    /// The node that counts it already, for a life of its agent that is over or for a place that
-    /// it leaves, and what it has there that counts no more.
+    /// The node whose counts include the execution already, and its claim there that is not
+    /// counted. This is the node of a lost instance, or of a place that it leaves.
     pub counted: Option<(NodeIx, Claim)>,
-    /// A place that presses, but not yet for the dwell, will do.
+    /// True if a place under pressure shorter than the dwell is allowed.
     pub takes_suspects: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// Anything that fits.
+    /// A question with no other restriction.
     pub fn new(profile: ProfileIx, left: &'a [(NodeIx, Timestamp)]) -> Self {
         Self {
             profile,
@@ -89,7 +88,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// True where nothing matters but what it asks for.
+    /// True if only the profile matters.
     fn is_plain(&self) -> bool {
         let nowhere = self.left.is_empty() && self.avoid.is_empty() && self.leaving.is_none();
         let anywhere = self.only.is_none() && self.kept.is_none();
@@ -97,8 +96,8 @@ impl<'a> Ask<'a> {
         nowhere && anywhere && usual
     }
 
-    /// The same, leaving a place: where that is one of several on its node, the slot that it has
-    /// there already is its own.
+    /// The same for an execution that leaves a place. If it leaves one of several places of a node,
+    /// it keeps its slot there.
     #[must_use]
     pub fn leaves(mut self, leaving: Option<Leaving>) -> Self {
         self.leaving = leaving;
@@ -109,26 +108,26 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// Between things that must all change.
+/// Joins remedies that are all necessary.
 pub(crate) const AND: &str = ", and ";
 
-/// A choice.
+/// The chosen place.
 #[derive(Debug, Clone)]
 pub struct Choice {
     /// The node.
     pub node: NodeIx,
-    /// The device on it; none: its host.
+    /// Its device, or its host if none.
     pub device: Option<DeviceIx>,
-    /// Whom it was chosen from.
+    /// The decision for the record.
     pub decision: Decision,
 }
 
-/// Everybody's verdict, for people.
+/// The verdicts on all places, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Review {
     /// Every place.
     pub candidates: Vec<Candidate>,
-    /// What would have to change.
+    /// Changes that would help.
     pub would_help: Vec<String>,
 }
 
@@ -138,7 +137,7 @@ struct Search<'a, 'b> {
     cluster: &'a Cluster,
     profile: &'a Profile,
     wants: Wants,
-    /// Whether it prefers anything.
+    /// True if the profile has preferences.
     prefers: bool,
     config: &'b Config,
     now: Now,
@@ -164,7 +163,7 @@ impl<'a, 'b> Search<'a, 'b> {
         nodes.flat_map(move |(ix, _)| self.places(ix))
     }
 
-    /// The places of a node that are looked at.
+    /// The places of a node that count for the profile.
     fn places(&self, ix: NodeIx) -> impl Iterator<Item = View<'a, 'b>> + use<'_, 'a, 'b> {
         let places = self.cluster.node(ix).devices.places(self.wants);
         places.map(move |at| self.view(ix, at))
@@ -195,7 +194,7 @@ impl<'a, 'b> Search<'a, 'b> {
         }
     }
 
-    /// A place that nothing speaks against.
+    /// A place that passes every filter.
     fn open(&self, view: &View<'a, 'b>, score: f64) -> Candidate {
         Candidate {
             node: view.node.id.clone(),
@@ -205,7 +204,7 @@ impl<'a, 'b> Search<'a, 'b> {
         }
     }
 
-    /// Said wherever there is a choice between the places of a node.
+    /// The substrate, stated if the node offers a choice.
     fn substrate(&self, view: &View<'a, 'b>) -> Option<String> {
         match (view.device(), self.wants) {
             (Some(device), _) => Some(device.id.to_string()),
@@ -215,7 +214,7 @@ impl<'a, 'b> Search<'a, 'b> {
     }
 }
 
-/// Chooses a place, if one is acceptable.
+/// Chooses the best place, if one is acceptable.
 pub fn choose(
     rankings: &mut Rankings,
     cluster: &Cluster,
@@ -237,7 +236,7 @@ pub fn choose(
         if (key.ix, key.at) != (chosen.ix, chosen.at) {
             let view = search.view(key.ix, key.at);
             candidates.push(match key.rank {
-                // What anybody may have is what this one finds, where nothing of its own matters.
+                // The ranking's verdict counts if the execution has no restriction of its own.
                 Rank::Open(score) if ask.is_plain() => search.open(&view, score),
                 _ => search.candidate(&view),
             });
@@ -256,9 +255,9 @@ pub fn choose(
     })
 }
 
-/// Chooses a place for an execution that an operator moves. If no viable place is acceptable, the
-/// first one that presses, but not yet for the dwell: the operator knows more than a reading of a
-/// moment, and pressure that lasts moves the execution on.
+/// Chooses a place for an execution that an operator moves. Without a viable place, it takes the
+/// first one whose pressure has not lasted for the dwell. The operator knows more than one reading,
+/// and lasting pressure moves the execution on.
 pub fn choose_for_operator(
     rankings: &mut Rankings,
     cluster: &Cluster,
@@ -279,8 +278,8 @@ pub fn choose_for_operator(
     })
 }
 
-/// Of these nodes, in turn, whether something of this profile could be there if others made room for
-/// it; what an execution has left, avoids or must leave to a gang is not looked at.
+/// For each of these nodes, whether an execution of this profile could run there if others left. It
+/// ignores restrictions of a single execution.
 pub fn could_be(
     rankings: &mut Rankings,
     cluster: &Cluster,
@@ -297,18 +296,17 @@ pub fn could_be(
     nodes.map(|ix| !ranking.rules_out(ix)).collect()
 }
 
-/// True where a place of this node would be chosen, were there no other node. It costs no more than
-/// the filters of its places.
+/// True if a place of this node passes the filters. It costs no more than the filters.
 pub fn would_do(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>, node: NodeIx) -> bool {
     let search = Search::new(cluster, config, now, ask);
     let does = |place: View<'_, '_>| reasons(&place).next().is_none();
     search.is_some_and(|search| search.places(node).any(does))
 }
 
-/// The first place, in the order of what anybody may have, that an execution may have too.
+/// The first place of the ranking that this execution may have.
 fn best(search: &Search<'_, '_>, anybody: &Search<'_, '_>, ranking: &mut Ranking) -> Option<Key> {
     let ask = search.ask;
-    // What it has at a node already is room that nobody else sees there.
+    // The execution's own use of a node is room that the ranking does not see.
     let apart = ask.only.or(ask.counted.map(|(ix, _)| ix));
     let places = apart.into_iter().flat_map(|ix| search.places(ix));
     let keys = places.map(|place| Key::of(&place));
@@ -320,7 +318,7 @@ fn best(search: &Search<'_, '_>, anybody: &Search<'_, '_>, ranking: &mut Ranking
     while let Some(key) = ranking.next(anybody, last.as_ref()) {
         let place = search.view(key.ix, key.at);
         let open = matches!(key.rank, Rank::Open(_));
-        // Whoever has a free slot comes before all who have none.
+        // The ranking has all places with a free slot before those without.
         let useless = ask.free_slot && place.node.held() >= place.node.slots();
         if !open || useless || found.as_ref().is_some_and(|found| *found < key) {
             break;
@@ -333,8 +331,8 @@ fn best(search: &Search<'_, '_>, anybody: &Search<'_, '_>, ranking: &mut Ranking
     found
 }
 
-/// True when a node would take an execution without a history but for its capacity. Places that
-/// are open to it must have been ruled out before.
+/// True if a node lacks only capacity for an execution without a history. The caller has already
+/// ruled out open places.
 pub fn would_take_with_room(
     rankings: &mut Rankings,
     cluster: &Cluster,
@@ -352,8 +350,8 @@ pub fn would_take_with_room(
         .is_some_and(|first| matches!(first.rank, Rank::Full))
 }
 
-/// Where an execution of this profile could be, were there nothing else: every place that takes it
-/// now, and every one that is only full, the best first.
+/// All places for this profile on an empty cluster, best first: the open places, and those that are
+/// only full.
 pub fn but_for_room(
     rankings: &mut Rankings,
     cluster: &Cluster,
@@ -376,7 +374,7 @@ pub fn but_for_room(
     places
 }
 
-/// How far a place has what a profile prefers, in [0, 1].
+/// The degree to which a place meets a profile's preferences, in [0, 1].
 pub fn preference(
     cluster: &Cluster,
     config: &Config,
@@ -389,10 +387,10 @@ pub fn preference(
     Some(score::met(&search.view(node, device)))
 }
 
-/// A node that has left, or is lost, for this many milliseconds is no candidate that is worth a word.
+/// Time after which a node that has left, or is lost, is no longer mentioned, in ms.
 const GONE_MS: u64 = 10 * 60_000;
 
-/// True for a node that has been away for [`GONE_MS`] and that nothing in the question names.
+/// True for a node that has been away for [`GONE_MS`] and that the question does not name.
 fn is_long_gone(view: &View<'_, '_>) -> bool {
     let (node, ask) = (view.node, view.ask);
     let away_since = match (node.presence, &node.descriptor) {
@@ -409,8 +407,8 @@ fn is_long_gone(view: &View<'_, '_>) -> bool {
     !named && view.now.mono.since(away_since) > GONE_MS
 }
 
-/// Everybody's verdict and what would help. A node that left ten minutes ago is passed over, unless
-/// the execution is there or asks for it by name.
+/// All verdicts, and what would help. It skips a node that left long ago, unless the execution is
+/// there or names it.
 pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
     let Some(search) = Search::new(cluster, config, now, ask) else {
         return Review::default();
@@ -419,7 +417,7 @@ pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Re
     for view in search.views().filter(|view| !is_long_gone(view)) {
         let mut found = search.candidate(&view);
         if reasons(&view).next().is_some() {
-            // Where several things are in the way, all of them must change.
+            // If there are several obstacles, all of them must change.
             let mut remedies: Vec<_> = reasons(&view)
                 .filter_map(|reason| reason.remedy(view.node))
                 .collect();

@@ -1,5 +1,5 @@
-//! The devices of a node, and what executions take of them. The host is no device: what counts
-//! there are the node's slots.
+//! The devices of a node, and their use by executions. The host is not a device: its capacity is
+//! the node's slots.
 
 use std::num::NonZeroU64;
 
@@ -9,28 +9,27 @@ use fiec_schemas::substrate::HOST;
 
 use crate::profile::Profile;
 
-/// Index of a device of one node; never used twice.
+/// Index of a device of one node; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIx(pub u16);
 
-/// What an execution takes of a node beside a slot.
+/// Use of a node by an execution, beside a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Claim {
-    /// Nothing.
+    /// No device.
     #[default]
     Host,
-    /// A device, or a part of one.
+    /// A device or a part of it.
     Device {
-        /// Which.
+        /// The device.
         device: DeviceIx,
-        /// Bytes of its memory, where others may run there too; none: all of it.
+        /// Bytes of its memory if it is shared. None: the whole device.
         budget: Option<NonZeroU64>,
     },
 }
 
 impl Claim {
-    /// What an execution of this profile takes at a place; a profile that is not known yet takes
-    /// the whole.
+    /// The claim of a profile at a place. An unknown profile claims the whole device.
     pub fn of(profile: Option<&Profile>, device: Option<DeviceIx>) -> Self {
         let budget = || NonZeroU64::new(profile?.requires.device.as_ref()?.share_bytes?);
         match device {
@@ -42,7 +41,7 @@ impl Claim {
         }
     }
 
-    /// Which device, if one.
+    /// Its device, if any.
     pub fn device(self) -> Option<DeviceIx> {
         match self {
             Claim::Host => None,
@@ -51,19 +50,19 @@ impl Claim {
     }
 }
 
-/// On which places of a node an execution may run.
+/// The places of a node on which an execution may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wants {
     /// On the host's processors.
     Host,
     /// On a device.
     Device,
-    /// On a device where one is free, or on the host.
+    /// On a free device, or else on the host.
     Either,
 }
 
 impl Wants {
-    /// As a profile says.
+    /// Reads it from a profile.
     pub fn of(profile: &Profile) -> Self {
         match (&profile.requires.device, &profile.prefers.device) {
             (Some(_), _) => Wants::Device,
@@ -73,14 +72,14 @@ impl Wants {
     }
 }
 
-/// The place that judges an execution: whose readings count.
+/// The place whose readings count for an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Judged<'a> {
-    /// The device's, if any.
+    /// The device, if any.
     pub device: Option<&'a str>,
-    /// The power and temperature of the whole GPU that the device is a slice of, if it is one.
+    /// The whole GPU of a slice: its power and temperature count.
     pub whole: Option<&'a str>,
-    /// The host's.
+    /// True if the host's readings count.
     pub host: bool,
 }
 
@@ -94,7 +93,7 @@ impl Judged<'_> {
 }
 
 impl<'a> Judged<'a> {
-    /// A device, and its host unless the profile says otherwise.
+    /// A device, and its host unless the profile excludes the host.
     pub fn of(profile: Option<&Profile>, device: Option<&'a Device>) -> Self {
         let by = |p: &Profile| p.requires.device.as_ref().map(|d| d.viable_by);
         let alone = device.is_some() && profile.and_then(by) == Some(ViableBy::Device);
@@ -105,7 +104,7 @@ impl<'a> Judged<'a> {
         }
     }
 
-    /// True where this signal of this device (none: of the host) counts.
+    /// True if this signal of this device counts. `device`: none for the host.
     pub fn counts(self, signal: Signal, device: Option<&str>) -> bool {
         let Some(device) = device else {
             return self.host;
@@ -115,7 +114,7 @@ impl<'a> Judged<'a> {
     }
 }
 
-/// What is taken of a device.
+/// The used part of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
     exclusive: u32,
@@ -124,7 +123,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Counts one more that has it to itself, or so many bytes of it, `times` over.
+    /// Adds `times` exclusive users, or as many users of `budget` bytes.
     pub fn add(&mut self, budget: Option<NonZeroU64>, times: u32) {
         match budget {
             None => self.exclusive += times,
@@ -136,7 +135,7 @@ impl Taken {
         }
     }
 
-    /// Counts one less.
+    /// Removes one user.
     pub fn remove(&mut self, budget: Option<NonZeroU64>) {
         match budget {
             None => self.exclusive = self.exclusive.saturating_sub(1),
@@ -147,7 +146,7 @@ impl Taken {
         }
     }
 
-    /// How many more with this budget there is room for where so many bytes are offered.
+    /// Number of further users with this budget, given the offered bytes.
     pub fn has_room_for(self, budget: Option<NonZeroU64>, offered: u64) -> u32 {
         match budget {
             _ if self.exclusive > 0 => 0,
@@ -160,38 +159,38 @@ impl Taken {
     }
 }
 
-/// A device, and who is on it.
+/// A device and its users.
 #[derive(Debug)]
 pub struct Device {
     /// UUID of the GPU or MIG slice.
     pub id: Box<str>,
-    /// What its node says of it now; none where the node has it no more, or has not joined.
+    /// Its facts. None if the node no longer has it, or has not joined.
     pub facts: Option<Substrate>,
-    /// What executions have of it, and orders reserve.
+    /// The part that executions use and orders reserve.
     pub taken: Taken,
 }
 
-/// Why a device has no room.
+/// Reason why a device has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRoom {
-    /// Somebody has it to itself.
+    /// It has an exclusive user.
     Taken,
-    /// Others share it, and this one wants it to itself.
+    /// It is shared, and the execution needs it alone.
     Shared {
-        /// How many.
+        /// Number of users.
         by: u32,
     },
-    /// The others leave less than the budget.
+    /// The free memory is smaller than the budget.
     Memory {
-        /// Bytes that they leave.
+        /// Free bytes.
         free: u64,
-        /// Bytes that are wanted.
+        /// Needed bytes.
         needs: u64,
     },
 }
 
 impl Device {
-    /// UUID of the whole GPU, where this is a slice.
+    /// UUID of the whole GPU if this is a slice.
     pub fn whole(&self) -> Option<&str> {
         self.facts.as_ref()?.device.as_ref()?.whole.as_deref()
     }
@@ -206,8 +205,8 @@ impl Device {
         taken
     }
 
-    /// Why a claim does not fit beside the others; `own` is counted already and does not count.
-    /// `offered`: the bytes that are offered of those that there are.
+    /// Why a claim does not fit. `own`: a claim that is counted already and is ignored. `offered`:
+    /// the offered part of the device's bytes.
     pub fn refuses(
         &self,
         ix: DeviceIx,
@@ -230,12 +229,12 @@ impl Device {
         (needs > free).then_some(NoRoom::Memory { free, needs })
     }
 
-    /// True where nobody has it or a part of it.
+    /// True if the device has no user.
     pub fn is_free(&self) -> bool {
         self.taken.exclusive == 0 && self.taken.sharing == 0
     }
 
-    /// The share of its memory that nobody has as a budget.
+    /// The share of its memory without a budget.
     pub fn free_share(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
         match self.memory_bytes() {
@@ -245,7 +244,7 @@ impl Device {
         }
     }
 
-    /// Bytes of its memory; 0 where they are not known.
+    /// Bytes of its memory; 0 if unknown.
     pub fn memory_bytes(&self) -> u64 {
         self.facts
             .as_ref()
@@ -254,12 +253,12 @@ impl Device {
     }
 }
 
-/// All devices that were ever heard of a node.
+/// All devices ever seen on a node.
 #[derive(Debug, Default)]
 pub struct Devices(Vec<Device>);
 
 impl Devices {
-    /// The device of this id, made where missing; none for the host.
+    /// The device with this id, created if missing. None for the host.
     pub fn intern(&mut self, id: &str) -> Option<DeviceIx> {
         if id == HOST {
             return None;
@@ -273,11 +272,11 @@ impl Devices {
             });
             self.0.len() - 1
         });
-        // A node with more devices than that is none; the last one stands for the rest.
+        // Beyond 65,535 devices the last one stands for the rest.
         Some(DeviceIx(u16::try_from(ix).unwrap_or(u16::MAX)))
     }
 
-    /// Takes what the node says of its places now.
+    /// Applies the node's current list of devices.
     pub fn describe(&mut self, substrates: &[Substrate]) {
         for device in &mut self.0 {
             device.facts = None;
@@ -291,7 +290,7 @@ impl Devices {
         }
     }
 
-    /// All of them, in the order in which they were first heard of.
+    /// All devices, in the order of their first appearance.
     pub fn iter(&self) -> impl Iterator<Item = &Device> {
         self.0.iter()
     }
@@ -306,13 +305,13 @@ impl Devices {
         device.and_then(|ix| self.get(ix)).map_or(HOST, |d| &d.id)
     }
 
-    /// True where the node has none now.
+    /// True if the node has no device now.
     pub fn is_empty(&self) -> bool {
         !self.0.iter().any(|d| d.facts.is_some())
     }
 
-    /// The places where an execution that wants this may run; the host alone where it wants a
-    /// device and there is none, so that somebody can say so.
+    /// The places where an execution may run. If it needs a device and the node has none, the host
+    /// is returned, so that a filter can say so.
     pub fn places(&self, wants: Wants) -> impl Iterator<Item = Option<DeviceIx>> + use<> {
         let host = wants != Wants::Device || self.is_empty();
         let devices = if wants == Wants::Host {
@@ -326,7 +325,7 @@ impl Devices {
             .chain((0..devices).map(|ix| Some(DeviceIx(ix))))
     }
 
-    /// Counts a claim.
+    /// Adds a claim.
     pub fn add(&mut self, claim: Claim) {
         if let Claim::Device { device, budget } = claim
             && let Some(device) = self.0.get_mut(usize::from(device.0))
@@ -335,7 +334,7 @@ impl Devices {
         }
     }
 
-    /// Counts it no more.
+    /// Removes a claim.
     pub fn remove(&mut self, claim: Claim) {
         if let Claim::Device { device, budget } = claim
             && let Some(device) = self.0.get_mut(usize::from(device.0))

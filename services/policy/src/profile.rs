@@ -1,4 +1,5 @@
-//! What placement needs to know of a submission, shared between executions that ask the same.
+//! The part of a submission that placement reads, shared between executions with the same
+//! requirements.
 
 use std::collections::BTreeSet;
 
@@ -21,37 +22,37 @@ impl ProfileIx {
 pub struct Profile {
     /// `name@version`.
     pub program: String,
-    /// What a node must have.
+    /// Requirements of a node.
     #[serde(default)]
     pub requires: Requirements,
-    /// Up to what more is of use.
+    /// Preferences beyond the requirements.
     #[serde(default)]
     pub prefers: Preferences,
-    /// Thresholds in place of the node's.
+    /// Thresholds that override the node's.
     #[serde(default)]
     pub viability: Thresholds,
-    /// Under what it may move.
+    /// The contract under which it may move.
     #[serde(default)]
     pub contract: Contract,
-    /// Which part is computed once more; the service's share where nothing is said.
+    /// The part to verify. None: the service's share.
     #[serde(default)]
     pub verify: Option<Verify>,
-    /// Higher goes first.
+    /// Its priority; the higher one goes first.
     #[serde(default)]
     pub priority: i16,
-    /// By when it should be done.
+    /// Its deadline.
     #[serde(default)]
     pub deadline: Option<Deadline>,
-    /// Seconds that it takes undisturbed, where its client knows.
+    /// Undisturbed run time in seconds, if the client states it.
     #[serde(default)]
     pub expected_s: Option<u32>,
-    /// What happens when its place is not viable and no other is.
+    /// The choice when no place is viable.
     #[serde(default)]
     pub when_unviable: WhenUnviable,
-    /// Whether it may be moved for a better use of the devices.
+    /// Allowed moves for a better use of the devices.
     #[serde(default)]
     pub reallocation: Reallocation,
-    /// Its program runs in a container: what [`Profiles`] knows, not what a submission says.
+    /// True if the program runs in a container. [`Profiles`] knows it, not the submission.
     #[serde(skip)]
     pub container: bool,
 }
@@ -72,7 +73,7 @@ impl Profile {
             && self.reallocation == spec.reallocation
     }
 
-    /// Takes in what was changed about an execution since it was submitted.
+    /// Applies an operator's changes to the execution.
     pub fn adjust(&mut self, change: &Adjustment) {
         change.apply_to(
             &mut self.priority,
@@ -109,30 +110,30 @@ struct Slot {
     serial: u64,
 }
 
-/// All profiles in use. Executions mostly share few; the last found is tried first.
+/// All profiles in use. Executions share few of them, so the last match is tried first.
 #[derive(Debug, Default)]
 pub struct Profiles {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     last: u32,
-    /// How many were ever made.
+    /// Number of profiles ever created.
     made: u64,
     /// Programs that run in containers.
     contained: BTreeSet<String>,
 }
 
 impl Profiles {
-    /// The profile, where known.
+    /// The profile, if known.
     pub fn get(&self, ix: ProfileIx) -> Option<&Profile> {
         self.slots.get(ix.0 as usize)?.as_ref().map(|s| &s.profile)
     }
 
-    /// Tells a profile from all others that have had its index.
+    /// Distinguishes a profile from all others that have had its index.
     pub fn serial(&self, ix: ProfileIx) -> Option<u64> {
         self.slots.get(ix.0 as usize)?.as_ref().map(|s| s.serial)
     }
 
-    /// Counts one more user of a submission's profile; true where it is new.
+    /// Adds a user of a submission's profile. Returns true if the profile is new.
     pub fn acquire_spec(&mut self, spec: &Submission) -> (ProfileIx, bool) {
         let container = self.contained.contains(&spec.program);
         self.acquire(
@@ -144,15 +145,15 @@ impl Profiles {
         )
     }
 
-    /// Counts one more user of a profile; true where it is new.
+    /// Adds a user of a profile. Returns true if the profile is new.
     pub fn acquire_profile(&mut self, mut profile: Profile) -> (ProfileIx, bool) {
         profile.container = self.contained.contains(&profile.program);
         let same = profile.clone();
         self.acquire(move |p| *p == same, move || profile)
     }
 
-    /// A program runs in a container. Profiles that are there already stay as they are: whoever
-    /// was taken in before this was known is refused by workers that cannot run it.
+    /// Notes that a program runs in a container. Existing profiles stay as they are: a worker that
+    /// cannot run such an execution refuses it.
     pub fn runs_in_container(&mut self, program: &str) {
         if !self.contained.contains(program) {
             self.contained.insert(program.to_owned());
@@ -194,8 +195,8 @@ impl Profiles {
         (ProfileIx(ix), true)
     }
 
-    /// One user less; true where it was the last and the index is free again. Profiles without
-    /// thresholds and requirements of their own are kept: they are few and come back.
+    /// Removes a user. Returns true if it was the last one and the index is free again. Profiles
+    /// without their own thresholds and requirements are kept: they are few and return often.
     pub fn release(&mut self, ix: ProfileIx) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(ix.0 as usize) else {
             return false;
@@ -216,7 +217,7 @@ impl Profiles {
         true
     }
 
-    /// Profiles in use that have thresholds of their own.
+    /// Profiles in use with their own thresholds.
     pub fn with_thresholds(&self) -> impl Iterator<Item = (ProfileIx, &Profile)> {
         (0u32..).zip(&self.slots).filter_map(|(ix, slot)| {
             slot.as_ref()

@@ -1,5 +1,5 @@
-//! A map for what is looked for many times with every message: its hasher is quick and the same on
-//! every machine. It keeps no order, so whoever goes through all of it sorts.
+//! A map for lookups that each message makes many times. Its hasher is fast and gives the same
+//! hashes on every machine. Iteration is unordered, so sort what you iterate over.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,12 +30,12 @@ impl Hasher for Quick {
         self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(FACTOR);
     }
     fn finish(&self) -> u64 {
-        // The high bits are the good ones, and a table goes by the low ones too.
+        // The high bits are the well-mixed ones, but a table uses the low ones as well.
         self.0.rotate_left(26)
     }
 }
 
-/// Keys and values, in no order.
+/// Keys and values, unordered.
 #[derive(Clone)]
 pub struct QuickMap<K, V>(HashMap<K, V, BuildHasherDefault<Quick>>);
 
@@ -58,7 +58,7 @@ impl<K, V> std::ops::DerefMut for QuickMap<K, V> {
 }
 
 impl<K: Ord, V> QuickMap<K, V> {
-    /// All of it in order of the keys.
+    /// All entries, ordered by key.
     pub fn in_order(&self) -> Vec<(&K, &V)> {
         let mut all: Vec<_> = self.0.iter().collect();
         all.sort_unstable_by_key(|(key, _)| *key);

@@ -1,6 +1,7 @@
-//! Several policy services share the work without a leader: for each execution one present
-//! replica is preferred (rendezvous hash) and acts at once; the others wait a grace and look again.
-//! Nothing depends on their agreement: the ledger's compare-and-set settles every race.
+//! Several policy services share the work without a leader. For each execution one live replica is
+//! preferred by rendezvous hash and acts at once. The others wait for a grace period and check
+//! again. Correctness does not depend on their agreement: the ledger's compare-and-set settles
+//! every race.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use fiec_schemas::InstanceId;
 
 use crate::time::Millis;
 
-/// Who is there.
+/// The live replicas.
 #[derive(Debug)]
 pub struct Replicas {
     own: InstanceId,
@@ -16,7 +17,7 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Only oneself.
+    /// This replica alone.
     pub fn new(own: InstanceId) -> Self {
         Self {
             own,
@@ -24,7 +25,7 @@ impl Replicas {
         }
     }
 
-    /// Somebody spoke, or said farewell.
+    /// Notes a sign of life of another replica, or its last message.
     pub fn heard(&mut self, now: Millis, id: InstanceId, leaving: bool) {
         if leaving {
             self.others.remove(&id);
@@ -33,22 +34,22 @@ impl Replicas {
         }
     }
 
-    /// Forgets who was not heard for `limit_ms`.
+    /// Forgets replicas that were silent for `limit_ms`.
     pub fn expire(&mut self, now: Millis, limit_ms: u64) {
         self.others.retain(|_, heard| now.since(*heard) <= limit_ms);
     }
 
-    /// How many are present, oneself included.
+    /// Number of live replicas, including this one.
     pub fn count(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// True for a replica that was heard lately.
+    /// True for a replica that was heard recently.
     pub fn is_present(&self, id: InstanceId) -> bool {
         id == self.own || self.others.contains_key(&id)
     }
 
-    /// True when this replica is the preferred one for the key.
+    /// True if this replica is preferred for the key.
     pub fn prefers_self(&self, key: &[u8]) -> bool {
         let own = weight(self.own, key);
         self.others
@@ -57,7 +58,8 @@ impl Replicas {
     }
 }
 
-/// FNV-1a with a final avalanche (the finalizer of MurmurHash3): spread, not secrecy.
+/// FNV-1a with a final avalanche (the finalizer of MurmurHash3): for an even spread, not for
+/// secrecy.
 fn weight(id: InstanceId, key: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in id.0.as_bytes().iter().chain(key) {

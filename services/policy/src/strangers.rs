@@ -8,7 +8,7 @@ use fiec_schemas::{HardwareVector, NodeId};
 
 use crate::time::Millis;
 
-/// Names that are remembered.
+/// Most names that are kept.
 const NAMES_LIMIT: usize = 256;
 /// A longer vector is not kept; its node's next vector comes with the next heartbeat.
 const READINGS_LIMIT: usize = 512;

@@ -1,4 +1,4 @@
-//! Time as the policy sees it: handed in, never read.
+//! Time in the policy: always an argument, never read from a clock.
 
 use fiec_schemas::Timestamp;
 
@@ -8,12 +8,12 @@ use fiec_schemas::Timestamp;
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// Milliseconds from `earlier` to this moment; 0 where that lies in the future.
+    /// Milliseconds from `earlier` to this moment; 0 if `earlier` lies in the future.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// This moment and so many milliseconds.
+    /// This moment plus `ms`.
     #[must_use]
     pub fn plus(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
@@ -30,13 +30,13 @@ pub struct Now {
 }
 
 impl Now {
-    /// The monotonic moment of a stamp that somebody made; a stamp from the future counts as now.
+    /// The monotonic moment of a wall-clock stamp. A stamp from the future counts as now.
     pub fn moment_of(self, stamp: Timestamp) -> Millis {
         let ago = self.wall.millis().saturating_sub(stamp.millis());
         Millis(self.mono.0.saturating_sub(u64::try_from(ago).unwrap_or(0)))
     }
 
-    /// The stamp of a monotonic moment.
+    /// The wall-clock stamp of a monotonic moment.
     pub fn stamp_of(self, moment: Millis) -> Timestamp {
         let ago = i64::try_from(self.mono.since(moment)).unwrap_or(i64::MAX / 2_000);
         Timestamp::from_micros(self.wall.micros().saturating_sub(ago.saturating_mul(1_000)))

@@ -1,54 +1,54 @@
-//! How a node stands with the numeric contracts: by what it proved, and by what it has lost.
+//! A node's standing with the numeric contracts, from its proofs and its losses.
 
 use std::sync::Arc;
 
 use fiec_schemas::trust::{NodeIdentity, Proof, Proved, Quarantine, Quarantined};
 use fiec_schemas::{Contract, NodeDescriptor, Timestamp};
 
-/// What is known of a node's word.
+/// Evidence on a node's trust.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
-    /// Why it is not who an operator has said that it is, where that is so: it is given nothing.
+    /// Why its key is not the pinned one. If set, it gets no work.
     pub stranger: Option<String>,
-    /// Its last proof, whose signature was checked.
+    /// Its last proof with a valid signature.
     pub proof: Option<Arc<Proof>>,
-    /// Why its last proof does not count, where that is so.
+    /// Why its last proof does not count, if it does not.
     pub refused: Option<String>,
-    /// What it has lost.
+    /// The contracts that it has lost.
     pub quarantine: Quarantine,
 }
 
-/// How a node stands with a contract at a place.
+/// A node's standing with a contract on a substrate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing<'a> {
-    /// It keeps it.
+    /// It has proved the contract.
     Proved {
-        /// Until when that counts.
+        /// The proof expires at this time.
         until: Timestamp,
     },
-    /// Nothing was shown yet.
+    /// It has no proof yet.
     Unproved,
-    /// The canaries could not run there.
+    /// The canaries could not run on it.
     Unable(&'a str),
-    /// It is not who an operator has said that it is.
+    /// Its key is not the pinned one.
     Stranger(&'a str),
-    /// What was shown does not count.
+    /// Its proof does not count.
     Refused(&'a str),
-    /// What was shown is of an earlier life or environment of the node, or from before its release.
+    /// Its proof is from an earlier instance or environment, or from before its release.
     Outdated,
-    /// What was shown has expired.
+    /// Its proof has expired.
     Expired {
-        /// When.
+        /// The time of the expiry.
         at: Timestamp,
     },
-    /// The canaries broke it.
+    /// The canaries broke the contract.
     Failed(&'a Proved),
-    /// It was taken away.
+    /// The contract was taken away.
     Quarantined(&'a Quarantined),
 }
 
 impl Trust {
-    /// How the node of this descriptor stands.
+    /// The standing of the node with this descriptor.
     pub fn standing(
         &self,
         descriptor: &NodeDescriptor,
@@ -94,8 +94,8 @@ impl Trust {
         }
     }
 
-    /// What the last proof breaks although nobody has taken it away yet. A proof from before a
-    /// release says nothing.
+    /// Contracts that the last proof breaks and that are not quarantined yet. A proof from before a
+    /// release does not count.
     pub fn broken(&self) -> Vec<&Proved> {
         let Some(proof) = &self.proof else {
             return Vec::new();
@@ -111,12 +111,12 @@ impl Trust {
 }
 
 impl Standing<'_> {
-    /// True where work under the contract may go there.
+    /// True if executions under the contract may run there.
     pub fn is_good(self) -> bool {
         matches!(self, Standing::Proved { .. })
     }
 
-    /// One word.
+    /// The standing in one word.
     pub fn as_str(self) -> &'static str {
         match self {
             Standing::Proved { .. } => "proved",
@@ -129,7 +129,7 @@ impl Standing<'_> {
         }
     }
 
-    /// A sentence.
+    /// The standing in a sentence.
     pub fn in_words(self, contract: Contract) -> String {
         let contract = contract.as_str();
         match self {

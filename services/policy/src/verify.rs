@@ -192,7 +192,8 @@ impl Check {
         self.push_or_recall(claim, !seen);
     }
 
-    /// A claim of messages that were not all seen here: the ledger is read before it is compared.
+    /// Adds a claim. If not all its messages were seen here, the ledger is read before the
+    /// comparison.
     fn push_or_recall(&mut self, mut claim: Claim, unseen: bool) {
         if unseen && self.all() {
             claim.unseen = true;

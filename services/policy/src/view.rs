@@ -1,5 +1,5 @@
-//! A ledger message read only as far as the policy needs it: borrowed, without the allocations
-//! and the digests of a full decoding. The feed passes every commit of the cluster through here.
+//! Reads only the fields of a ledger message that the policy needs. It borrows them, without the
+//! allocations and digests of a full decoding, because every commit of the cluster passes here.
 
 use std::borrow::Cow;
 
@@ -14,14 +14,14 @@ use fiec_schemas::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// What the policy reads of a ledger message. Traces write it out and read it back.
+/// The fields of a ledger message that the policy reads. Traces write and read them too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LedgerView<'a> {
     v: u8,
     /// Its sequence in the stream.
     #[serde(skip)]
     pub seq: Sequence,
-    /// What happened.
+    /// The events of the message.
     #[serde(borrow)]
     pub events: Vec<EventView<'a>>,
     /// The state after it.
@@ -29,7 +29,7 @@ pub struct LedgerView<'a> {
     pub state: StateView<'a>,
 }
 
-/// An event, flat.
+/// An event with flattened fields.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EventView<'a> {
     /// Its type.
@@ -37,26 +37,26 @@ pub struct EventView<'a> {
     pub kind: EventKind,
     #[serde(borrow)]
     cause: Option<&'a RawValue>,
-    /// Of `refused`.
+    /// Reason of `refused`.
     #[serde(borrow)]
     pub reason: Option<Cow<'a, str>>,
-    /// Who asked, of `adjusted` and others.
+    /// Author of `adjusted` and other events.
     #[serde(borrow)]
     pub who: Option<Cow<'a, str>>,
-    /// Of `boundary`: microseconds spent computing since the commit before.
+    /// Of `boundary`: computing time since the previous commit, in microseconds.
     pub compute_us: Option<u64>,
     computing_since: Option<&'a str>,
     computed_until: Option<&'a str>,
     /// Of `boundary`.
     pub index: Option<u64>,
-    /// Of `boundary`: how many there are in all, where the program knows.
+    /// Of `boundary`: the total number of boundaries, if the program knows.
     pub of: Option<u64>,
     digest: Option<&'a str>,
     #[serde(borrow)]
     outputs: Option<&'a RawValue>,
     #[serde(borrow)]
     result: Option<&'a RawValue>,
-    /// Of `completed` and `computed`: where a large result lies.
+    /// Of `completed` and `computed`: the place of a large result.
     pub object: Option<ResultObject>,
     /// Of `completed` and `computed`.
     pub capsules: Option<u64>,
@@ -65,11 +65,11 @@ pub struct EventView<'a> {
 /// The state.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StateView<'a> {
-    /// Which execution.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Whose.
+    /// Its tenant.
     pub tenant: &'a str,
-    /// Who wrote it.
+    /// The author of the message.
     #[serde(borrow)]
     pub author: Cow<'a, str>,
     #[serde(borrow)]
@@ -77,7 +77,7 @@ pub struct StateView<'a> {
     submission: Option<&'a str>,
     submitted_at: &'a str,
     at: &'a str,
-    /// Where it stands.
+    /// Its phase.
     #[serde(borrow)]
     pub phase: PhaseView<'a>,
     /// Epoch of the last binding.
@@ -85,7 +85,7 @@ pub struct StateView<'a> {
     /// The last committed boundary.
     #[serde(borrow)]
     pub boundary: Option<BoundaryView<'a>>,
-    /// Nothing of it is visible before it was verified.
+    /// True if its results are visible only after verification.
     #[serde(default)]
     pub guarded: bool,
     #[serde(default)]
@@ -93,22 +93,22 @@ pub struct StateView<'a> {
     moved_at: Option<&'a str>,
     #[serde(borrow)]
     adjusted: Option<&'a RawValue>,
-    /// Set while it waits at its last boundary, where it is.
+    /// Set while it is parked at its last boundary.
     pub parked: Option<Parked>,
-    /// How it shares its range, where it may or is a part.
+    /// Its spread state, if it may be spread or is a part.
     pub spread: Option<Box<Spreading>>,
-    /// The request to its worker that is not done yet.
+    /// The open request to its worker.
     #[serde(default, borrow)]
     pub requested: Option<RequestedView<'a>>,
-    /// Nodes left for pressure.
+    /// Nodes that it left because of pressure.
     #[serde(default, borrow)]
     pub left: Vec<LeftView<'a>>,
 }
 
-/// The phase, flat.
+/// The phase with flattened fields.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PhaseView<'a> {
-    /// Which.
+    /// Its kind.
     pub is: PhaseKind,
     /// Of a binding.
     pub node: Option<&'a str>,
@@ -150,10 +150,10 @@ struct TotalsView {
     compute_us: u64,
 }
 
-/// A node left for pressure.
+/// A node that the execution left because of pressure.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LeftView<'a> {
-    /// Which.
+    /// The node.
     pub node: &'a str,
     at: &'a str,
 }
@@ -166,7 +166,7 @@ impl<'a> LedgerView<'a> {
     /// Reads the `Fiec-Event` header of the message with this sequence.
     ///
     /// # Errors
-    /// When it is no ledger message.
+    /// If it is no ledger message.
     pub fn read(header: &'a str, seq: Sequence) -> Result<Self, MessageError> {
         let mut view: Self = serde_json::from_str(header)?;
         if view.v != 1 {
@@ -176,17 +176,17 @@ impl<'a> LedgerView<'a> {
         Ok(view)
     }
 
-    /// True when nothing more will happen.
+    /// True if the execution has ended.
     pub fn is_terminal(&self) -> bool {
         self.state.phase.is.is_terminal()
     }
 
-    /// The event that ended it, if one did.
+    /// The event that ended it, if it has ended.
     pub fn end(&self) -> Option<&EventView<'a>> {
         self.events.iter().find(|e| e.kind.is_end())
     }
 
-    /// The last committed boundary and where its σ is.
+    /// The last committed boundary and the place of its σ.
     pub fn place(&self) -> Option<StatePlace> {
         let boundary = self.state.boundary.as_ref()?;
         Some(StatePlace {
@@ -200,39 +200,39 @@ impl<'a> LedgerView<'a> {
         })
     }
 
-    /// The first event of this type.
+    /// The first event of this kind.
     pub fn event(&self, kind: EventKind) -> Option<&EventView<'a>> {
         self.all(kind).next()
     }
 
-    /// The events of this type.
+    /// The events of this kind.
     pub fn all(&self, kind: EventKind) -> impl DoubleEndedIterator<Item = &EventView<'a>> {
         self.events.iter().filter(move |e| e.kind == kind)
     }
 
-    /// Who wrote the message.
+    /// The author of the message.
     pub fn author(&self) -> &str {
         &self.state.author
     }
 
-    /// The node whose worker wrote the message, if a worker did.
+    /// The node whose worker wrote the message. None for other authors.
     pub fn worker(&self) -> Option<&str> {
         Some(author::worker(&self.state.author)?.0)
     }
 }
 
 impl EventView<'_> {
-    /// Of `bound` and `yielded`.
+    /// Cause of `bound` and `yielded`.
     pub fn cause(&self) -> Option<Cause> {
         serde_json::from_str(self.cause?.get()).ok()
     }
 
-    /// Of `started`.
+    /// Start of the computation, of `started`.
     pub fn computing_since(&self) -> Option<Timestamp> {
         self.computing_since.map(stamp)
     }
 
-    /// Of `yielded` and `completed`.
+    /// End of the computation, of `yielded` and `completed`.
     pub fn computed_until(&self) -> Option<Timestamp> {
         self.computed_until.map(stamp)
     }
@@ -251,7 +251,7 @@ impl EventView<'_> {
             .unwrap_or_default()
     }
 
-    /// Of `completed` and `computed`; null where `object` has it.
+    /// Of `completed` and `computed`; null if `object` has it.
     pub fn result(&self) -> serde_json::Value {
         let raw = self.result.map(RawValue::get);
         raw.and_then(|raw| serde_json::from_str(raw).ok())
@@ -260,57 +260,57 @@ impl EventView<'_> {
 }
 
 impl<'a> StateView<'a> {
-    /// Boundaries committed in all.
+    /// Number of committed boundaries.
     pub fn commits(&self) -> u64 {
         self.totals.commits
     }
 
-    /// Time spent computing up to the last commit, in microseconds.
+    /// Computing time up to the last commit, in microseconds.
     pub fn compute_us(&self) -> u64 {
         self.totals.compute_us
     }
 
-    /// Steps back in all.
+    /// Number of steps back.
     pub fn steps_back(&self) -> u64 {
         self.totals.steps_back
     }
 
-    /// The submission as JSON, where the message carries it.
+    /// The submission as JSON, if the message carries it.
     pub fn spec(&self) -> Option<&'a str> {
         self.spec.map(RawValue::get)
     }
 
-    /// What was changed about it since it was submitted.
+    /// The changes since the submission.
     pub fn adjusted(&self) -> Option<Box<Adjustment>> {
         serde_json::from_str(self.adjusted?.get()).ok()
     }
 
-    /// True where something was.
+    /// True if there are any.
     pub fn is_adjusted(&self) -> bool {
         self.adjusted.is_some()
     }
 
-    /// Whose, typed.
+    /// Its tenant, parsed.
     pub fn tenant(&self) -> Option<Tenant> {
         self.tenant.parse().ok()
     }
 
-    /// Digest of what was submitted.
+    /// Digest of the submission.
     pub fn submission(&self) -> Option<Digest> {
         self.submission?.parse().ok()
     }
 
-    /// When it was submitted.
+    /// Time of the submission.
     pub fn submitted_at(&self) -> Timestamp {
         stamp(self.submitted_at)
     }
 
-    /// When the message was written.
+    /// Time of the message.
     pub fn at(&self) -> Timestamp {
         stamp(self.at)
     }
 
-    /// The request to its worker that is not done yet, with its time limit.
+    /// The open request to its worker, with its time limit.
     pub fn request(&self) -> Option<Request> {
         let requested = self.requested.as_ref()?;
         Some(Request::of(Requested {
@@ -323,14 +323,14 @@ impl<'a> StateView<'a> {
         }))
     }
 
-    /// When it was last bound.
+    /// Time of the last binding.
     pub fn moved_at(&self) -> Option<Timestamp> {
         self.moved_at.map(stamp)
     }
 }
 
 impl LeftView<'_> {
-    /// When.
+    /// The time.
     pub fn at(&self) -> Timestamp {
         stamp(self.at)
     }

@@ -6,21 +6,21 @@ use crate::hysteresis::{Automaton, State};
 use crate::places::Judged;
 use crate::time::Millis;
 
-/// Of a place of which nothing is known.
+/// State of a place without a reading.
 const UNMEASURED: State = State::Unknown {
     was_unviable: false,
 };
 
-/// One automaton with the place and the threshold it judges.
+/// One automaton with its place and threshold.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// Which signal.
+    /// Its signal.
     pub signal: Signal,
-    /// Which device; none for the node itself.
+    /// Its device. None for the host.
     pub device: Option<Box<str>>,
     /// The threshold in force.
     pub threshold: Threshold,
-    /// Where it stands.
+    /// The automaton.
     pub automaton: Automaton,
 }
 
@@ -29,19 +29,19 @@ pub struct Watched {
 pub struct Watch {
     thresholds: Thresholds,
     watched: Vec<Watched>,
-    /// When it was observed last, and whether that was with a vector.
+    /// Time of the last observation, and whether it had a vector.
     observed: Millis,
     fed: bool,
-    /// Until then nothing changes while the readings stay as they are.
+    /// No state changes before this moment if the readings stay the same.
     settled_until: Millis,
-    /// The highest reading of the host against its threshold.
+    /// The host's highest reading relative to its threshold.
     host_pressure: f64,
     worst: State,
     presses: bool,
 }
 
 impl Watch {
-    /// Nothing seen yet.
+    /// A watch without observations.
     pub fn new(thresholds: Thresholds, now: Millis) -> Self {
         let watched = thresholds
             .iter()
@@ -64,8 +64,9 @@ impl Watch {
         }
     }
 
-    /// Takes over what another watch of the same node has seen, judged under the thresholds here:
-    /// a change of thresholds neither forgets a pressure nor a recovery that it does not touch.
+    /// Takes over the history of another watch of the same node, judged under this watch's
+    /// thresholds. So a change of thresholds forgets neither a pressure nor a recovery that it does
+    /// not affect.
     pub fn inherit(&mut self, other: &Self, now: Millis) {
         for before in &other.watched {
             let Some(threshold) = self.thresholds.get(&before.signal).copied() else {
@@ -87,11 +88,11 @@ impl Watch {
             }
         }
         self.settle();
-        // What the other did not watch was not observed yet.
+        // Signals that the other watch lacks were not observed yet.
         self.settled_until = Millis(0);
     }
 
-    /// All automata, with their places and thresholds.
+    /// All automata with their places and thresholds.
     pub fn watched(&self) -> &[Watched] {
         &self.watched
     }
@@ -101,8 +102,8 @@ impl Watch {
         &self.thresholds
     }
 
-    /// Takes the readings of the last time once more, `fed` where those were of a vector that is
-    /// still fresh. False where they must be [observed](Watch::observe), since time changes a state.
+    /// Repeats the last readings, with `fed` if their vector is still fresh. Returns false if they
+    /// must be [observed](Watch::observe) because time changes a state.
     pub fn holds(&mut self, now: Millis, fed: bool) -> bool {
         let holds = self.fed == fed && now < self.settled_until;
         if holds {
@@ -111,7 +112,8 @@ impl Watch {
         holds
     }
 
-    /// Takes a fresh vector, or `None` where it is stale; true when the node's word changed.
+    /// Processes a fresh vector, or `None` if it is stale. Returns true if the node's state
+    /// changed.
     pub fn observe(&mut self, now: Millis, vector: Option<&HardwareVector>) -> bool {
         for watched in &mut self.watched {
             watched.hold(self.observed);
@@ -155,7 +157,7 @@ impl Watch {
         changed
     }
 
-    /// What follows from the states of all automata.
+    /// Recomputes the summary of all automata.
     fn settle(&mut self) {
         self.host_pressure = self.pressure_where(|w| w.device.is_none());
         self.worst = self.worst_where(|_| true);
@@ -165,27 +167,27 @@ impl Watch {
         self.settled_until = ends.min().unwrap_or(Millis(u64::MAX));
     }
 
-    /// The automata that judge this place: the node's own and its device's, or one of the two.
+    /// The automata for a place: the node's own, its device's, or both.
     pub fn of_place<'a>(&'a self, place: Judged<'a>) -> impl Iterator<Item = &'a Watched> {
         self.watched
             .iter()
             .filter(move |w| place.counts(w.signal, w.device.as_deref()))
     }
 
-    /// True where anything presses, on the host or on any device.
+    /// True if any signal of the host or a device presses.
     pub fn presses(&self) -> bool {
         self.presses
     }
 
-    /// The automaton that keeps new work away from this place, if one does.
+    /// The worst automaton that keeps new executions from this place, if any.
     pub fn obstacle<'a>(&'a self, place: Judged<'a>) -> Option<&'a Watched> {
         self.of_place(place)
             .filter(|w| !w.automaton.admits())
             .max_by_key(|w| w.automaton.state().badness())
     }
 
-    /// The signal that has pressed on an execution here for the dwell, counted from the later of
-    /// the pressure's start and the execution's arrival.
+    /// The signal that has pressed on an execution here for the dwell. The dwell counts from the
+    /// start of the pressure or the arrival of the execution, whichever is later.
     pub fn pressing<'a>(
         &'a self,
         place: Judged<'a>,
@@ -204,8 +206,8 @@ impl Watch {
             .min_by_key(|w| w.automaton.pressing_since())
     }
 
-    /// The automaton that keeps an execution away which left at `left` because of pressure, if one
-    /// does; of several the last to recover.
+    /// The automaton that keeps an execution away that left at `left` because of pressure. Among
+    /// several, the last one to recover.
     pub fn unrecovered<'a>(&'a self, place: Judged<'a>, left: Millis) -> Option<&'a Watched> {
         self.of_place(place)
             .filter(|w| w.automaton.value().is_some() || !w.automaton.admits())
@@ -223,7 +225,7 @@ impl Watch {
             })
     }
 
-    /// The highest reading of a place against its threshold, 0 where nothing is measured.
+    /// The highest reading of a place relative to its threshold; 0 without readings.
     pub fn pressure(&self, place: Judged<'_>) -> f64 {
         let host = if place.host { self.host_pressure } else { 0.0 };
         match place.device {
@@ -244,7 +246,7 @@ impl Watch {
             .fold(0.0, f64::max)
     }
 
-    /// The worst state of all places, and unknown where nothing at all is measured.
+    /// The worst state of all places; unknown without readings.
     pub fn worst(&self) -> State {
         self.worst
     }
@@ -266,7 +268,7 @@ impl Watch {
             .unwrap_or(UNMEASURED)
     }
 
-    /// Each signal of a place that is not viable, as a sentence.
+    /// One sentence for each signal that makes a place unviable.
     pub fn complaints_of(&self, place: Judged<'_>, now: Millis) -> Vec<String> {
         self.of_place(place)
             .filter(|w| !w.automaton.admits())
@@ -274,7 +276,7 @@ impl Watch {
             .collect()
     }
 
-    /// Each signal that is not viable, as a sentence.
+    /// One sentence for each signal that is not viable.
     pub fn complaints(&self, now: Millis) -> Vec<String> {
         self.watched
             .iter()
@@ -285,13 +287,13 @@ impl Watch {
 }
 
 impl Watched {
-    /// Its reading has held until this moment.
+    /// Extends the last reading to this moment.
     fn hold(&mut self, until: Millis) {
         let value = self.automaton.value();
         self.automaton.observe(until, value, &self.threshold);
     }
 
-    /// When its state changes although its reading does not, if it does.
+    /// Time of the next state change under a constant reading, if any.
     fn dwells_until(&self) -> Option<Millis> {
         match self.automaton.state() {
             State::Suspect { since } | State::Recovering { since, .. } => {
@@ -301,7 +303,7 @@ impl Watched {
         }
     }
 
-    /// Why an execution that left because of pressure may not come back, and until when.
+    /// For people: why an execution that left because of pressure may not return, and until when.
     pub fn unrecovered_in_words(&self, now: Millis) -> String {
         let place = self.device.as_deref().map(|d| format!(" of {d}"));
         let place = place.unwrap_or_default();
@@ -398,7 +400,7 @@ mod tests {
             let unrecovered = watch.unrecovered(Judged::HOST, Millis(400));
             unrecovered.map(|w| w.unrecovered_in_words(Millis(at)))
         };
-        // Young, between low and high: nothing has pressed.
+        // A new watch between low and high: there was no pressure.
         assert_eq!(observe(&mut watch, 100, 0.8), None);
         assert!(observe(&mut watch, 300, 0.95).is_some());
         let words = observe(&mut watch, 500, 0.8).unwrap();
@@ -414,7 +416,7 @@ mod tests {
     }
 
     proptest! {
-        /// Who looks away while readings hold sees what one sees who looks all the time.
+        /// Observing rarely while readings hold gives the same states as observing all the time.
         #[test]
         fn readings_that_hold_are_as_good_as_observed(
             steps in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! What must hold at every step of every run, and how it is said when it does not.
+//! The promises that must hold at every step of every run, and their violations.
 
 use std::fmt;
 
@@ -9,42 +9,43 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Never two live bindings: only the holder writes while it runs, and nobody is bound away from
-    /// a node that can be heard.
+    /// Never two live bindings. Only the holder writes while an execution runs, and no execution is
+    /// bound away from a node that can be heard.
     OneBinding,
-    /// No writer asks for what the fold forbids.
+    /// No author requests an event that the fold forbids.
     PossibleEvents,
     /// Epochs and ordinals grow by one.
     Epochs,
-    /// A committed boundary is never lost, except by a declared step back.
+    /// A committed boundary is never lost, except by an explicit step back.
     Progress,
-    /// Rebindings for pressure: at most ⌈T/τ⌉ + 1 in time T with dwell τ. Giving way to others: at most
-    /// T / residency + 1.
+    /// Rebindings for pressure: at most ⌈T/τ⌉ + 1 in a time T with dwell τ. Preemptions: at most T
+    /// / residency + 1.
     BoundedRebindings,
-    /// No node runs more than it has slots, or memory, for.
+    /// No node runs more executions than it has slots or memory for.
     Capacity,
-    /// A destination has what is required of it.
+    /// A destination meets the requirements.
     Requirements,
-    /// Nothing is bound before what it waits for has ended as it must, and nothing is failed because
-    /// of others while they may yet complete.
+    /// No execution is bound before its dependencies have ended as required. None fails because of
+    /// a dependency that may still complete.
     Order,
     /// A gang's members start together or not at all.
     Gangs,
-    /// No tenant, and no batch, has more places than it may have at once, each has reserved its own,
-    /// and nothing stays reserved that has ended.
+    /// No tenant and no batch exceeds its limits. Each execution has its own reservation, and
+    /// reservations end with their executions.
     Quotas,
-    /// An execution that is spread and its parts have each tile of its range once, none that was done
-    /// is done again, and each part is made, taken back or given back, and ends with the whole.
+    /// A spread execution and its parts cover each tile of the range once. No finished tile is
+    /// computed again. Each part is made once, is taken back or given back, and ends with the
+    /// whole.
     Ranges,
-    /// What runs on a node that is to be empty by a time is away by then, and is given up only
-    /// where it had no boundary to leave at.
+    /// A node with a deadline is empty by then. Executions are given up only if they had no
+    /// boundary at which to leave.
     AwayInTime,
-    /// Nothing waits for long while a viable node has room, and nothing is forgotten.
+    /// No execution waits long while a viable node has room, and none is forgotten.
     NoStarvation,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Rule; 13] = [
         Rule::OneBinding,
         Rule::PossibleEvents,
@@ -81,20 +82,20 @@ impl Rule {
     }
 }
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
     /// The scenario's seed.
     pub seed: u64,
-    /// When, in microseconds of virtual time.
+    /// The virtual time, in microseconds.
     pub at_us: u64,
-    /// Of which execution, by number and workload.
+    /// The execution, by number and workload.
     pub execution: String,
-    /// What was seen.
+    /// The observation.
     pub detail: String,
-    /// What happened to the execution before, the last at the end.
+    /// The preceding events of the execution, the last one at the end.
     pub events: Vec<String>,
 }
 
@@ -117,14 +118,14 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A broken promise before the world says of whom and when.
+/// A broken promise without the execution and the time, which the world adds.
 pub type Broken = (Rule, String);
 
-/// Looks at one message of a ledger: the state before (none for the first), what happened, the
-/// state after.
+/// Checks one message of a ledger: the state before it (none for the first), its events, and the
+/// state after it.
 ///
 /// # Errors
-/// The rule that does not hold, and what was seen.
+/// The broken rule, and the observation.
 pub fn message(
     before: Option<&ExecutionState>,
     events: &[Event],
@@ -176,7 +177,7 @@ pub fn message(
                 }
             )
         };
-        // A part that nobody wants any more is cancelled wherever it is lost.
+        // An unwanted part may be cancelled while it is lost.
         let ends = |e: &Event| matches!(e, Event::Cancelled { .. }) && after.part_of().is_some();
         if !events.iter().all(|e| lost(e) || ends(e)) {
             let names: Vec<_> = events.iter().map(|e| e.kind().as_str()).collect();
@@ -194,7 +195,7 @@ pub fn message(
     Ok(())
 }
 
-/// The most rebindings for pressure in so many microseconds with this dwell in milliseconds.
+/// Most rebindings for pressure in a time in microseconds, for a dwell in ms.
 pub fn most_rebindings(passed_us: u64, dwell_ms: u64) -> u64 {
     passed_us.div_ceil(dwell_ms.max(1) * 1_000) + 1
 }

@@ -1,4 +1,4 @@
-//! What a scenario must be, each rule with its field.
+//! The rules for a scenario. Each error names its field.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::scenario::{
 /// Most nodes; the policy's own indices end far beyond.
 const NODES_LIMIT: usize = 100_000;
 
-/// Says where a text is no scenario.
+/// Locates the first error of a text that is no scenario.
 pub(crate) fn locate(text: &[u8], plain: &serde_json::Error) -> FieldError {
     if plain.is_syntax() || plain.is_eof() {
         return FieldError::new("", format!("not valid JSON: {plain}"));
@@ -30,7 +30,7 @@ pub(crate) fn locate(text: &[u8], plain: &serde_json::Error) -> FieldError {
     }
 }
 
-/// Reads it once more, strictly; it has been read once.
+/// Reads the text a second time, strictly. It has parsed once.
 pub(crate) fn objects_are_objects(text: &[u8]) -> Result<(), FieldError> {
     let value: Value = serde_json::from_slice(text)
         .map_err(|error| FieldError::new("", format!("not valid JSON: {error}")))?;
@@ -296,10 +296,10 @@ fn workload(field: &str, w: &Workload) -> Result<(), FieldError> {
     })
 }
 
-/// What the executions of a workload wait for, and who they are.
+/// Checks the dependencies and gangs of a workload.
 fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), FieldError> {
     for (n, after) in w.after.iter().enumerate() {
-        // Whoever comes later cannot be named by whoever came before.
+        // A dependency must come before the workloads that name it.
         if !before.contains(after.workload.as_str()) {
             let rule = format!("there is no workload {} before this one", after.workload);
             return Err(FieldError::new(

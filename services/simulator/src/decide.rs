@@ -1,25 +1,26 @@
-//! Who decides: the production policy, or a wrapper around it that a test has broken.
+//! The interface to the deciding policy: the production policy, or a wrapper that a test has
+//! broken.
 
 use fiec_policy::{Action, Input, Now, Policy};
 use fiec_schemas::{ExecutionId, ExecutionState};
 
-/// A policy as the world sees it.
+/// The policy as the world uses it.
 pub trait Decide {
-    /// Takes one input.
+    /// Processes one input.
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>);
     /// Binds what waits.
     fn act(&mut self, now: Now, out: &mut Vec<Action>);
-    /// True for an execution that it knows.
+    /// True for a known execution.
     fn knows(&self, id: ExecutionId) -> bool;
     /// True while the capsule of a binding must wait for others.
     fn withholds(&self, id: ExecutionId) -> bool;
-    /// What a broken broker does to a state as it stores it; an honest one nothing.
+    /// Lets a broken broker change a state as it stores it. An honest one does nothing.
     fn store(&self, _state: &mut ExecutionState) {}
-    /// What a broken worker takes without a slot; an honest one nothing.
+    /// True for a broken worker that starts executions without a slot.
     fn overfills(&self) -> bool {
         false
     }
-    /// True for a broken worker that computes on what it has given away.
+    /// True for a broken worker that computes the range that it has given away.
     fn keeps_what_it_gives(&self) -> bool {
         false
     }

@@ -1,22 +1,23 @@
-//! What a scenario says about executions that wait for others, tenants with limits, and nodes that
-//! are to be empty by a time.
+//! The parts of a scenario that concern several executions: dependencies, tenants' limits, and
+//! nodes with a deadline.
 
 use fiec_schemas::scheduling::AfterOutcome;
 use fiec_schemas::{NodeId, Tenant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the executions of a workload wait for: those of another one, or earlier ones of their own.
+/// A dependency of a workload's executions: on another workload, or on earlier ones of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct After {
-    /// The workload's name. Of another one each waits for the execution of its own number; of its
-    /// own one for the execution before it. What has not come by then is not waited for.
+    /// The workload's name. For another workload, each execution waits for the execution with its
+    /// own number. For its own workload, it waits for the previous execution. Executions that have
+    /// not arrived by then are ignored.
     pub workload: String,
-    /// For every execution of it that has come, and not for one.
+    /// Wait for all of its executions that have arrived, not for one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
-    /// How it must have ended.
+    /// The required outcome.
     #[serde(default, skip_serializing_if = "is_ok")]
     pub on: AfterOutcome,
 }
@@ -25,22 +26,22 @@ fn is_ok(on: &AfterOutcome) -> bool {
     *on == AfterOutcome::Ok
 }
 
-/// What a tenant may use at once, from a moment on; what is absent is without limit.
+/// A tenant's limits from a moment on. A missing field means no limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaChange {
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
-    /// From when on.
+    /// Start of the limits.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub at_ms: u64,
     /// Most executions that are bound or running at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
-    /// Most bytes of memory that they ask for together.
+    /// Most bytes of memory that they request together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Its share relative to other tenants; 1 where nothing is said.
+    /// Its share relative to other tenants, 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }
@@ -49,33 +50,33 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// An operator drains a node, and takes it back.
+/// An operator drains a node, and ends the drain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// When.
+    /// Start of the drain.
     pub at_ms: u64,
-    /// For how long; for ever where nothing is said.
+    /// Length of the drain; forever by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<u64>,
-    /// It is to be empty so long after that; whenever it is where nothing is said.
+    /// Deadline after the start of the drain; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
 }
 
-/// A node says that it will be gone, and is.
+/// A node announces that it will disappear, and does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Revocation {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// When it says so.
+    /// Time of the announcement.
     pub at_ms: u64,
-    /// It dies so long after that.
+    /// Time from the announcement to its end.
     pub notice_ms: u64,
-    /// After so long it returns under a new life; never where nothing is said.
+    /// Time from its end until it returns as a new instance; never by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<u64>,
 }

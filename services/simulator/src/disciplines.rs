@@ -1,15 +1,16 @@
-//! Disciplines compared on one trace: heavy-tailed jobs of one device each on a small cluster, where
-//! a move costs what it costs for training jobs.
+//! Compares disciplines on one trace: heavy-tailed jobs of one device each on a small cluster, with
+//! the moving costs of training jobs.
 //!
-//! The trace is drawn, not recorded: lengths are bounded Pareto from 52 s to 7 days with exponent
-//! 0.5, whose median (204 s) and mean (5,600 s) imitate the 206 s and 6,652 s of the 1,580,464 GPU
-//! jobs of the Helios clusters (`med_run_time_gpu` and `avg_run_time_gpu` of all four clusters in
-//! `analysis/1_compare with Philly trace/helios_cluster_summary.csv` of the artifact
-//! S-Lab-System-Group/HeliosArtifact of Hu et al., *Characterization and Prediction of Deep Learning
-//! Workloads in Large-Scale GPU Datacenters*, SC 2021, arXiv 2109.01313). Those jobs had 3.7 GPUs on
-//! average and one in the median. The rest is made up: submissions are Poisson; half of the jobs
-//! below an hour are submitted with priority 10, as people do who wait for them, and no long one is;
-//! no job says how long it takes.
+//! The trace is drawn, not recorded. Lengths are bounded Pareto from 52 s to 7 days with exponent
+//! 0.5. Their median (204 s) and mean (5,600 s) imitate the 206 s and 6,652 s of the 1,580,464 GPU
+//! jobs of the Helios clusters. Source: `med_run_time_gpu` and `avg_run_time_gpu` of all four
+//! clusters in `analysis/1_compare with Philly trace/helios_cluster_summary.csv` of the artifact
+//! S-Lab-System-Group/HeliosArtifact of Hu et al., *Characterization and Prediction of Deep
+//! Learning Workloads in Large-Scale GPU Datacenters*, SC 2021, arXiv 2109.01313. Those jobs had
+//! 3.7 GPUs on average and one in the median.
+//!
+//! The rest is invented. Submissions are Poisson. Half of the jobs below an hour have priority 10,
+//! like jobs that people wait for; no longer job has. No job states its length.
 
 use fiec_policy::{Config, Policy};
 use fiec_schemas::{FieldError, Submission};
@@ -21,26 +22,26 @@ use crate::{Outcome, settings::Settings};
 
 pub use fiec_policy::share::order::Discipline;
 
-/// The shortest and the longest job, in seconds.
+/// Lengths of the shortest and the longest job, in seconds.
 const SHORTEST_S: f64 = 52.0;
 const LONGEST_S: f64 = 7.0 * 86_400.0;
 /// Exponent of the tail.
 const ALPHA: f64 = 0.5;
-/// Up to here a job is short.
+/// Longest length of a short job, in seconds.
 const SHORT_S: f64 = 3_600.0;
 
-/// A trace and a cluster.
+/// A trace and its cluster.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// Draws everything.
+    /// Seed of everything that is drawn.
     pub seed: u64,
-    /// Nodes of four slots each.
+    /// Number of nodes, with four slots each.
     pub nodes: u32,
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Work that comes, against what the slots could do.
+    /// Submitted work relative to the slots' capacity.
     pub load: f64,
-    /// What it takes to begin a job on a node, in milliseconds.
+    /// Time to start a job on a node, in ms.
     pub start_ms: u64,
 }
 
@@ -56,7 +57,7 @@ impl Default for Trace {
     }
 }
 
-/// The share of jobs that are not longer than this.
+/// The share of jobs up to this length.
 fn share_up_to(seconds: f64) -> f64 {
     (1.0 - (SHORTEST_S / seconds).powf(ALPHA)) / (1.0 - (SHORTEST_S / LONGEST_S).powf(ALPHA))
 }
@@ -69,12 +70,12 @@ pub fn mean_s() -> f64 {
 }
 
 impl Trace {
-    /// The scenario that it is.
+    /// The scenario of the trace.
     pub fn scenario(&self) -> Scenario {
         let slots = f64::from(4 * self.nodes);
         let per_s = self.load * slots / mean_s();
         let short = share_up_to(SHORT_S);
-        // A bounded Pareto distribution cut at a length is one below it and one above it.
+        // Cutting a bounded Pareto distribution at a length gives one below it and one above it.
         let workload = |name: &str, share: f64, low: f64, high: f64, priority: i16| {
             #[expect(
                 clippy::cast_precision_loss,
@@ -156,19 +157,19 @@ impl Trace {
         }
     }
 
-    /// Plays it under a discipline, all else as by default.
+    /// Plays the trace under a discipline, with defaults otherwise.
     ///
     /// # Errors
-    /// Where a promise is broken, or a job does not end.
+    /// If a promise is broken, or a job does not end.
     pub fn play(&self, discipline: Discipline) -> Result<Summary, String> {
         play(&self.scenario(), discipline)
     }
 }
 
-/// Plays a scenario to the end of all its jobs under a discipline, all else as it says.
+/// Plays a scenario to the end of all its jobs under a discipline, with its own settings otherwise.
 ///
 /// # Errors
-/// Where a promise is broken, or a job does not end.
+/// If a promise is broken, or a job does not end.
 pub fn play(scenario: &Scenario, discipline: Discipline) -> Result<Summary, String> {
     let mut make = |config: &Config, id| {
         let config = Config {

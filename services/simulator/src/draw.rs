@@ -1,31 +1,31 @@
-//! Drawing. Each purpose has a stream of its own under the scenario's seed, so that taking a node
-//! or a fault away leaves what is drawn for the others as it was: a failing scenario can be shrunk.
+//! Random numbers. Each purpose has its own stream under the scenario's seed. If a node or a fault
+//! is removed, the draws for the others stay the same, so that a failing scenario can be shrunk.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::scenario::Quantity;
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// A workload's arrivals and sizes.
+    /// Arrivals and sizes of a workload.
     Workload(u32),
-    /// A node's speed and loads.
+    /// Speed and loads of a node.
     Node(u32),
-    /// Faults that are drawn.
+    /// Random faults.
     Fault(u32),
-    /// The network's whims.
+    /// Delays and losses of the network.
     Network,
-    /// Scenarios that are themselves drawn.
+    /// Random scenarios.
     Scenario,
-    /// What spans executions in those.
+    /// Dependencies, gangs and limits of random scenarios.
     Demands,
-    /// Ranges that are spread in those.
+    /// Spread ranges of random scenarios.
     Spread,
 }
 
-/// One stream of random numbers: ChaCha with 8 rounds, whose numbers are fixed for ever.
+/// One stream of random numbers: ChaCha with 8 rounds, whose output never changes.
 #[derive(Debug, Clone)]
 pub struct Draw(ChaCha8Rng);
 
@@ -45,15 +45,15 @@ impl Draw {
         Self(rng)
     }
 
-    /// Evenly in [0, 1).
+    /// Uniform in [0, 1).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     pub fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Evenly from 0 to below `n`; 0 for none.
+    /// Uniform from 0 to below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        // The bias of a remainder is beyond notice for what is counted here.
+        // The bias of the remainder is negligible here.
         self.0.next_u64().checked_rem(n).unwrap_or(0)
     }
 
@@ -88,7 +88,7 @@ impl Draw {
         }
     }
 
-    /// One value in thousandths of its unit, at least `least` of them.
+    /// One value in thousandths of its unit, at least `least`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

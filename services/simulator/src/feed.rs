@@ -1,5 +1,6 @@
-//! A ledger message as policy services read it: only the fields of [`fiec_policy::LedgerView`],
-//! since a run passes tens of millions of them on. A test holds it against the full encoding.
+//! Encodes a ledger message as policy services read it: only the fields of
+//! [`fiec_policy::LedgerView`], because a run passes tens of millions of them. A test compares it
+//! with the full encoding.
 
 use fiec_schemas::event::Left;
 use fiec_schemas::scheduling::Parked;
@@ -79,10 +80,10 @@ struct BoundaryPart {
     bytes: u64,
 }
 
-/// The text of a message; with the submission only where the reader may not know it yet.
+/// The text of a message. It includes the submission only if a reader may not know it yet.
 ///
 /// # Errors
-/// Never for what the fold makes: its times have years of four digits.
+/// Never for states of the fold, whose times have years of four digits.
 pub fn encode(
     events: &[Event],
     state: &ExecutionState,
@@ -110,7 +111,7 @@ pub fn encode(
             left: &state.left,
             totals: TotalsPart {
                 compute_us: state.totals.compute_us,
-                // Only of what is spread anybody asks for it.
+                // Readers use the count only for spread executions.
                 commits: state.spread.as_ref().map(|_| state.totals.commits),
             },
         },

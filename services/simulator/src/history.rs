@@ -1,7 +1,6 @@
-//! A scenario from what was recorded: nodes with the loads that they told, submissions at the
-//! moments at which they came, as long as they computed, in the company in which they started, under
-//! the quotas of their tenants. What this takes over and what it leaves to the model is said in
-//! [`MODELLED`] and [`RECORDED`].
+//! Builds a scenario from a recorded history. Nodes have their recorded loads. Submissions keep
+//! their times, computing times, gangs, and the quotas of their tenants. [`RECORDED`] and
+//! [`MODELLED`] list what is taken over and what is modelled.
 
 mod rows;
 mod together;
@@ -20,7 +19,7 @@ use crate::scenario::{
 use crate::settings::Settings;
 use together::Whole;
 
-/// What is taken from the history as it is.
+/// The parts that are taken from the history unchanged.
 pub const RECORDED: [&str; 8] = [
     "submissions: when they came, whose, what they require and wait for, their batches with how many \
      of them run at once, their gangs, their ranges that may be spread, priorities, deadlines, \
@@ -37,7 +36,7 @@ pub const RECORDED: [&str; 8] = [
      is played anew",
 ];
 
-/// What is played and not recorded.
+/// The parts that are modelled.
 pub const MODELLED: [&str; 12] = [
     "workers, broker and network: appends, commits and capsules without losses, 0.3 ms on the way; \
      one policy service, with the default settings where --set says nothing",
@@ -57,28 +56,27 @@ pub const MODELLED: [&str; 12] = [
     "a drain has no deadline",
 ];
 
-/// Everything of a span of time.
+/// The records of a span of time.
 #[derive(Debug, Clone)]
 pub struct History {
-    /// When it begins.
+    /// Start of the span.
     pub since: Timestamp,
-    /// When it ends.
+    /// End of the span.
     pub until: Timestamp,
-    /// Nodes.
+    /// The nodes.
     pub nodes: Vec<NodeRow>,
-    /// What they told, each node's in order of time.
+    /// Their vectors, each node's ordered by time.
     pub vectors: Vec<VectorRow>,
-    /// What happened to them, each node's in order of time.
+    /// Their events, each node's ordered by time.
     pub events: Vec<EventRow>,
-    /// Quotas in force when it begins and changes in it, each tenant's in order of time.
+    /// Quotas at the start and their changes, each tenant's ordered by time.
     pub quotas: Vec<QuotaRow>,
-    /// Executions that were submitted in the span, or lived when it began, and have begun to
-    /// compute.
+    /// Executions that have started, and were submitted in the span or lived at its start.
     pub executions: Vec<ExecutionRow>,
 }
 
 impl History {
-    /// The scenario that plays it again under the default policy.
+    /// The scenario that plays the span again under the default policy.
     pub fn scenario(&self) -> Scenario {
         let duration_ms = self.ms(self.until).max(1);
         let mut told: BTreeMap<&NodeId, Vec<&VectorRow>> = BTreeMap::new();
@@ -103,7 +101,7 @@ impl History {
         }
     }
 
-    /// Milliseconds from the beginning; 0 for what lies before.
+    /// Milliseconds since the start; 0 for earlier moments.
     fn ms(&self, at: Timestamp) -> u64 {
         u64::try_from(at.millis() - self.since.millis()).unwrap_or(0)
     }
@@ -124,7 +122,7 @@ impl History {
             .filter(|(signal, _)| row.thresholds.contains_key(signal) || *signal == Signal::Memory)
             .map(|(signal, mut steps)| {
                 steps.dedup_by(|next, last| next.1 == last.1);
-                // What was told first held before it too.
+                // The first reading also covers the time before it.
                 if let Some(first) = steps.first_mut() {
                     first.0 = 0;
                 }
@@ -156,7 +154,8 @@ impl History {
         }
     }
 
-    /// Each execution, with all of its parts, is a workload; what others wait for comes before them.
+    /// One workload for each execution with all its parts. Dependencies come before the workloads
+    /// that wait for them.
     fn workloads(&self) -> Vec<Workload> {
         let wholes = together::wholes(&self.executions);
         let gangs = together::gangs(&wholes);
@@ -174,8 +173,8 @@ impl History {
         let mut order = Vec::with_capacity(wholes.len());
         let mut seen = vec![false; wholes.len()];
         for first in 0..wholes.len() {
-            // Depth first: one is in order once all that it waits for is. A submission with a circle
-            // was refused.
+            // Depth first: an execution follows all its dependencies. A submission with a cycle was
+            // refused.
             let mut open = vec![(first, false)];
             while let Some((number, ready)) = open.pop() {
                 if ready {
@@ -189,7 +188,7 @@ impl History {
         let mut comes = vec![0; wholes.len()];
         let of = |number: usize| {
             let mut workload = self.workload(number, &wholes[number]);
-            // What is waited for may come later; what waits comes with it then.
+            // A dependency may arrive later. Then the waiting execution arrives together with it.
             let after = after(number);
             let others = after.iter().map(|(other, _)| comes[*other]);
             let at_ms = others.fold(self.ms(wholes[number].row.submitted_at), u64::max);
@@ -216,7 +215,7 @@ impl History {
         submission.after.clear();
         submission.verify = None;
         let spread = submission.spread.take().map(|spread| spread.up_to);
-        // Of nodes these are not known here, and no node that is played has them.
+        // These properties of nodes are not in the history, and no played node has them.
         submission.requires.device = None;
         submission.requires.bandwidth_bytes_s = None;
         submission.requires.machine = None;
@@ -241,7 +240,7 @@ impl History {
             after: Vec::new(),
             gang: None,
             spread,
-            // Of what is spread each part would fail at its own end.
+            // Each part of a spread execution would fail at its own end.
             fails: match row.failed && spread.is_none() {
                 true => 1.0,
                 false => 0.0,
@@ -250,13 +249,13 @@ impl History {
         }
     }
 
-    /// When a node was not there, cordoned or draining.
+    /// The times when a node was absent, cordoned or draining.
     fn faults(&self, row: &NodeRow) -> Vec<Fault> {
         let events: Vec<&EventRow> = self.events.iter().filter(|e| e.node == row.node).collect();
         let mut faults = Vec::new();
         let mut add = |begins: &[&str], ends: &[&str], make: fn(NodeFault) -> Fault| {
             let mut since: Option<u64> = None;
-            // A node whose first event is that it came was not there before.
+            // A node whose first event is its arrival was absent before.
             if let Some(first) = events.iter().find(|e| {
                 let known = |set: &[&str]| set.contains(&e.what.as_str());
                 known(begins) || known(ends)
@@ -302,7 +301,7 @@ impl History {
         faults
     }
 
-    /// When a node said that it would be gone, and was.
+    /// The announcements of a node's end that came true.
     fn revocations(&self, row: &NodeRow, events: &[&EventRow]) -> Vec<Fault> {
         let is = |event: &&EventRow, set: &[&str]| set.contains(&event.what.as_str());
         let mut faults = Vec::new();
@@ -327,7 +326,7 @@ impl History {
     }
 }
 
-/// A deadline on the clock of the world that is played: so long after the execution comes there.
+/// A deadline on the clock of the played world: the same time left after the execution arrives.
 fn played(deadline: &Deadline, submitted_at: Timestamp, began: Timestamp) -> Deadline {
     let left_us = deadline.moment(submitted_at).micros() - began.micros();
     let left_s = u32::try_from(left_us.max(0).cast_unsigned().div_ceil(1_000_000));

@@ -1,18 +1,18 @@
 //! Plays clusters against the production policy on a virtual clock.
 //!
-//! A [`Scenario`] says what nodes there are, what presses on them, what is submitted and what goes
-//! wrong; everything that is drawn follows from its seed. [`play`] runs it: workers and the broker
-//! are played (compare-and-set appends over the real fold, feeds, lost and doubled messages, stalls,
-//! partitions), the policy is the real one. At every step the promises of [`broken::Rule`] are
-//! checked; the first that is broken ends the run, and [`shrink`](shrink::shrink) makes the scenario
-//! smaller.
+//! A [`Scenario`] describes nodes, their loads, submissions and faults; everything that is drawn
+//! follows from its seed. [`play`] runs it. Workers and the broker are simulated: compare-and-set
+//! appends over the real fold, feeds, lost and duplicated messages, stalls, partitions. The policy
+//! is the real one. Every step checks the promises of [`broken::Rule`]. The first violation ends
+//! the run, and [`shrink`](shrink::shrink) makes the scenario smaller.
 //!
-//! What is modelled: computing time by a node's speed, boundaries, commits, memory that executions
-//! take, dependencies, gangs, batches of which some run at once, tenants' quotas and reservations,
-//! parking, programs that fail, drains with a deadline, revocations, ranges that are spread. What is
-//! not: the time that σ takes on the way (its bytes are counted), devices, programs that crash and
-//! are tried again, or ask for more, energy, verification, operators other than drains and cordons,
-//! leases.
+//! The model covers computing time by a node's speed, boundaries, commits, memory use,
+//! dependencies, gangs, batches with limits, quotas and reservations, parks, failing programs,
+//! drains with a deadline, revocations, and spread ranges.
+//!
+//! It does not cover the transfer time of σ (its bytes are counted), devices, crashes with retries,
+//! requests for more memory, energy, verification, leases, or operators' commands other than drains
+//! and cordons.
 
 pub mod broken;
 mod check_scenario;
@@ -44,7 +44,8 @@ pub use world::{Outcome, Progress, World};
 use fiec_policy::Policy;
 use fiec_schemas::FieldError;
 
-/// Plays a scenario with the production policy; `watch` is told from time to time how far it is.
+/// Plays a scenario with the production policy, and reports its progress to `watch` from time to
+/// time.
 ///
 /// # Errors
 /// The field of the scenario and the rule that it breaks.

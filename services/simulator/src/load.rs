@@ -1,22 +1,22 @@
-//! Loads over time: what presses on a node beside its own executions.
+//! Loads over time, beside the load of a node's own executions.
 
 use crate::draw::Draw;
 use crate::scenario::Load;
 
-/// A load that is being played.
+/// A load during a run.
 #[derive(Debug, Clone)]
 pub struct Playing {
     load: Load,
-    /// Phase of a swing in ms, level of a walk, or 1 in a burst.
+    /// Phase of a sine in ms, level of a walk, or 1 during a burst.
     at: f64,
-    /// When it was looked at last, or when a burst begins or ends next, in microseconds.
+    /// Time of the last value, or of the next start or end of a burst, in microseconds.
     moment: u64,
-    /// How many steps have passed.
+    /// Number of steps that have passed.
     step: usize,
 }
 
 impl Playing {
-    /// Begins; what is drawn comes from the node's stream.
+    /// Starts the load. Random values come from the node's stream.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds far below 2^52")]
     pub fn new(load: Load, draw: &mut Draw) -> Self {
         let (at, moment) = match &load {
@@ -39,7 +39,7 @@ impl Playing {
         }
     }
 
-    /// The load where it is always the same.
+    /// The load if it is constant.
     pub fn steady(&self) -> Option<f64> {
         match self.load {
             Load::Constant(value) => Some(value.clamp(0.0, 1.0)),
@@ -47,7 +47,7 @@ impl Playing {
         }
     }
 
-    /// The load at a moment in microseconds, in [0, 1]; moments must not go back.
+    /// The load at a moment in microseconds, in [0, 1]. Moments must not decrease.
     #[expect(clippy::cast_precision_loss, reason = "microseconds far below 2^52")]
     pub fn value(&mut self, now: u64, draw: &mut Draw) -> f64 {
         let value = match &self.load {
@@ -76,7 +76,7 @@ impl Playing {
                 deviation,
                 memory_ms,
             } => {
-                // The exact step of an Ornstein–Uhlenbeck process over the time since the last.
+                // The exact step of an Ornstein–Uhlenbeck process since the last value.
                 let passed = now.saturating_sub(self.moment) as f64 / 1_000.0;
                 let keeps = (-passed / *memory_ms as f64).exp();
                 let noise = deviation * (1.0 - keeps * keeps).sqrt() * draw.normal();

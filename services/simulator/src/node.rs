@@ -1,4 +1,4 @@
-//! A node as it is played: its life, its loads, what runs on it and what waits there.
+//! A simulated node: its instances, its loads, its running executions and its queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,126 +17,126 @@ use crate::draw::{Draw, Purpose};
 use crate::load::Playing;
 use crate::scenario::{Load, NodeGroup};
 
-/// What a node has been told to do with an execution.
+/// An order that a node has received for an execution.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Order {
-    /// To yield it at its next boundary.
+    /// Yield at the next boundary.
     Yield {
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// Where to; none: it waits as pending.
+        /// The destination. None: the execution becomes pending.
         to: Option<Destination>,
-        /// How that was chosen.
+        /// The choice of the destination.
         decision: Option<Decision>,
     },
-    /// To park it at its next boundary.
+    /// Park at the next boundary.
     Park {
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// What it keeps.
+        /// The memory to keep.
         keep: Keep,
     },
-    /// To give it up wherever it stands.
+    /// Give the execution up at once.
     GiveUp {
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
-    /// To end it wherever it stands.
+    /// Cancel the execution at once.
     Cancel {
-        /// Who wants that.
+        /// The author of the order.
         who: String,
     },
 }
 
-/// What a worker is writing.
+/// The message that a worker is writing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// That it begins.
+    /// `started`.
     Start,
-    /// A boundary of this index.
+    /// A boundary with this index.
     Commit(u64),
-    /// The same where it has not been committed, and what it was told to do there.
+    /// A boundary with this index, unless it is committed, and the result of an order there.
     Leave(u64, Box<Order>),
-    /// That it goes on where it was parked.
+    /// A resume after a park.
     Unpark(String),
-    /// That it is done, or has failed.
+    /// The end, whether it completed or failed.
     Finish,
-    /// That it cannot take it.
+    /// A refusal of the execution.
     Refuse(String),
-    /// A boundary of this index, at which the last half of what is left becomes a part.
+    /// A boundary with this index, at which the last half of the remaining range becomes a part.
     Split(u64),
-    /// That it takes its last part back.
+    /// The last part is taken back.
     Merge,
-    /// That it goes on waiting for its last part, which has not ended.
+    /// The execution waits on for its last part, which has not ended.
     Rest,
 }
 
 /// An execution on its node.
 #[derive(Debug)]
 pub struct Run {
-    /// Which, by number.
+    /// Its number.
     pub exec: u32,
-    /// Under which epoch.
+    /// Its epoch.
     pub epoch: u64,
-    /// The message that its next one must follow.
+    /// Sequence of the message that its next one must follow.
     pub seq: u64,
-    /// The boundary from which it began here.
+    /// The boundary from which it started here.
     pub from: u64,
-    /// When it was at that boundary, in microseconds; a stall puts it later.
+    /// Time of that boundary, in microseconds; a stall shifts it.
     pub base: u64,
     /// The last boundary that it knows to be committed.
     pub committed: u64,
-    /// When that was.
+    /// Time of that commit.
     pub committed_at: u64,
-    /// What it is writing.
+    /// The message in flight.
     pub writing: Option<Write>,
     /// True once its `started` is stored.
     pub started: bool,
-    /// It waits at its last boundary and has no slot.
+    /// True while it is parked and has no slot.
     pub parked: bool,
-    /// What it was told.
+    /// Its pending order.
     pub order: Option<Box<Order>>,
-    /// Of a range: its first tile from that boundary on, and the one behind its last.
+    /// For a range: the first tile after `from`, and the tile after its last one.
     pub tile: u64,
     /// See `tile`.
     pub end: u64,
-    /// It was told to give a part of its range away.
+    /// True if it was ordered to give a part of its range away.
     pub split: bool,
-    /// The earliest look that is planned at it.
+    /// The earliest scheduled look at it.
     pub look: u64,
 }
 
 impl Run {
-    /// Of a range, the first tile that is not done at a boundary.
+    /// For a range: the first unfinished tile at a boundary.
     pub fn tile_at(&self, boundary: u64) -> u64 {
         self.tile + boundary.saturating_sub(self.from)
     }
 
-    /// Goes on from its last commit, now.
+    /// Restarts from its last commit, now.
     pub fn rebase(&mut self, now: u64) {
         self.tile = self.tile_at(self.committed);
         (self.from, self.base) = (self.committed, now);
     }
 }
 
-/// A node.
+/// A simulated node.
 #[derive(Debug)]
 pub struct Node {
-    /// What it says of itself.
+    /// Its descriptor.
     pub descriptor: Arc<NodeDescriptor>,
-    /// Of that, what is looked at all the time.
+    /// Copies of often used fields of the descriptor.
     pub name: NodeId,
-    /// Executions that it runs at once.
+    /// Number of executions that it runs at once.
     pub slots: u32,
-    /// Memory limit in bytes.
+    /// Memory limit, in bytes.
     pub limit: u64,
-    /// How its messages name their author.
+    /// Its author name in messages.
     pub author: Arc<str>,
-    /// How fast it is; 1 is the speed that workloads are measured at.
+    /// Its speed; 1 is the reference speed of workloads.
     pub speed: f64,
-    /// How long it takes to begin an execution here, in microseconds.
+    /// Time to start an execution here, in microseconds.
     pub start_us: u64,
-    /// Its only load, where that is always the same.
+    /// Its only load if it is constant.
     pub steady: Option<f64>,
     /// Its loads.
     pub loads: Vec<(Signal, Playing)>,
@@ -144,58 +144,58 @@ pub struct Node {
     pub draw: Box<Draw>,
     /// False while it is dead.
     pub up: bool,
-    /// Counts its lives.
+    /// Number of its current instance.
     pub life: u32,
-    /// Since when it lives, in microseconds.
+    /// Start of the current instance, in microseconds.
     pub up_since: u64,
-    /// How long it has lived in all.
+    /// Total time up, in microseconds.
     pub up_us: u64,
-    /// Cut off until then.
+    /// It is partitioned until this moment.
     pub silent_until: u64,
-    /// Standing still until then.
+    /// It is stalled until this moment.
     pub stalled_until: u64,
-    /// Cordoned by an operator.
+    /// True while an operator cordons it.
     pub cordoned: bool,
-    /// Drained by an operator.
+    /// True while an operator drains it.
     pub draining: bool,
-    /// When it is to be empty, in microseconds: a drain's deadline, or its end.
+    /// Deadline by which it must be empty, in microseconds: of a drain, or its end.
     pub leave_by: Option<u64>,
-    /// When that was said.
+    /// Time of that announcement.
     pub noticed_at: u64,
-    /// It will be gone then.
+    /// True if it disappears at the deadline.
     pub revoked: bool,
-    /// Until when something was wrong with it.
+    /// End of its last fault.
     pub troubled_until: u64,
-    /// What runs, and what is parked.
+    /// Running and parked executions.
     pub runs: Vec<Run>,
-    /// How many of those are parked.
+    /// Number of parked executions.
     pub parked: u32,
-    /// What was taken up and waits: execution, and the message to follow.
+    /// Accepted executions in its queue, with the message to follow.
     pub queue: VecDeque<(u32, u64)>,
-    /// Bytes that what runs takes.
+    /// Bytes of memory that its executions use.
     pub used_bytes: u64,
-    /// Vectors told in this life.
+    /// Number of vectors of this instance.
     pub count: u64,
-    /// What was told last, where there is one load.
+    /// The last reported load if there is one load.
     pub told_one: f32,
-    /// The same by load, where there are several.
+    /// The last reported loads if there are several.
     pub told: Vec<f32>,
-    /// When that was.
+    /// Time of that vector.
     pub told_at: u64,
-    /// Executions that ledgers bind here.
+    /// Number of executions that ledgers bind here.
     pub bound: u32,
-    /// Of those, the parked ones.
+    /// Number of those that are parked.
     pub standing: u32,
-    /// Since when it has had room and nothing was wrong with it; `u64::MAX` while that is not so.
+    /// Time since which it has had room without a fault; `u64::MAX` otherwise.
     pub room_since: u64,
-    /// The same with nothing at all bound here.
+    /// The same with no execution bound here.
     pub empty_since: u64,
     /// True while every load is well below every threshold in force.
     pub calm: bool,
 }
 
 impl Node {
-    /// A node of a group, the `number`-th of all.
+    /// A node of a group, with its number among all nodes.
     pub fn new(group: &NodeGroup, name: NodeId, number: u32, seed: u64) -> Self {
         let mut draw = Draw::new(seed, Purpose::Node(number));
         let speed = draw.quantity(&group.speed);
@@ -248,7 +248,7 @@ impl Node {
         }
     }
 
-    /// Begins another life.
+    /// Starts a new instance.
     pub fn reborn(&mut self, now: u64, number: u32) {
         self.life += 1;
         let mut descriptor = (*self.descriptor).clone();
@@ -266,12 +266,12 @@ impl Node {
         }
     }
 
-    /// True where messages go to and fro.
+    /// True if messages can pass in both directions.
     pub fn is_reachable(&self, now: u64) -> bool {
         self.up && now >= self.silent_until
     }
 
-    /// How many are parked, or are about to be.
+    /// Number of executions that are parked or about to be.
     pub fn parks_taken(&self) -> u32 {
         let parks = |o: &Order| matches!(o, Order::Park { .. });
         let taken = |r: &&Run| {
@@ -284,25 +284,25 @@ impl Node {
         u32::try_from(self.runs.iter().filter(taken).count()).unwrap_or(u32::MAX)
     }
 
-    /// What runs of this execution under this epoch.
+    /// The run of this execution in this epoch.
     pub fn run(&mut self, exec: u32, epoch: u64) -> Option<&mut Run> {
         self.runs
             .iter_mut()
             .find(|r| r.exec == exec && r.epoch == epoch)
     }
 
-    /// True where something is wrong with it already.
+    /// True if it already has a fault.
     pub fn is_ailing(&self, now: u64) -> bool {
         let away = !self.is_reachable(now) || now < self.stalled_until;
         away || self.draining || self.revoked
     }
 
-    /// How many of its slots are taken.
+    /// Number of used slots.
     pub fn computing(&self) -> usize {
         self.runs.len() - self.parked as usize
     }
 
-    /// The share of its memory that what runs takes.
+    /// The share of its memory that its executions use.
     #[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
     pub fn used_share(&self) -> f64 {
         if self.used_bytes == 0 {
@@ -311,7 +311,7 @@ impl Node {
         self.used_bytes as f64 / self.limit as f64
     }
 
-    /// Notes since when it has room.
+    /// Updates the times since which it has had room.
     pub fn note_room(&mut self, now: u64) {
         let well = self.calm
             && self.is_reachable(now)
@@ -332,7 +332,7 @@ impl Node {
         note(&mut self.empty_since, well && self.bound == 0);
     }
 
-    /// Whether it has what is required, as far as that never changes.
+    /// Checks the requirements that never change during a run.
     pub fn meets(&self, requires: &Requirements, program: &str) -> Result<(), &'static str> {
         let d = &self.descriptor;
         let all = [
@@ -371,7 +371,7 @@ impl Node {
     }
 }
 
-/// The identity of a node's life.
+/// The id of a node's instance.
 pub fn instance(number: u32, life: u32) -> InstanceId {
     InstanceId(Uuid::from_u128(
         (0x5e << 120) | (u128::from(number) << 32) | u128::from(life) | (7 << 76) | (2 << 62),

@@ -1,5 +1,5 @@
-//! A policy with nothing around it, for measuring what a placement costs: nodes of four slots,
-//! under different loads, and submissions one after the other.
+//! A bare policy to measure the cost of a placement: nodes of four slots under different loads, and
+//! one submission after another.
 
 use fiec_policy::{Action, Config, Input, Millis, Now, Policy};
 use fiec_schemas::trust::{Proof, SignedProof};
@@ -12,10 +12,10 @@ use uuid::Uuid;
 use crate::node::Node;
 use crate::scenario::{NodeGroup, Quantity, default_submission};
 
-/// What the submissions ask for.
+/// The submissions of a measurement.
 #[derive(Debug, Clone)]
 pub struct Asks {
-    /// The submission, again and again.
+    /// The submission, repeated.
     pub spec: Submission,
 }
 
@@ -27,7 +27,7 @@ impl Default for Asks {
     }
 }
 
-/// A policy that knows so many nodes.
+/// A policy with a number of nodes.
 pub struct Bench {
     policy: Policy,
     tenant: Tenant,
@@ -40,10 +40,10 @@ const START: Millis = Millis(86_400_000);
 const WALL: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
 impl Bench {
-    /// Nodes that have joined, proved what they keep and told one vector each.
+    /// Nodes that have joined, proved their contracts and sent one vector each.
     ///
     /// # Errors
-    /// Never for numbers of nodes that make names.
+    /// Never for numbers of nodes that give valid names.
     pub fn new(nodes: u32, asks: &Asks) -> Result<Self, FieldError> {
         let bad = |error: IdError| FieldError::new("nodes", error.to_string());
         let mut policy = Policy::new(Config::default(), InstanceId(Uuid::from_u128(1)));
@@ -126,7 +126,7 @@ impl Bench {
     /// Places one more execution.
     ///
     /// # Errors
-    /// Where the policy finds no node for it.
+    /// If the policy finds no node for it.
     pub fn place(&mut self) -> Result<(), FieldError> {
         if self.submit() {
             return Ok(());
@@ -137,7 +137,7 @@ impl Bench {
         ))
     }
 
-    /// Submits one more execution; true where it was placed and does not wait.
+    /// Submits one more execution. Returns true if it was placed, false if it waits.
     pub fn submit(&mut self) -> bool {
         self.placed += 1;
         self.out.clear();

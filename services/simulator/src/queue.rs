@@ -1,18 +1,18 @@
-//! The virtual clock: what happens next, in order of time and, at one time, of being planned.
+//! The virtual clock: the next event in order of time, and of planning for equal times.
 //!
-//! What comes soon lies in slots of a quarter of a millisecond, each in no order until the clock is
-//! there; what comes later lies in a heap. Most of what a world plans is a vector on its way or
-//! the next look at a node, and costs a push here.
+//! Events of the next seconds lie in slots of a quarter of a millisecond, each unordered until the
+//! clock reaches it. Later events lie in a heap. Most events are vectors in flight and the next
+//! look at a node; planning one costs one push.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Microseconds of a slot, as a power of two.
+/// Length of a slot in microseconds, as a power of two.
 const SLOT_BITS: u32 = 8;
-/// How many slots there are: a power of two, about four seconds.
+/// Number of slots, a power of two: about four seconds.
 const SLOTS: u64 = 16_384;
 
-/// Something at a moment in microseconds.
+/// An event at a moment in microseconds.
 #[derive(Debug)]
 struct Planned<T> {
     at: u64,
@@ -32,22 +32,22 @@ impl<T> PartialOrd for Planned<T> {
     }
 }
 impl<T> Ord for Planned<T> {
-    // The heap gives the greatest first; what is earliest must be that.
+    // The heap returns the greatest entry first, so the order is reversed.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }
 
-/// All that is planned.
+/// All planned events.
 #[derive(Debug)]
 pub struct Queue<T> {
-    /// The slot that the clock is in, and what is left of it.
+    /// The current slot, and its remaining events.
     slot: u64,
     present: BinaryHeap<Planned<T>>,
-    /// The slots after it, in a ring, and which of them are not empty, a bit each.
+    /// The next slots as a ring, with one bit for each that is not empty.
     soon: Vec<Vec<Planned<T>>>,
     filled: Vec<u64>,
-    /// What comes after those.
+    /// The events after those slots.
     later: BinaryHeap<Planned<T>>,
     number: u64,
 }
@@ -66,7 +66,7 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Plans something; what never happens (`u64::MAX`) is dropped.
+    /// Plans an event. An event at `u64::MAX` never happens and is dropped.
     pub fn plan(&mut self, at: u64, what: T) {
         if at == u64::MAX {
             return;
@@ -86,7 +86,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// What comes next, and when.
+    /// The next event and its time.
     pub fn pop(&mut self) -> Option<(u64, T)> {
         if self.present.is_empty() {
             self.advance();
@@ -94,7 +94,7 @@ impl<T> Queue<T> {
         self.present.pop().map(|p| (p.at, p.what))
     }
 
-    /// Puts the clock to the next slot in which anything comes.
+    /// Advances the clock to the next slot with an event.
     fn advance(&mut self) {
         let later = self.later.peek().map(|p| p.at >> SLOT_BITS);
         let Some(next) = self.next_filled().into_iter().chain(later).min() else {
@@ -103,7 +103,7 @@ impl<T> Queue<T> {
         self.slot = next;
         let place = next % SLOTS;
         self.filled[(place / 64) as usize] &= !(1 << (place % 64));
-        // The empty vector keeps its memory for what comes there next.
+        // Reuse the empty vector's memory for this slot.
         let empty = std::mem::take(&mut self.present).into_vec();
         let come = std::mem::replace(&mut self.soon[place as usize], empty);
         self.present = BinaryHeap::from(come);
@@ -114,11 +114,11 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The first slot after the present one that is not empty.
+    /// The first non-empty slot after the current one.
     fn next_filled(&self) -> Option<u64> {
         let words = self.filled.len() as u64;
         let first = (self.slot + 1) % SLOTS;
-        // The first word is looked at twice: from its bit on, and at last below that.
+        // The first word is read twice: its upper bits first, its lower bits last.
         (0..=words).find_map(|n| {
             let word = (first / 64 + n) % words;
             let mut bits = self.filled[word as usize];

@@ -1,4 +1,4 @@
-//! Small scenarios that are themselves drawn: whatever a cluster can go through in a few minutes.
+//! Small random scenarios, with everything that can happen to a cluster in a few minutes.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ pub fn scenario(seed: u64) -> Scenario {
     scenario
 }
 
-/// Draws whose ranges are spread, of tiles that are short enough to be worth it.
+/// Draws spread ranges, with tiles short enough to be worth it.
 fn spread(s: &mut Scenario, d: &mut Draw) {
     for w in &mut s.workloads {
         let (spreads, up_to) = (d.chance(0.25), 2 + d.below(7) as u32);
@@ -85,7 +85,7 @@ fn spread(s: &mut Scenario, d: &mut Draw) {
     }
 }
 
-/// Draws what spans executions: dependencies, gangs, batches, tenants; and what parks and leaves.
+/// Draws dependencies, gangs, batches, tenants, parks and revocations.
 fn demand(s: &mut Scenario, d: &mut Draw) {
     let names: Vec<String> = s.workloads.iter().map(|w| w.name.clone()).collect();
     let lab = Tenant::new("lab").ok();

@@ -1,5 +1,5 @@
-//! What is played: nodes, loads, workloads, faults, a network, a policy's settings. Times are in
-//! milliseconds of virtual time from the beginning unless a name says otherwise.
+//! A scenario: nodes, loads, workloads, faults, a network, and settings of the policy. Times are in
+//! ms of virtual time from the start unless a name says otherwise.
 
 use std::collections::BTreeMap;
 
@@ -17,40 +17,40 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is for, in words.
+    /// Its purpose, in words.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
-    /// Everything that is drawn follows from it.
+    /// Seed of everything that is drawn.
     #[serde(default)]
     pub seed: u64,
-    /// Workloads arrive and faults happen within this time.
+    /// Length of the run: workloads arrive and faults happen within this time.
     pub duration_ms: u64,
-    /// How long what is left may take after that before the run ends.
+    /// Time for the remaining executions after that, until the run ends.
     #[serde(default = "default_drain")]
     pub drain_ms: u64,
-    /// Policy services that share the work.
+    /// Number of policy services that share the work.
     #[serde(default = "one")]
     pub policies: u32,
-    /// Their settings, where they are not the defaults.
+    /// Their settings that differ from the defaults.
     #[serde(default, skip_serializing_if = "Settings::is_default")]
     pub policy: Settings,
-    /// How often time passes for a policy service.
+    /// Interval between two ticks of a policy service.
     #[serde(default = "default_tick")]
     pub tick_ms: u64,
-    /// When nodes tell their vectors.
+    /// Times at which nodes send their vectors.
     #[serde(default)]
     pub telemetry: Telemetry,
-    /// What the network does to messages.
+    /// Delays and losses of messages.
     #[serde(default)]
     pub network: Network,
-    /// Groups of nodes that are alike.
+    /// Groups of equal nodes.
     pub nodes: Vec<NodeGroup>,
-    /// What is submitted.
+    /// The submitted workloads.
     pub workloads: Vec<Workload>,
-    /// What tenants may use at once, and how that changes.
+    /// The quotas of tenants, and their changes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<QuotaChange>,
-    /// What goes wrong.
+    /// The faults.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
 }
@@ -65,15 +65,15 @@ fn default_tick() -> u64 {
     50
 }
 
-/// When nodes tell their vectors.
+/// Times at which nodes send their vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Telemetry {
-    /// How often a node looks at itself; what has changed by more than its signal's step is told
-    /// at once.
+    /// Interval between two samples of a node. A change of more than its signal's step is sent at
+    /// once.
     #[serde(default = "default_sample")]
     pub sample_ms: u64,
-    /// How often it tells its vector in any case.
+    /// Longest time between two vectors.
     #[serde(default = "default_heartbeat")]
     pub heartbeat_ms: u64,
 }
@@ -94,19 +94,19 @@ impl Default for Telemetry {
     }
 }
 
-/// What the network does to messages. Ledger feeds arrive late and perhaps twice, but in order, as
-/// the broker promises; everything else may be lost or overtaken too.
+/// Delays and losses of messages. Ledger feeds may be late or doubled but stay in order, as the
+/// broker promises. All other messages may also be lost or overtaken.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Mean time on the way, in microseconds; exponentially distributed over a tenth of it.
+    /// Mean delay of a message, in microseconds. A tenth of it is exponentially distributed.
     #[serde(default = "default_delay")]
     pub delay_us: u64,
-    /// The share of messages that are lost: vectors, probes, orders, capsules; of appends, half
-    /// lose the message and half its acknowledgement.
+    /// Share of lost messages: vectors, probes, orders, capsules. Of lost appends, half lose the
+    /// message and half the acknowledgement.
     #[serde(default)]
     pub loss: f64,
-    /// The share of messages that arrive twice.
+    /// Share of messages that arrive twice.
     #[serde(default)]
     pub duplicate: f64,
 }
@@ -125,40 +125,40 @@ impl Default for Network {
     }
 }
 
-/// Nodes that are alike, named `<name>-0`, `<name>-1`, …; one alone is named `<name>`.
+/// A group of equal nodes, named `<name>-0`, `<name>-1`, …; a single one is named `<name>`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeGroup {
-    /// Their name.
+    /// The name of the group.
     pub name: String,
-    /// How many.
+    /// Number of nodes.
     #[serde(default = "one")]
     pub count: u32,
-    /// Executions that one runs at once.
+    /// Number of executions that a node runs at once.
     #[serde(default = "default_slots")]
     pub slots: u32,
-    /// Memory limit in bytes.
+    /// Memory limit, in bytes.
     #[serde(default = "default_memory")]
     pub memory_bytes: u64,
     /// Logical processors.
     #[serde(default = "default_cpus")]
     pub cpus: u32,
-    /// How long it takes to begin an execution here, in milliseconds: its process, its inputs, σ.
+    /// Time to start an execution on a node, in ms: its process, its inputs, σ.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub start_ms: u64,
-    /// Executions that may wait on one at a boundary with their processes alive, beside its slots.
+    /// Number of executions that a node can park with their processes alive, beside its slots.
     #[serde(default, skip_serializing_if = "is_none")]
     pub parks: u32,
-    /// How fast it computes; each node draws its own.
+    /// Computing speed; each node draws its own.
     #[serde(default = "default_speed")]
     pub speed: Quantity,
     /// The operator's labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Thresholds; a worker's own defaults where none is given.
+    /// Thresholds; a worker's defaults if none are given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thresholds: Option<BTreeMap<Signal, Threshold>>,
-    /// Loads from outside, by signal, as shares of the limit; memory without one is 0.2.
+    /// External loads by signal, as shares of the limit. Memory without an entry is 0.2.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub load: BTreeMap<Signal, Load>,
 }
@@ -182,17 +182,17 @@ fn default_speed() -> Quantity {
     Quantity::Fixed(1.0)
 }
 
-/// A number, or how it is drawn.
+/// A number, or its distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Quantity {
-    /// Always this.
+    /// Always this number.
     Fixed(f64),
-    /// Evenly from `low` to `high`.
+    /// Uniform from `low` to `high`.
     Uniform {
-        /// The least.
+        /// The smallest value.
         low: f64,
-        /// The most.
+        /// The largest value.
         high: f64,
     },
     /// Exponentially distributed.
@@ -200,18 +200,18 @@ pub enum Quantity {
         /// Its mean.
         mean: f64,
     },
-    /// Log-normal, as the durations of jobs often are.
+    /// Log-normal, as the lengths of jobs often are.
     Lognormal {
-        /// Half are below it.
+        /// The median.
         median: f64,
         /// Standard deviation of the logarithm.
         sigma: f64,
     },
     /// Bounded Pareto: a heavy tail.
     Pareto {
-        /// The least.
+        /// The smallest value.
         low: f64,
-        /// The most.
+        /// The largest value.
         high: f64,
         /// The tail's exponent; the smaller, the heavier.
         alpha: f64,
@@ -222,94 +222,94 @@ pub enum Quantity {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Load {
-    /// Always this.
+    /// Always this load.
     Constant(f64),
-    /// From each moment on this: `[ms, value]`, in order of time.
+    /// This load from each moment on: `[ms, value]`, ordered by time.
     Steps(Vec<(u64, f64)>),
-    /// `mean + amplitude · sin(2π (t + phase) / period)`; each node draws a phase where none is given.
+    /// `mean + amplitude · sin(2π (t + phase) / period)`; each node draws a phase if none is given.
     Sine {
-        /// In the middle.
+        /// The mean.
         mean: f64,
-        /// How far it goes from there.
+        /// The largest distance from the mean.
         amplitude: f64,
-        /// How long one swing takes.
+        /// The period.
         period_ms: u64,
-        /// Where it begins.
+        /// The phase at the start.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         phase_ms: Option<u64>,
     },
-    /// A walk that is drawn back to its mean (Ornstein–Uhlenbeck).
+    /// A random walk that returns to its mean (Ornstein–Uhlenbeck).
     Walk {
-        /// Where it begins and is drawn to.
+        /// Its start and its mean.
         mean: f64,
         /// Standard deviation in the long run.
         deviation: f64,
-        /// How long it remembers.
+        /// Its correlation time.
         memory_ms: u64,
     },
-    /// From time to time full for a while: exponential times between and in it.
+    /// Bursts of exponential length at exponential distances.
     Bursts {
-        /// Outside of bursts.
+        /// The load outside of bursts.
         calm: f64,
-        /// In them.
+        /// The load in bursts.
         burst: f64,
         /// Mean time between bursts.
         every_ms: u64,
-        /// Mean time that one lasts.
+        /// Mean length of a burst.
         for_ms: u64,
     },
 }
 
-/// What is submitted: one template and how it comes.
+/// One template of a submission, and its arrivals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// For people.
+    /// Its name, for people.
     pub name: String,
-    /// When its executions come.
+    /// Arrivals of its executions.
     pub arrivals: Arrivals,
-    /// How long an execution computes on a node of speed 1, in milliseconds.
+    /// Computing time of an execution on a node of speed 1, in ms.
     pub work_ms: Quantity,
-    /// How long one capsule computes there, in milliseconds.
+    /// Computing time of one capsule there, in ms.
     #[serde(default = "default_capsule")]
     pub capsule_ms: Quantity,
-    /// Bytes of σ.
+    /// Size of σ, in bytes.
     #[serde(default = "default_state")]
     pub state_bytes: Quantity,
-    /// Bytes of memory that an execution takes of its node while it runs.
+    /// Memory of its node that a running execution uses, in bytes.
     #[serde(default = "default_none")]
     pub memory_bytes: Quantity,
-    /// Whose it is; `sim` where nothing is said.
+    /// Its tenant; `sim` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<Tenant>,
-    /// What each waits for.
+    /// Dependencies of each execution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<After>,
-    /// So many that follow each other start together or not at all.
+    /// This many consecutive executions start together or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang: Option<u32>,
-    /// Its capsules are the tiles of a range that up to so many may compute at once.
+    /// Its capsules are the tiles of a range that at most this many nodes compute at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<u32>,
-    /// The share of executions whose program fails at its end.
+    /// Share of executions whose program fails at its end.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub fails: f64,
-    /// The submission itself: what it requires, prefers, its thresholds, its commit policy, its
-    /// batch, its gang, where others of the tenant's workloads are in it too. What it waits for, a
-    /// gang of its own and how far it is spread are said by `after`, `gang` and `spread` beside it.
+    /// The submission: requirements, preferences, thresholds, commit policy, batch, and a gang that
+    /// it shares with other workloads of the tenant. The fields `after`, `gang` and `spread` above
+    /// replace those of the submission.
     #[serde(default = "default_submission")]
     pub submission: Submission,
 }
 
 impl Workload {
-    /// How many start together, where they do: of its own, or with others of their name.
+    /// The size of its gang, if it has one: its own, or one that it shares by name.
     pub fn gang_size(&self) -> Option<u32> {
         let named = self.submission.gang.as_ref();
         self.gang.or(named.map(|gang| gang.size))
     }
 }
 
-/// The submission of a range of so many tiles that up to so many may compute at once.
+/// The submission of a range of `tiles` tiles that up to `up_to` nodes compute at once.
 pub fn spread_over(submission: &Submission, up_to: u32, tiles: u64) -> Submission {
     let mut spread = submission.clone();
     spread.spread = Some(Spread { up_to });
@@ -337,93 +337,92 @@ fn default_none() -> Quantity {
     Quantity::Fixed(0.0)
 }
 
-/// A submission of the built-in program that computes as told, with all defaults.
+/// A submission of the built-in program that computes for a given time, with all defaults.
 pub fn default_submission() -> Submission {
     Submission::of("synthetic@1")
 }
 
-/// When executions come. They stop at the scenario's `duration_ms`.
+/// Arrival times of executions. They end at the scenario's `duration_ms`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Arrivals {
-    /// So many at once.
+    /// A number of executions at once.
     AtOnce {
-        /// How many.
+        /// Number of executions.
         count: u64,
-        /// When.
+        /// Time of the arrival.
         #[serde(default)]
         at_ms: u64,
     },
-    /// Independently of each other, so many a second in the mean.
+    /// Independent arrivals at a mean rate per second.
     Poisson {
-        /// How many a second.
+        /// Mean arrivals per second.
         per_s: f64,
-        /// When they begin.
+        /// Time of the first possible arrival.
         #[serde(default)]
         from_ms: u64,
-        /// No more than so many.
+        /// Most executions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u64>,
     },
-    /// Groups of one size, Poisson distributed.
+    /// Batches of one size, Poisson distributed.
     Batches {
-        /// How many in one.
+        /// Executions in a batch.
         size: u64,
-        /// Mean time between two.
+        /// Mean time between two batches.
         every_ms: u64,
-        /// No more executions than so many.
+        /// Most executions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u64>,
     },
-    /// At these moments, in order of time.
+    /// At these moments, ordered by time.
     Listed(Vec<u64>),
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fault {
-    /// A node dies with all that runs on it; it returns under a new life, or never.
+    /// A node dies with its executions. It returns as a new instance, or never.
     Loss(NodeFault),
-    /// A node goes on computing, but nothing reaches it and nothing comes from it.
+    /// A node computes on, but no message passes in either direction.
     Silence(NodeFault),
-    /// A node stands still: it neither computes nor speaks; messages wait for it.
+    /// A node stalls: it neither computes nor sends; messages wait for it.
     Stall(NodeFault),
-    /// An operator drains a node, and takes it back.
+    /// An operator drains a node, and ends the drain.
     Drain(Drain),
-    /// A node says that it will be gone, and is.
+    /// A node announces that it will disappear, and does.
     Revoke(Revocation),
-    /// An operator cordons a node, and takes it back.
+    /// An operator cordons a node, and ends the cordon.
     Cordon(NodeFault),
-    /// A policy service stands still; what is told to it waits.
+    /// A policy service stalls; messages wait for it.
     PolicyStall(PolicyFault),
-    /// A policy service dies; after a while a new one takes over the ledgers.
+    /// A policy service dies. After a while a new one takes over the ledgers.
     PolicyLoss(PolicyFault),
-    /// Such faults of nodes, drawn: independent of each other, each on a node of its own.
+    /// Random faults of nodes, independent of each other, each on one node.
     Random {
-        /// Which.
+        /// The kind of fault.
         what: Drawn,
-        /// Mean time between two in the whole cluster.
+        /// Mean time between two faults in the whole cluster.
         every_ms: u64,
-        /// Mean time that one lasts.
+        /// Mean length of a fault.
         for_ms: u64,
-        /// How long before its end a revoked node is told of it, and within what time a drained
-        /// one is to be empty; 30 s for a revoked one and no time for a drained one where nothing
-        /// is said.
+        /// Notice of a revoked node before its end, or the deadline of a drained one. By default 30
+        /// s for a revoked node, and no deadline for a drained one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         notice_ms: Option<u64>,
     },
 }
 
-/// Which faults are drawn.
+/// A kind of random fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Drawn {
     /// Nodes die and return.
     Loss,
-    /// Nodes are cut off.
+    /// Nodes are partitioned.
     Silence,
-    /// Nodes stand still.
+    /// Nodes stall.
     Stall,
     /// Nodes are drained.
     Drain,
@@ -431,28 +430,28 @@ pub enum Drawn {
     Revoke,
 }
 
-/// Something about one node.
+/// A fault of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeFault {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// When.
+    /// Start of the fault.
     pub at_ms: u64,
-    /// For how long; for ever where nothing is said.
+    /// Length of the fault; forever by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<u64>,
 }
 
-/// Something about one policy service.
+/// A fault of one policy service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyFault {
-    /// Which, from 0.
+    /// The policy service, from 0.
     pub policy: u32,
-    /// When.
+    /// Start of the fault.
     pub at_ms: u64,
-    /// For how long.
+    /// Length of the fault.
     pub for_ms: u64,
 }
 
@@ -460,19 +459,19 @@ impl Scenario {
     /// Reads and checks a scenario.
     ///
     /// # Errors
-    /// The field and the rule that it breaks; for what is no JSON, where it stops being it.
+    /// The field and the rule that it breaks. For invalid JSON, the position of the error.
     pub fn parse(text: &[u8]) -> Result<Self, FieldError> {
         let scenario: Self = match serde_json::from_slice(text) {
             Ok(scenario) => scenario,
             Err(plain) => return Err(check_scenario::locate(text, &plain)),
         };
-        // The plain reader takes a list for an object; what is read again must be refused then.
+        // The first reader accepts a list for an object; the strict second reading refuses it.
         check_scenario::objects_are_objects(text)?;
         scenario.check()?;
         Ok(scenario)
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -480,15 +479,15 @@ impl Scenario {
         check_scenario::check(self)
     }
 
-    /// The scenario as JSON for people, with a line feed at its end.
+    /// The scenario as JSON for people, with a line feed at the end.
     pub fn to_json(&self) -> String {
-        // Fails only for maps whose keys are no strings; here they all are.
+        // This fails only for maps with keys that are not strings, and there are none.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub fn node_count(&self) -> usize {
         self.nodes.iter().map(|g| g.count as usize).sum()
     }

@@ -1,4 +1,4 @@
-//! The policy's settings as a scenario names them, and as `--set` changes them.
+//! The policy's settings in a scenario, and their changes by `--set`.
 
 use fiec_policy::Config;
 use fiec_schemas::{FieldError, Signal, Tenant};
@@ -22,7 +22,7 @@ macro_rules! settings {
             /// The policy's configuration with these settings.
             pub fn config(&self) -> Config {
                 let mut config = Config::default();
-                // There is no history that it could be told to.
+                // A run has no history to report to.
                 config.tell_ms = 0;
                 $(if let Some(value) = self.$name { config.$name = value; })*
                 config
@@ -43,7 +43,7 @@ macro_rules! settings {
     };
 }
 
-/// What a setting of a type must be, in words.
+/// The valid values of a setting's type, in words.
 fn wanted(of: &str) -> &'static str {
     match of {
         "bool" => "true or false",
@@ -54,84 +54,85 @@ fn wanted(of: &str) -> &'static str {
 settings! {
     /// Silence after which a node is probed.
     liveness_ms: u64,
-    /// A gap between ticks after which a policy service distrusts its clock.
+    /// Gap between ticks after which a policy service distrusts its clock.
     stall_ms: u64,
-    /// How long a binding may wait to be taken up.
+    /// Time after which the capsule of a binding that has not started is sent again.
     take_ms: u64,
-    /// The same while its node has a backlog.
+    /// The same while its node reports a backlog.
     take_busy_ms: u64,
-    /// How long an execution may wait behind long work while another node has a free slot.
+    /// Longest wait behind long work while another node has a free slot.
     balance_ms: u64,
-    /// How long other replicas wait for the preferred one.
+    /// Time that other replicas wait for the preferred one.
     grace_ms: u64,
     /// The same for orders.
     order_grace_ms: u64,
-    /// An order that was refused is tried again after this.
+    /// Time until a refused order is repeated.
     order_retry_ms: u64,
-    /// An order that was taken is repeated after this.
+    /// Time until an accepted order is repeated.
     order_repeat_ms: u64,
-    /// A replica not heard for so long is absent.
+    /// Silence after which a replica counts as absent.
     replica_ms: u64,
-    /// How long a node that refused an execution is left alone for it.
+    /// Time for which a node that refused an execution is avoided for it.
     avoid_ms: u64,
-    /// What a node may be given ahead is what it begins within this time.
+    /// A node's queue holds at most the executions that start within this time.
     horizon_ms: u64,
-    /// Nor more than it completes within this time.
+    /// A node's queue holds at most its completions within this time.
     queue_ms: u64,
-    /// What a node may be given ahead for each recent completion.
+    /// Queued executions that each recent completion allows.
     ahead_per_completion: u32,
-    /// The most that a node may be given ahead.
+    /// Most queued executions on a node.
     ahead_limit: u32,
-    /// The least time between two rebindings for pressure.
+    /// Shortest time between two rebindings for pressure.
     residency_floor_ms: u64,
-    /// A reservation whose execution has found no room for so long is given back.
+    /// Time after which the reservation of an execution without a place is given back.
     reserve_ms: u64,
-    /// A gang that is not bound, or not started, in full within this time begins anew.
+    /// Time within which all members of a gang must be bound and started. Otherwise the gang starts
+    /// again.
     gang_ms: u64,
-    /// A gang that has found no room for so long has what becomes free kept for it.
+    /// Time without places after which free places are reserved for a gang.
     gang_keep_ms: u64,
-    /// What runs beyond a quota that was lowered goes on for so long before it gives way.
+    /// Time for which a tenant may exceed a lowered quota before executions are preempted.
     quota_grace_ms: u64,
-    /// How long there must have been a place for one more before a range is spread further, and how
-    /// long a part that is waited for may have none.
+    /// Time for which a place must be free before a range is split, and for which an awaited part
+    /// may lack a place.
     spread_dwell_ms: u64,
-    /// No range is split that is done in less.
+    /// Least remaining time of a range that is split.
     spread_least_ms: u64,
-    /// The same as a multiple of what a move costs it.
+    /// The same as a multiple of the cost of a move.
     spread_moves: u64,
-    /// Appends that one call may ask for.
+    /// Most appends of one call.
     burst: usize,
-    /// Whether what runs gives way to a higher priority, a tenant below its share, a deadline.
+    /// True if a higher priority, a tenant below its share, or a deadline preempts.
     preempt: bool,
-    /// Whether what runs gives way when its slice of time is over.
+    /// True if the end of a time slice preempts.
     slicing: bool,
-    /// A slice of time.
+    /// A time slice.
     slice_ms: u64,
-    /// How long, at least, something computes at a place before it gives way.
+    /// Shortest stay in a place before a preemption.
     preempt_residency_ms: u64,
-    /// The same as a multiple of what a move costs it.
+    /// The same as a multiple of the cost of a move.
     preempt_residency_moves: u64,
-    /// How often it is looked at who should give way.
+    /// Interval between two reviews of preemption.
     preempt_review_ms: u64,
-    /// What has waited so long counts as if its priority were one higher.
+    /// Wait after which an execution's priority counts one higher.
     ageing_ms: u64,
-    /// After so long what a tenant has used counts half.
+    /// Half-life of a tenant's usage.
     half_life_ms: u64,
 }
 
 impl Settings {
-    /// True where all is as by default.
+    /// True if all settings have their defaults.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Changes a scenario's policy by one `NAME=VALUE`: a setting of the policy, or `high`, `low`,
-/// `dwell_ms` of all thresholds, or of one signal's (`high.memory`), of nodes and of submissions, or
-/// what a tenant may use at once (`quota.lab.running`).
+/// Changes a scenario by one `NAME=VALUE`. The name is a setting of the policy, or `high`, `low` or
+/// `dwell_ms` of all thresholds of nodes and submissions. `high.memory` changes one signal only.
+/// `quota.lab.running` changes a tenant's quota.
 ///
 /// # Errors
-/// The name, and what is wrong with it or with its value.
+/// The name, and the error in it or in its value.
 pub fn set(scenario: &mut Scenario, change: &str) -> Result<(), FieldError> {
     let (name, text) = change.split_once('=').ok_or_else(|| {
         FieldError::new(
@@ -188,7 +189,7 @@ pub fn set(scenario: &mut Scenario, change: &str) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// What a tenant may use at once, at all times: `TENANT.running`, and `none` for no limit.
+/// Sets a quota for the whole run: `TENANT.running`, and `none` for no limit.
 fn set_quota(scenario: &mut Scenario, name: &str, of: &str, text: &str) -> Result<(), FieldError> {
     let bad = |rule: String| FieldError::new(name, rule);
     let (tenant, field) = of

@@ -1,5 +1,5 @@
-//! Makes a failing scenario smaller while the same promise is broken: fewer faults, workloads,
-//! executions, nodes, services, less noise, less time.
+//! Shrinks a failing scenario while the same promise is broken: fewer faults, workloads,
+//! executions, nodes and services, less noise, less time.
 
 use std::collections::BTreeSet;
 
@@ -8,21 +8,22 @@ use fiec_schemas::{FieldError, NodeId};
 use crate::broken::{Rule, Violation};
 use crate::scenario::{Arrivals, Fault, Load, Quantity, Scenario, Workload, node_names};
 
-/// Runs a scenario to its first broken promise, if one is broken.
+/// Runs a scenario to its first broken promise, if any.
 pub type Player<'a> = dyn FnMut(&Scenario) -> Result<Option<Violation>, FieldError> + 'a;
 
-/// What shrinking has led to.
+/// The result of shrinking.
 #[derive(Debug, Clone)]
 pub struct Shrunk {
     /// The smallest scenario found.
     pub scenario: Scenario,
-    /// What is broken in it.
+    /// The violation in it.
     pub violation: Violation,
-    /// Runs that it took.
+    /// Number of runs.
     pub runs: u32,
 }
 
-/// Shrinks a scenario that breaks a promise, in at most so many runs; none where it breaks nothing.
+/// Shrinks a scenario that breaks a promise, in at most `most_runs` runs. None if it breaks no
+/// promise.
 ///
 /// # Errors
 /// The field of the scenario and the rule that it breaks.
@@ -40,7 +41,7 @@ pub fn shrink(
         runs: 1,
     };
     let rule = found.violation.rule;
-    // Each round tries everything once; it ends when a whole round has changed nothing.
+    // Each round tries every change once. The loop ends after a round without success.
     loop {
         let mut changed = false;
         let mut tried = 0;
@@ -53,7 +54,8 @@ pub fn shrink(
                     found.scenario = smaller;
                     found.violation = violation;
                     changed = true;
-                    // The same change again: halving goes on, and the next fault has this number.
+                    // Try the same change again: halving continues, and the next fault now has this
+                    // number.
                 }
                 None => tried += 1,
             }
@@ -70,13 +72,13 @@ fn attempt(
     play: &mut Player<'_>,
     runs: &mut u32,
 ) -> Option<Violation> {
-    // What names a node that is gone, say, is no scenario and so no candidate.
+    // A scenario that names a removed node, for example, is invalid and no candidate.
     smaller.check().ok()?;
     *runs += 1;
     play(smaller).ok()?.filter(|v| v.rule == rule)
 }
 
-/// The `number`-th way to make it smaller; none when there are no more.
+/// The `number`-th change that makes it smaller. None if there are no more.
 fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scenario> {
     let mut ways: Vec<Scenario> = Vec::new();
     let mut way = |change: &dyn Fn(&mut Scenario)| {
@@ -92,7 +94,7 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
         s.duration_ms = s.duration_ms.min(ended_ms + 1);
         s.drain_ms = 60_000;
     });
-    // What is large first.
+    // Large changes first.
     way(&|s| s.faults.clear());
     way(&|s| s.quotas.clear());
     way(&|s| {
@@ -178,7 +180,7 @@ fn candidate(s: &Scenario, violation: &Violation, number: usize) -> Option<Scena
     ways.into_iter().nth(number)
 }
 
-/// Takes away what names something that is there no more.
+/// Removes references to removed nodes and services.
 fn tidy(s: &mut Scenario) {
     let nodes: BTreeSet<String> = s.nodes.iter().flat_map(node_names).collect();
     let is_there = |node: &NodeId| nodes.contains(node.as_str());

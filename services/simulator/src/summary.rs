@@ -1,11 +1,11 @@
-//! A run in numbers.
+//! The figures of a run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What is counted while a run goes on.
+/// The counters of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(crate) inputs: u64,
@@ -38,22 +38,22 @@ pub struct Tally {
     pub(crate) last_end: u64,
     pub(crate) rebindings: BTreeMap<&'static str, u64>,
     pub(crate) faults: BTreeMap<&'static str, u64>,
-    /// Microseconds from submission to the first capsule.
+    /// Time from submission to the first capsule, in microseconds.
     pub(crate) waited: Vec<f32>,
-    /// Microseconds from submission to the end.
+    /// Time from submission to the end, in microseconds.
     pub(crate) lasted: Vec<f32>,
     pub(crate) in_policy: Duration,
     pub(crate) in_ticks: Duration,
 }
 
 impl Tally {
-    /// How many of those that were submitted have ended.
+    /// Number of submitted executions that have ended.
     pub(crate) fn ended(&self) -> u64 {
         self.completed + self.failed
     }
 }
 
-/// What the world knows beside that.
+/// Further figures that the world provides.
 pub(crate) struct Frame {
     pub seed: u64,
     pub nodes: u64,
@@ -65,93 +65,93 @@ pub(crate) struct Frame {
     pub unfinished: Vec<Unfinished>,
 }
 
-/// Times in milliseconds.
+/// A distribution of times, in ms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Times {
-    /// Their mean.
+    /// The mean.
     pub mean_ms: f64,
-    /// Half are below it.
+    /// The median.
     pub p50_ms: f64,
-    /// All but a twentieth are below it.
+    /// The 95th percentile.
     pub p95_ms: f64,
-    /// The longest.
+    /// The maximum.
     pub most_ms: f64,
 }
 
-/// Executions that had not ended when the run did.
+/// Executions that had not ended at the end of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unfinished {
-    /// What they waited for.
+    /// The reason.
     pub why: String,
-    /// How many.
+    /// Their number.
     pub count: u64,
 }
 
-/// A run in numbers. Everything but `wall_s` and what is said of it depends on the scenario and
-/// the policy alone.
+/// The figures of a run. All but `wall_s` and what follows from it depend only on the scenario and
+/// the policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     /// The scenario's seed.
     pub seed: u64,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Executions submitted.
+    /// Number of submitted executions.
     pub submitted: u64,
-    /// Of those, completed.
+    /// Number of completed ones.
     pub completed: u64,
-    /// Of those, failed: their programs, or what they waited for.
+    /// Number of failed ones, because of their program or a dependency.
     pub failed: u64,
-    /// The others, by what they wait for.
+    /// The other executions, by the reason.
     pub unfinished: Vec<Unfinished>,
-    /// Virtual time that was played, in milliseconds.
+    /// Played virtual time, in ms.
     pub played_ms: f64,
-    /// From the first submission to the last completion, in milliseconds.
+    /// Time from the first submission to the last completion, in ms.
     pub makespan_ms: f64,
-    /// What the completed executions computed at speed 1, in milliseconds.
+    /// Computing time of the completed executions at speed 1, in ms.
     pub work_ms: f64,
-    /// Share of the slots of living nodes that computed, until the last completion.
+    /// Share of the slots of live nodes that computed, until the last completion.
     pub utilization: f64,
-    /// From submission to the first capsule.
+    /// Time from submission to the first capsule.
     pub waited: Times,
-    /// From submission to completion.
+    /// Time from submission to completion.
     pub lasted: Times,
-    /// Bindings, the first ones included.
+    /// Number of bindings, including the first ones.
     pub bindings: u64,
-    /// Bindings after the first, by cause.
+    /// Number of bindings after the first, by cause.
     pub rebindings: BTreeMap<String, u64>,
-    /// Orders to yield.
+    /// Number of orders to yield.
     pub orders: u64,
-    /// How often an execution gave way to another.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// How often an execution was parked.
+    /// Number of parks.
     pub parks: u64,
-    /// Executions that were given up where they stood, because their node was to be empty.
+    /// Executions that were given up because their node had to be empty.
     pub given_up: u64,
-    /// Changes of what is reserved that policy services asked for.
+    /// Requested changes of reservations.
     pub reservations: u64,
-    /// Looks at ledgers that policy services asked for.
+    /// Requested looks at ledgers.
     pub lookups: u64,
     /// Parts that were split off ranges.
     pub parts: u64,
-    /// Of those, given back with what they had left.
+    /// Parts that were given back unfinished.
     pub returned: u64,
-    /// Commits beside those at a yield or an end.
+    /// Commits other than those at a yield or an end.
     pub commits: u64,
-    /// Node time spent on what was never committed, in milliseconds.
+    /// Node time spent on work that was never committed, in ms.
     pub lost_ms: f64,
     /// Bytes of σ that moved with rebindings.
     pub moved_bytes: u64,
     /// Bindings that nodes refused.
     pub refusals: u64,
-    /// Appends of policy services that were overtaken or not acknowledged.
+    /// Appends of policy services that lost a race or were not acknowledged.
     pub conflicts: u64,
-    /// Runs that lost their binding before they knew.
+    /// Runs that lost their binding before they knew it.
     pub fenced: u64,
-    /// Faults that were drawn or listed, by kind.
+    /// Faults, by kind.
     pub faults: BTreeMap<String, u64>,
     /// Probes of silent nodes.
     pub probes: u64,
-    /// Vectors that policy services heard.
+    /// Vectors that policy services received.
     pub vectors: u64,
     /// Inputs of the policy.
     pub inputs: u64,
@@ -159,13 +159,13 @@ pub struct Summary {
     pub steps: u64,
     /// Decisions: bindings and orders.
     pub decisions: u64,
-    /// The same a second of real time.
+    /// Decisions per second of real time.
     pub decisions_per_s: f64,
     /// Real time, in seconds.
     pub wall_s: f64,
-    /// Share of it within the policy (sampled: one input in 64).
+    /// Share of real time within the policy (sampled: one input in 64).
     pub policy_share: f64,
-    /// Of that, share of the whole within its ticks.
+    /// Share of real time within the policy's ticks.
     pub tick_share: f64,
 }
 

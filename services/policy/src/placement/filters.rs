@@ -1,4 +1,4 @@
-//! The filters: each looks at one place of one node and says why it will not do.
+//! The filters: each checks one place of one node and returns the reason against it.
 
 use fiec_schemas::Contract;
 use fiec_schemas::hardware::{Reading, Signal};
@@ -21,7 +21,7 @@ use crate::watch::Watched;
 pub(super) struct View<'a, 'b> {
     pub node: &'a Node,
     pub ix: NodeIx,
-    /// Which device; none: the host.
+    /// Its device, or its host if none.
     pub at: Option<DeviceIx>,
     pub profile: &'a Profile,
     pub prefers: bool,
@@ -40,7 +40,7 @@ impl<'a> View<'a, '_> {
         Judged::of(Some(self.profile), device)
     }
 
-    /// Executions that count there, but for the one that asks.
+    /// Executions that count on the node, without the one that asks.
     fn others(&self) -> u32 {
         let own = u32::from(self.ask.counted.is_some_and(|(ix, _)| ix == self.ix));
         self.node.held().saturating_sub(own)
@@ -49,8 +49,8 @@ impl<'a> View<'a, '_> {
 
 type Filter = for<'a> fn(&View<'a, '_>) -> Option<Reason<'a>>;
 
-/// The filters in the order in which people read them; lazily, so that the first reason costs no
-/// more than it must.
+/// The filters in the order in which people read them. They run lazily, so that the first reason
+/// costs little.
 const FILTERS: [Filter; 10] = [
     wanted,
     present,
@@ -64,7 +64,7 @@ const FILTERS: [Filter; 10] = [
     device_capacity,
 ];
 
-/// Everything that speaks against a place.
+/// All reasons against a place.
 pub(super) fn reasons<'a, 'b>(view: &View<'a, 'b>) -> impl Iterator<Item = Reason<'a>> {
     FILTERS.iter().filter_map(move |filter| filter(view))
 }
@@ -128,13 +128,13 @@ fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if !offers {
         return Some(Reason::Program { wanted, offered });
     }
-    // A worker that says nothing of its confinement is asked, and refuses where it must.
+    // A worker that does not state its confinement is tried, and refuses if it must.
     let words = &v.node.descriptor.as_ref()?.profile.confinement;
     let starts = words.is_empty() || words.iter().any(|word| word == CONTAINERS);
     (v.profile.container && !starts).then_some(Reason::NoContainers { wanted })
 }
 
-/// Bytes of memory that a reading leaves free, under the limit or the envelope in force.
+/// Bytes of memory that a reading leaves free under the current limit or envelope.
 pub(crate) fn free_bytes(reading: &Reading) -> Option<u64> {
     let (value, raw) = (reading.value?, reading.raw?);
     let whole = if value > 0.0 {
@@ -151,14 +151,14 @@ pub(crate) fn free_bytes(reading: &Reading) -> Option<u64> {
     Some(free as u64)
 }
 
-/// Bytes of memory free on the host or on a device, as its node's last vector says.
+/// Free bytes of memory on the host or a device, from its node's last vector.
 pub(super) fn free_memory(node: &Node, device: Option<&str>) -> Option<u64> {
     let of = |r: &&Reading| r.signal == Signal::Memory && r.device.as_deref() == device;
     free_bytes(node.vector.as_ref()?.readings.iter().find(of)?)
 }
 
-/// Bytes of memory that the host or a device offers of what it has: the envelope's cap, where one
-/// is in force, as its node's last vector says.
+/// Bytes of memory that the host or a device offers: all that it has, or the envelope's cap in its
+/// node's last vector.
 pub(crate) fn offered_memory(node: &Node, device: Option<&str>, has: u64) -> u64 {
     let of = |r: &&Reading| r.signal == Signal::Memory && r.device.as_deref() == device;
     let readings = node.vector.as_ref().map(|v| v.readings.iter());
@@ -307,11 +307,11 @@ fn device<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         })
 }
 
-/// A contract stands on what was proved there. Every place that ever held the execution passed
-/// here, so both sides of a move have proved it.
+/// A contract requires a proof on the substrate. Every place that ever held the execution passed
+/// this filter, so both sides of a move have proved it.
 fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let wanted = v.profile.contract;
-    // Whoever is somebody else than its name says has no work at all.
+    // A node with another key than the pinned one gets no work.
     if let Some(reason) = &v.node.trust.stranger {
         let standing = Standing::Stranger(reason);
         return Some(Reason::Contract { wanted, standing });
@@ -334,7 +334,7 @@ fn contract<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let watch = v.node.watch(v.ask.profile)?;
     let judged = v.judged();
-    // The worst automaton: where that is suspect, none is worse.
+    // This is the worst automaton: if it is suspect, none is worse.
     let tolerated =
         |w: &Watched| v.ask.takes_suspects && matches!(w.automaton.state(), State::Suspect { .. });
     if let Some(watched) = watch.obstacle(judged).filter(|w| !tolerated(w)) {
@@ -345,7 +345,7 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         let unmeasured = watch.of_place(judged).find(|w| {
             v.profile.viability.contains_key(&w.signal)
                 && unknown(w.automaton.state())
-                // What a device tells need not be told by its host too.
+                // A reading of the device makes one of its host unnecessary.
                 && !watch.of_place(judged).any(|other| {
                     other.signal == w.signal && !unknown(other.automaton.state())
                 })
@@ -362,7 +362,7 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 
 fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let held = v.others();
-    // Nothing waits for a device: whoever has one computes on it.
+    // A device has no queue: every execution on it computes.
     let limit = if v.ask.free_slot || v.at.is_some() {
         v.node.slots()
     } else {

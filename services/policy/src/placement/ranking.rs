@@ -1,14 +1,15 @@
-//! All places in the order in which an execution without a history would take them, kept for each
-//! profile that is asked for, so that a choice looks at few of them.
+//! All places in the order in which an execution without a history would take them. One ranking is
+//! kept for each profile in use, so that a choice reads few places.
 //!
-//! * A ranking is brought up to date when it is asked: it looks again at the nodes that were
-//!   [changed](crate::changes) since.
-//! * Between two changes of its node a place can only become worse as time passes: a vector grows
-//!   stale, a proof expires, a node that completes nothing is given less ahead. So no rank that is
-//!   kept is too low, and who goes down the order and looks again at each place that it meets finds
-//!   the places in the order of this very moment.
+//! * A ranking is updated on use: it ranks the nodes again that have [changed](crate::changes)
+//!   since.
+//! * Between two changes of its node, a place can only become worse: a vector becomes stale, a
+//!   proof expires, the queue of an idle node shrinks. So no stored rank is too low. A walk that
+//!   ranks each place again when it meets it visits the places in their current order.
 //!
-//! One choice costs `c·log(places)` for the `c` nodes changed since the last one and the places
+//! A choice costs `c·log(places)`, with `c` the nodes changed since the last choice plus the
+//! visited places. These are the chosen one, those listed as candidates, and those that the
+//! execution's history excludes.
 //! that are met: the chosen one, those told as candidates, and those that this execution's own
 //! history rules out.
 
@@ -24,23 +25,23 @@ use crate::cluster::NodeIx;
 use crate::places::DeviceIx;
 use crate::profile::ProfileIx;
 
-/// At most so many places are kept in all rankings; what was asked for longest ago is forgotten
-/// first. A place takes about 120 bytes.
+/// Most places in all rankings. The ranking that was unused for longest is dropped first. A place
+/// takes about 120 bytes.
 const PLACES_LIMIT: usize = 1 << 19;
 
-/// How a place stands; less is better.
+/// Rank of a place; less is better.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rank {
-    /// Everything speaks for it; with its score.
+    /// It passes every filter. With its score.
     Open(f64),
-    /// Only what others take at the moment speaks against it.
+    /// Only its current use by others is against it.
     Full,
-    /// Something else does.
+    /// Another reason is against it.
     Closed,
 }
 
 impl Rank {
-    /// How a place stands under a question.
+    /// The rank of a place under a question.
     pub fn of(view: &View<'_, '_>) -> Self {
         match reasons(view).next() {
             None => Rank::Open(score::score(view)),
@@ -75,7 +76,7 @@ impl PartialEq for Rank {
 }
 impl Eq for Rank {}
 
-/// A place in the order: by rank, then by the name of its node, then the host before devices.
+/// A place in the order: by rank, then by node name, then the host before devices.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub rank: Rank,
@@ -85,7 +86,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The place under a question.
+    /// The key of a place under a question.
     pub fn of(view: &View<'_, '_>) -> Self {
         Self {
             rank: Rank::of(view),
@@ -96,29 +97,29 @@ impl Key {
     }
 }
 
-/// The places of all nodes that have joined, in order.
+/// The places of all joined nodes, in order.
 #[derive(Debug, Default)]
 pub(super) struct Ranking {
     order: BTreeSet<Key>,
-    /// The same by node.
+    /// The same keys by node.
     nodes: Vec<Vec<Key>>,
-    /// The places of one node, while it is looked at.
+    /// Buffer for the places of one node.
     scratch: Vec<Key>,
-    /// How many changes of nodes were taken in.
+    /// Number of processed node changes.
     seen: u64,
-    /// Which of all profiles that have had this index it is of.
+    /// Serial number of its profile, because profile indices are reused.
     serial: u64,
-    /// When it was asked last.
+    /// Time of its last use, as a count of questions.
     asked: u64,
 }
 
 impl Ranking {
-    /// How many places there are.
+    /// Number of places.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// True where no place of a node would do, whoever made room there.
+    /// True if no place of a node would do, even if others left.
     pub fn rules_out(&self, ix: NodeIx) -> bool {
         let known = self.nodes.get(ix.0 as usize);
         known.is_none_or(|keys| keys.iter().all(|key| matches!(key.rank, Rank::Closed)))
@@ -139,7 +140,7 @@ impl Ranking {
         self.order = self.nodes.iter().flatten().cloned().collect();
     }
 
-    /// Ranks the places of a node anew.
+    /// Ranks the places of a node again.
     fn look_at(&mut self, search: &Search<'_, '_>, ix: NodeIx) {
         let at = ix.0 as usize;
         if self.nodes.len() <= at {
@@ -159,7 +160,7 @@ impl Ranking {
         self.scratch = found;
     }
 
-    /// The first place after this one in the order of this moment.
+    /// The next place after this one, in the current order.
     pub fn next(&mut self, search: &Search<'_, '_>, after: Option<&Key>) -> Option<Key> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         loop {
@@ -168,7 +169,7 @@ impl Ranking {
             if now == met {
                 return Some(met);
             }
-            // It became worse as time passed: it is met again where it belongs now.
+            // It has become worse: move it to its current rank, where the walk meets it again.
             let known = &mut self.nodes[met.ix.0 as usize];
             if let Some(key) = known.iter_mut().find(|key| key.at == met.at) {
                 key.rank = now.rank;
@@ -179,23 +180,23 @@ impl Ranking {
     }
 }
 
-/// The places of a node as they stand; none while it has not joined.
+/// The keys of a node's places; none before it has joined.
 fn keys(search: &Search<'_, '_>, ix: NodeIx) -> impl Iterator<Item = Key> {
     let joined = search.cluster.node(ix).descriptor.is_some();
     let places = joined.then(|| search.places(ix).map(|place| Key::of(&place)));
     places.into_iter().flatten()
 }
 
-/// The rankings of the profiles that were asked for.
+/// The rankings of all profiles in use.
 #[derive(Debug, Default)]
 pub struct Rankings {
     of: BTreeMap<ProfileIx, Ranking>,
-    /// How often anything was asked.
+    /// Number of questions so far.
     asked: u64,
 }
 
 impl Rankings {
-    /// The ranking for a question by an execution without a history, up to date.
+    /// The up-to-date ranking for a question without a history.
     pub(super) fn of(&mut self, search: &Search<'_, '_>) -> &mut Ranking {
         let (profiles, ix) = (&search.cluster.profiles, search.ask.profile);
         let serial = profiles.serial(ix).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Why a place was not taken, in words, and what would have to change.
+//! The reasons against a place, in words, and their remedies.
 
 use fiec_schemas::machine::Unmet;
 use fiec_schemas::package::is_built_in;
@@ -11,17 +11,17 @@ use crate::time::Millis;
 use crate::trust::Standing;
 use crate::watch::Watched;
 
-/// A node that is none of those that are named for an execution.
+/// The execution names other nodes.
 pub(crate) const NOT_NAMED: &str = "other nodes are named for it (`requires.nodes` or a pin)";
-/// A node that is not to have it.
+/// The execution excludes the node.
 pub(crate) const EXCLUDED: &str = "it is excluded (`requires.exclude` or `fiec exclude`)";
 
-/// What would have to change where a node is not what is required.
+/// The remedy if a node does not meet the requirements.
 pub(crate) fn other_requirements(node: &NodeId) -> String {
     format!("other requirements in the submission (they rule out {node})")
 }
 
-/// Why a place was not taken.
+/// A reason against a place.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reason<'a> {
     Unknown,
@@ -46,7 +46,7 @@ pub(super) enum Reason<'a> {
     },
     NotNamed,
     Excluded,
-    /// There is enough, and the envelope in force offers less.
+    /// There is enough, but the current envelope offers less.
     Offered {
         offered: u64,
         has: u64,
@@ -110,7 +110,7 @@ pub(super) enum Reason<'a> {
     Refused,
     Leaving,
     NotWanted,
-    /// For a gang that goes first.
+    /// Reserved for the leading gang.
     Kept,
     Full {
         held: u32,
@@ -236,7 +236,7 @@ impl Reason<'_> {
         }
     }
 
-    /// True where it would be taken but for what others take at the moment.
+    /// True if the place lacks only capacity.
     pub(super) fn is_only_full(self) -> bool {
         matches!(self, Reason::Full { .. } | Reason::DeviceFull(_))
     }

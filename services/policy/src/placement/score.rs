@@ -1,18 +1,18 @@
-//! How good a place is that passed the filters.
+//! The score of a place that passed the filters.
 //!
 //! `score = room + met − ½ pressure − ¼ excess`
 //!
-//! * `room`: with a free slot 3 + the free share of the slots (of a shared device: the lesser of
-//!   that and the share of its memory that is nobody's budget); without one the share of the room
-//!   ahead, at most 1.
-//! * `met`: the mean over what the submission prefers of min(1, has / preferred); labels, kind,
-//!   compute capability, contract, instruction sets, kernel and driver count 1 or 0, latency
-//!   preferred / has; 0 where nothing is preferred.
-//! * `pressure`: the highest reading of the place against its threshold, at most 1.
-//! * `excess`: of a device for one execution alone, the share of its memory beyond the most that
-//!   the submission speaks of, so that large devices stay free for those who need them.
+//! * `room`: with a free slot 3 plus the free share of the slots. On a shared device it is the
+//!   smaller of that share and the unbudgeted share of its memory. Without a free slot it is the
+//!   free share of the queue, at most 1.
+//! * `met`: the mean of min(1, has / preferred) over the submission's preferences. Labels, kind,
+//!   compute capability, contract, instruction sets, kernel and driver count 1 or 0. Latency counts
+//!   preferred / has. Without preferences it is 0.
+//! * `pressure`: the highest reading of the place relative to its threshold, at most 1.
+//! * `excess`: for an exclusive device, the share of its memory beyond the largest amount in the
+//!   submission. It keeps large devices free for executions that need them.
 //!
-//! So a free slot outweighs everything else, and what is preferred outweighs pressure.
+//! So a free slot outweighs everything else, and preferences outweigh pressure.
 
 use fiec_schemas::machine::{Machine, MachineRequirement};
 use fiec_schemas::package::matches;
@@ -91,7 +91,7 @@ fn machine_met(has: Machine<'_>, wanted: &MachineRequirement, mean: &mut Mean) {
     }
     if let Some(wanted) = wanted.memory_latency_ns {
         match has.memory_latency_ns() {
-            // Less is more.
+            // A lower latency is better.
             Some(has) => mean.number(Some(has), Some(wanted)),
             None => mean.word(false),
         }
@@ -109,7 +109,7 @@ fn device_met(v: &View<'_, '_>, preferred: &DevicePreference, mean: &mut Mean) {
     } = preferred;
     let facts = v.device().and_then(|d| d.facts.as_ref());
     let known = facts.and_then(|f| f.device.as_ref());
-    // That there is one at all counts where one is not required.
+    // If a device is preferred but not required, its presence counts.
     if v.profile.requires.device.is_none() {
         mean.word(facts.is_some());
     }
@@ -140,7 +140,7 @@ fn excess(v: &View<'_, '_>) -> f64 {
     (1.0 - wanted as f64 / has.max(1) as f64).max(0.0)
 }
 
-/// The most device memory that it speaks of; none for one that shares.
+/// The largest amount of device memory in the profile. None for a shared device.
 fn wanted_of_device(profile: &Profile) -> Option<u64> {
     let requires = profile.requires.device.as_ref();
     if requires.is_some_and(|d| d.share_bytes.is_some()) {

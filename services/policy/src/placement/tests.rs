@@ -1,4 +1,4 @@
-//! A choice by the ranking is that of a look at every place, whatever happened before.
+//! A choice by the ranking equals a scan of all places, whatever happened before.
 
 use fiec_schemas::hardware::Substrate;
 use fiec_schemas::trust::{Proof, Quarantine, Quarantined, SignedProof};
@@ -17,7 +17,7 @@ const START_MS: u64 = 86_400_000;
 const START_US: i64 = 1_700_000_000_000_000;
 const NODES: u32 = 24;
 
-/// What happens to a cluster.
+/// An event in a cluster.
 #[derive(Debug, Clone)]
 enum Step {
     Join(u32, u8),
@@ -33,7 +33,7 @@ enum Step {
     Pass(u64),
 }
 
-/// What an execution asks beside its profile.
+/// The restrictions of an execution beside its profile.
 #[derive(Debug, Clone)]
 struct Wish {
     who: usize,
@@ -228,7 +228,7 @@ impl Cast {
         self.policy.cluster.node(ix).descriptor.as_deref().cloned()
     }
 
-    /// Compares the ranking's choice with that of a look at every place.
+    /// Compares the ranking's choice with a scan of all places.
     fn check(&mut self, wish: &Wish) -> Result<Option<bool>, TestCaseError> {
         if self.live.is_empty() {
             return Ok(None);
@@ -289,7 +289,7 @@ impl Cast {
     }
 }
 
-/// The choice by definition: every place is looked at.
+/// The choice by definition: a scan of all places.
 fn look_at_all(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Option<Choice> {
     let plain = Ask::new(ask.profile, &[]);
     let anybody = Search::new(cluster, config, now, &plain)?;
@@ -328,7 +328,7 @@ fn look_at_all(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> O
     })
 }
 
-/// A life of a node; what it has and offers depends on `kind`.
+/// One instance of a node. `kind` determines its resources and offers.
 fn descriptor(node: &NodeId, n: u32, kind: u8) -> NodeDescriptor {
     let host: Substrate =
         serde_json::from_value(json!({"id": "host", "kind": "cpu", "name": "cpu"})).unwrap();
@@ -395,7 +395,7 @@ proptest! {
     }
 }
 
-/// Enough happens in the property above for it to mean something.
+/// The property above is meaningful only if enough happens in it.
 #[test]
 fn what_is_played_finds_places_and_finds_none() {
     use proptest::strategy::ValueTree;

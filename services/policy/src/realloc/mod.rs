@@ -16,7 +16,7 @@ use crate::time::Millis;
 /// State of reallocation.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Devices that nobody has, since when that is so without a break.
+    /// Idle devices, with the time since when without a break.
     pub idle: BTreeMap<(NodeIx, DeviceIx), Millis>,
     /// Profiles for which an execution was ordered off its device, and when.
     pub freed_for: BTreeMap<ProfileIx, Millis>,

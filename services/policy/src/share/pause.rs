@@ -19,8 +19,8 @@ use fiec_schemas::scheduling::Keep;
 
 use super::rhythm::transfer_ms;
 
-/// Bandwidth between host and device that is assumed if none was measured, in bytes a second: a slow
-/// PCI Express link.
+/// Assumed bandwidth between host and device if none was measured, in bytes per second: a slow PCI
+/// Express link.
 pub const ASSUMED_COPY_BYTES_S: u64 = 4_000_000_000;
 
 /// A memory that could keep an execution's data.
@@ -37,15 +37,15 @@ pub struct Room {
 pub struct Pause {
     /// Its expected length, in ms.
     pub expected_ms: u64,
-    /// Bytes that it has on the device; 0 where it computes on the host.
+    /// Bytes that it uses on the device; 0 for a host execution.
     pub device_bytes: u64,
     /// Bytes of host memory of its process.
     pub host_bytes: u64,
     /// Cost of a resume from the last σ, in milliseconds.
     pub resume_ms: f64,
-    /// Measured bandwidth between host and device, the slower direction, in bytes a second.
+    /// Measured bandwidth between host and device, the slower direction, in bytes per second.
     pub copy_bytes_s: Option<u64>,
-    /// The device's memory, where the node can keep something there.
+    /// The device's memory, if the node can keep data there.
     pub device: Option<Room>,
     /// The host's memory, if the node can keep a process there.
     pub host: Option<Room>,
@@ -91,7 +91,7 @@ pub(crate) fn seconds(ms: f64) -> String {
     }
 }
 
-/// The answer that costs least; of equal ones the one that keeps more.
+/// Returns the cheapest option; among equals the one that keeps more.
 #[expect(clippy::cast_precision_loss, reason = "times and bytes below 2^52")]
 pub fn choose(pause: &Pause) -> Kept {
     let t = pause.expected_ms as f64;

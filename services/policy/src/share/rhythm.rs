@@ -1,5 +1,5 @@
-//! How far an execution's boundaries lie apart, and what a resume and a move cost; learned from the
-//! ledgers. The only cost model of moves: pauses, reallocation and regrets use it.
+//! Learns from the ledgers the interval between an execution's boundaries, and the cost of a resume
+//! and of a move. It is the only cost model of moves: pauses, reallocation and regrets use it.
 
 use crate::time::Millis;
 
@@ -9,7 +9,7 @@ const KEPT: usize = 16;
 const WEIGHT: f64 = 0.2;
 /// Longest start that counts, in ms: a longer one waited for something else.
 const LONGEST_TAKE_UP_MS: f64 = 120_000.0;
-/// Bandwidth between nodes that is assumed if none was measured, in bytes a second: a gigabit link.
+/// Assumed bandwidth between nodes if none was measured, in bytes per second: a gigabit link.
 const ASSUMED_LINK_BYTES_S: u64 = 125_000_000;
 
 /// Statistics of one execution. The quantiles cover its last 16 intervals, so they follow a program
@@ -115,24 +115,25 @@ impl TakeUp {
         self.mean_ms.unwrap_or(0.0)
     }
 
-    /// Cost of a resume in milliseconds: σ over the link, then the take-up. The take-up counts whole
+    /// Cost of a resume, in ms: σ over the link, then the start. The start counts whole
     /// milliseconds.
     pub fn resume_ms(&self, state_bytes: u64) -> f64 {
         self.carry_ms(state_bytes) + self.mean_ms().floor()
     }
 
-    /// Cost of a move in milliseconds: σ out and in over the link, and the take-up.
+    /// Cost of a move, in ms: σ out and in over the link, and the start.
     pub fn move_ms(&self, state_bytes: u64) -> f64 {
         self.mean_ms() + 2.0 * self.carry_ms(state_bytes)
     }
 
-    /// How long σ takes over the link, in milliseconds.
+    /// Transfer time of σ over the link, in ms.
     fn carry_ms(&self, state_bytes: u64) -> f64 {
         let link = self.link_bytes_s().unwrap_or(ASSUMED_LINK_BYTES_S);
         transfer_ms(state_bytes, link)
     }
 
-    /// Bytes of σ a second between nodes, as measured; none before a large one was moved.
+    /// Measured transfer rate of σ between nodes, in bytes per second. None before a large σ was
+    /// moved.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -145,13 +146,13 @@ impl TakeUp {
     }
 }
 
-/// How long bytes take at a bandwidth, in milliseconds.
+/// Transfer time of bytes at a bandwidth, in ms.
 #[expect(clippy::cast_precision_loss, reason = "bytes below 2^52")]
 pub fn transfer_ms(bytes: u64, bytes_s: u64) -> f64 {
     bytes as f64 * 1_000.0 / bytes_s.max(1) as f64
 }
 
-/// A mean that follows the last measurements.
+/// An exponentially weighted mean.
 fn mean(before: Option<f64>, new: f64) -> f64 {
     before.map_or(new, |mean| mean + WEIGHT * (new - mean))
 }
@@ -193,7 +194,7 @@ mod tests {
         let mut take_up = TakeUp::default();
         assert_eq!(take_up.link_bytes_s(), None);
         (0..20).for_each(|_| take_up.began(500.0, 10_000));
-        // 100 MiB in two seconds beyond that.
+        // 100 MiB take two seconds more.
         (0..20).for_each(|_| take_up.began(2_500.0, 100 << 20));
         assert!((take_up.mean_ms() - 500.0).abs() < 1e-6);
         let link = take_up.link_bytes_s().unwrap_or(0);

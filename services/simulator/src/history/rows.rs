@@ -1,4 +1,4 @@
-//! What was recorded, row by row.
+//! The rows of a recorded history.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use fiec_schemas::{
     ExecutionId, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
 };
 
-/// A node as it was recorded.
+/// A recorded node.
 #[derive(Debug, Clone)]
 pub struct NodeRow {
     /// Its name.
     pub node: NodeId,
-    /// Executions that it runs at once.
+    /// Number of executions that it runs at once.
     pub slots: u32,
-    /// Executions that may wait on it with their processes, beside its slots.
+    /// Number of executions that it can park beside its slots.
     pub parks: u32,
-    /// Memory limit in bytes.
+    /// Memory limit, in bytes.
     pub memory_bytes: u64,
     /// Logical processors.
     pub cpus: u32,
@@ -25,62 +25,63 @@ pub struct NodeRow {
     pub thresholds: BTreeMap<Signal, Threshold>,
 }
 
-/// What a node told.
+/// A recorded vector.
 #[derive(Debug, Clone)]
 pub struct VectorRow {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// When.
+    /// Its time.
     pub at: Timestamp,
     /// Its readings.
     pub readings: Vec<Reading>,
 }
 
-/// What happened to a node.
+/// A recorded event of a node.
 #[derive(Debug, Clone)]
 pub struct EventRow {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// When.
+    /// Its time.
     pub at: Timestamp,
     /// `joined`, `left`, `lost`, `returned`, `cordoned`, `draining`, `uncordoned`.
     pub what: String,
 }
 
-/// What a tenant might use at once from a moment on; what is absent was without limit.
+/// A tenant's limits from a moment on. A missing field means no limit.
 #[derive(Debug, Clone)]
 pub struct QuotaRow {
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
-    /// When it was set; before the span where that was in force when it began.
+    /// Time of the change. It lies before the span if the limits were already in force.
     pub at: Timestamp,
-    /// Executions at once.
+    /// Most executions at once.
     pub running: Option<u32>,
-    /// Bytes of memory that they asked for together.
+    /// Most bytes of memory that they request together.
     pub memory_bytes: Option<u64>,
     /// Its share relative to other tenants.
     pub weight: Option<u32>,
 }
 
-/// An execution as it was recorded.
+/// A recorded execution.
 #[derive(Debug, Clone)]
 pub struct ExecutionRow {
-    /// Which it is.
+    /// Its id.
     pub execution: ExecutionId,
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// When it was submitted; before the span where it lived when that began.
+    /// Time of its submission. It lies before the span if it lived at the start.
     pub submitted_at: Timestamp,
-    /// Its submission, where the ledger carried it.
+    /// Its submission, if the ledger carried it.
     pub spec: Option<Submission>,
-    /// Computing time in microseconds, over all its placements, from the span's beginning on.
+    /// Computing time over all its placements since the start of the span, in microseconds.
     pub computed_us: u64,
     /// Capsules in that time.
     pub capsules: u64,
-    /// Bytes of its last state.
+    /// Size of its last state, in bytes.
     pub state_bytes: u64,
-    /// Its program failed at its end. What failed for want of others, or of time, did not.
+    /// True if its program failed at its end. A failure because of dependencies or a deadline does
+    /// not count.
     pub failed: bool,
-    /// The execution of whose range it is a part, through however many holders.
+    /// The execution at the root of its range, if it is a part.
     pub part_of: Option<ExecutionId>,
 }

@@ -1,5 +1,4 @@
-//! What belongs together of what was recorded: the parts of a range with the execution that it was
-//! submitted as, and the members of a gang.
+//! Groups recorded executions: the parts of a range with their root, and the members of a gang.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +7,18 @@ use fiec_schemas::{BatchName, ExecutionId, Tenant};
 
 use super::ExecutionRow;
 
-/// An execution with all of its parts.
+/// An execution with all its parts.
 #[derive(Debug, Clone)]
 pub(super) struct Whole<'a> {
-    /// It.
+    /// Its row.
     pub row: &'a ExecutionRow,
-    /// Computing time in microseconds.
+    /// Computing time, in microseconds.
     pub computed_us: u64,
     /// Capsules.
     pub capsules: u64,
 }
 
-/// Each execution that is no part, and parts of what is not there, in the order of the rows.
+/// The executions that are no parts, and the parts of unknown ones, in the order of the rows.
 pub(super) fn wholes(rows: &[ExecutionRow]) -> Vec<Whole<'_>> {
     let places: BTreeMap<ExecutionId, usize> = rows
         .iter()
@@ -54,9 +53,9 @@ pub(super) fn wholes(rows: &[ExecutionRow]) -> Vec<Whole<'_>> {
     wholes
 }
 
-/// The gang of each execution that was in one, by its number: in the order in which they came, so
-/// many as a gang has are one. Each has a name of its own, since a client may use one again. One
-/// alone is none.
+/// The gang of each execution that was in one, by its number. In order of arrival, as many
+/// executions as the gang's size form one gang. Each gets a unique name, because a client may reuse
+/// one. A single member is no gang.
 pub(super) fn gangs(wholes: &[Whole<'_>]) -> BTreeMap<usize, Gang> {
     let mut sets: BTreeMap<(&Tenant, &BatchName), Vec<Vec<usize>>> = BTreeMap::new();
     let mut order: Vec<usize> = (0..wholes.len()).collect();

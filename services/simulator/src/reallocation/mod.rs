@@ -1,24 +1,24 @@
-//! Over-commit against reconfiguration: one mix of jobs whose need for device memory grows, on
-//! devices with budgets, under the production policy on a virtual clock.
+//! Compares over-commit with reconfiguration: jobs whose need for device memory grows, on devices
+//! with budgets, under the production policy on a virtual clock.
 //!
 //! Three ways to give jobs memory:
 //!
-//! * **reserved**: each has its peak from its beginning to its end.
-//! * **over-commit**: each has what it needs at first, and takes its peak when it needs that. Where
-//!   a device has not so much, the job is killed and goes on from its last commit, on the same
-//!   device, again and again, ever later, until it fits; until then it holds nothing. A node that is
-//!   revoked takes its jobs down as it goes.
-//! * **reconfigured**: each has what it needs at first and asks for its peak at a boundary. The
-//!   node grants what is free on the device; else the policy moves it, parks it or suspends it. A
-//!   revoked node is left at boundaries before it is gone.
+//! * **reserved**: each job has its peak from start to end.
+//! * **over-commit**: each job starts with its first need, and takes its peak when it needs it. If
+//!   the device has too little, the job is killed. It restarts on the same device from its last
+//!   commit with growing delays until it fits, and holds no memory in between. A revoked node takes
+//!   its jobs down.
+//! * **reconfigured**: each job starts with its first need and requests its peak at a boundary. The
+//!   node grants memory that is free on the device. Otherwise the policy moves, parks or suspends
+//!   the job. Jobs leave a revoked node at boundaries before its end.
 //!
-//! What is modelled: devices' memory, computing time (jobs on one device share it evenly where they
-//! want more than all of it), boundaries, commits, crashes, revocation. What is not: the time that
-//! σ takes on the way and a process takes to begin, which are one second together.
+//! The model covers device memory, computing time, boundaries, commits, crashes and revocation.
+//! Jobs on one device share it evenly if they want more than all of it. The transfer of σ and the
+//! start of a process take one second together.
 //!
-//! Which of the three is best depends on what is short ([`Short`]): where jobs leave most of a
-//! device's units idle, its memory decides how many compute at once; where a few jobs fill the
-//! units, memory that is held and not used costs little.
+//! The best way depends on the scarce resource ([`Short`]). If jobs leave most of a device's units
+//! idle, its memory limits how many compute at once. If a few jobs fill the units, unused reserved
+//! memory costs little.
 
 mod stage;
 
@@ -27,20 +27,20 @@ use serde::{Deserialize, Serialize};
 use crate::draw::{Draw, Purpose};
 use stage::Stage;
 
-/// How jobs are given memory.
+/// The way in which jobs get memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// The peak, all the time.
     Reserved,
-    /// What is needed at first; the peak is taken without being granted.
+    /// The first need; the peak is taken without a grant.
     OverCommit,
-    /// What is needed at first; the peak is asked for at a boundary.
+    /// The first need; the peak is requested at a boundary.
     Reconfigured,
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Reserved, Self::OverCommit, Self::Reconfigured];
 
     /// The name in tables.
@@ -53,18 +53,18 @@ impl Mode {
     }
 }
 
-/// Of which the devices of a mix have too little.
+/// The scarce resource of a mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Short {
-    /// Memory: a job keeps a tenth to three tenths of a device's units busy.
+    /// Memory: a job keeps 10 to 30 % of a device's units busy.
     Memory,
-    /// Units: a job keeps three to six tenths of them busy.
+    /// Units: a job keeps 30 to 60 % of them busy.
     Units,
 }
 
 impl Short {
-    /// Both.
+    /// Both resources.
     pub const ALL: [Self; 2] = [Self::Memory, Self::Units];
 
     /// The name in tables.
@@ -75,7 +75,7 @@ impl Short {
         }
     }
 
-    /// The least and the largest share of a device's units that a job keeps busy.
+    /// The smallest and the largest share of a device's units that a job keeps busy.
     pub fn units(self) -> (f64, f64) {
         match self {
             Self::Memory => (0.1, 0.3),
@@ -84,69 +84,69 @@ impl Short {
     }
 }
 
-/// The mix and the cluster.
+/// The jobs and the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mix {
-    /// What is short.
+    /// The scarce resource.
     pub short: Short,
-    /// Everything that is drawn follows from it.
+    /// Seed of everything that is drawn.
     pub seed: u64,
-    /// Nodes with two devices each, of 80 and of 40 GiB.
+    /// Number of nodes with two devices each, of 80 and 40 GiB.
     pub nodes: usize,
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Mean seconds between two submissions.
+    /// Mean time between two submissions, in seconds.
     pub every_s: f64,
-    /// Every so many seconds a node is revoked, with a notice of 30 s, and comes back after 60 s;
-    /// 0: never.
+    /// Interval of revocations in seconds, with a notice of 30 s and a return after 60 s; 0 for
+    /// none.
     pub revoke_every_s: u64,
 }
 
-/// What a job is.
+/// One job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Job {
-    /// When it is submitted, in milliseconds from the beginning.
+    /// Time of its submission from the start, in ms.
     pub submit_ms: u64,
-    /// Computing time alone on a device, in milliseconds.
+    /// Computing time alone on a device, in ms.
     pub work_ms: u64,
-    /// GiB at first.
+    /// First need, in GiB.
     pub base: u64,
-    /// GiB from `grows_at_ms` of its work on.
+    /// Need from `grows_at_ms` on, in GiB.
     pub peak: u64,
-    /// When it grows, in milliseconds of its work.
+    /// Work after which it grows, in ms.
     pub grows_at_ms: u64,
     /// The share of a device's units that it keeps busy.
     pub units: f64,
 }
 
-/// What came of a mix.
+/// The result of a mix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// From the first submission to the last completion, in seconds.
+    /// Time from the first submission to the last completion, in seconds.
     pub makespan_s: f64,
     /// Mean time from submission to completion, in seconds.
     pub mean_s: f64,
-    /// The ninety-fifth percentile of that.
+    /// The 95th percentile of that time, in seconds.
     pub p95_s: f64,
-    /// Device hours that the cluster had until the last completion.
+    /// Device hours of the cluster until the last completion.
     pub device_hours: f64,
     /// The share of the devices' units that did work that counted.
     pub utilization: f64,
-    /// The share of the devices' time in which one was held with less than half of its memory in use.
+    /// The share of the devices' time with less than half of a held device's memory in use.
     pub partly_used: f64,
-    /// Seconds of computing that were done again, in all.
+    /// Repeated computation in total, in seconds.
     pub lost_s: f64,
-    /// Of those, because a node was gone.
+    /// The part of it that is due to revocations, in seconds.
     pub lost_to_revocation_s: f64,
-    /// Times that a job was killed for want of memory.
+    /// Number of kills for lack of memory.
     pub killed: u64,
-    /// Moves from one node or device to another.
+    /// Number of moves between nodes or devices.
     pub moved: u64,
-    /// Times that one was parked, and suspended.
+    /// Number of parks.
     pub parked: u64,
-    /// Executions that gave their place up and waited.
+    /// Number of executions that gave up their place and waited.
     pub suspended: u64,
-    /// Jobs that did not end within the time that is played.
+    /// Number of jobs that did not end within the played time.
     pub unfinished: u64,
 }
 
@@ -163,7 +163,7 @@ pub fn jobs(mix: &Mix) -> Vec<Job> {
     (0..mix.jobs)
         .map(|_| {
             at += draw.exponential(mix.every_s) * 1_000.0;
-            // A heavy tail: most take minutes, a few an hour.
+            // A heavy tail: most jobs take minutes, a few an hour.
             let minutes = (2.0 / (1.0 - draw.unit()).powf(0.7)).min(60.0);
             let base = 4 + draw.below(13);
             let grows = draw.chance(0.6);

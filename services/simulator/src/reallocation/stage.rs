@@ -1,4 +1,4 @@
-//! The played cluster: ledgers with compare-and-set, nodes with devices, jobs on them.
+//! The simulated cluster: ledgers with compare-and-set, nodes with devices, and jobs.
 
 mod worker;
 
@@ -26,7 +26,7 @@ const GONE_MS: u64 = 60_000;
 struct Node {
     descriptor: NodeDescriptor,
     count: u64,
-    /// It is gone until then.
+    /// It is gone until this moment.
     gone_until: Option<u64>,
     drains: bool,
 }
@@ -36,16 +36,16 @@ struct Running {
     id: ExecutionId,
     seq: u64,
     state: ExecutionState,
-    /// Computing that was done, and that is committed, in milliseconds.
+    /// Computing time that is done, and that is committed, in ms.
     done: f64,
     committed: f64,
     since_boundary: f64,
     since_commit: f64,
-    /// It computes from then on.
+    /// It computes from this moment on.
     from_ms: u64,
-    /// What its place has granted it, in GiB.
+    /// Memory that its place has granted, in GiB.
     granted: u64,
-    /// How often it was killed for want of memory.
+    /// Number of its kills for lack of memory.
     kills: u32,
     order: Option<ControlRequest>,
     ended_ms: Option<u64>,
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// Plays until all have ended, `longest` milliseconds at most.
+    /// Plays until all jobs have ended, at most `longest` ms.
     pub fn run(mut self, longest: u64) -> Measured {
         while self.now < longest
             && (!self.waiting.is_empty() || self.jobs.iter().any(|j| j.ended_ms.is_none()))
@@ -271,7 +271,7 @@ impl Stage {
         self.perform();
     }
 
-    /// Appends, as the policy or as the worker of its node.
+    /// Appends as the policy (`own`) or as the worker of its node.
     fn append(&mut self, n: usize, events: Vec<Event>, own: bool) {
         let at = self.wall();
         let job = &mut self.jobs[n];
@@ -370,7 +370,7 @@ impl Stage {
         self.step(Input::Probe(name, outcome));
     }
 
-    /// Nodes go and come back.
+    /// Revokes nodes and lets them return.
     fn revoke(&mut self) {
         let every = self.mix.revoke_every_s * 1_000;
         if every == 0 {

@@ -1,4 +1,4 @@
-//! Committed digests: a text file with one line a trace, in order of the names.
+//! Committed digests: a text file with one line per trace, ordered by name.
 
 use std::collections::BTreeMap;
 use std::path::Path;

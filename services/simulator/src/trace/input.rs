@@ -1,4 +1,4 @@
-//! Inputs of the policy in a trace: what [`Input`] borrows, owned, with names of its own.
+//! Inputs of the policy in a trace: owned copies of [`Input`] with stable names.
 
 use fiec_policy::holds::{Fate, Seen};
 use fiec_policy::verify::Named;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::text::MARK;
 
-/// An input as it is recorded.
+/// A recorded input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Recorded {
@@ -56,7 +56,7 @@ pub enum Recorded {
     Proof {
         node: NodeId,
         signed: SignedProof,
-        /// None: it does not count.
+        /// None: the proof does not count.
         judged: Option<Proof>,
     },
     Quarantine {
@@ -77,7 +77,7 @@ pub enum Recorded {
     },
     Probe {
         node: NodeId,
-        /// None: nobody did.
+        /// None: no instance answered.
         answered: Option<InstanceId>,
     },
     Holdings {

@@ -1,8 +1,8 @@
 //! Traces of the policy: each input, each call of `act`, and each action that came out, as text.
 //!
-//! A change of the policy that should decide nothing differently leaves every trace as it is. The
-//! digests of the traces are committed, so a test notices each difference, and `diff` shows the
-//! first step that differs.
+//! A change that leaves all decisions as they are leaves every trace as it is. The digests of the
+//! traces are committed, so a test notices each difference. `diff` shows the first step that
+//! differs.
 //!
 //! ```text
 //! 40 p0 in tick 86402000 2026-01-01T00:00:02.000000Z

@@ -1,4 +1,4 @@
-//! Recording: a policy with a recorder around it.
+//! Recording: a recorder around a policy.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -39,17 +39,17 @@ struct Tape {
 }
 
 impl Recorder {
-    /// Records nothing.
+    /// A recorder that records nothing.
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// Keeps the digest alone.
+    /// Keeps only the digest.
     pub fn digest() -> Self {
         Self(Some(Rc::default()))
     }
 
-    /// Writes the lines, too.
+    /// Writes the lines as well.
     pub fn to(writer: impl Write + 'static) -> Self {
         Self(Some(Rc::new(RefCell::new(Tape {
             writer: Some(Box::new(writer)),
@@ -57,7 +57,7 @@ impl Recorder {
         }))))
     }
 
-    /// A policy that is recorded.
+    /// A recorded policy.
     pub fn policy<D: Decide>(
         &self,
         config: &Config,
@@ -188,7 +188,7 @@ impl Tape {
     }
 }
 
-/// A policy that is recorded. It answers questions as the policy within does.
+/// A recorded policy. It answers questions like the policy within.
 #[derive(Debug)]
 pub struct Traced<D> {
     policy: D,
@@ -211,7 +211,7 @@ impl<D> Traced<D> {
 }
 
 impl<D: Decide> Traced<D> {
-    /// Gives the policy an input.
+    /// Records an input and passes it to the policy.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         self.recorder.with(|tape| {
             match input::Recorded::of(&input).and_then(|recorded| recorded.describe()) {
@@ -224,7 +224,7 @@ impl<D: Decide> Traced<D> {
         self.end(out, before);
     }
 
-    /// Has the policy bind what waits.
+    /// Records a call of `act` and passes it on.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         self.recorder
             .with(|tape| tape.begin(self.number, "act", Some(now), Ok(Value::Null)));

@@ -11,9 +11,9 @@ use crate::{Scenario, World, random};
 pub const SEEDS: std::ops::RangeInclusive<u64> = 1..=100;
 /// Length of a drawn scenario in a trace, in ms of virtual time. Faults are drawn from 10 s on.
 const DURATION_MS: u64 = 40_000;
-/// What is left after that, in ms of virtual time.
+/// Time for the remaining executions after that, in ms of virtual time.
 const DRAIN_MS: u64 = 10_000;
-/// A scenario of more nodes is traced on demand only.
+/// Scenarios with more nodes are traced only on demand.
 const NODES_LIMIT: usize = 1_000;
 
 /// The scenario of a seed, as it is traced: short.

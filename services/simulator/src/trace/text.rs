@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use fiec_policy::{Millis, Now};
 use serde_json::Value;
 
-/// Stands for a sentence.
+/// The mark in place of a sentence.
 pub const MARK: &str = "~";
 
 /// Fields with sentences for people, in events, causes, records, verdicts and proofs.
@@ -21,11 +21,10 @@ const SENTENCES: [&str; 10] = [
     "words",
     "would_help",
 ];
-/// Fields with names of a user's own, which may be any.
+/// Fields with a user's own names, which may be any text.
 const VERBATIM: [&str; 3] = ["labels", "params", "result"];
 
-/// Puts [`MARK`] in the place of each sentence. An empty one stays empty: it says that there is
-/// nothing to say.
+/// Replaces each sentence by [`MARK`]. An empty one stays empty, because that is information.
 pub fn strip_sentences(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(strip_sentences),
@@ -43,7 +42,7 @@ pub fn strip_sentences(value: &mut Value) {
     }
 }
 
-/// The policy says in `who` why it has cancelled a part; a name has no spaces.
+/// In `who` the policy states why it cancelled a part; a name has no spaces.
 fn is_phrase(field: &Value) -> bool {
     field.as_str().is_some_and(|text| text.contains(' '))
 }
@@ -66,7 +65,7 @@ pub enum Direction {
     Out,
 }
 
-/// A line as it is written.
+/// A line to write.
 #[derive(Debug)]
 pub struct Line<'a> {
     /// Number of the step, from 0.
@@ -103,7 +102,7 @@ impl Line<'_> {
     }
 }
 
-/// A line as it is read.
+/// A line that was read.
 #[derive(Debug)]
 pub struct Read<'a> {
     /// Number of the policy.

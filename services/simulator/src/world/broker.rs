@@ -1,4 +1,4 @@
-//! The broker: one ledger an execution, appended by compare-and-set, read by feeds in order.
+//! The broker: one ledger per execution, appended by compare-and-set, read by ordered feeds.
 
 use super::*;
 use crate::broken::{self, Rule};
@@ -7,27 +7,27 @@ use exec::Past;
 use fiec_policy::holds::Fate;
 use fiec_schemas::{Cause, LedgerMessage};
 
-/// What became of an append at the broker.
+/// Result of an append at the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// It is the message of this sequence.
+    /// It is stored with this sequence.
     Yes(u64),
-    /// Somebody else was faster, or there is no ledger.
+    /// Another author was faster, or the ledger does not exist.
     No,
 }
 
-/// Who writes a message.
+/// The author of a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Author<'a> {
     pub name: &'a str,
-    /// The policy service that it is, where it lives.
+    /// The policy service, if it is one and alive.
     pub replica: Option<u8>,
-    /// The node whose worker it is.
+    /// The node of the worker, if it is one.
     pub node: Option<u32>,
 }
 
 impl<D: Decide> World<'_, D> {
-    /// Stores a message if its writer knew the last one.
+    /// Stores a message if its author knows the last one.
     pub(super) fn append(
         &mut self,
         e: u32,
@@ -99,7 +99,7 @@ impl<D: Decide> World<'_, D> {
         self.exec_mut(e).note(past);
     }
 
-    /// The text for readers, where there are any.
+    /// The text for the readers, if there are any.
     fn encode(
         &self,
         events: &[Event],
@@ -119,7 +119,7 @@ impl<D: Decide> World<'_, D> {
         self.text(events, after, unknown).map(Some)
     }
 
-    /// A message as readers read it.
+    /// A message in its text form.
     pub(super) fn text(
         &self,
         events: &[Event],
@@ -151,7 +151,7 @@ impl<D: Decide> World<'_, D> {
             }
             let twice = self.is_doubled();
             for _ in 0..=u8::from(twice) {
-                // In order, as a consumer of one stream is told.
+                // In order, as for the consumer of one stream.
                 let at = self.arrival().max(self.replicas[p].fed_at);
                 self.replicas[p].fed_at = at;
                 let message = Box::new(Message {
@@ -165,8 +165,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What follows from a stored message for the world's own books, and the promises that only
-    /// they can judge.
+    /// Updates the world's books after a stored message, and checks the promises that need them.
     fn account(
         &mut self,
         e: u32,
@@ -212,7 +211,7 @@ impl<D: Decide> World<'_, D> {
                 Event::Started { .. } => self.tally.starts += 1,
                 Event::Boundary(_) => self.tally.commits += 1,
                 Event::Refused { .. } => self.tally.refusals += 1,
-                // Parts are counted as what they are.
+                // Parts are counted apart.
                 _ if self.exec(e).is_part() => {}
                 Event::Completed { .. } => self.completed(e),
                 Event::Failed { .. } => {
@@ -290,7 +289,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// It gave way to another; the time between two such is bounded from below.
+    /// Handles a preemption; the time between two of them has a lower bound.
     fn gave_way(&mut self, e: u32) -> Result<(), Broken> {
         let residency = self.config.preempt_residency_ms.max(1) * 1_000;
         let exec = &mut self.execs[e as usize];
@@ -323,7 +322,7 @@ impl<D: Decide> World<'_, D> {
         let exec = self.exec(e);
         let text = match (&exec.state, exec.phase_at_end()) {
             (Some(state), _) => self.text(&[], state, true)?,
-            // Nothing else of what has ended is kept, and nobody looks at more.
+            // Only the phase of an ended execution is kept, and no reader needs more.
             (None, Some(phase)) => {
                 let mut state = self.unborn(e);
                 state.phase = phase;

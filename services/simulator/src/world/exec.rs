@@ -11,118 +11,118 @@ use fiec_schemas::{
 };
 use uuid::Uuid;
 
-/// How many of an execution's last events are kept to be told.
+/// Most events of an execution that are kept for a report.
 const KEPT: usize = 24;
-/// Most events of one message that are told.
+/// Most events of one message in a report.
 const TOLD: usize = 4;
 
-/// An execution. A million of them may live and have lived: small, and smaller once done.
+/// An execution. A run may have a million of them, so it is small, and smaller once it has ended.
 #[derive(Debug)]
 pub struct Exec {
-    /// Which workload it is of.
+    /// Its workload.
     pub workload: u32,
-    /// Whose, by number.
+    /// Its tenant, by number.
     pub tenant: u32,
-    /// What was submitted; most share it with all others of their workload.
+    /// Its submission. Most executions share it with all others of their workload.
     pub spec: Arc<Submission>,
-    /// When it was submitted, in microseconds.
+    /// Time of its submission, in microseconds.
     pub submitted: u64,
     /// Computing time on a node of speed 1, in microseconds.
     pub work_us: u64,
-    /// The same of one capsule.
+    /// The same for one capsule.
     pub capsule_us: u64,
-    /// Bytes of σ.
+    /// Size of σ, in bytes.
     pub state_bytes: u64,
-    /// Bytes of memory while it runs.
+    /// Memory that it uses while it runs, in bytes.
     pub memory_bytes: u64,
-    /// Its program fails at its end.
+    /// True if its program fails at its end.
     pub fails: bool,
-    /// Sequence of its ledger's last message; 0 while there is none.
+    /// Sequence of its ledger's last message; 0 if there is none.
     pub seq: u64,
     /// The state after it, while it lives.
     pub state: Option<Box<ExecutionState>>,
-    /// When it was first bound.
+    /// Time of its first binding.
     pub first_bound: u64,
-    /// What it waits for and since when, while it does.
+    /// The reason and the start of its wait, if it waits.
     pub waits: Option<(Waits, u64)>,
-    /// When it began to compute for the first time.
+    /// Time of its first capsule.
     pub began: u64,
-    /// When it was done.
+    /// Time of its end.
     pub done: u64,
-    /// How it ended.
+    /// The kind of its end.
     pub fate: Option<Fate>,
-    /// Under which epoch it is running, wherever that is believed.
+    /// The node and epoch under which a worker runs it, as far as that worker knows.
     pub running: Option<(u32, u64)>,
-    /// How often it gave way to others.
+    /// Number of its preemptions.
     pub preempted: u32,
-    /// What holds it back, where anything does.
+    /// Its holds, if any.
     pub held: Option<Box<Held>>,
-    /// Its range, where that may be spread, or it is a part of one.
+    /// Its range, if that may be spread or is a part.
     pub tiles: Option<Box<Tiles>>,
-    /// Its ledger ties it to a node.
+    /// True if its ledger binds it to a node.
     pub tied: bool,
-    /// Its tenant's reservations have it.
+    /// True if its tenant has a reservation for it.
     pub reserved: bool,
-    /// The last things that happened to it.
+    /// Its last events.
     pub trace: Vec<Past>,
 }
 
-/// What an execution waits for that is not for others to give.
+/// The reasons of a wait that the policy can end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
-    /// To be bound.
+    /// It waits for a binding.
     Pending,
-    /// To be started.
+    /// It waits for its start.
     Bound,
-    /// To go on where it is parked, or elsewhere.
+    /// It is parked and waits for a resume, in place or elsewhere.
     Parked,
-    /// To be failed, since what it waits for has failed.
+    /// It waits to be failed because a dependency has failed.
     Doomed,
 }
 
 impl Waits {
-    /// All of them, each at its own number.
+    /// All reasons, each at its own index.
     pub const ALL: [Self; 4] = [Self::Pending, Self::Bound, Self::Parked, Self::Doomed];
 }
 
-/// What holds an execution back.
+/// The holds of an execution.
 #[derive(Debug, Default)]
 pub struct Held {
-    /// Executions that have not ended, and how they must.
+    /// Dependencies that have not ended, with the required outcome.
     pub after: Vec<(u32, AfterOutcome)>,
-    /// One of those has ended otherwise.
+    /// True if a dependency has ended otherwise.
     pub doomed: bool,
     /// Its gang, by number.
     pub gang: Option<u32>,
-    /// Its batch of which only some run at once, by number.
+    /// Its batch with a limit, by number.
     pub batch: Option<u32>,
 }
 
-/// A range of tiles, one a capsule, and how far it is done.
+/// A range of tiles, one per capsule, and its progress.
 #[derive(Debug)]
 pub struct Tiles {
-    /// The id of a part, which follows from the split that has made it.
+    /// The id of a part, which follows from its split.
     pub id: Option<ExecutionId>,
-    /// The execution that was submitted, by number.
+    /// The submitted execution, by number.
     pub whole: u32,
-    /// Of a part, its holder, by number.
+    /// The holder of a part, by number.
     pub holder: Option<u32>,
-    /// How many may compute the whole.
+    /// Most nodes that may compute the whole range.
     pub up_to: u32,
-    /// What it was given: the first tile, and the one behind the last.
+    /// The range that it was given.
     pub given: TileRange,
-    /// By its last committed σ: the first tile that is not done.
+    /// The first unfinished tile of its last committed σ.
     pub next: u64,
-    /// By the same: the tile behind its last one.
+    /// The tile after its last one in the same σ.
     pub end: u64,
-    /// When it last gave a part away.
+    /// Time of its last split.
     pub split_at: u64,
-    /// Since when it waits for its last part, while it does.
+    /// Start of its wait for its last part, while it waits.
     pub rests_since: u64,
 }
 
 impl Tiles {
-    /// Of an execution that is submitted with so many.
+    /// The range of a submitted execution with `count` tiles.
     pub fn whole(e: u32, up_to: u32, count: u64) -> Box<Self> {
         Box::new(Self {
             id: None,
@@ -137,7 +137,7 @@ impl Tiles {
         })
     }
 
-    /// Of a part that one has given away.
+    /// The range of a part that was split off.
     pub fn part(&self, holder: u32, part: &Part) -> Box<Self> {
         Box::new(Self {
             id: Some(part.id),
@@ -153,23 +153,23 @@ impl Tiles {
     }
 }
 
-/// Something that happened.
+/// A past message.
 #[derive(Debug, Clone, Copy)]
 pub struct Past {
-    /// When, in microseconds.
+    /// Its time, in microseconds.
     pub at: u64,
     /// The last committed boundary after it.
     pub boundary: BoundaryIndex,
     /// The epoch after it.
     epoch: u32,
-    /// The node that it is tied to after it; none: `u32::MAX`.
+    /// The node that it is bound to after it; `u32::MAX` for none.
     node: u32,
     /// The first events.
     what: [Option<EventKind>; TOLD],
 }
 
 impl Past {
-    /// What a message says.
+    /// The summary of a message.
     pub fn of(at: u64, events: &[Event], after: &ExecutionState, node: Option<u32>) -> Self {
         let mut what = [None; TOLD];
         for (place, event) in what.iter_mut().zip(events) {
@@ -184,7 +184,7 @@ impl Past {
         }
     }
 
-    /// In words; `name` of a node.
+    /// In words. `name` gives the name of a node.
     pub fn in_words<'a>(&self, name: impl Fn(u32) -> Option<&'a str>) -> String {
         #[expect(clippy::cast_precision_loss, reason = "a time for people")]
         let seconds = self.at as f64 / 1e6;
@@ -205,17 +205,17 @@ impl Past {
 }
 
 impl Exec {
-    /// Boundaries in all; the last one is the end.
+    /// Number of boundaries; the last one is the end.
     pub fn boundaries(&self) -> BoundaryIndex {
         self.work_us.div_ceil(self.capsule_us).max(1)
     }
 
-    /// True once nothing more will happen to it.
+    /// True once it has ended.
     pub fn is_done(&self) -> bool {
         self.done > 0
     }
 
-    /// Keeps an event to be told.
+    /// Keeps a message for a report.
     pub fn note(&mut self, past: Past) {
         if self.trace.len() >= KEPT {
             self.trace.remove(0);
@@ -223,12 +223,12 @@ impl Exec {
         self.trace.push(past);
     }
 
-    /// Where it stands.
+    /// Its phase.
     pub fn phase(&self) -> Option<&Phase> {
         self.state.as_ref().map(|s| &s.phase)
     }
 
-    /// Where it stands for ever, once it has ended.
+    /// Its final phase, once it has ended.
     pub fn phase_at_end(&self) -> Option<Phase> {
         self.fate.map(|fate| match fate {
             Fate::Completed => Phase::Completed,
@@ -238,7 +238,7 @@ impl Exec {
         })
     }
 
-    /// True for a part of another one's range.
+    /// True for a part of another execution's range.
     pub fn is_part(&self) -> bool {
         self.tiles.as_ref().is_some_and(|t| t.holder.is_some())
     }
@@ -248,19 +248,19 @@ impl Exec {
         self.held.as_ref()?.gang
     }
 
-    /// Its batch of which only some run at once, by number.
+    /// Its batch with a limit, by number.
     pub fn batch(&self) -> Option<u32> {
         self.held.as_ref()?.batch
     }
 
-    /// True while it waits for others, or never will be let go.
+    /// True while it waits for others, or can never run.
     pub fn is_held(&self) -> bool {
         let held = self.held.as_ref();
         held.is_some_and(|h| h.doomed || !h.after.is_empty())
     }
 }
 
-/// The id of the `number`-th execution, submitted so many milliseconds after the epoch.
+/// The id of the `number`-th execution, submitted `millis` after the Unix epoch.
 pub fn id(number: u32, millis: u64) -> ExecutionId {
     let time = u128::from(millis & 0xffff_ffff_ffff) << 80;
     ExecutionId(Uuid::from_u128(
@@ -268,7 +268,7 @@ pub fn id(number: u32, millis: u64) -> ExecutionId {
     ))
 }
 
-/// The number in an id; none in that of a part, which follows from its split.
+/// The number in an id. None for the id of a part, which follows from its split.
 #[expect(clippy::cast_possible_truncation, reason = "the lowest 32 bits are it")]
 pub fn number(id: ExecutionId) -> Option<u32> {
     let bits = id.0.as_u128();

@@ -1,14 +1,14 @@
-//! What comes from outside: submissions, and what goes wrong.
+//! External events: submissions and faults.
 
 use super::*;
 use crate::draw::Draw;
 use crate::scenario::{Arrivals, Drawn, Fault, spread_over};
 use exec::Tiles;
 
-/// How long before its end a node is told of it, where nothing is said.
+/// Default notice before a node's end, in ms.
 const NOTICE_MS: u64 = 30_000;
 
-/// A workload's arrivals as they come.
+/// The arrivals of a workload.
 #[derive(Debug)]
 pub(super) struct Coming {
     draw: Draw,
@@ -33,7 +33,7 @@ impl Coming {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// Plans when a workload's next executions come, if any more do.
+    /// Schedules a workload's next arrival, if there is one.
     pub(super) fn plan_arrival(&mut self, workload: usize) {
         let coming = &mut self.arrivals[workload];
         let most = |count: Option<u64>| count.is_some_and(|most| coming.made >= most);
@@ -71,7 +71,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// Executions are submitted.
+    /// Submits the next executions of a workload.
     pub(super) fn arrive(&mut self, workload: usize) -> Result<(), Wrong> {
         let scenario = self.scenario;
         let w = &scenario.workloads[workload];
@@ -94,7 +94,7 @@ impl<D: Decide> World<'_, D> {
             let (spec, tiles) = match w.spread {
                 None => (spec, None),
                 Some(up_to) => {
-                    // Tiles are all of one length.
+                    // All tiles have the same length.
                     let count = work_us.div_ceil(capsule_us);
                     work_us = count * capsule_us;
                     let spec = spread_over(&spec, up_to, count);
@@ -255,8 +255,8 @@ impl<D: Decide> World<'_, D> {
         self.afflict(node, what, self.now + lasts, notice_ms)
     }
 
-    /// Something goes wrong with a node until then; what it suffers from already is left as it is.
-    /// `notice_ms`: how long before that it is told, where it is.
+    /// Starts a fault of a node that lasts until `until`. A node that already has a fault is left
+    /// alone. `notice_ms`: the notice before its end, if it gets one.
     fn afflict(
         &mut self,
         ix: u32,
@@ -314,7 +314,7 @@ impl<D: Decide> World<'_, D> {
                 self.tell_all_flags(ix);
             }
             Drawn::Silence => {
-                // Whatever could not be said is said now.
+                // Messages that could not be sent are sent now.
                 let unsaid: Vec<_> = n
                     .runs
                     .iter()
@@ -343,7 +343,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// A node dies with all that runs on it.
+    /// A node dies with all its executions.
     pub(super) fn lose(&mut self, node: usize) -> Result<(), Wrong> {
         let now = self.now;
         let n = &mut self.nodes[node];

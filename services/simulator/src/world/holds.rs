@@ -1,5 +1,5 @@
-//! What spans executions: dependencies, gangs, batches of which only some run at once. The world
-//! keeps its own books of them, and holds against them what policy services do.
+//! Dependencies, gangs, and batches with limits. The world keeps its own books of them, and checks
+//! the decisions of policy services against these.
 
 use std::collections::BTreeMap;
 
@@ -11,67 +11,66 @@ use fiec_policy::holds::Fate;
 use fiec_schemas::BatchName;
 use fiec_schemas::scheduling::{AFTER_LIMIT, AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
 
-/// A set that starts together.
+/// A gang.
 #[derive(Debug, Default)]
 pub(super) struct Gang {
-    /// How many it has.
+    /// Its size.
     pub size: u32,
-    /// Those that have come.
+    /// The members that have arrived.
     pub members: Vec<u32>,
-    /// Bound since all began (anew), and started since then.
+    /// Members that were bound, and that have started, in the current attempt to start the gang.
     bound: BTreeSet<u32>,
     started: BTreeSet<u32>,
-    /// Since when some have started and others have not.
+    /// Time since which some members have started and others have not.
     pub partial_since: Option<u64>,
-    /// All have started; from then on each goes for itself.
+    /// True once all have started; from then on each moves independently.
     pub together: bool,
 }
 
 impl Gang {
-    /// True once one has started since all began anew.
+    /// True once a member has started in the current attempt to start the gang.
     pub fn has_begun(&self) -> bool {
         self.together || !self.started.is_empty()
     }
 }
 
-/// A batch of which only some run at once.
+/// A batch with a limit on concurrent executions.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// The largest number that one of it gives, where each gives one; no limit otherwise.
+    /// The largest limit of its members if each has one, else no limit.
     pub at_once: Option<u32>,
-    /// The smallest one: with so many it may be held up.
+    /// The smallest limit: above it, members may have to wait.
     pub least: u32,
-    /// How many do, or have reserved that.
+    /// Number of its members that are bound or reserved.
     pub count: u32,
-    /// How many of it start together at most.
+    /// Size of its largest gang.
     pub need: u32,
-    /// Since when there has been room for so many; `u64::MAX` while there is none.
+    /// Time since which there has been room for that many; `u64::MAX` if there is none.
     pub room_since: u64,
 }
 
-/// All of it.
+/// All dependencies, gangs and batches.
 #[derive(Debug)]
 pub(super) struct Holds {
     pub gangs: Vec<Gang>,
     pub batches: Vec<Batch>,
-    /// Of each workload, its batch.
+    /// For each workload, its batch.
     batch_of: Vec<Option<u32>>,
-    /// Of each workload, whether others, or it itself, wait for its executions, and these.
+    /// For each workload that is a dependency, its executions so far.
     awaited: Vec<Option<Vec<u32>>>,
-    /// Of each workload, the one that it waits for.
+    /// For each workload, its dependencies.
     after: Vec<Vec<(usize, bool, AfterOutcome)>>,
-    /// Who waits for an execution.
+    /// For each execution, the executions that wait for it.
     waiters: HashMap<u32, Vec<u32>>,
-    /// Of each workload the place of the gang that is being filled; those of a gang with a name
-    /// share one.
+    /// For each workload, the index of the gang that it fills. Workloads of a named gang share one.
     place_of: Vec<usize>,
-    /// The gang in each place.
+    /// The gang at each index.
     filling: Vec<Option<u32>>,
-    /// When a gang was last seen for which what becomes free may be kept.
+    /// Last time at which free places may have been reserved for a gang.
     pub kept_until: u64,
 }
 
-/// Names a batch.
+/// Identifies a batch.
 type Key<'a> = (Option<&'a Tenant>, &'a BatchName);
 
 fn key(w: &Workload) -> Option<Key<'_>> {
@@ -81,7 +80,7 @@ fn key(w: &Workload) -> Option<Key<'_>> {
 impl Holds {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let all = &scenario.workloads;
-        // Of a batch somebody of which gives a limit: the largest and the smallest one.
+        // For each batch with a limit, the largest and the smallest one.
         let mut limits: BTreeMap<Key<'_>, (Option<u32>, Option<u32>, u32)> = BTreeMap::new();
         for w in all {
             if let Some(key) = key(w) {
@@ -152,7 +151,7 @@ impl Holds {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// What the next execution of a workload submits, and what holds it back.
+    /// The submission of a workload's next execution, and its holds.
     pub(super) fn demands(
         &mut self,
         workload: usize,
@@ -218,7 +217,7 @@ impl<D: Decide> World<'_, D> {
         gang
     }
 
-    /// What the `number`-th execution of a workload waits for.
+    /// The dependencies of a workload's `number`-th execution.
     fn awaits(&self, workload: usize, number: u64) -> Vec<(u32, AfterOutcome)> {
         let mut found = Vec::new();
         for (other, all, on) in &self.holds.after[workload] {
@@ -236,7 +235,7 @@ impl<D: Decide> World<'_, D> {
         found
     }
 
-    /// What an execution waits for, as its ledger stands.
+    /// The reason of an execution's wait, by its ledger.
     fn waits_for(&self, e: u32) -> Option<Waits> {
         let exec = self.exec(e);
         let state = exec.state.as_ref()?;
@@ -251,7 +250,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// True where its gang does not keep it from being bound.
+    /// True if its gang does not prevent its binding.
     fn gang_lets(&self, exec: &Exec) -> bool {
         let Some(gang) = exec.gang() else { return true };
         let gang = &self.holds.gangs[gang as usize];
@@ -263,7 +262,7 @@ impl<D: Decide> World<'_, D> {
             || gang.members.len() == gang.size as usize && gang.members.iter().all(ready)
     }
 
-    /// Notes what an execution waits for, and since when.
+    /// Updates the reason and the start of an execution's wait.
     pub(super) fn wait(&mut self, e: u32, anew: bool) {
         let waits = self.waits_for(e);
         let now = self.now;
@@ -284,7 +283,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What follows for others from a message of an execution.
+    /// Applies the effects of an execution's message on others.
     pub(super) fn note_holds(
         &mut self,
         e: u32,
@@ -343,7 +342,7 @@ impl<D: Decide> World<'_, D> {
         Err((Rule::Order, said))
     }
 
-    /// No member of a gang begins before all have a place.
+    /// No member of a gang starts before all have a place.
     fn starts_in_gang(&mut self, e: u32) -> Result<(), Broken> {
         let Some(number) = self.exec(e).gang() else {
             return Ok(());
@@ -370,7 +369,7 @@ impl<D: Decide> World<'_, D> {
         }
         let full = gang.members.len() == gang.size as usize;
         let all = full && gang.members.iter().all(|e| gang.started.contains(e));
-        // Once one has ended the others go each for itself, wherever they stand.
+        // Once a member has ended, the others go on independently.
         let ended = gang.members.iter().any(|e| self.exec(*e).is_done());
         let tied = gang.members.iter().any(|e| self.exec(*e).tied);
         let begun = gang.has_begun();
@@ -379,7 +378,7 @@ impl<D: Decide> World<'_, D> {
         if begun && (all || ended) {
             (gang.together, gang.partial_since) = (true, None);
         } else if !tied {
-            // All begin anew.
+            // The gang starts again.
             gang.bound.clear();
             gang.started.clear();
             gang.partial_since = None;
@@ -392,7 +391,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// An execution has ended, and others have waited for that.
+    /// Handles the end of an execution for those that wait for it.
     fn release(&mut self, e: u32, fate: Fate) {
         for waiter in self.holds.waiters.remove(&e).unwrap_or_default() {
             if let Some(held) = &mut self.execs[waiter as usize].held {
@@ -424,7 +423,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// Its answer reaches the service.
+    /// The answer reaches the policy service.
     pub(super) fn looked(&mut self, p: u8, life: u32, e: u32, seen: Seen) -> Result<(), Wrong> {
         if !self.is_alive(p, life) || self.waits(p, What::Looked(p, life, e, seen)).is_none() {
             return Ok(());
@@ -433,8 +432,8 @@ impl<D: Decide> World<'_, D> {
         self.input(p as usize, Input::Ended { execution, seen })
     }
 
-    /// Notes whether a gang has waited for so long that what becomes free may be kept for it: then
-    /// others wait although there is room.
+    /// Notes whether a gang has waited long enough for a reservation of free places. Other
+    /// executions then wait although there is room.
     pub(super) fn note_kept(&mut self) {
         let (now, keep_us) = (self.now, 1_000 * self.config.gang_keep_ms);
         let waits = |e: &u32| {
@@ -450,7 +449,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// Gangs of which a part has computed alone for too long.
+    /// Checks that no gang has run in part for too long.
     pub(super) fn watch_gangs(&self, patience: u64) -> Result<(), Wrong> {
         for gang in &self.holds.gangs {
             let Some(since) = gang.partial_since else {

@@ -1,4 +1,4 @@
-//! What services are told of nodes that join, and of what operators say about them.
+//! Messages to policy services about nodes that join, and about operators' flags.
 
 use super::*;
 use fiec_schemas::trust::{Proof, SignedProof};

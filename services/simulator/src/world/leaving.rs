@@ -1,20 +1,19 @@
-//! Nodes that are to be empty by a time: revoked ones, which are gone then, and drains with a
-//! deadline. What can be away by then must be, and nothing is given up that could have left at a
+//! Nodes with a deadline: revoked nodes, which then disappear, and drains with a deadline.
+//! Executions that can leave in time must leave. No execution is given up that could have left at a
 //! boundary.
 
 use super::*;
 use crate::broken::Rule;
 use crate::scenario::Drawn;
 
-/// The least notice, in milliseconds beyond what a service needs for itself, for which anything is
-/// promised.
+/// Shortest notice with a promise, in ms, beyond the time that a policy service needs for itself.
 const NOTICE_MS: u64 = 3_000;
-/// What has reached so many boundaries since it was to leave, and this time, should have left.
+/// An execution should have left after this many boundaries plus this time.
 const BOUNDARIES: u64 = 3;
 const TIME_US: u64 = 10_000_000;
 
 impl<D: Decide> World<'_, D> {
-    /// A node says that it will be gone, and when it returns after that.
+    /// A node announces its end. It returns at `until`.
     pub(super) fn revoke(&mut self, ix: u32, notice_us: u64, until: u64) {
         let now = self.now;
         let n = &mut self.nodes[ix as usize];
@@ -30,7 +29,7 @@ impl<D: Decide> World<'_, D> {
         self.queue.plan(gone, What::Gone(ix, life, until));
     }
 
-    /// It is gone.
+    /// The node disappears.
     pub(super) fn gone(&mut self, ix: u32, life: u32, until: u64) -> Result<(), Wrong> {
         let n = &self.nodes[ix as usize];
         if n.life != life || !n.up || !n.revoked {
@@ -42,7 +41,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// A drained node is to be empty by now.
+    /// Schedules the check that a drained node is empty at its deadline.
     pub(super) fn plan_emptied(&mut self, ix: u32, within_us: u64) {
         let now = self.now;
         let n = &mut self.nodes[ix as usize];
@@ -58,24 +57,24 @@ impl<D: Decide> World<'_, D> {
             return Ok(());
         };
         if self.now != end + self.slack_us() {
-            // Another drain has begun since.
+            // Another drain has started since.
             return Ok(());
         }
         self.is_away(ix, end, 0)
     }
 
-    /// How long what a service orders at a moment may take.
+    /// Longest time for an order to take effect.
     fn slack_us(&self) -> u64 {
         2_000 * self.scenario.tick_ms + 20 * self.scenario.network.delay_us + 1_000_000
     }
 
-    /// True where nothing has kept services and the node from doing what they promise.
+    /// True if no fault has kept policy services and the node from their promises.
     fn is_undisturbed(&self, n: &Node) -> bool {
         let quiet = self.disturbed_until.max(n.troubled_until) <= n.noticed_at;
         quiet && self.scenario.network.loss == 0.0
     }
 
-    /// Nothing computes on a node any more that has begun before it was to be given up.
+    /// Checks that no execution runs on a node that started before its time to be given up.
     fn is_away(&self, ix: u32, end: u64, give_up_ms: u64) -> Result<(), Wrong> {
         let n = &self.nodes[ix as usize];
         let needs = 1_000 * (give_up_ms + NOTICE_MS) + self.slack_us();
@@ -98,7 +97,7 @@ impl<D: Decide> World<'_, D> {
         Err((Some(run.exec), (Rule::AwayInTime, said)))
     }
 
-    /// A node is told to give something up: it must have had no boundary at which it could leave.
+    /// Checks that an execution that is given up had no boundary at which it could leave.
     pub(super) fn given_up_in_need(&self, node: usize, e: u32, epoch: u64) -> Result<(), Wrong> {
         let capsule = self.capsule_us(node, e);
         let n = &self.nodes[node];

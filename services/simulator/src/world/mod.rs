@@ -1,17 +1,16 @@
 //! The world: nodes, workers, a broker and policy services on one virtual clock.
 //!
-//! * `broker` keeps the ledgers: compare-and-set, the real fold, feeds in order.
-//! * `services` carries out what policy services decide, and tells them what happens.
-//! * `worker` takes capsules up, computes, commits, leaves, hands over, refuses; `orders` says what
-//!   it is told.
-//! * `holds` and `quotas` keep what spans executions: dependencies, gangs, batches, reservations.
-//! * `spread` makes parts of ranges and holds what becomes of them against their rules, `tiles` is
-//!   the worker's part in it.
-//! * `nodes` samples loads, sends vectors, answers probes.
-//! * `faults` lets things go wrong, `leaving` revokes and drains. `watch` looks for what waits in
-//!   vain.
+//! * `broker` keeps the ledgers: compare-and-set, the real fold, ordered feeds.
+//! * `services` performs the actions of policy services and gives them their inputs.
+//! * `worker` starts capsules, computes, commits, leaves, hands over and refuses; `orders` handles
+//!   its orders.
+//! * `holds` and `quotas` keep dependencies, gangs, batches and reservations.
+//! * `spread` makes parts of ranges and checks their rules; `tiles` is the worker's share of it.
+//! * `nodes` samples loads, sends vectors and answers probes.
+//! * `faults` starts faults, `leaving` revokes and drains. `watch` finds executions that wait too
+//!   long.
 //!
-//! Whatever is drawn comes from the scenario's seed; a scenario and a policy give one run.
+//! Everything random comes from the scenario's seed, so a scenario and a policy give one run.
 
 mod broker;
 pub mod exec;
@@ -48,118 +47,118 @@ use crate::summary::{Summary, Tally};
 use exec::Exec;
 use services::Replica;
 
-/// The policy's clock begins a day after its origin, so that moments before can be expressed.
+/// The policy's clock starts a day after its origin, so that earlier moments can be expressed.
 const ORIGIN_MS: u64 = 86_400_000;
-/// The wall clock's beginning: 2026-01-01T00:00:00Z.
+/// Start of the wall clock: 2026-01-01T00:00:00Z.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
-/// How long a writer waits for an acknowledgement before it reads again.
+/// Time that an author waits for an acknowledgement before it reads again, in microseconds.
 const ACK_TIMEOUT_US: u64 = 1_000_000;
-/// How often the world looks for what waits in vain.
+/// Interval between two checks for executions that wait too long, in microseconds.
 const WATCH_US: u64 = 1_000_000;
 
-/// What happens.
+/// An event of the world.
 #[derive(Debug)]
 enum What {
-    /// Time passes for a policy service (of this life).
+    /// A tick of a policy service (with its instance number).
     Tick(u8, u32),
-    /// It tells the others that it is there.
+    /// It sends a sign of life to the others.
     Presence(u8, u32),
-    /// The next executions of a workload are submitted.
+    /// The next executions of a workload arrive.
     Arrive(u32),
     /// A submission reaches a policy service.
     Submit(u8, u32),
-    /// A node looks at itself.
+    /// A node samples its loads.
     Sample(u32, u32),
     /// A node's vector reaches a policy service.
     Vector(u8, Box<nodes::Told>),
-    /// The same where one load is all there is.
+    /// The same if the node has only one load.
     Word(u8, nodes::Word),
-    /// A node's descriptor and proof, or its flags, reach a policy service.
+    /// A node's descriptor and proof reach a policy service, or its flags.
     Joined(u8, u32),
     Flags(u8, u32),
     /// A ledger message reaches a policy service.
     Feed(u8, u32, Box<Message>),
     /// An append of a policy service reaches the broker.
     Store(u8, u32, Box<services::Append>),
-    /// Its fate reaches the service.
+    /// The result reaches the policy service.
     Fate(u8, u32, u32, Box<services::Fate>),
-    /// A capsule or a handover reaches a node.
+    /// A capsule message or a handover reaches a node.
     Capsule(u32, u32, u64),
     /// A request reaches a node.
     Control(u8, u32, Box<orders::Asked>),
-    /// Its fate reaches the service.
+    /// The result reaches the policy service.
     Ordered(u8, u32, u64, Box<ControlOutcome>),
-    /// A probe reaches a node; when it was sent.
+    /// A probe reaches a node. The last field is the time of sending.
     Probe(u8, u32, u64),
-    /// Its fate reaches the service.
+    /// The result reaches the policy service.
     Probed(u8, u32, ProbeOutcome),
-    /// A large submission reaches the service that asked for it.
+    /// A large submission reaches the policy service that asked for it.
     Spec(u8, u32),
-    /// A look at a ledger reaches the broker, and its answer the service.
+    /// A look at a ledger reaches the broker, and the answer the policy service.
     Lookup(u8, u32, u32),
     Looked(u8, u32, u32, Seen),
-    /// A part is to be made: it reaches the broker, and what was there the service.
+    /// A request for a part reaches the broker, and an existing part the policy service.
     Part(u8, u32, Box<spread::Birth>),
     Found(u8, u32, u32),
-    /// The fate of an order to split reaches the service.
+    /// The result of an order to split reaches the policy service.
     Split(u8, u32, u64, Box<ControlOutcome>),
-    /// A tenant's quota changes, and a service hears of it.
+    /// A tenant's quota changes, and the change reaches a policy service.
     Limit(u32),
     Quota(u8, u32),
-    /// A change of what is reserved reaches the broker, and what is reserved a service.
+    /// A change of reservations reaches the broker, and the table a policy service.
     Reserve(u8, u32, Box<quotas::Wish>),
     Reserved(u8, u32, Box<quotas::Told>),
-    /// The same, long after its service has given up waiting for it.
+    /// The same change, long after its policy service has given up waiting.
     Late(u32, Box<quotas::Table>),
-    /// What a worker writes reaches the broker: node, life, execution, epoch.
+    /// A worker's message reaches the broker: node, instance number, execution, epoch.
     Written(u32, u32, u32, u64),
-    /// Its acknowledgement was lost, and the worker reads again.
+    /// Its acknowledgement was lost, and the worker reads the ledger.
     Reread(u32, u32, u32, u64),
-    /// A worker looks at what it runs: node, life, execution, epoch.
+    /// A worker looks at a run: node, instance number, execution, epoch.
     Look(u32, u32, u32, u64),
-    /// A fault of the list begins, or ends.
+    /// A listed fault starts, or ends.
     Begin(u32),
     End(u32),
-    /// A drawn fault begins.
+    /// A random fault starts.
     Drawn(u32),
-    /// A drawn fault of a node ends.
+    /// A random fault of a node ends.
     Over(u32, crate::scenario::Drawn),
-    /// A node of this life dies as it had said, and returns then.
+    /// A node dies as announced. The last field is the time of its return.
     Gone(u32, u32, u64),
-    /// A node of this life is to be empty by now.
+    /// A node's deadline: it must be empty.
     Emptied(u32, u32),
-    /// The world looks for what waits in vain.
+    /// The check for executions that wait too long.
     Watch,
 }
 
-/// A ledger message on its way to a reader.
+/// A ledger message in flight to a reader.
 #[derive(Debug)]
 struct Message {
     seq: u64,
-    /// The node whose worker wrote it.
+    /// The node of the worker that wrote it.
     by: Option<u32>,
     text: Arc<str>,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
-    /// Microseconds of virtual time.
+    /// Virtual time, in microseconds.
     pub now_us: u64,
-    /// When it ends at the latest.
+    /// Latest end, in microseconds.
     pub end_us: u64,
-    /// Executions submitted so far.
+    /// Number of executions submitted so far.
     pub submitted: u64,
-    /// Of those, ended.
+    /// Number of those that have ended.
     pub ended: u64,
 }
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// What happened, in numbers.
+    /// Its figures.
     pub summary: Summary,
-    /// The promise that was broken, which ended the run.
+    /// The broken promise that ended the run, if any.
     pub violation: Option<Violation>,
 }
 
@@ -174,9 +173,9 @@ pub struct World<'a, D> {
     by_name: QuickMap<NodeId, u32>,
     replicas: Vec<Replica<D>>,
     execs: Vec<Exec>,
-    /// What workloads submit, where each is like the other.
+    /// The submissions of workloads whose executions are all equal.
     specs: Vec<Arc<Submission>>,
-    /// Tenants, and those of workloads.
+    /// The tenants, and the tenant of each workload.
     books: Vec<quotas::Book>,
     tenant_of: Vec<u32>,
     holds: holds::Holds,
@@ -186,25 +185,26 @@ pub struct World<'a, D> {
     network: Draw,
     drawn: Vec<Draw>,
     last_seq: u64,
-    /// What waits, by [`exec::Waits`] and workload, the oldest first.
+    /// Waiting executions by [`exec::Waits`] and workload, oldest first.
     waiting: [Vec<BTreeSet<(u64, u32)>>; 4],
-    /// Workloads of which something has waited since it was last looked, and whether each is there.
+    /// Workloads with a waiting execution since the last check, and whether each is in the list.
     awake: Vec<u32>,
     is_awake: Vec<bool>,
-    /// Until when something was wrong with a policy service.
+    /// End of the last fault of a policy service.
     disturbed_until: u64,
-    /// Below this share of a load nothing presses, by any threshold that is in force.
+    /// Below this share of a load no threshold in force is reached.
     calm_below: f64,
-    /// The longest dwell and the shortest of what is loaded, in milliseconds.
+    /// The longest and the shortest dwell of loaded signals, in ms.
     longest_dwell: u64,
     shortest_dwell: u64,
-    /// Readers read the full encoding, as in production; for the test that it makes no difference.
+    /// True if readers get the full encoding, as in production. A test shows that it makes no
+    /// difference.
     pub full_encoding: bool,
     tally: Tally,
 }
 
 impl<'a, D: Decide> World<'a, D> {
-    /// A world before its beginning; `make` gives a policy service for an identity.
+    /// A world before its start. `make` creates a policy service with an id.
     ///
     /// # Errors
     /// The field of the scenario and the rule that it breaks.
@@ -301,18 +301,18 @@ impl<'a, D: Decide> World<'a, D> {
         self.queue.plan(WATCH_US, What::Watch);
     }
 
-    /// Nodes do not all speak at once, but one after the other.
+    /// Offset of a node's samples, so that nodes do not all send at once.
     fn spread(&self, node: usize) -> u64 {
         let step = self.scenario.telemetry.sample_ms * 1_000;
         node as u64 * step / self.nodes.len().max(1) as u64
     }
 
-    /// When the run ends at the latest.
+    /// Latest end of the run, in microseconds.
     fn end(&self) -> u64 {
         (self.scenario.duration_ms + self.scenario.drain_ms) * 1_000
     }
 
-    /// Plays to the end: until everything is done, the time is over or a promise is broken.
+    /// Plays until all executions have ended, the time is over, or a promise is broken.
     pub fn run(mut self, watch: &mut dyn FnMut(Progress)) -> Outcome {
         let began = std::time::Instant::now();
         let mut violation = None;
@@ -348,7 +348,7 @@ impl<'a, D: Decide> World<'a, D> {
         }
     }
 
-    /// True when nothing can come any more and everything has ended.
+    /// True if nothing more can arrive and every execution has ended.
     fn is_over(&self) -> bool {
         self.tally.ended() + self.tally.parts_ended == self.execs.len() as u64
             && self.arrivals.iter().all(faults::Coming::is_over)
@@ -452,7 +452,7 @@ impl<'a, D: Decide> World<'a, D> {
         Timestamp::from_micros(EPOCH_US.saturating_add(i64::try_from(at).unwrap_or(i64::MAX / 4)))
     }
 
-    /// When a message that is sent now arrives.
+    /// Arrival time of a message that is sent now.
     fn arrival(&mut self) -> u64 {
         let delay = self.scenario.network.delay_us;
         if delay == 0 {
@@ -468,13 +468,13 @@ impl<'a, D: Decide> World<'a, D> {
         self.now + delay - delay / 10 + extra
     }
 
-    /// True for a message that never arrives.
+    /// True if a message is lost.
     fn is_lost(&mut self) -> bool {
         let share = self.scenario.network.loss;
         self.network.chance(share)
     }
 
-    /// True for a message that arrives twice.
+    /// True if a message arrives twice.
     fn is_doubled(&mut self) -> bool {
         let share = self.scenario.network.duplicate;
         self.network.chance(share)
@@ -499,5 +499,5 @@ impl<'a, D: Decide> World<'a, D> {
     }
 }
 
-/// A broken promise, and of which execution.
+/// A broken promise with its execution, if any.
 type Wrong = (Option<u32>, Broken);

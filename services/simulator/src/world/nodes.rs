@@ -1,10 +1,10 @@
-//! Nodes look at themselves, tell their vectors, answer probes.
+//! Nodes sample their loads, send vectors and answer probes.
 
 use super::*;
 use crate::node::instance;
 use fiec_schemas::{HardwareVector, Reading, Signal};
 
-/// A vector of one reading, on its way.
+/// A vector with one reading, in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Word {
     node: u32,
@@ -16,7 +16,7 @@ pub(super) struct Word {
     sent: u64,
 }
 
-/// A vector of several.
+/// A vector with several readings, in flight.
 #[derive(Debug, Clone)]
 pub(super) struct Told {
     word: Word,
@@ -24,7 +24,7 @@ pub(super) struct Told {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// A node looks at itself, and tells what is news.
+    /// A node samples its loads, and sends a vector if they have changed.
     pub(super) fn sample(&mut self, node: usize, life: u32) -> Result<(), Wrong> {
         let (now, number) = (self.now, node as u32);
         let n = &mut self.nodes[node];
@@ -141,7 +141,7 @@ impl<D: Decide> World<'_, D> {
         if self.nodes[ix].life == word.life {
             self.hear(p, word.node);
             let n = &mut self.nodes[ix];
-            // A service that did not hear a node for so long may have doubted it.
+            // A policy service with so long a silence may have doubted the node.
             if self.now - heard > self.config.liveness_ms * 500 {
                 n.room_since = n.room_since.max(self.now);
                 n.empty_since = n.empty_since.max(self.now);
@@ -159,7 +159,8 @@ impl<D: Decide> World<'_, D> {
                 value: Some(value),
                 raw: Some(if bytes { value * limit } else { value }),
                 limit: Some(if bytes { limit } else { 1.0 }),
-                // For people; a run makes tens of millions of readings, and nobody reads these.
+                // These fields are for people; a run makes tens of millions of readings that nobody
+                // reads.
                 unit: String::new(),
                 source: String::new(),
                 at,

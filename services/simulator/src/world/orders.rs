@@ -1,26 +1,25 @@
-//! What nodes are told to do with what they run: to yield it, to park it, to let it go on, to give
-//! it up.
+//! Orders to nodes about their executions: yield, park, resume, give up.
 
 use super::*;
 use crate::broken::Rule;
 use crate::node::{Order, Write};
 
-/// How long a node may take to answer a request.
+/// Timeout of a request to a node, in microseconds.
 const CONTROL_TIMEOUT_US: u64 = 2_000_000;
 
-/// A request on its way to a node.
+/// A request in flight to a node.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub sent: u64,
     pub execution: u32,
     pub epoch: u64,
     pub request: ControlRequest,
-    /// Whoever asked does not wait any more.
+    /// True if the policy service no longer waits for the answer.
     pub late: bool,
 }
 
 impl Asked {
-    /// The policy is told what became of it.
+    /// True if the policy gets the result.
     pub fn is_answered(&self) -> bool {
         !matches!(
             self.request,
@@ -28,7 +27,7 @@ impl Asked {
         )
     }
 
-    /// What tells the policy so.
+    /// The event that carries the result to the policy.
     pub fn answer(&self, p: u8, outcome: ControlOutcome) -> What {
         let (e, epoch, outcome) = (self.execution, self.epoch, Box::new(outcome));
         match self.request {
@@ -39,7 +38,7 @@ impl Asked {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// A service asks a node for something.
+    /// Sends a request of a policy service to a node.
     pub(super) fn send_control(&mut self, p: usize, node: &NodeId, request: ControlRequest) {
         let Some(ix) = self.by_name.get(node).copied() else {
             return;
@@ -65,7 +64,7 @@ impl<D: Decide> World<'_, D> {
                 let state = self.exec(self.number_of(*execution)).state.as_ref();
                 (*execution, state.map_or(0, |s| s.epoch))
             }
-            // Nothing has to be prepared here, and nothing else is asked of nodes.
+            // The simulation needs no preparation, and nodes get no other requests.
             _ => return,
         };
         let asked = Box::new(Asked {
@@ -83,7 +82,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// The service gives up waiting for an answer.
+    /// Lets the policy service's wait for an answer time out.
     pub(super) fn no_answer(&mut self, p: u8, asked: &Asked) {
         if asked.is_answered() {
             let answer = asked.answer(p, ControlOutcome::NoAnswer);
@@ -91,7 +90,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// When the service gives up waiting for an answer.
+    /// Time at which the policy service's wait ends.
     pub(super) fn gives_up(asked: &Asked) -> u64 {
         asked.sent + CONTROL_TIMEOUT_US
     }
@@ -135,7 +134,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// Takes an order, or says why not.
+    /// Accepts an order, or refuses it with a reason.
     fn obey(
         &mut self,
         node: usize,
@@ -207,7 +206,7 @@ impl<D: Decide> World<'_, D> {
         Ok(ControlOutcome::Taken)
     }
 
-    /// What is parked goes on, where a slot is free.
+    /// Resumes a parked execution if a slot is free.
     fn unpark(
         &mut self,
         node: usize,
@@ -229,7 +228,7 @@ impl<D: Decide> World<'_, D> {
         Ok(ControlOutcome::Taken)
     }
 
-    /// That it is parked is stored: its slot is free.
+    /// The park is stored: its slot is free.
     pub(super) fn parked(&mut self, node: usize, e: u32, epoch: u64) -> Result<(), Wrong> {
         let now = self.now;
         let n = &mut self.nodes[node];
@@ -255,7 +254,7 @@ impl<D: Decide> World<'_, D> {
         self.take_queued(node)
     }
 
-    /// A broken worker takes more than it can.
+    /// True if a broken worker starts executions without a slot.
     pub(super) fn overfills(&self) -> bool {
         self.replicas.iter().any(|r| {
             let policy = r.policy.as_ref();

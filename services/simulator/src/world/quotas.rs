@@ -1,6 +1,6 @@
-//! What tenants may use at once and what they have reserved, as the broker has it: one table a
-//! tenant, replaced by compare-and-set. The world counts for itself what is bound, or reserved, and
-//! holds that against the quotas.
+//! The quotas and reservations of tenants at the broker: one table per tenant, replaced by
+//! compare-and-set. The world counts bound and reserved executions itself, and checks them against
+//! the quotas.
 
 use super::*;
 use crate::broken::Rule;
@@ -8,36 +8,38 @@ use fiec_policy::holds::reserve::{Change, apply};
 use fiec_schemas::IdError;
 use fiec_schemas::quota::{Quota, Reservations};
 
-/// Within this a change of a quota is known to all, and whatever was under way has arrived.
+/// Time after which every policy service knows a changed quota and older messages have arrived, in
+/// microseconds.
 const KNOWN_US: u64 = 10_000_000;
-/// After this a service gives up waiting for an answer, as it does in production.
+/// Time after which a policy service gives up waiting for an answer, as in production, in
+/// microseconds.
 const GIVEN_UP_US: u64 = 4_500_000;
-/// An answerless change is stored within this, or never.
+/// Time within which a change without an answer is stored, or never, in microseconds.
 const LATE_US: u64 = 8_000_000;
 
 /// A tenant.
 #[derive(Debug)]
 pub(super) struct Book {
     pub name: Tenant,
-    /// What it may use, from when on, in microseconds; none: as much as there is.
+    /// Its quotas, with their start times in microseconds. None: unlimited.
     quotas: Vec<(u64, Option<Quota>)>,
-    /// Sequence of the table, and it.
+    /// Its table, and the table's sequence.
     seq: u64,
     table: Arc<Reservations>,
-    /// Executions that are bound or reserved, and the memory that they ask for.
+    /// Number of bound or reserved executions, and the memory that they request.
     count: u64,
     bytes: u64,
-    /// As many as there may be, where there were more when the quota was lowered.
+    /// The allowed maximum; it may exceed the quota after the quota was lowered.
     most: u64,
     most_bytes: u64,
-    /// What its largest gang, or its largest execution, asks for.
+    /// Needs of its largest gang or largest execution.
     need: u64,
     need_bytes: u64,
-    /// Since when there has been room for that; `u64::MAX` while there is none.
+    /// Time since which there has been room for that; `u64::MAX` if there is none.
     pub room_since: u64,
 }
 
-/// A change of what is reserved, on its way to the broker.
+/// A change of reservations, in flight to the broker.
 #[derive(Debug)]
 pub(super) struct Wish {
     tenant: u32,
@@ -46,27 +48,27 @@ pub(super) struct Wish {
     way: Way,
 }
 
-/// What becomes of it.
+/// Fate of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It is made, and its service knows.
+    /// It is made, and the policy service learns of it.
     Answered,
-    /// It is made, and its service does not know.
+    /// It is made, and the policy service does not learn of it.
     Unanswered,
-    /// It is made later, if nobody else was faster.
+    /// It is made later, unless another change was faster.
     Late,
     /// It never arrives.
     Lost,
 }
 
-/// A table that replaces the one of this sequence.
+/// A table to replace the one with this sequence.
 #[derive(Debug)]
 pub(super) struct Table {
     after: u64,
     table: Reservations,
 }
 
-/// What is reserved, on its way to a service; nothing: nobody knows.
+/// A table in flight to a policy service. None: the result is unknown.
 #[derive(Debug, Clone)]
 pub(super) struct Told {
     tenant: u32,
@@ -74,7 +76,7 @@ pub(super) struct Told {
     answer: bool,
 }
 
-/// The tenants of a scenario, and which one each workload is of.
+/// The tenants of a scenario, and the tenant of each workload.
 pub(super) fn books(scenario: &Scenario) -> Result<(Vec<Book>, Vec<u32>), IdError> {
     let default = Tenant::new("sim")?;
     let mut books: Vec<Book> = Vec::new();
@@ -106,7 +108,7 @@ pub(super) fn books(scenario: &Scenario) -> Result<(Vec<Book>, Vec<u32>), IdErro
         let number = find(w.tenant.as_ref().unwrap_or(&default));
         of.push(u32::try_from(number).unwrap_or(u32::MAX));
         let size = u64::from(w.gang_size().unwrap_or(1));
-        // What says nothing of memory counts for a slot's share of it.
+        // Without a requirement, an execution counts for a slot's share of memory.
         let bytes = match asked(&w.submission) {
             0 => share,
             bytes => bytes,
@@ -141,7 +143,7 @@ pub(super) fn books(scenario: &Scenario) -> Result<(Vec<Book>, Vec<u32>), IdErro
     Ok((books, of))
 }
 
-/// The memory that a submission counts for at least.
+/// The least memory that a submission counts for.
 fn asked(spec: &Submission) -> u64 {
     let requires = &spec.requires;
     let bytes = requires.memory_bytes.max(requires.free_memory_bytes);
@@ -155,7 +157,7 @@ impl Book {
         past.and_then(|(_, quota)| quota.as_ref())
     }
 
-    /// The loosest limits of those that somebody may still go by.
+    /// The loosest limits that a policy service may still apply.
     fn loosest(&self, now: u64, disturbed_until: u64) -> (Option<u64>, Option<u64>) {
         let (mut running, mut bytes) = (Some(0), Some(0));
         for (n, (at, quota)) in self.quotas.iter().enumerate() {
@@ -172,7 +174,7 @@ impl Book {
         (running, bytes)
     }
 
-    /// Notes since when there has been room for more.
+    /// Updates the time since which there has been room.
     pub fn note_room(&mut self, now: u64) {
         let quota = self.quota(now);
         let fits = |limit: Option<u64>, taken: u64| limit.is_none_or(|limit| taken <= limit);
@@ -192,7 +194,7 @@ impl Book {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// Whose an execution is.
+    /// The tenant of an execution.
     pub(super) fn tenant(&self, e: u32) -> Tenant {
         self.books[self.exec(e).tenant as usize].name.clone()
     }
@@ -240,7 +242,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// A service wants what is reserved to be changed.
+    /// A policy service requests a change of reservations.
     pub(super) fn wish(
         &mut self,
         p: usize,
@@ -270,8 +272,8 @@ impl<D: Decide> World<'_, D> {
         self.queue.plan(at, What::Reserve(p as u8, life, wish));
     }
 
-    /// A change reaches the broker. Its service reads and replaces the table until nobody is faster;
-    /// that is as if both happened at once.
+    /// A change reaches the broker. The policy service reads and replaces the table until it wins
+    /// the race. That is equivalent to a single step.
     pub(super) fn reserve(&mut self, p: u8, life: u32, wish: Wish) -> Result<(), Wrong> {
         self.tally.reservations += 1;
         let book = &self.books[wish.tenant as usize];
@@ -305,7 +307,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// What was on its way for long arrives: it counts where nobody has replaced the table since.
+    /// A late change arrives. It counts if the table has not been replaced since.
     pub(super) fn stored_late(&mut self, tenant: u32, late: Table) -> Result<(), Wrong> {
         if self.books[tenant as usize].seq != late.after {
             return Ok(());
@@ -348,7 +350,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// What is reserved, or that nobody knows, reaches a service.
+    /// A table, or an unknown result, reaches a policy service.
     pub(super) fn reserved(&mut self, p: u8, life: u32, told: Box<Told>) -> Result<(), Wrong> {
         if !self.is_alive(p, life) {
             return Ok(());
@@ -366,10 +368,11 @@ impl<D: Decide> World<'_, D> {
         self.input(p as usize, input)
     }
 
-    /// True for one that may be bound only under a reservation, by all that everybody knows.
+    /// True for an execution that needs a reservation, by everything that all replicas know.
     fn must_reserve(&self, e: u32) -> bool {
         let exec = self.exec(e);
-        // Of a batch of which only some give a limit, nobody must while none of those lives.
+        // If only some members of a batch state a limit, no reservation is needed while none of
+        // those lives.
         let limited = |batch: u32| self.holds.batches[batch as usize].at_once.is_some();
         if exec.gang().is_some() || exec.batch().is_some_and(limited) {
             return true;
@@ -379,7 +382,7 @@ impl<D: Decide> World<'_, D> {
         running.is_some() || bytes.is_some()
     }
 
-    /// An execution is bound that was not: it must have been reserved.
+    /// Checks that a newly bound execution has a reservation.
     pub(super) fn is_reserved(&self, e: u32) -> Result<(), Broken> {
         if self.exec(e).reserved || !self.must_reserve(e) {
             return Ok(());
@@ -389,7 +392,7 @@ impl<D: Decide> World<'_, D> {
         Err((Rule::Quotas, said))
     }
 
-    /// Counts an execution as what it is now.
+    /// Updates the counts for an execution.
     pub(super) fn count_anew(&mut self, e: u32, tied: bool, reserved: bool) -> Result<(), Wrong> {
         let (now, disturbed) = (self.now, self.disturbed_until);
         let exec = &mut self.execs[e as usize];
@@ -446,7 +449,7 @@ impl<D: Decide> World<'_, D> {
                 book.name
             ));
         }
-        // What asks for no memory is not held up by it.
+        // A limit on memory does not hold up an execution that requests none.
         if book.bytes > book.most_bytes && bytes > 0 {
             let (taken, most) = (book.bytes, book.most_bytes);
             return wrong(format!(
@@ -457,7 +460,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// Since when neither its tenant's quota nor its batch has held an execution up.
+    /// Time since which neither its tenant's quota nor its batch has held an execution up.
     pub(super) fn let_since(&self, e: u32) -> u64 {
         let exec = self.exec(e);
         let batch = exec.batch().map(|b| &self.holds.batches[b as usize]);
@@ -465,7 +468,7 @@ impl<D: Decide> World<'_, D> {
         book.room_since.max(batch.map_or(0, |b| b.room_since))
     }
 
-    /// Quotas change with time; and what has ended must not stay reserved.
+    /// Updates the room of quotas over time, and checks that ended executions have no reservation.
     pub(super) fn watch_quotas(&mut self, patience: u64) -> Result<(), Wrong> {
         let now = self.now;
         for book in &mut self.books {

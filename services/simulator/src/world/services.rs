@@ -1,4 +1,4 @@
-//! Policy services: what they are told, and what they decide is carried out.
+//! Policy services: their inputs, and the execution of their actions.
 
 use super::*;
 use crate::broken::Rule;
@@ -8,9 +8,9 @@ use fiec_policy::{Action, LedgerView, Ticket};
 use fiec_schemas::{Cause, InstanceId};
 use uuid::Uuid;
 
-/// How long a node may take to answer a probe.
+/// Timeout of a probe, in microseconds.
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
-/// After this the broker delivers a submission again.
+/// Time until the broker delivers a submission again, in microseconds.
 const REDELIVERY_US: u64 = 1_000_000;
 
 /// A policy service.
@@ -22,35 +22,35 @@ pub(super) struct Replica<D> {
     pub author: String,
     pub life: u32,
     pub stalled_until: u64,
-    /// When its feed's last message arrives.
+    /// Arrival of its feed's last message.
     pub fed_at: u64,
-    /// What it decided and is not carried out yet.
+    /// Actions that are not performed yet.
     out: Vec<Action>,
-    /// When it last heard each node (its present life), in microseconds.
+    /// For each node, the instance that it last heard and when, in microseconds.
     pub heard: Vec<(InstanceId, u64)>,
 }
 
-/// An append on its way.
+/// An append in flight.
 #[derive(Debug)]
 pub(super) struct Append {
     e: u32,
     expected: u64,
     events: Vec<Event>,
     ticket: Option<Ticket>,
-    /// The message arrives, but not its acknowledgement.
+    /// True if the message arrives but its acknowledgement does not.
     unacknowledged: bool,
-    /// It never arrives.
+    /// True if it never arrives.
     lost: bool,
 }
 
-/// What became of it.
+/// Result of an append.
 #[derive(Debug)]
 pub(super) enum Fate {
-    /// Stored as this message, with this epoch and phase.
+    /// Stored with this sequence, epoch and phase.
     Stored(u64, u64, Phase),
-    /// Overtaken, or nobody knows: what the ledger says when the service reads it again.
+    /// It lost a race, or its result is unknown: the policy service reads the ledger again.
     Unknown {
-        /// It was a submission's first.
+        /// True for the first message of a submission.
         first: bool,
     },
 }
@@ -76,7 +76,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// Tells a new service everything that is there, as it would read it from the broker.
+    /// Gives a new policy service everything that it would read from the broker at its start.
     pub(super) fn introduce(&mut self, p: usize) {
         for node in 0..self.nodes.len() {
             self.tell_joined(p, node);
@@ -104,7 +104,7 @@ impl<D: Decide> World<'_, D> {
         self.tell(p, Input::Loaded);
     }
 
-    /// The clock and the presence of a service.
+    /// Schedules the ticks and signs of life of a policy service.
     pub(super) fn plan_clock(&mut self, p: usize) {
         let (number, life) = (p as u8, self.replicas[p].life);
         let offset = 1_000 * (1 + p as u64);
@@ -115,13 +115,13 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// One input, without what follows from it.
+    /// Gives one input, without performing the actions.
     pub(super) fn tell(&mut self, p: usize, input: Input<'_>) {
         let now = self.moment();
         let replica = &mut self.replicas[p];
         if let Some(policy) = &mut replica.policy {
             self.tally.inputs += 1;
-            // A sample of the time that the policy takes is enough.
+            // Sampling the policy's time is enough.
             if self.tally.inputs.is_multiple_of(64) {
                 let began = std::time::Instant::now();
                 policy.step(now, input, &mut replica.out);
@@ -132,13 +132,13 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// One input, and what follows.
+    /// Gives one input, and performs the actions.
     pub(super) fn input(&mut self, p: usize, input: Input<'_>) -> Result<(), Wrong> {
         self.tell(p, input);
         self.perform(p)
     }
 
-    /// Carries out what a service decided.
+    /// Performs the actions of a policy service.
     pub(super) fn perform(&mut self, p: usize) -> Result<(), Wrong> {
         let now = self.moment();
         let replica = &mut self.replicas[p];
@@ -214,15 +214,14 @@ impl<D: Decide> World<'_, D> {
                 change,
             } => self.wish(p, &tenant, quota, change),
             Action::MakePart { part, holder, .. } => self.ask_for_part(p, part, holder),
-            // Submissions are not held, operators do not ask, and nobody computes anything once
-            // more here.
+            // In a run, submissions are not held, operators do not ask, and nothing is verified.
             _ => {}
         }
         Ok(())
     }
 
-    /// Nobody is bound away from a node of which this very service has just heard. What it decides
-    /// on an older message than the last does not count: the broker refuses it.
+    /// Checks that no execution is bound away from a node that this policy service has just heard.
+    /// A decision on an outdated message does not count, because the broker refuses it.
     fn heard_before_lost(
         &self,
         p: usize,
@@ -267,7 +266,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// Sends the capsule of a binding to its node.
+    /// Sends the capsule message of a binding to its node.
     pub(super) fn send_capsule(&mut self, e: u32) {
         let Some(Phase::Bound(binding)) = self.exec(e).phase() else {
             return;
@@ -286,7 +285,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// True where a service's input must wait, planned again then.
+    /// Returns the event unless the policy service is stalled; then it is scheduled again.
     pub(super) fn waits(&mut self, p: u8, what: What) -> Option<What> {
         let until = self.replicas[p as usize].stalled_until;
         if until <= self.now {
@@ -332,7 +331,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// A submission reaches a service; a dead one's are delivered to another.
+    /// A submission reaches a policy service. Submissions to a dead one are delivered to another.
     pub(super) fn submit(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
         if self.replicas[p as usize].policy.is_none() {
             let other = ((p as usize + 1) % self.replicas.len()) as u8;
@@ -358,12 +357,12 @@ impl<D: Decide> World<'_, D> {
         )
     }
 
-    /// An append of a service arrives at the broker.
+    /// An append of a policy service reaches the broker.
     pub(super) fn store(&mut self, p: u8, life: u32, append: Append) -> Result<(), Wrong> {
         let e = append.e;
         let first = append.expected == 0;
         let author = self.replicas[p as usize].author.clone();
-        // What a service wrote before it died is told to its successor like anything else.
+        // The successor of a dead policy service gets that service's messages like all others.
         let own = self.is_alive(p, life).then_some(p);
         let stored = if append.lost {
             Stored::No
@@ -392,10 +391,10 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// What became of an append reaches the service that wanted it.
+    /// The result of an append reaches the policy service.
     pub(super) fn fate(&mut self, p: u8, life: u32, e: u32, fate: Box<Fate>) -> Result<(), Wrong> {
         if !self.is_alive(p, life) {
-            // A submission that nobody took is delivered again.
+            // A submission that was not processed is delivered again.
             if self.exec(e).seq == 0 && matches!(*fate, Fate::Unknown { first: true }) {
                 self.queue
                     .plan(self.now + REDELIVERY_US, What::Submit(p, e));
@@ -419,7 +418,7 @@ impl<D: Decide> World<'_, D> {
                 );
                 let policy = self.replicas[p as usize].policy.as_ref();
                 let withheld = policy.is_some_and(|policy| policy.withholds(execution));
-                // Whoever has moved it since then sends what follows.
+                // If the binding was moved since, its new author sends the capsule message.
                 if matches!(phase, Phase::Bound(_)) && self.exec(e).seq == seq && !withheld {
                     self.send_capsule(e);
                 }
@@ -444,7 +443,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// A ledger message reaches a service.
+    /// A ledger message reaches a policy service.
     pub(super) fn fed(&mut self, p: u8, life: u32, message: Box<Message>) -> Result<(), Wrong> {
         if !self.is_alive(p, life) {
             return Ok(());
@@ -459,7 +458,7 @@ impl<D: Decide> World<'_, D> {
         self.input(p as usize, Input::Ledger(&view))
     }
 
-    /// Notes that a service has heard a node.
+    /// Notes that a policy service has heard a node.
     pub(super) fn hear(&mut self, p: u8, node: u32) {
         let instance = instance(node, self.nodes[node as usize].life);
         self.replicas[p as usize].heard[node as usize] = (instance, self.now);

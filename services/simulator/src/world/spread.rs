@@ -1,11 +1,11 @@
-//! Ranges that are spread: makes parts as policy services ask for them, and keeps the world's own
-//! books of who has which tiles, and of which are done.
+//! Spread ranges: makes parts on request of policy services, and keeps the world's own books of
+//! tiles, their owners and their state.
 //!
-//! After every message of a whole, which is an execution with all of its parts, it holds:
-//! the ranges that ledgers and states give to holder and parts are the range of the whole, each
-//! tile once; no tile that is done is done again, and none is passed over. As time passes: each
-//! part that was split off is made, one without a place is given back to a holder that waits for
-//! it, and none outlives its holder.
+//! After every message of a *whole*, which is an execution with all its parts, these promises hold.
+//! The ranges of holder and parts, by ledgers and by states, cover the range of the whole, each
+//! tile once. No finished tile is computed again, and none is skipped. Over time, each part that
+//! was split off is made. A part without a place is given back to a holder that waits for it. No
+//! part outlives its holder.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -19,42 +19,42 @@ use fiec_schemas::Cause;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{Part, Spreading};
 
-/// A part that a service wants to be made, on its way to the broker.
+/// A requested part, in flight to the broker.
 #[derive(Debug)]
 pub(super) struct Birth {
     part: ExecutionId,
-    /// By number.
+    /// The holder's number.
     holder: u32,
 }
 
-/// An execution with all of its parts.
+/// An execution with all its parts.
 #[derive(Debug)]
 struct Whole {
-    /// By number; itself first.
+    /// Their numbers; the root first.
     members: Vec<u32>,
-    /// A bit for each tile: it is committed that it is done.
+    /// One bit per tile: it is finished and committed.
     done: Vec<u64>,
 }
 
-/// All of them.
+/// All ranges.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// Parts that were made.
     numbers: QuickMap<ExecutionId, u32>,
-    /// Of which somebody lives.
+    /// Wholes with a live member.
     wholes: BTreeMap<u32, Whole>,
-    /// What the σ says that a worker appends now: the first tile that is not done, and the one
-    /// behind the last.
+    /// The range in the σ that a worker appends now: the first unfinished tile, and the tile after
+    /// the last.
     pub said: Option<(u64, u64)>,
 }
 
 impl Ranges {
-    /// A part's number; no execution has this one where it was not made.
+    /// A part's number, or a number without an execution if it was not made.
     pub fn number(&self, id: ExecutionId) -> u32 {
         self.numbers.get(&id).copied().unwrap_or(u32::MAX)
     }
 
-    /// One is submitted, with so many tiles.
+    /// Adds a submitted range with this many tiles.
     pub fn begin(&mut self, e: u32, tiles: u64) {
         let words = usize::try_from(tiles.div_ceil(64)).unwrap_or(usize::MAX);
         let whole = Whole {
@@ -81,7 +81,7 @@ impl Whole {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// A service asks for a part to be made.
+    /// A policy service requests a part.
     pub(super) fn ask_for_part(&mut self, p: usize, part: ExecutionId, holder: ExecutionId) {
         if self.is_lost() {
             return;
@@ -92,7 +92,7 @@ impl<D: Decide> World<'_, D> {
         self.queue.plan(at, What::Part(p as u8, life, birth));
     }
 
-    /// That reaches the broker: the part is there, or is made where its holder still has it.
+    /// The request reaches the broker. The part exists, or is made if its holder still has it.
     pub(super) fn bear(&mut self, p: u8, life: u32, birth: Birth) -> Result<(), Wrong> {
         let Birth { part, holder } = birth;
         if let Some(e) = self.ranges.numbers.get(&part).copied() {
@@ -148,7 +148,7 @@ impl<D: Decide> World<'_, D> {
             whole.members.push(e);
         }
         let name = self.replicas[p as usize].author.clone();
-        // Whoever has made it is told like the others.
+        // Its author gets the message like all others.
         let author = Author {
             name: &name,
             replica: None,
@@ -157,7 +157,7 @@ impl<D: Decide> World<'_, D> {
         self.append(e, 0, &[Event::Submitted], author).map(drop)
     }
 
-    /// The last message of a part that a service did not know reaches it.
+    /// The last message of an unknown part reaches the policy service.
     pub(super) fn found(&mut self, p: u8, life: u32, e: u32) -> Result<(), Wrong> {
         if !self.is_alive(p, life) || self.waits(p, What::Found(p, life, e)).is_none() {
             return Ok(());
@@ -171,7 +171,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What became of an order to split reaches its service.
+    /// The result of an order to split reaches the policy service.
     pub(super) fn split_answered(
         &mut self,
         p: u8,
@@ -192,7 +192,7 @@ impl<D: Decide> World<'_, D> {
         self.input(p as usize, input)
     }
 
-    /// A part before any message; of one that outlives its holder, what is left to be told.
+    /// A part before any message. If it outlives its holder, the remaining facts about it.
     pub(super) fn unborn_part(
         &self,
         tiles: &Tiles,
@@ -222,7 +222,7 @@ impl<D: Decide> World<'_, D> {
         state
     }
 
-    /// Takes in what a message says of a range: which tiles are done, and to whom they belong.
+    /// Applies a message to the books of a range: finished tiles and their owners.
     pub(super) fn note_tiles(&mut self, e: u32, events: &[Event]) -> Result<(), Wrong> {
         let (now, said) = (self.now, self.ranges.said.take());
         let Some(tiles) = self.execs[e as usize].tiles.as_deref_mut() else {
@@ -268,8 +268,8 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// A message of a range is in the books: what follows for its holder and its parts, and whether
-    /// the tiles of the whole are still each somebody's.
+    /// Follows up on a message of a range: the effects on its holder and its parts, and the check
+    /// that each tile has one owner.
     pub(super) fn follow_range(&mut self, e: u32) -> Result<(), Wrong> {
         let exec = self.exec(e);
         let Some(tiles) = &exec.tiles else {
@@ -313,7 +313,7 @@ impl<D: Decide> World<'_, D> {
         tiles.is_some_and(|tiles| tiles.holder == Some(holder))
     }
 
-    /// The ranges of an execution and of its parts are what it was given, each tile once.
+    /// Checks that the ranges of an execution and its parts cover its given range, each tile once.
     fn covers(&self, e: u32, given: TileRange) -> Result<(), Wrong> {
         let wrong = |said: String| Err((Some(e), (Rule::Ranges, said)));
         let (exec, to) = (self.exec(e), given.to);
@@ -379,7 +379,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// True for one of which a part has failed, or was cancelled: it cannot complete any more.
+    /// True if a part of the execution has failed or was cancelled, so that it cannot complete.
     pub(super) fn lacks_part(&self, e: u32) -> bool {
         let Some(tiles) = &self.exec(e).tiles else {
             return false;
@@ -391,7 +391,7 @@ impl<D: Decide> World<'_, D> {
         self.members_of(tiles.whole).iter().any(lost)
     }
 
-    /// What one waits for that has no place and is held by nothing but its range.
+    /// The reason of a wait of a spread execution without a place.
     pub(super) fn range_waits(&self, e: u32) -> Option<Waits> {
         let exec = self.exec(e);
         let holder = exec.tiles.as_ref()?.holder;
@@ -410,7 +410,7 @@ impl<D: Decide> World<'_, D> {
         last.is_none_or(ended).then_some(Waits::Pending)
     }
 
-    /// What should have become of parts by now.
+    /// Checks that parts are made, given back and ended in time.
     pub(super) fn watch_ranges(&self, patience: u64) -> Result<(), Wrong> {
         let (now, c) = (self.now, &self.config);
         let patience = patience + 2_000 * c.spread_dwell_ms + 10_000 * c.look_ms;
@@ -419,7 +419,7 @@ impl<D: Decide> World<'_, D> {
             let (Some(tiles), false) = (&exec.tiles, exec.is_done()) else {
                 continue;
             };
-            // For how many seconds, where that is too long.
+            // The wait in seconds, if it is too long.
             let late = |since: u64| {
                 let since = since.max(self.disturbed_until);
                 (now >= since.saturating_add(patience)).then(|| (now - since) / 1_000_000)
@@ -461,8 +461,8 @@ impl<D: Decide> World<'_, D> {
     }
 }
 
-/// Whether a part's program fails at its end: drawn by its id, so that nothing else is drawn
-/// differently for it.
+/// True if a part's program fails at its end. It follows from the part's id, so that it does not
+/// change other draws.
 fn fails(part: ExecutionId, share: f64) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "48 bits fit")]
     let drawn = (part.0.as_u128() >> 80) as f64 / (1u64 << 48) as f64;

@@ -1,5 +1,5 @@
-//! A worker's part in ranges that are spread: it gives the last half of what is left away at a
-//! boundary, waits at its end for its parts, and takes the last one back where it begins again.
+//! A worker's share in spread ranges. At a boundary it gives the last half of the rest away. At its
+//! end it waits for its parts, and it takes the last one back when it restarts.
 
 use super::*;
 use crate::node::{Run, Write};
@@ -9,7 +9,7 @@ use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{PARTS_LIMIT, part_id};
 use fiec_schemas::{BoundaryEvent, Cause};
 
-/// What taking a part back takes.
+/// Time to take a part back, in microseconds.
 const MERGE_US: u64 = 1_000;
 
 impl<D: Decide> World<'_, D> {
@@ -18,7 +18,7 @@ impl<D: Decide> World<'_, D> {
         runs.find(|r| r.exec == e && r.epoch == epoch)
     }
 
-    /// A node is told to have a part split off.
+    /// A node gets the order to split a part off.
     pub(super) fn told_to_split(&mut self, node: usize, e: u32, epoch: u64) -> ControlOutcome {
         let refused = |reason: &str| ControlOutcome::Refused(reason.to_owned());
         let exec = self.exec(e);
@@ -42,7 +42,7 @@ impl<D: Decide> World<'_, D> {
         ControlOutcome::Taken
     }
 
-    /// One that waited for its last part begins with that. True where it does.
+    /// Starts with the last part, if the execution has waited for it. Returns true if it does.
     pub(super) fn takes_back(&mut self, node: usize, e: u32, epoch: u64) -> bool {
         if self.exec(e).tiles.is_none() {
             return false;
@@ -64,8 +64,8 @@ impl<D: Decide> World<'_, D> {
         true
     }
 
-    /// What the σ says that a run is writing: its first tile that is not done, and the one behind its
-    /// last; none where it writes no σ.
+    /// The range in the σ of the message in flight: the first unfinished tile, and the tile after
+    /// the last. None if the message has no σ.
     pub(super) fn range_after(&self, node: usize, e: u32, epoch: u64) -> Option<(u64, u64)> {
         let exec = self.exec(e);
         exec.tiles.as_ref()?;
@@ -87,7 +87,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What is split off at a boundary.
+    /// The range that is split off at a boundary.
     fn gives(&self, run: &Run, boundary: u64) -> Option<TileRange> {
         let left = TileRange {
             from: run.tile_at(boundary),
@@ -96,14 +96,14 @@ impl<D: Decide> World<'_, D> {
         left.last_half()
     }
 
-    /// True where nothing is left but to fail.
+    /// True if it fails once its own tiles are done.
     fn fails_at_its_end(&self, e: u32) -> bool {
         let exec = self.exec(e);
         let out = exec.state.as_ref().is_some_and(|s| !s.parts().is_empty());
         exec.fails && !out
     }
 
-    /// What a run writes, where that is otherwise than for an execution whose range is its own.
+    /// The events of a run that differ because its range is spread.
     pub(super) fn range_events(&self, node: usize, e: u32, epoch: u64) -> Option<Vec<Event>> {
         let run = self.range_run(node, e, epoch)?;
         let writing = run.writing.as_ref()?;
@@ -112,7 +112,7 @@ impl<D: Decide> World<'_, D> {
         };
         let exec = self.exec(e);
         if exec.seq != run.seq || exec.is_done() {
-            // Whatever it is, it will be refused.
+            // Any message will be refused.
             return Some(Vec::new());
         }
         let (now, id) = (self.wall(), self.id_of(e));
@@ -172,8 +172,8 @@ impl<D: Decide> World<'_, D> {
                         stderr: String::new(),
                     }]);
                 }
-                // A part leaves its last σ to its holder: with a boundary of its own, where the last
-                // one is committed.
+                // A part leaves its last σ to its holder, with a boundary of its own if the last
+                // one is already committed.
                 let part = spread.part_of.is_some();
                 let capsules = match part {
                     true => all.max(run.committed + 1),
@@ -193,7 +193,7 @@ impl<D: Decide> World<'_, D> {
         })
     }
 
-    /// That a part is split off is stored: what it kept is all that it has.
+    /// The split is stored: the run keeps only the first half.
     pub(super) fn has_split(&mut self, node: usize, e: u32, epoch: u64, boundary: u64) {
         let now = self.now;
         let mut services = self.replicas.iter().filter_map(|r| r.policy.as_ref());
@@ -208,7 +208,7 @@ impl<D: Decide> World<'_, D> {
         self.plan_look(node, e, epoch);
     }
 
-    /// That the last part is taken back is stored: it goes on where that one has stopped.
+    /// The merge is stored: the run goes on where the part has stopped.
     pub(super) fn has_merged(&mut self, node: usize, e: u32, epoch: u64) {
         let now = self.now;
         let range = self.exec(e).tiles.as_ref().map(|t| (t.next, t.end));

@@ -1,5 +1,5 @@
-//! Looks for what waits in vain: nothing may wait for long while a viable node has had room all
-//! that time, and nothing may be forgotten.
+//! Finds executions that wait too long. None may wait long while a viable node has had room all
+//! that time, and none may be forgotten.
 
 use super::*;
 use crate::broken::Rule;
@@ -10,14 +10,14 @@ use fiec_schemas::{Signal, Threshold};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What follows from all thresholds that are in force.
+/// Limits that follow from all thresholds in force.
 pub(super) struct Limits {
     pub calm_below: f64,
     pub longest_dwell: u64,
     pub shortest_dwell: u64,
 }
 
-/// Of the thresholds of nodes and workloads, only those of signals that have a load count.
+/// Computes the limits. Only thresholds of signals with a load count.
 pub(super) fn limits(scenario: &Scenario, config: &Config) -> Limits {
     let mut loads: BTreeMap<Signal, Vec<&Load>> = BTreeMap::from([(Signal::Memory, Vec::new())]);
     for group in &scenario.nodes {
@@ -47,8 +47,8 @@ pub(super) fn limits(scenario: &Scenario, config: &Config) -> Limits {
 }
 
 impl<D: Decide> World<'_, D> {
-    /// How long something may wait for a node that has room, in microseconds: twice as long as an
-    /// order keeps a place, all that a recovery takes, and time for lost messages.
+    /// Longest wait for a node with room, in microseconds: twice the time that an order holds a
+    /// place, the time of a recovery, and time for lost messages.
     fn patience(&self) -> u64 {
         let c = &self.config;
         let order = 2 * c.order_repeat_ms.max(c.take_ms);
@@ -61,7 +61,7 @@ impl<D: Decide> World<'_, D> {
         let pending = self.patience();
         self.note_kept();
         let bound = pending + 2_000 * self.config.take_busy_ms;
-        // Where each execution is a workload, of most of them nothing waits.
+        // If each execution is its own workload, most workloads have none that waits.
         let mut awake = std::mem::take(&mut self.awake);
         awake.retain(|workload| {
             let at = *workload as usize;
@@ -112,13 +112,14 @@ impl<D: Decide> World<'_, D> {
             return wrong(Rule::Order, said.to_owned());
         }
         let spec = &exec.spec;
-        // What asks for free memory by a vector is not judged here: that changes all the time.
+        // Requirements on free memory depend on vectors, which change all the time, so they are not
+        // judged.
         if spec.requires.free_memory_bytes.is_some() {
             return Ok(());
         }
         let needs = exec.memory_bytes;
         let own = exec.phase().and_then(Phase::binding);
-        // What is parked may go on where it is.
+        // A parked execution may resume in its place.
         let own = own.filter(|_| what == Waits::Bound);
         let long_ago = self.now - patience;
         let has_room = |n: &&Node| {
@@ -130,7 +131,7 @@ impl<D: Decide> World<'_, D> {
             room && own.is_none_or(|b| b.node != n.descriptor.node)
                 && n.meets(&spec.requires, &spec.program).is_ok()
         };
-        // Of a gang all must find room at once.
+        // All members of a gang must find room at once.
         let gang = exec.gang().map(|g| &self.holds.gangs[g as usize]);
         let places = match gang.filter(|g| what == Waits::Pending && !g.has_begun()) {
             Some(gang) => gang.size as usize,
@@ -151,7 +152,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What an execution that has not ended waits for, in a word.
+    /// The reason of the wait of an execution that has not ended.
     fn why_unfinished(&self, e: &Exec) -> &'static str {
         let parked = e.state.as_ref().is_some_and(|s| s.parked.is_some());
         match e.phase() {
@@ -169,7 +170,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// The run in numbers.
+    /// The figures of the run.
     pub(super) fn summarize(&mut self, wall: Duration, steps: u64) -> Summary {
         let mut slots_us = 0u128;
         let end = self.tally.last_end.max(1);

@@ -1,6 +1,6 @@
-//! A worker as it is played: it takes capsules up, computes, commits beside that, leaves at
-//! boundaries and hands over; whatever it writes may be fenced by the broker. What it is told is in
-//! [`super::orders`].
+//! A simulated worker. It accepts capsules, computes, commits in the background, leaves at
+//! boundaries and hands over. The broker may fence any of its messages. [`super::orders`] has its
+//! orders.
 
 use super::*;
 use crate::broken::Rule;
@@ -8,11 +8,11 @@ use crate::node::{Order, Run, Write};
 use crate::world::broker::{Author, Stored};
 use fiec_schemas::{BoundaryEvent, CommitPolicy, Digest};
 
-/// How long `auto` leaves between two commits.
+/// Interval of commits under `auto`, in microseconds.
 const AUTO_US: u64 = 1_000_000;
 
 impl<D: Decide> World<'_, D> {
-    /// What must wait because a node stands still, planned again for later; nothing for a dead one.
+    /// Returns true if a node is stalled, and schedules the event again for the end of the stall.
     fn stalled(&mut self, node: usize, what: impl FnOnce() -> What) -> bool {
         let until = self.nodes[node].stalled_until;
         if until <= self.now {
@@ -22,7 +22,7 @@ impl<D: Decide> World<'_, D> {
         true
     }
 
-    /// A capsule, or a handover, reaches a node.
+    /// A capsule message, or a handover, reaches a node.
     pub(super) fn capsule(&mut self, node: usize, e: u32, seq: u64) -> Result<(), Wrong> {
         let number = node as u32;
         if !self.nodes[node].up || self.stalled(node, || What::Capsule(number, e, seq)) {
@@ -30,7 +30,7 @@ impl<D: Decide> World<'_, D> {
         }
         let silent_until = self.nodes[node].silent_until;
         if silent_until > self.now {
-            // Its queue at the broker is durable.
+            // Its consumer at the broker is durable.
             self.queue.plan(silent_until, What::Capsule(number, e, seq));
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// Sends what a run is writing; a node that is cut off does so later.
+    /// Sends the message in flight of a run. A partitioned node sends it later.
     pub(super) fn write(&mut self, node: usize, e: u32, epoch: u64) {
         let (number, life) = (node as u32, self.nodes[node].life);
         if !self.nodes[node].is_reachable(self.now) {
@@ -129,7 +129,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What a worker writes reaches the broker.
+    /// A worker's message reaches the broker.
     pub(super) fn written(
         &mut self,
         node: usize,
@@ -173,7 +173,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// A worker that does not know what became of its message reads the ledger.
+    /// A worker with an unknown result reads the ledger.
     pub(super) fn reread(
         &mut self,
         node: usize,
@@ -268,7 +268,7 @@ impl<D: Decide> World<'_, D> {
                 energy: None,
             }],
             Write::Refuse(reason) => vec![Event::Refused { reason, offer: 0 }],
-            // Of ranges alone, which is above.
+            // `range_events` handles these.
             Write::Split(_) | Write::Merge | Write::Rest => return None,
             Write::Unpark(reason) => vec![Event::Unparked {
                 reason,
@@ -328,7 +328,7 @@ impl<D: Decide> World<'_, D> {
                     Order::Cancel { .. } => return self.drop_run(node, e, epoch),
                     Order::Yield { .. } => self.remove_run(node, e, epoch, 0)?,
                 }
-                // σ goes ahead to the destination; the capsule message is the backstop.
+                // σ goes ahead to the destination; the capsule message is the fallback.
                 self.send_capsule(e);
                 Ok(())
             }
@@ -347,7 +347,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// A run that was fenced, or whose node died: what it has not committed is lost.
+    /// Drops a run that was fenced, or whose node died: uncommitted work is lost.
     pub(super) fn drop_run(&mut self, node: usize, e: u32, epoch: u64) -> Result<(), Wrong> {
         let capsule = self.capsule_us(node, e);
         let now = self.now;
@@ -375,7 +375,7 @@ impl<D: Decide> World<'_, D> {
         if run.started {
             self.tally.lost_us += lost;
         }
-        // A refusal took no memory; it has been written and taken by now.
+        // A refused execution used no memory. Its refusal is stored by now.
         if run.started || matches!(run.writing, Some(Write::Start)) {
             n.used_bytes = n.used_bytes.saturating_sub(exec.memory_bytes);
         }
@@ -386,7 +386,7 @@ impl<D: Decide> World<'_, D> {
         self.take_queued(node)
     }
 
-    /// What waits at a node takes its free slots.
+    /// Starts queued executions in free slots.
     pub(super) fn take_queued(&mut self, node: usize) -> Result<(), Wrong> {
         while self.nodes[node].computing() < self.nodes[node].descriptor.slots as usize {
             let Some((e, seq)) = self.nodes[node].queue.pop_front() else {
@@ -405,12 +405,13 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// How long a capsule takes at a node, in microseconds.
+    /// Time of a capsule on a node, in microseconds.
     pub(super) fn capsule_us(&self, node: usize, e: u32) -> u64 {
         scaled(self.exec(e).capsule_us, self.nodes[node].speed)
     }
 
-    /// Plans the next look at a run: at its end, at a boundary where it must yield or commit.
+    /// Schedules the next look at a run: at its end, or at a boundary where it must yield or
+    /// commit.
     pub(super) fn plan_look(&mut self, node: usize, e: u32, epoch: u64) {
         let due = self.next(node, e, epoch).map(|(at, _)| at);
         let (number, life, now) = (node as u32, self.nodes[node].life, self.now);
@@ -421,7 +422,7 @@ impl<D: Decide> World<'_, D> {
         }
     }
 
-    /// What a run does next, and when.
+    /// A run's next message, and its time.
     fn next(&self, node: usize, e: u32, epoch: u64) -> Option<(u64, Write)> {
         let n = &self.nodes[node];
         let run = n.runs.iter().find(|r| r.exec == e && r.epoch == epoch)?;
@@ -468,7 +469,7 @@ impl<D: Decide> World<'_, D> {
         }
         if run.split {
             let index = boundary_after(self.now).max(run.committed + 1);
-            // With less than two tiles left there is nothing to give away.
+            // Fewer than two remaining tiles cannot be split.
             if index + 2 <= all {
                 return Some((boundary_at(index), Write::Split(index)));
             }
@@ -482,7 +483,7 @@ impl<D: Decide> World<'_, D> {
             }
             CommitPolicy::Auto => boundary_after(run.committed_at + AUTO_US),
         };
-        // What has passed while a message was under way is committed at the next boundary.
+        // Boundaries that passed while a message was in flight are committed at the next boundary.
         let index = index.max(run.committed + 1).max(boundary_after(self.now));
         if index < all && boundary_at(index) < next.0 {
             next = (boundary_at(index), Write::Commit(index));
@@ -490,7 +491,7 @@ impl<D: Decide> World<'_, D> {
         Some(next)
     }
 
-    /// A worker looks at what it runs.
+    /// A worker looks at a run.
     pub(super) fn look(&mut self, node: usize, life: u32, e: u32, epoch: u64) -> Result<(), Wrong> {
         let number = node as u32;
         if self.nodes[node].life != life
@@ -523,7 +524,7 @@ impl<D: Decide> World<'_, D> {
     }
 }
 
-/// What is written of an order that is carried out.
+/// The events of an order that is obeyed.
 fn left(events: &mut Vec<Event>, order: Order, epoch: u64, now: Timestamp) {
     match order {
         Order::Park { cause, keep } => events.push(Event::Parked {
@@ -559,7 +560,7 @@ fn left(events: &mut Vec<Event>, order: Order, epoch: u64, now: Timestamp) {
     }
 }
 
-/// A time of work at a speed, at least a microsecond.
+/// The time of work at a speed, at least a microsecond.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -573,7 +574,7 @@ fn scaled(us: u64, speed: f64) -> u64 {
     ((us as f64 / speed) as u64).max(1)
 }
 
-/// Stands for the digest of σ: nothing here computes one, and no two boundaries share it.
+/// A unique value in place of the digest of σ, which the simulation does not compute.
 pub(super) fn digest(e: u32, index: u64) -> Digest {
     let mut bytes = [0; 32];
     bytes[..4].copy_from_slice(&e.to_le_bytes());

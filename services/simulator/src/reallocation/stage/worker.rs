@@ -1,4 +1,4 @@
-//! What the played workers do: take up, compute, grow, obey, are killed.
+//! The simulated workers: they start, compute, grow, obey orders, and are killed.
 
 use fiec_policy::{ControlOutcome, Input};
 use fiec_schemas::messages::ControlRequest;
@@ -10,14 +10,14 @@ use super::{GIB, Running, STEP_MS, Stage, as_f64};
 
 const BOUNDARY_MS: u64 = 2_000;
 const COMMIT_MS: u64 = 30_000;
-/// From a binding to the first capsule.
+/// Time from a binding to the first capsule, in ms.
 const BEGIN_MS: u64 = 1_000;
-/// From a first crash to the next attempt, doubled by each further one, as a worker does.
+/// Delay after a first crash, in ms. It doubles with each further crash, as in a real worker.
 const BACKOFF_MS: u64 = 200;
 const LONGEST_BACKOFF_MS: u64 = 30_000;
 
 impl Stage {
-    /// A binding is taken up where the device has room for what is granted; else it is refused.
+    /// Starts a binding if the device has room for the grant, else refuses it.
     pub(super) fn begin(&mut self, n: usize) {
         let job = &self.jobs[n];
         let (Phase::Bound(_), Some((node, device))) = (&job.state.phase, job.place()) else {
@@ -65,7 +65,7 @@ impl Stage {
         jobs.filter(move |(_, j)| j.is_started() && j.place() == Some((node, device)))
     }
 
-    /// GiB of a device that are granted to nobody else.
+    /// GiB of a device that no other job has.
     fn free(&self, node: &str, device: &str, but: usize) -> u64 {
         let all = DEVICES.iter().find(|(id, _)| *id == device);
         let held = |j: &Running| match j.state.parked.map(|p| p.keep.as_str()) {
@@ -140,7 +140,7 @@ impl Stage {
         ControlOutcome::Taken
     }
 
-    /// Computes for a step.
+    /// Computes for one step.
     pub(super) fn compute(&mut self) {
         for node in 0..self.nodes.len() {
             let name = self.nodes[node].descriptor.node.to_string();
@@ -172,7 +172,7 @@ impl Stage {
         }
     }
 
-    /// Under over-commit a job takes what it needs; false where that is not there.
+    /// With over-commit, a job takes what it needs. Returns false if the device has too little.
     fn takes(&mut self, n: usize, node: &str, device: &str) -> bool {
         let needs = self.jobs[n].needs();
         if self.mode != Mode::OverCommit || needs <= self.jobs[n].granted {
@@ -233,7 +233,8 @@ impl Stage {
                 self.append(n, vec![Event::Adjusted { who, change }], false);
                 self.perform();
             }
-            // Without it, what it does until it is moved is not worth much: it waits at its boundary.
+            // Without the memory, its work until the move is worth little: it waits at its
+            // boundary.
             let job = &mut self.jobs[n];
             if job.needs() > job.granted {
                 job.done = job.done.min(as_f64(job.job.grows_at_ms));
@@ -272,7 +273,7 @@ impl Stage {
         })
     }
 
-    /// Does as ordered, at a boundary.
+    /// Obeys an order at a boundary.
     fn obey(&mut self, n: usize) {
         let Some(request) = self.jobs[n].order.take() else {
             return;
@@ -323,8 +324,8 @@ impl Stage {
         self.begin(n);
     }
 
-    /// Killed for want of memory: it goes on from its last commit, where it is, and holds nothing
-    /// until then.
+    /// Kills a job for lack of memory. It restarts in its place from its last commit, and holds no
+    /// memory until then.
     fn kill(&mut self, n: usize) {
         let job = &mut self.jobs[n];
         let doubled = BACKOFF_MS << job.kills.min(16);
