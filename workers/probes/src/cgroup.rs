@@ -1,11 +1,11 @@
-//! A memory cgroup of the node's own, where this process may make one.
+//! The node's own memory cgroup, if this process may create one.
 //!
-//! The group is made *below* the one this process is in, so that no limit set by others is ever
+//! The group is created *below* the one of this process, so that no limit of others is ever
 //! escaped. v1: `<memory mount>/<own path>/fiec-<node>-<pid>` with `memory.limit_in_bytes`;
-//! `memory.memsw.*` stays as it is. v2 allows a controller in children only of a group without
-//! processes: those of this executable and their descendants are first moved into `fiec-home`
-//! beside it; anybody else's process in the group means that it is not ours to arrange.
-//! On hybrid machines the v1 memory controller is the one that counts.
+//! `memory.memsw.*` is unchanged. v2 allows a controller in children only if the group itself has
+//! no processes. So processes of this executable, with their descendants, are first moved into
+//! `fiec-home` beside the new group. If the group has any other process, it does not belong to us,
+//! and nothing is changed. On hybrid machines the v1 memory controller counts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,26 +18,26 @@ use crate::memory::MemoryLimit;
 use crate::tree::parent_of;
 
 const HOME: &str = "fiec-home";
-/// Limits at or above this are the kernel's way of saying none (v1).
+/// From this value on, a v1 limit means "no limit".
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Why a node has no cgroup of its own.
+/// The reason why a node has no cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// There is nothing to make a group in.
+    /// There is no memory controller.
     #[error("no memory controller for this process: {0}")]
     NoController(String),
-    /// The kernel or the mount refuses.
+    /// The kernel or the mount refused.
     #[error("may not {doing} {}: {source}", path.display())]
     Refused {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// With which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// cgroup v2 with other people's processes in the group.
+    /// cgroup v2 with foreign processes in the group.
     #[error(
         "{} holds {others} processes that are not of this program, and cgroup v2 limits only \
          groups without processes beside them: start it in a scope of its own, e.g. \
@@ -46,18 +46,18 @@ pub enum CgroupError {
     Occupied {
         /// The group.
         path: PathBuf,
-        /// How many.
+        /// Number of foreign processes.
         others: usize,
     },
-    /// A limit of zero would end everything in the group at once.
+    /// A limit of zero would end all processes in the group at once.
     #[error("a memory limit of 0 bytes cannot hold a process")]
     ZeroLimit,
 }
 
-/// Which kind of cgroup has the memory controller.
+/// The cgroup version with the memory controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy a controller.
+    /// One hierarchy per controller.
     V1,
     /// The unified hierarchy.
     V2,
@@ -79,7 +79,7 @@ impl Version {
     }
 }
 
-/// Where a process's memory cgroup is.
+/// The memory cgroup of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
     /// Its kind.
@@ -88,12 +88,12 @@ pub struct Located {
     pub dir: PathBuf,
 }
 
-/// A limit as the kernel writes it; `max` and absurdly large ones are none.
+/// Parses a limit of the kernel. `max` and very large values mean none.
 pub(crate) fn parse_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|l| *l < NO_LIMIT)
 }
 
-/// The memory cgroup of this process.
+/// Finds the memory cgroup of this process.
 ///
 /// # Errors
 /// No mounted hierarchy has the memory controller.
@@ -135,7 +135,7 @@ fn locate(own: &str, mountinfo: &str) -> Result<Located, CgroupError> {
     })
 }
 
-/// (root within the hierarchy, mount point) of the first mount of that type with that option.
+/// Returns (root within the hierarchy, mount point) of the first mount with this type and option.
 fn mount(mountinfo: &str, fstype: &str, option: &str) -> Option<(String, PathBuf)> {
     mountinfo.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -151,7 +151,7 @@ fn mount(mountinfo: &str, fstype: &str, option: &str) -> Option<(String, PathBuf
     })
 }
 
-/// mountinfo writes space, tab, newline and backslash in octal.
+/// Decodes a path of mountinfo, which has space, tab, newline and backslash in octal.
 fn unescape(text: &str) -> String {
     [
         ("\\040", " "),
@@ -163,15 +163,15 @@ fn unescape(text: &str) -> String {
     .fold(text.to_owned(), |t, (from, to)| t.replace(from, to))
 }
 
-/// The directory of a cgroup path. A container may see less than the path says: then what it sees
-/// topmost is what encloses it.
+/// Returns the directory of a cgroup path. In a container the path may be invisible. Then the
+/// topmost visible directory encloses it.
 fn resolve(root: &str, point: &Path, path: &str) -> PathBuf {
     let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
     let inside = below
         .components()
         .all(|c| matches!(c, std::path::Component::Normal(_)));
     let dir = point.join(below);
-    // Joined with nothing, the mount point would end in a slash.
+    // Joined with an empty path, the mount point would end in a slash.
     if inside && below != Path::new("") && dir.is_dir() {
         dir
     } else {
@@ -179,23 +179,23 @@ fn resolve(root: &str, point: &Path, path: &str) -> PathBuf {
     }
 }
 
-/// The node's own memory cgroup. On drop this process leaves it, and it is removed if nobody else
-/// is in it; if somebody is, a later [`NodeCgroup::create`] sweeps it.
+/// The node's own memory cgroup. On drop this process leaves it, and it is removed if it is empty.
+/// Otherwise a later [`NodeCgroup::create`] removes it.
 #[derive(Debug)]
 pub struct NodeCgroup {
     version: Version,
     dir: PathBuf,
-    /// Where a process goes that leaves the group.
+    /// The group for a process that leaves.
     outside: PathBuf,
     owner: u32,
 }
 
 impl NodeCgroup {
-    /// Makes the group with its limit; nobody is in it yet (see [`NodeCgroup::enter`]). Sweeps
+    /// Creates the group with its limit and without a process (see [`NodeCgroup::enter`]). Removes
     /// empty groups of agents that have ended.
     ///
     /// # Errors
-    /// Why it cannot be: the caller falls back to a declared budget.
+    /// The reason. The caller then uses a declared budget.
     pub fn create(node: &NodeId, limit_bytes: u64) -> Result<Self, CgroupError> {
         if limit_bytes == 0 {
             return Err(CgroupError::ZeroLimit);
@@ -209,7 +209,7 @@ impl NodeCgroup {
         let pid = std::process::id();
         let dir = base.join(format!("fiec-{node}-{pid}"));
         match fs::create_dir(&dir) {
-            // The same process may make the same node's group again.
+            // The same process may create the same node's group again.
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(refused("make a cgroup", dir)(e));
             }
@@ -232,7 +232,7 @@ impl NodeCgroup {
         &self.dir
     }
 
-    /// What M is measured against for a node in this group.
+    /// The limit that M uses for a node in this group.
     pub fn limit(&self) -> MemoryLimit {
         match self.version {
             Version::V1 => MemoryLimit::CgroupV1(self.dir.clone()),
@@ -240,10 +240,11 @@ impl NodeCgroup {
         }
     }
 
-    /// Moves a process in, with all its threads. Children that it makes from then on are born in
-    /// the group; memory that it has already stays charged where it was (v1).
+    /// Moves a process in, with all its threads. Its later children start in the group. Memory that
+    /// it already has stays charged to the old group (v1).
     ///
     /// # Errors
+    /// The kernel's refusal.
     /// What the kernel refused.
     pub fn join(&self, pid: u32) -> Result<(), CgroupError> {
         move_to(&self.dir, pid)
@@ -252,7 +253,7 @@ impl NodeCgroup {
     /// Moves this process in.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel's refusal.
     pub fn enter(&self) -> Result<(), CgroupError> {
         self.join(std::process::id())
     }
@@ -260,7 +261,7 @@ impl NodeCgroup {
     /// Leaves and removes the group now.
     ///
     /// # Errors
-    /// What the kernel refused: usually somebody is still in it.
+    /// The kernel's refusal: usually another process is still in it.
     pub fn remove(mut self) -> Result<(), CgroupError> {
         let result = self.leave_and_remove();
         self.owner = 0; // The drop that follows has nothing left to do.
@@ -282,7 +283,7 @@ impl NodeCgroup {
 
 impl Drop for NodeCgroup {
     fn drop(&mut self) {
-        // A forked child that runs destructors must not take its parent's group away.
+        // A forked child that runs destructors must not remove its parent's group.
         if std::process::id() == self.owner
             && let Err(e) = self.leave_and_remove()
         {
@@ -324,12 +325,13 @@ fn sweep(base: &Path) {
     }
 }
 
-/// The process that made a group of this name, if the name is one of ours.
+/// Returns the process that created a group of this name, if the name is one of ours.
 fn owner_of(name: &str) -> Option<u32> {
     name.strip_prefix("fiec-")?.rsplit_once('-')?.1.parse().ok()
 }
 
-/// Makes a v2 group able to limit children: (where groups go, where leavers go).
+/// Prepares a v2 group to limit its children. Returns (the parent of new groups, the group for
+/// leavers).
 fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
     let base = if own.ends_with(HOME) {
         own.parent().unwrap_or(own)
@@ -365,7 +367,7 @@ fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
         _ => {}
     }
     let control = base.join("cgroup.subtree_control");
-    // Children born meanwhile may still be in the group: bounded attempts.
+    // New children may still appear in the group: bounded attempts.
     let mut last = None;
     for _ in 0..8 {
         for pid in members(base) {
@@ -388,7 +390,7 @@ fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
     })
 }
 
-/// How many of these processes neither run this executable nor descend from one that does.
+/// Counts the processes that neither run this executable nor descend from one that does.
 fn foreign(pids: &BTreeSet<u32>) -> usize {
     let exe = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
     let own = fs::read_link("/proc/self/exe").ok();
@@ -435,7 +437,7 @@ mod tests {
         );
         let top = resolve("/docker/1", dir.path(), "/docker/1");
         assert_eq!(top.as_os_str(), dir.path().as_os_str());
-        // Seen from a container without a namespace of its own, or from outside the namespace.
+        // As seen from a container without its own namespace, or from outside the namespace.
         assert_eq!(resolve("/", dir.path(), "/docker/1"), dir.path());
         assert_eq!(resolve("/", dir.path(), "/../in"), dir.path());
     }
@@ -473,7 +475,7 @@ mod tests {
             (dir.path().to_owned(), home.clone())
         );
         assert_eq!(members(&home), BTreeSet::from([std::process::id()]));
-        // A process that starts at home makes its group beside it, not below.
+        // A process that starts in home creates its group beside it, not below.
         write("cgroup.subtree_control", "memory\n");
         assert_eq!(arrange_v2(&home).unwrap(), (dir.path().to_owned(), home));
     }

@@ -1,8 +1,8 @@
-//! Where a worker runs, and what it could put around the programs that it runs.
+//! Where a worker runs, and the isolation that it can give its programs.
 //!
-//! A worker inside a container has given up what the same worker has on the host: other users to
-//! run programs as, control groups below its own, and mostly containers of its own. A submission or an
-//! operator may want to know, so a node says it in words.
+//! A worker inside a container lacks abilities that it has on the host: to run programs as other
+//! users, to create control groups below its own, and mostly to start containers. A submission or
+//! an operator may need to know, so a node states its abilities as words.
 
 use std::fs;
 use std::path::Path;
@@ -15,24 +15,24 @@ use crate::cgroup;
 pub const CONTAINER: &str = "container";
 /// The worker runs on the host itself.
 pub const HOST: &str = "host";
-/// It may run programs as other users: it has `CAP_SETUID` and `CAP_SETGID`.
+/// It can run programs as other users: it has `CAP_SETUID` and `CAP_SETGID`.
 pub const USERS: &str = "users";
-/// It may make control groups: the folder of its own memory group can be written.
+/// It can create control groups: the folder of its own memory group is writable.
 pub const CGROUPS: &str = "cgroups";
-/// It may start containers: `podman` or `docker` is in the PATH. In a container itself it may still
-/// be refused them; whether one starts is tried when a program asks for it.
+/// It can start containers: `podman` or `docker` is in the PATH. Inside a container the engine may
+/// still refuse; this is tried when a program asks for one.
 pub const CONTAINERS: &str = fiec_schemas::substrate::CONTAINERS;
 
-/// What container runtimes leave in a container's root.
+/// Files that container runtimes create in a container's root.
 const MARKS: [&str; 2] = ["run/.containerenv", ".dockerenv"];
-/// What they, or Kubernetes, put into the environment of its first process, which hands it on.
+/// Variables that runtimes or Kubernetes set for the first process, which passes them on.
 const VARIABLES: [&str; 2] = ["container", "KUBERNETES_SERVICE_HOST"];
-/// How they name control groups (v1, or v2 without a namespace of its own).
+/// Parts of control group names (v1, or v2 without a namespace).
 const GROUPS: [&str; 4] = ["libpod-", "kubepods", "docker-", "cri-containerd-"];
 /// Bits of `CapEff`, as in `capability.h`.
 const SETGID_AND_SETUID: u64 = 1 << 6 | 1 << 7;
 
-/// What says that this process runs inside a container; none on a host.
+/// Returns the sign that this process runs inside a container, or none on a host.
 pub fn inside_container() -> Option<String> {
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let variable = |name: &str| std::env::var(name).ok();
@@ -59,8 +59,8 @@ fn said_by(root: &Path, variable: impl Fn(&str) -> Option<String>, group: &str) 
     mark.or_else(named).or_else(grouped)
 }
 
-/// Where this process runs ([`HOST`] or [`CONTAINER`]), then what it may put around programs, each
-/// one of this module's words: [`USERS`], [`CGROUPS`], [`CONTAINERS`].
+/// Returns where this process runs ([`HOST`] or [`CONTAINER`]) and its abilities ([`USERS`],
+/// [`CGROUPS`], [`CONTAINERS`]).
 pub fn confinement() -> Vec<String> {
     let contained = inside_container().is_some();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

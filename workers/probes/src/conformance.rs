@@ -1,4 +1,4 @@
-//! The rules that every reading keeps, whoever made it.
+//! The rules of every reading, from any probe.
 
 use fiec_schemas::hardware::Reading;
 
@@ -8,7 +8,7 @@ pub const UNITS: [&str; 7] = ["bytes", "percent", "mW", "celsius", "us", "ratio"
 /// Checks one reading.
 ///
 /// # Errors
-/// The rule that is broken.
+/// The rule that it breaks.
 pub fn check(reading: &Reading) -> Result<(), String> {
     let fail = |rule: &str| Err(format!("{rule}: {reading:?}"));
     if !UNITS.contains(&reading.unit.as_str()) {
@@ -40,7 +40,7 @@ pub fn check(reading: &Reading) -> Result<(), String> {
 /// Checks a whole sample: every reading, and at most one for each signal and place.
 ///
 /// # Errors
-/// The first rule that is broken.
+/// The first rule that it breaks.
 pub fn check_all(readings: &[Reading]) -> Result<(), String> {
     let mut seen = std::collections::BTreeSet::new();
     for reading in readings {

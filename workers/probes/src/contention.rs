@@ -10,7 +10,7 @@ use crate::kernel_file::{KernelFile, Once, invalid};
 use crate::reading::Make;
 use crate::stall::avg10;
 
-/// PSI `cpu some` avg10 as a share; where the kernel has no PSI, min(1, load1 / processors).
+/// PSI `cpu some` avg10 as a share. If the kernel has no PSI: min(1, load1 / processors).
 pub struct ContentionProbe {
     pressure: KernelFile,
     load: KernelFile,
@@ -19,12 +19,12 @@ pub struct ContentionProbe {
 }
 
 impl ContentionProbe {
-    /// Of the host, whose load is shared by `cpus` processors.
+    /// The probe of the host, whose load is shared by `cpus` processors.
     pub fn host(cpus: u32) -> Self {
         Self::at("/proc/pressure/cpu", "/proc/loadavg", cpus)
     }
 
-    /// From files in those formats.
+    /// A probe of files in those formats.
     pub fn at(pressure: impl Into<PathBuf>, load: impl Into<PathBuf>, cpus: u32) -> Self {
         Self {
             pressure: KernelFile::new(pressure),

@@ -10,29 +10,29 @@ use crate::memory::MemoryLimit;
 use crate::profile::{self, ProfileOptions};
 use crate::simulated;
 
-/// What a machine says of itself; the rest of a descriptor is the agent's.
+/// The machine's part of a descriptor. The agent adds the rest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineFacts {
     /// The host's name.
     pub host: String,
-    /// Logical processors that this process may use: affinity and CPU quota are respected.
+    /// Logical processors that this process may use, by affinity and CPU quota.
     pub cpus: u32,
     /// See [`isa`].
     pub isa: String,
-    /// Bytes that M is measured against.
+    /// The memory limit of M, in bytes.
     pub memory_limit_bytes: u64,
-    /// What sets that limit.
+    /// The source of that limit.
     pub memory_limit_source: String,
     /// The host, then its devices.
     pub substrates: Vec<Substrate>,
-    /// What else is known and was measured.
+    /// Further facts and measurements.
     pub profile: NodeProfile,
 }
 
 impl MachineFacts {
-    /// Looks at this machine. May load the CUDA driver, which can take a second, and measures
-    /// what was not measured before, within [`profile::MEMORY_WITHIN`] and
-    /// [`profile::COPIES_WITHIN`]. `devices` is a file of simulated devices in place of CUDA's.
+    /// Examines this machine. It may load the CUDA driver, which can take a second. It measures
+    /// speeds that were not measured before, within [`profile::MEMORY_WITHIN`] and
+    /// [`profile::COPIES_WITHIN`]. `devices` is a file of simulated devices that replaces CUDA's.
     ///
     /// # Errors
     /// The host's memory, or the file of devices, cannot be read.
@@ -66,7 +66,7 @@ impl MachineFacts {
         })
     }
 
-    /// Puts the facts into a descriptor, leaving the rest of it as it is.
+    /// Writes the facts into a descriptor, and leaves its other fields unchanged.
     pub fn describe(self, descriptor: &mut NodeDescriptor) {
         descriptor.host = self.host;
         descriptor.cpus = self.cpus;
@@ -78,7 +78,7 @@ impl MachineFacts {
     }
 }
 
-/// Gathers the facts and puts them into a descriptor.
+/// Gathers the facts and writes them into a descriptor.
 ///
 /// # Errors
 /// The host's memory, or the file of devices, cannot be read.
@@ -92,7 +92,7 @@ pub fn describe(
     Ok(())
 }
 
-/// Versions of what devices stand on.
+/// Versions of the libraries that devices depend on.
 fn libraries() -> BTreeMap<String, String> {
     let driver = std::fs::read_to_string("/sys/module/nvidia/version").ok();
     [
@@ -183,7 +183,7 @@ mod tests {
         let one = (0..1024).find(|i| first.is_set(*i)).unwrap();
         let mut mask = rustix::thread::CpuSet::new();
         mask.set(one);
-        // The mask is this thread's alone.
+        // The mask applies to this thread only.
         let counted = std::thread::spawn(move || {
             rustix::thread::sched_setaffinity(None, &mask).unwrap();
             cpus()

@@ -1,7 +1,7 @@
-//! M, P, T, C, F and E of each device: raw facts in, readings out.
+//! M, P, T, C, F and E of each device: from raw facts to readings.
 //!
-//! A [`DeviceSource`] gives facts (NVML, or a test's); [`readings`] is the pure part. Facts are
-//! polled by a thread of their own, since a driver may take milliseconds, or hang, to answer.
+//! A [`DeviceSource`] delivers facts (NVML, or a test's source). [`readings`] is the pure part. A
+//! separate thread polls the facts, since a driver may take milliseconds to answer, or hang.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +16,17 @@ use crate::nvml::NvmlSource;
 use crate::reading::Make;
 use crate::watch::Wake;
 
-/// Devices are asked at most twice a second.
+/// Interval of the polls of devices.
 pub const POLL: Duration = Duration::from_millis(500);
-/// Facts older than this are not handed out as if they were true now.
+/// Facts older than this do not count as present.
 pub const STALE: Duration = Duration::from_secs(5);
-/// A device at rest is about this warm: T starts here.
+/// Usual temperature of an idle device: T starts here.
 pub const IDLE_CELSIUS: f64 = 30.0;
 
-/// A fact, or why there is none.
+/// A fact, or the reason why it is missing.
 pub type Fact<T> = Result<T, String>;
 
-/// What a device says of itself at one moment. Nothing in it is normalized.
+/// The facts of a device at one moment, not normalized.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
     /// UUID of the GPU (`GPU-…`) or of the MIG slice (`MIG-…`).
@@ -35,21 +35,22 @@ pub struct DeviceFacts {
     pub memory: Fact<DeviceMemory>,
     /// (draw, enforced limit) in mW.
     pub power: Fact<(u32, u32)>,
-    /// Power brake or software power cap is holding the clocks down.
+    /// Whether the power brake or a software power cap limits the clocks.
     pub power_capped: bool,
     /// Energy since the driver was loaded, in mJ.
     pub energy_mj: Fact<u64>,
     /// (now, slowdown) in °C.
     pub thermal: Fact<(u32, u32)>,
-    /// Software or hardware thermal slowdown is holding the clocks down.
+    /// Whether a software or hardware thermal slowdown limits the clocks.
     pub thermally_slowed: bool,
     /// (units, memory) in percent of time.
     pub utilization: Fact<(u32, u32)>,
     /// PCIe.
     pub pcie: Fact<Pcie>,
-    /// (active, expected) NVLink links; none where links were never active.
+    /// (active, expected) NVLink links. None if links were never active.
     pub nvlink: Option<(u32, u32)>,
-    /// A fault that needs people, in words: fatal Xid, failed row remap, lost. `Ok(None)` is none.
+    /// A fault that needs a person, described: fatal Xid, failed row remap, lost. `Ok(None)` means
+    /// no fault.
     pub fault: Fact<Option<String>>,
 }
 
@@ -60,25 +61,25 @@ pub struct DeviceMemory {
     pub used: u64,
     /// Held by the driver and firmware.
     pub reserved: u64,
-    /// All there is.
+    /// All of the device's memory.
     pub total: u64,
 }
 
-/// A PCIe link. Generations step down at rest to save power, which is no degradation.
+/// A PCIe link. An idle device lowers its generation to save power, which is no degradation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pcie {
-    /// Generation now, and at best.
+    /// (present, best) generation.
     pub generation: (u32, u32),
-    /// Lanes now, and at best.
+    /// (present, best) number of lanes.
     pub width: (u32, u32),
-    /// Whether the device is at rest.
+    /// Whether the device is idle.
     pub idle: bool,
 }
 
 impl DeviceFacts {
-    /// What is known of a MIG slice of this device. The driver tells a slice's memory; all else it
-    /// tells of the whole device only, and one slice's share of that is nobody's to guess: it is
-    /// missing. A device that has failed takes its slices along.
+    /// The facts of a MIG slice of this device. The driver reports memory for a slice, and all
+    /// other facts for the whole device only. One slice's share of those cannot be known, so they
+    /// are missing. A fault of the device is a fault of its slices.
     pub fn slice(&self, uuid: String, memory: Fact<DeviceMemory>) -> Self {
         let whole = |what: &str| format!("the driver tells {what} of the whole {} only", self.uuid);
         let fault = match &self.fault {
@@ -101,20 +102,20 @@ impl DeviceFacts {
     }
 }
 
-/// Where facts come from.
+/// A source of facts.
 pub trait DeviceSource: Send {
-    /// The facts of every device now. Called from one thread only.
+    /// Returns the present facts of every device. Called from one thread only.
     fn poll(&mut self) -> Vec<DeviceFacts>;
 
-    /// Waits until the next poll is due, or less if something has happened. True when a device has
-    /// failed: that is told at once.
+    /// Waits until the next poll is due, or until an event. Returns true if a device has failed,
+    /// which is reported at once.
     fn wait(&mut self, at_most: Duration) -> bool {
         std::thread::sleep(at_most);
         false
     }
 }
 
-/// The readings of one device.
+/// Converts the facts of one device to readings.
 pub fn readings(facts: &DeviceFacts, at: Timestamp, out: &mut Vec<Reading>) {
     let make = |signal, unit, source| Make {
         signal,
@@ -203,17 +204,17 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Hands out what the polling thread saw last.
+/// Returns the last facts of the polling thread.
 pub struct DeviceProbe {
     shared: Option<Arc<Shared>>,
 }
 
-/// What the devices of a [`DeviceProbe`] said last; cheap to clone, and nothing once it is gone.
+/// The last facts of a [`DeviceProbe`]. Cheap to clone. Empty once the probe is gone.
 #[derive(Clone, Default)]
 pub struct DeviceHandle(std::sync::Weak<Shared>);
 
 impl DeviceHandle {
-    /// The facts, if there are devices and they are not stale.
+    /// Returns the facts if they are not stale.
     pub fn latest(&self) -> Vec<DeviceFacts> {
         let Some(shared) = self.0.upgrade() else {
             return Vec::new();
@@ -233,7 +234,7 @@ impl std::fmt::Debug for DeviceHandle {
 }
 
 impl DeviceProbe {
-    /// Of NVIDIA's driver. Without one there are no device readings, and a line in the log.
+    /// A probe of NVIDIA's driver. Without a driver it has no readings, and logs that once.
     pub fn nvml(wake: Wake) -> Self {
         match NvmlSource::start() {
             Ok(source) => Self::of(source, wake),
@@ -244,13 +245,13 @@ impl DeviceProbe {
         }
     }
 
-    /// Where the facts can be had as they are.
+    /// A handle for the raw facts.
     pub fn handle(&self) -> DeviceHandle {
         DeviceHandle(self.shared.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// Of any source. Polls once before it returns, so that the first reading has values. `wake`
-    /// is called when a device has failed.
+    /// A probe of any source. It polls once before it returns, so that the first reading has
+    /// values. It calls `wake` when a device has failed.
     pub fn of(mut source: impl DeviceSource + 'static, wake: Wake) -> Self {
         let shared = Arc::new(Shared::default());
         store(&shared, source.poll());
@@ -261,8 +262,8 @@ impl DeviceProbe {
                 while !theirs.stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
                     let failed = source.wait(POLL);
-                    // Whatever woke it early, devices are not asked more often than declared;
-                    // but one that has failed is told of at once.
+                    // After an early wake-up devices are still polled no more often than declared.
+                    // A failed device is an exception: it is reported at once.
                     if !failed {
                         std::thread::sleep(POLL.saturating_sub(began.elapsed()));
                     }
@@ -290,7 +291,7 @@ fn store(shared: &Shared, facts: Vec<DeviceFacts>) {
 
 impl Drop for DeviceProbe {
     fn drop(&mut self) {
-        // Not joined: a hung driver must not hang whoever lets go of the probe.
+        // Not joined: a hung driver must not block the drop of the probe.
         if let Some(shared) = &self.shared {
             shared.stop.store(true, Ordering::Relaxed);
         }
@@ -309,7 +310,7 @@ impl Probe for DeviceProbe {
             return;
         };
         let age = polled.elapsed();
-        // Readings are dated when they were taken.
+        // Readings carry the time of the poll.
         let age_us = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
         let at = Timestamp::from_micros(now.micros().saturating_sub(age_us));
         let first = out.len();

@@ -1,13 +1,13 @@
-//! Which devices can execute: CUDA's view, which honours `CUDA_VISIBLE_DEVICES` and MIG.
+//! The devices that can execute, as CUDA shows them: it honours `CUDA_VISIBLE_DEVICES` and MIG.
 
 use cudarc::driver::{result, sys};
 use fiec_schemas::Contract;
 use fiec_schemas::hardware::{ComputeCapability, DeviceProfile, Substrate};
 
-/// Devices that CUDA can run on here; none without a driver, or with one that does not work
-/// (said in the log). Loads the driver, which may take a second: for joining, not for telemetry.
+/// Returns the devices that CUDA can run on here. Empty without a working driver, with a log line.
+/// Loads the driver, which may take a second: for joining, not for telemetry.
 pub fn cuda_devices() -> Vec<Substrate> {
-    // cudarc panics where a driver lacks a library or a symbol.
+    // cudarc panics if a driver lacks a library or a symbol.
     match std::panic::catch_unwind(enumerate) {
         Ok(Ok(devices)) => devices,
         Ok(Err(why)) => {
@@ -56,17 +56,18 @@ fn substrate(ordinal: i32) -> Result<Substrate, result::DriverError> {
     })
 }
 
-/// The device's UUID, as NVML and `nvidia-smi -L` write it: `GPU-…`, or `MIG-…` of a slice.
+/// Returns the device's UUID in the form of NVML and `nvidia-smi -L`: `GPU-…`, or `MIG-…` for a
+/// slice.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 ///
 /// # Panics
-/// cudarc does, where the driver lacks the call.
+/// If the driver lacks the call, cudarc panics.
 pub fn id_of(device: sys::CUdevice) -> Result<String, result::DriverError> {
     let mig = result::device::get_name(device)?.contains(" MIG ");
     let uuid = if mig {
-        // The first version of the call tells the UUID of the whole device.
+        // The first version of the call returns the UUID of the whole device.
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the device comes from the driver, which writes sixteen bytes.
         #[allow(unsafe_code)]
@@ -79,8 +80,8 @@ pub fn id_of(device: sys::CUdevice) -> Result<String, result::DriverError> {
     Ok(format_uuid(if mig { "MIG" } else { "GPU" }, uuid))
 }
 
-/// The UUID of the whole GPU where a slice is: CUDA tells the place on the bus alone. None where
-/// NVML does not answer; then the readings of the whole count for nobody.
+/// Returns the UUID of the whole GPU of a slice, from its place on the bus, which is all that CUDA
+/// reports. None if NVML does not answer. Then readings of the whole GPU do not apply to the slice.
 fn whole(slice: &DeviceProfile) -> Option<String> {
     let bus = slice.bus.as_deref()?;
     let told = nvml_wrapper::Nvml::init().and_then(|nvml| nvml.device_by_pci_bus_id(bus)?.uuid());
@@ -88,7 +89,7 @@ fn whole(slice: &DeviceProfile) -> Option<String> {
         .ok()
 }
 
-/// What the driver tells of a device; what it does not tell is left out.
+/// Reads a device's attributes. Attributes that the driver does not report are left out.
 fn profile(device: sys::CUdevice) -> DeviceProfile {
     use sys::CUdevice_attribute as A;
     let get = |attribute: A| {
@@ -107,13 +108,13 @@ fn profile(device: sys::CUdevice) -> DeviceProfile {
         compute_capability: capability.map(|(major, minor)| ComputeCapability { major, minor }),
         multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         bus: bus.map(|((domain, bus), device)| format!("{domain:04x}:{bus:02x}:{device:02x}.0")),
-        // Every device that CUDA still runs on fuses multiply and add with one rounding.
+        // Every device that CUDA still supports fuses multiply and add with one rounding.
         contracts: vec![Contract::Bitwise, Contract::Bounded, Contract::Statistical],
         ..DeviceProfile::default()
     }
 }
 
-/// The version of CUDA that the driver speaks, as `12.4`; none without a driver that works.
+/// Returns the driver's CUDA version, such as `12.4`. None without a working driver.
 pub fn cuda_version() -> Option<String> {
     let version = std::panic::catch_unwind(|| {
         let mut version = 0;
@@ -128,7 +129,7 @@ pub fn cuda_version() -> Option<String> {
     Some(format!("{}.{}", version / 1_000, version % 1_000 / 10))
 }
 
-/// As `nvidia-smi -L` and NVML write it.
+/// Formats a UUID as `nvidia-smi -L` and NVML do.
 fn format_uuid(prefix: &str, bytes: [u8; 16]) -> String {
     use std::fmt::Write;
     let mut text = prefix.to_owned();

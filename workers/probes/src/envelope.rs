@@ -1,5 +1,5 @@
-//! The envelopes in force at this node: set by whoever hears of them, applied to every reading
-//! before anybody sees it.
+//! The envelopes in force at this node. The agent sets them, and every reading is limited by them
+//! before it is used.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -7,22 +7,22 @@ use fiec_schemas::envelope::{NodeEnvelopes, Shape};
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::ids::Timestamp;
 
-/// What this node may offer; cheap to clone and to ask.
+/// The offered resources of this node. Cheap to clone and to read.
 #[derive(Debug, Clone, Default)]
 pub struct Envelopes(Arc<RwLock<Arc<NodeEnvelopes>>>);
 
 impl Envelopes {
-    /// These are in force from now on.
+    /// Sets the envelopes in force.
     pub fn set(&self, envelopes: NodeEnvelopes) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(envelopes);
     }
 
-    /// What is in force.
+    /// Returns the envelopes in force.
     pub fn get(&self) -> Arc<NodeEnvelopes> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Holds readings against them.
+    /// Limits readings by the envelopes.
     pub fn hold(&self, readings: &mut [Reading], at: Timestamp) {
         let envelopes = self.get();
         if !envelopes.envelopes.is_empty() {
@@ -30,7 +30,7 @@ impl Envelopes {
         }
     }
 
-    /// The cap on a signal now; none where there is no envelope on it.
+    /// Returns the present cap on a signal, or none without an envelope.
     pub fn cap(
         &self,
         signal: Signal,
@@ -41,8 +41,7 @@ impl Envelopes {
         self.get().of(signal, device)?.cap(Some(limit), at)
     }
 
-    /// Whether what is offered of the host's memory changes with time, so that a value moves while
-    /// usage does not.
+    /// Whether the offered memory changes with time: then a value changes while usage does not.
     pub fn moves_memory(&self) -> bool {
         let envelopes = self.get();
         let own = envelopes.of(Signal::Memory, None);

@@ -1,7 +1,7 @@
 //! A probe that replays a recorded trace, for tests and experiments.
 //!
-//! A trace is a file of JSON lines, each one [`Reading`]; time runs relative to the first line,
-//! and starts with the first read. Blank lines and lines that start with `#` are passed over.
+//! A trace is a file of JSON lines, each one [`Reading`]. Time is relative to the first line, and
+//! starts with the first read. Blank lines and lines that start with `#` are ignored.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -11,23 +11,23 @@ use fiec_schemas::ids::Timestamp;
 
 use crate::{Probe, conformance};
 
-/// What is wrong with a trace.
+/// An error in a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the trace: {0}")]
     Io(#[from] io::Error),
     /// A line is no reading, breaks a rule of readings, or goes back in time.
     #[error("trace line {line}: {rule}")]
     Line {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// The rule.
         rule: String,
     },
 }
 
-/// Replays a trace: at each read, the latest reading of each signal and place.
+/// Replays a trace: each read returns the latest reading of each signal and place.
 pub struct TraceProbe {
     trace: Vec<Reading>,
     next: usize,
@@ -36,10 +36,10 @@ pub struct TraceProbe {
 }
 
 impl TraceProbe {
-    /// From JSON lines.
+    /// Parses JSON lines.
     ///
     /// # Errors
-    /// The line and what is wrong with it.
+    /// The line and the rule that it breaks.
     pub fn from_json_lines(lines: impl BufRead) -> Result<Self, TraceError> {
         let mut trace: Vec<Reading> = Vec::new();
         for (index, text) in lines.lines().enumerate() {
@@ -61,7 +61,7 @@ impl TraceProbe {
         Ok(Self::new(trace))
     }
 
-    /// From readings in the order of their times.
+    /// A trace of readings in the order of their times.
     pub fn new(trace: Vec<Reading>) -> Self {
         Self {
             trace,
@@ -71,7 +71,7 @@ impl TraceProbe {
         }
     }
 
-    /// Whether every line has been replayed.
+    /// Whether every line was replayed.
     pub fn is_over(&self) -> bool {
         self.next == self.trace.len()
     }
@@ -106,7 +106,7 @@ impl Probe for TraceProbe {
     }
 }
 
-/// Records readings as a trace.
+/// Writes readings as a trace.
 ///
 /// # Errors
 /// They cannot be written.

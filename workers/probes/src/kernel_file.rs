@@ -1,7 +1,7 @@
-//! Files of the kernel that are read again and again: kept open, read from offset 0 each time.
+//! Files of the kernel that are read repeatedly. They stay open and are read from offset 0.
 //!
-//! An open file of `/proc/<pid>` names that process for good: once it ends, reads fail, even if
-//! its number is given to another. An open file of a removed cgroup fails likewise.
+//! An open file of `/proc/<pid>` belongs to that process permanently. Once the process ends, reads
+//! fail, even if its number is reused. An open file of a removed cgroup fails likewise.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) struct KernelFile {
 }
 
 impl KernelFile {
-    /// Opened at the first read, and again after a failed one.
+    /// A file that is opened at the first read, and again after a failed one.
     pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -27,7 +27,7 @@ impl KernelFile {
         }
     }
 
-    /// Opened now and never again: stands for the process that has the number now.
+    /// A file that is opened now and never again: it belongs to the present process of that number.
     pub(crate) fn pinned(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         let file = File::open(&path)?;
@@ -43,12 +43,12 @@ impl KernelFile {
         &self.path
     }
 
-    /// The whole text.
+    /// Reads the whole text.
     pub(crate) fn read(&mut self) -> io::Result<&str> {
         self.read_up_to(64 << 10)
     }
 
-    /// The first `most` bytes at most, fewer if a read comes back short of that.
+    /// Reads at most `most` bytes, or fewer if one read returns fewer.
     pub(crate) fn read_up_to(&mut self, most: usize) -> io::Result<&str> {
         let result = self.fill(most);
         if result.is_err() && self.reopen {
@@ -59,7 +59,7 @@ impl KernelFile {
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
-    /// The text as one number.
+    /// Reads the text as one number.
     pub(crate) fn number(&mut self) -> io::Result<u64> {
         let text = self.read_up_to(64)?.trim();
         text.parse()
@@ -79,8 +79,8 @@ impl KernelFile {
             }
             match file.read_at(&mut self.text[length..want], length as u64) {
                 Ok(0) => break,
-                // These files are one record: a short read has all of it, and asking once more
-                // would make the kernel write it anew, only to say that it has ended.
+                // These files are one record, so a short read has all of it. Another read would
+                // make the kernel generate it again, only to report its end.
                 Ok(n) if n < want - length => {
                     length += n;
                     break;
@@ -98,7 +98,7 @@ pub(crate) fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The number after `key` on the line that starts with it, e.g. `MemTotal:  123 kB` or
+/// Returns the number after `key` on the line that starts with it, such as `MemTotal:  123 kB` or
 /// `inactive_file 123`. `key` includes the separator.
 pub(crate) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines()
@@ -107,12 +107,12 @@ pub(crate) fn field(text: &str, key: &str) -> Option<u64> {
         .and_then(|word| word.parse().ok())
 }
 
-/// A field of `/proc/meminfo` in bytes.
+/// Returns a field of `/proc/meminfo` in bytes.
 pub(crate) fn meminfo(text: &str, key: &str) -> Option<u64> {
     field(text, key).map(|kib| kib * 1024)
 }
 
-/// Says a failure once.
+/// Logs a failure once.
 #[derive(Default)]
 pub(crate) struct Once(bool);
 

@@ -1,7 +1,7 @@
-//! L: round trips to the broker and to other nodes, measured by whoever has the connection.
+//! L: round trips to the broker and to other nodes, measured by the owner of the connection.
 //!
-//! The node's own reading is of the round trips to the broker. Those to other nodes, as handovers
-//! show them, are parts `peer:<node>` with the same formula, each with a base of its own.
+//! The node's own reading uses the round trips to the broker. Round trips to other nodes, from
+//! handovers, are parts `peer:<node>` with the same formula, each with its own base.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,23 +12,23 @@ use fiec_schemas::ids::Timestamp;
 use crate::Probe;
 use crate::reading::Make;
 
-/// Samples kept at most, both those not yet read and those in the window.
+/// Most samples that are kept, both unread ones and those of the window.
 const MOST: usize = 256;
-/// Other nodes that are told of; those heard longest ago give way.
+/// Most other nodes with readings. The node whose sample is oldest is dropped.
 const PEERS: usize = 16;
-/// How much longer a round trip to another node counts: handovers are seldom.
+/// Factor of the window for other nodes, because handovers are rare.
 const PEER_WINDOWS: i64 = 20;
 
-/// How round trips become L.
+/// The parameters of L.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatencyConfig {
     /// RTT_base in microseconds; without one, the shortest round trip seen since the start.
     pub base_us: Option<f64>,
     /// RTT_ref in microseconds: this much above the base gives L = 0.63, thrice 0.95.
     pub ref_us: f64,
-    /// A round trip counts for this long, in milliseconds.
+    /// Window of a round trip in milliseconds.
     pub window_ms: u32,
-    /// What is measured, e.g. `broker ping`.
+    /// The source, such as `broker ping`.
     pub source: String,
 }
 
@@ -43,7 +43,7 @@ impl Default for LatencyConfig {
     }
 }
 
-/// Where round trips are reported; cheap to clone and to call from anywhere.
+/// Records round trips. Cheap to clone and to call from any thread.
 #[derive(Debug, Clone, Default)]
 pub struct LatencyRecorder(Arc<Mutex<VecDeque<Sample>>>);
 
@@ -55,12 +55,12 @@ struct Sample {
 }
 
 impl LatencyRecorder {
-    /// Reports one round trip to the broker in microseconds.
+    /// Records a round trip to the broker in microseconds.
     pub fn record(&self, us: f64) {
         self.push(None, us);
     }
 
-    /// Reports one round trip to another node in microseconds.
+    /// Records a round trip to another node in microseconds.
     pub fn record_peer(&self, node: &str, us: f64) {
         self.push(Some(node.to_owned()), us);
     }
@@ -76,7 +76,7 @@ impl LatencyRecorder {
     }
 }
 
-/// Round trips over one way.
+/// Round trips to one peer.
 struct Way {
     window: VecDeque<(Timestamp, f64)>,
     lowest: f64,
@@ -98,8 +98,8 @@ impl Way {
         self.window.push_back((now, us));
     }
 
-    /// The 95th percentile of what is younger than `window_ms`, rounded down: of a few samples the
-    /// highest alone is no sign. None without samples.
+    /// Returns the 95th percentile of the samples younger than `window_ms`. It is rounded down,
+    /// because the highest of a few samples proves nothing. None without samples.
     fn p95(&mut self, now: Timestamp, window_ms: i64) -> Option<f64> {
         let oldest = now.micros() - window_ms * 1000;
         self.window.retain(|(at, _)| at.micros() >= oldest);
@@ -129,12 +129,12 @@ impl LatencyProbe {
         }
     }
 
-    /// Where round trips are reported.
+    /// Returns the recorder of round trips.
     pub fn recorder(&self) -> LatencyRecorder {
         self.recorder.clone()
     }
 
-    /// Reports one round trip in microseconds.
+    /// Records one round trip in microseconds.
     pub fn record(&self, us: f64) {
         self.recorder.record(us);
     }
@@ -146,7 +146,7 @@ impl Probe for LatencyProbe {
     }
 
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
-        // A sample is dated by the read that finds it: no clock is read here.
+        // A sample gets the time of the read that finds it: no clock is read here.
         let pending: Vec<_> = self
             .recorder
             .0
@@ -187,7 +187,7 @@ impl Probe for LatencyProbe {
             None => here.missing(format!("no round trip within {window} ms")),
         });
         for (node, way) in &mut self.peers {
-            // Where nothing was sent for a while there is nothing to measure.
+            // Without recent samples there is nothing to report.
             let Some(p95) = way.p95(now, window * PEER_WINDOWS) else {
                 continue;
             };

@@ -1,12 +1,12 @@
 //! Telemetry probes: the hardware vector H(t) and the substrate descriptor of a node.
 //!
-//! Everything here is synchronous and does no waiting of its own: a [`Sampler`] is called from a
-//! timer and answers from files of the kernel that it keeps open. Only NVML is slow, so one
-//! thread polls it and [`device::DeviceProbe`] hands out what that thread saw last.
+//! Everything here is synchronous and does not wait. A timer calls a [`Sampler`], which reads files
+//! of the kernel that it keeps open. Only NVML is slow, so one thread polls it, and
+//! [`device::DeviceProbe`] returns that thread's last facts.
 //!
-//! Invariants: a value lies in \[0, 1\] where 1 is exhausted; what could not be measured has no
-//! value and says why (absent is not zero); a probe that fails says so once in the log and takes
-//! no other along; devices are never averaged; times are handed in, never read.
+//! Invariants: A value lies in \[0, 1\], where 1 is exhausted. A missing measurement has no value
+//! and states its reason (absent is not zero). A probe that fails logs that once and does not
+//! affect others. Devices are never averaged. The caller passes times; no clock is read.
 
 pub mod cgroup;
 pub mod confinement;
@@ -44,12 +44,12 @@ pub use watch::Wake;
 use fiec_schemas::hardware::Reading;
 use fiec_schemas::ids::Timestamp;
 
-/// Something that measures one or more components of H(t).
+/// Measures one or more components of H(t).
 pub trait Probe: Send {
     /// Its name, for logs.
     fn name(&self) -> &'static str;
 
-    /// Appends what it measures, stamped `now`. What cannot be measured is appended with
-    /// `missing`; nothing is appended only where there is nothing to measure (no device).
+    /// Appends its readings with the time `now`. A failed measurement is appended with `missing`.
+    /// Only if there is no device to measure, nothing is appended.
     fn read(&mut self, now: Timestamp, out: &mut Vec<Reading>);
 }

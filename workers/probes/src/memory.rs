@@ -1,4 +1,4 @@
-//! M: memory in use of the host, of the tightest cgroup that encloses the node, or of a budget.
+//! M: memory in use, of the host, of the tightest cgroup around the node, or of a budget.
 
 use std::fs;
 use std::io;
@@ -18,17 +18,18 @@ use crate::watch::{GroupLevel, at_rest, next_look};
 const MEMINFO: &str = "/proc/meminfo";
 /// `MemTotal`, `MemFree` and `MemAvailable` are its first lines.
 const MEMINFO_HEAD: usize = 256;
-/// Limits are set seldom: read again after this long, in microseconds.
+/// Limits rarely change: read them again after this time, in microseconds.
 const LIMITS_US: i64 = 1_000_000;
 
-/// What M is measured against.
+/// The limit of M.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// The directory of a cgroup v1 (memory controller) that holds the node, with all above it.
+    /// The directory of a cgroup v1 (memory controller) that contains the node, with all its
+    /// ancestors.
     CgroupV1(PathBuf),
-    /// The directory of a cgroup v2 that holds the node, with all above it.
+    /// The directory of a cgroup v2 that contains the node, with all its ancestors.
     CgroupV2(PathBuf),
-    /// A budget that nothing enforces, for a process, its descendants, and the trees that are
+    /// A budget without enforcement, for a process, its descendants, and the trees that are
     /// registered in the node's run directory.
     Declared {
         /// The budget.
@@ -36,12 +37,12 @@ pub enum MemoryLimit {
         /// The agent.
         root_pid: u32,
     },
-    /// The host's memory and nothing else.
+    /// The host's memory only.
     Host,
 }
 
 impl MemoryLimit {
-    /// What encloses this process: its cgroup, where that or one above it has a limit below the
+    /// Finds the limit of this process: its cgroup, if that or an ancestor has a limit below the
     /// host's memory, else the host.
     pub fn detect() -> Self {
         let Ok(own) = cgroup::locate_own() else {
@@ -57,10 +58,11 @@ impl MemoryLimit {
         }
     }
 
-    /// The limit in bytes: the smallest of those that enclose, and never more than the host has,
-    /// except for a declared budget, which is as declared.
+    /// Returns the limit in bytes: the smallest of the cgroups', and at most the host's memory. A
+    /// declared budget is returned unchanged.
     ///
     /// # Errors
+    /// The host's memory cannot be read.
     /// The host's memory cannot be read.
     pub fn bytes(&self) -> io::Result<u64> {
         let (version, dir) = match self {
@@ -76,7 +78,7 @@ impl MemoryLimit {
             .fold(host_total()?, u64::min))
     }
 
-    /// What sets the limit, in words.
+    /// The source of the limit, in words.
     pub fn source(&self) -> String {
         match self {
             Self::CgroupV1(dir) => format!("cgroup v1 {}", dir.display()),
@@ -92,7 +94,7 @@ fn host_total() -> io::Result<u64> {
         .ok_or_else(|| invalid("no MemTotal in /proc/meminfo".into()))
 }
 
-/// A cgroup's directory and those above it, innermost first, each with its limit, if any.
+/// Returns a cgroup's directory and its ancestors, innermost first, each with its limit, if any.
 fn enclosing(version: Version, dir: &Path) -> Vec<(PathBuf, Option<u64>)> {
     let file = version.limit_file();
     dir.ancestors()
@@ -104,7 +106,7 @@ fn enclosing(version: Version, dir: &Path) -> Vec<(PathBuf, Option<u64>)> {
         .collect()
 }
 
-/// One cgroup's usage against its limit.
+/// One cgroup's usage and limit.
 struct Group {
     version: Version,
     dir: PathBuf,
@@ -129,9 +131,9 @@ impl Group {
         }
     }
 
-    /// Bytes in use less what the kernel gives up first, if that may be tighter than `floor`.
-    /// `memory.stat` makes the kernel add up counters of every processor, so it is left unread
-    /// where even the gross usage is below the floor.
+    /// Returns the bytes in use without reclaimable file pages, if their share may exceed `floor`.
+    /// Reading `memory.stat` makes the kernel sum counters of every processor, so it is skipped if
+    /// the gross usage is below the floor.
     fn used_if_tighter(&mut self, floor: f64) -> io::Result<Option<u64>> {
         let usage = self.usage.number()?;
         if usage as f64 / self.limit as f64 <= floor {
@@ -170,17 +172,17 @@ enum Held {
     },
 }
 
-/// M = max(1 − MemAvailable/MemTotal, over enclosing cgroups (usage − inactive file)/limit); with
-/// a declared budget, the process tree's anonymous memory and swap against the budget.
+/// M = max of 1 − MemAvailable/MemTotal and, over enclosing cgroups, (usage − inactive file)/limit.
+/// With a declared budget: the process tree's anonymous memory and swap, divided by the budget.
 pub struct MemoryProbe {
     held: Held,
     limits_read: Option<Timestamp>,
-    /// The host, where a cgroup might be tighter, and the tightest, as seen last.
+    /// The last levels: of the host if a cgroup may be tighter, and the tightest.
     seen: Vec<Tightest>,
     once: Once,
 }
 
-/// Memory in use at one of the places that were looked at.
+/// Memory in use at one place.
 #[derive(Clone)]
 struct Tightest {
     used: u64,
@@ -191,7 +193,7 @@ struct Tightest {
 }
 
 impl MemoryProbe {
-    /// `run_dir`: where `tree/*.pid` register further trees against a declared budget.
+    /// `run_dir` is the folder where `tree/*.pid` registers further trees for a declared budget.
     pub fn new(limit: &MemoryLimit, run_dir: Option<&Path>) -> Self {
         let enclosing = |cgroup| Held::Enclosing {
             host: KernelFile::new(MEMINFO),
@@ -216,7 +218,7 @@ impl MemoryProbe {
         }
     }
 
-    /// The host's memory is read from this file in place of `/proc/meminfo`.
+    /// Reads the host's memory from this file instead of `/proc/meminfo`.
     #[must_use]
     pub fn with_meminfo(mut self, path: &Path) -> Self {
         if let Held::Enclosing { host, .. } = &mut self.held {
@@ -225,7 +227,8 @@ impl MemoryProbe {
         self
     }
 
-    /// The limited cgroups as they stand, for triggers; empty for a host or a budget.
+    /// Returns the present levels of the limited cgroups, for triggers. Empty for a host or a
+    /// budget.
     pub fn levels(&mut self) -> Vec<GroupLevel> {
         let Held::Enclosing { groups, .. } = &mut self.held else {
             return Vec::new();
@@ -241,8 +244,8 @@ impl MemoryProbe {
         groups.iter_mut().filter_map(level).collect()
     }
 
-    /// How soon to look again so that no threshold at these shares is crossed much before it is
-    /// seen, as far as no trigger covers it.
+    /// Returns the time until the next check. It is short enough to see a crossing of these shares
+    /// soon, for places without a trigger.
     pub fn next_look(&self, shares: &[f64], covered: impl Fn(&Path) -> bool) -> Duration {
         self.seen
             .iter()
@@ -251,8 +254,8 @@ impl MemoryProbe {
             .fold(at_rest(), Duration::min)
     }
 
-    /// The whole host and each limited cgroup by itself, where there is a cgroup that may be
-    /// tighter than the host: parts that inform.
+    /// Appends the whole host and each limited cgroup as separate parts, if a cgroup may be tighter
+    /// than the host. Parts only inform.
     pub fn parts(&mut self, now: Timestamp, out: &mut Vec<Reading>) {
         let Held::Enclosing { host, groups, .. } = &mut self.held else {
             return;
@@ -280,14 +283,14 @@ impl MemoryProbe {
         push("machine", source, level);
         for group in groups {
             let place = format!("cgroup:{}", group.dir.display());
-            // A floor below zero: read whatever it is.
+            // A floor below zero: read it in any case.
             let used = group.used_if_tighter(-1.0);
             let level = used.map(|used| (used.unwrap_or(0), group.limit));
             push(&place, group.usage.path().display().to_string(), level);
         }
     }
 
-    /// The reading of M.
+    /// Measures M.
     pub fn measure(&mut self, now: Timestamp) -> Reading {
         let make = |source| Make {
             signal: Signal::Memory,
@@ -358,7 +361,7 @@ impl MemoryProbe {
                             tightest = group.tightest(used);
                         }
                         Ok(_) => {}
-                        // Without one of them the maximum is not known; a lower one would lie.
+                        // If one is unreadable the maximum is unknown. A lower one would be wrong.
                         Err(e) => return Err((group.usage.path().display().to_string(), e)),
                     }
                 }
@@ -396,7 +399,7 @@ fn host_usage(file: &mut KernelFile) -> io::Result<Tightest> {
     }
 }
 
-/// Takes up limits as they are now, keeping open what is still in force.
+/// Applies the present limits, and keeps files of unchanged groups open.
 fn refresh(groups: &mut Vec<Group>, version: Version, dir: &Path) {
     let limited: Vec<_> = enclosing(version, dir)
         .into_iter()
@@ -423,7 +426,8 @@ fn refresh(groups: &mut Vec<Group>, version: Version, dir: &Path) {
 mod tests {
     use super::*;
 
-    /// A tree of cgroup v2 as files: usage, inactive file and limit of the inner and outer group.
+    /// Makes a tree of cgroup v2 as files: usage, inactive file and limit of the inner and outer
+    /// group.
     fn fake_v2(inner: (u64, u64, &str), outer: (u64, u64, &str)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("inner")).unwrap();

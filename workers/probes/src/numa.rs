@@ -1,4 +1,4 @@
-//! M of each memory node, where there is more than one: sockets, and CXL or other memory without
+//! M of each memory node, if there is more than one: sockets, and CXL or other memory without
 //! processors.
 
 use std::fs;
@@ -14,21 +14,21 @@ use crate::reading::Make;
 struct Node {
     place: String,
     file: KernelFile,
-    /// ` (no processors)`, or nothing.
+    /// ` (no processors)`, or empty.
     kind: &'static str,
-    /// `Node <n> `, with which every line starts.
+    /// `Node <n> `, the start of every line.
     prefix: String,
     once: Once,
 }
 
-/// (total − free − inactive file pages) / total of each memory node, as parts `numa:<n>`. Nothing
-/// at all on a machine with one: that is M of the host.
+/// (total − free − inactive file pages) / total of each memory node, as parts `numa:<n>`. A machine
+/// with one memory node has no such parts: that is M of the host.
 pub struct NumaProbe {
     nodes: Vec<Node>,
 }
 
 impl NumaProbe {
-    /// Of `<sysfs>/devices/system/node`.
+    /// A probe of `<sysfs>/devices/system/node`.
     pub fn at(sysfs: &Path) -> Self {
         let dir = sysfs.join("devices/system/node");
         let mut numbers: Vec<u32> = fs::read_dir(dir.as_path())
@@ -44,7 +44,7 @@ impl NumaProbe {
                 let home = dir.join(format!("node{n}"));
                 let mut file = KernelFile::new(home.join("meminfo"));
                 let prefix = format!("Node {n} ");
-                // A node of processors alone has no memory to exhaust.
+                // A node with processors only has no memory to exhaust.
                 let total = field(file.read().ok()?, &format!("{prefix}MemTotal:"))?;
                 (total > 0).then_some(())?;
                 let cpus = fs::read_to_string(home.join("cpulist")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Facts from NVIDIA's management library. Loaded at run time; absent drivers are an error, never
-//! a panic. `pcie_throughput` and other calls that sample for milliseconds are not made.
+//! Facts from NVIDIA's management library, loaded at run time. A missing driver is an error, never
+//! a panic. Calls that sample for milliseconds, such as `pcie_throughput`, are not used.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::device::{DeviceFacts, DeviceMemory, DeviceSource, Fact, Pcie};
 
 /// Xids after which a device needs a reset or a person: uncorrectable memory, internal
 /// micro-controller halt, row remapping failure, NVLink, fallen off the bus, uncontained ECC, GSP
-/// time-outs, unrecovered ECC. Those that a program causes (13, 31, 43, 45) are not among them.
+/// time-outs, unrecovered ECC. Xids that a program causes (13, 31, 43, 45) are not among them.
 const FATAL_XIDS: [u64; 10] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143];
 
-/// `NVML_NVLINK_MAX_LINKS`: links of a device at most.
+/// `NVML_NVLINK_MAX_LINKS`: most links of a device.
 const NVLINK_MOST: u32 = 18;
 
 /// `NVML_DEVICE_MIG_ENABLE`: the device is partitioned.
 const MIG_ENABLED: u32 = 1;
 
-/// What is remembered of a device between polls.
+/// State of a device that is kept between polls.
 #[derive(Default)]
 struct Memory {
-    /// Most NVLink links seen active: a card without bridges is not degraded.
+    /// Most active NVLink links so far: a card without bridges is not degraded.
     links: u32,
-    /// UUIDs of its MIG slices, as they were seen last.
+    /// UUIDs of its MIG slices at the last poll.
     slices: Vec<String>,
-    /// A fault stays until the agent starts anew, as the device stays unusable.
+    /// A fault persists until the agent restarts, because the device stays unusable.
     fault: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl DeviceSource for NvmlSource {
         all
     }
 
-    /// Sleeps on the driver's fault events where it has them.
+    /// Waits for the driver's fault events, if it has them.
     fn wait(&mut self, at_most: Duration) -> bool {
         let Some(set) = &self.events else {
             std::thread::sleep(at_most);
@@ -118,7 +118,7 @@ impl DeviceSource for NvmlSource {
                 };
                 tracing::warn!(probe = "device", device = %uuid, fault, "a device has failed");
                 let known = &mut self.memory.entry(uuid).or_default().fault;
-                // One that is known to have failed may go on failing.
+                // A device that is known to have failed may report further faults.
                 known.replace(fault).is_none()
             }
             Err(NvmlError::Timeout) => false,
@@ -130,12 +130,12 @@ impl DeviceSource for NvmlSource {
     }
 }
 
-/// Registers for fatal faults of every device; none where the driver or a device has no events.
+/// Registers for fatal faults of every device. None if the driver or a device has no events.
 fn register(nvml: &'static Nvml, uuids: &[String]) -> Option<EventSet<'static>> {
     let mut set = nvml.create_event_set().ok()?;
     for uuid in uuids {
         let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
-        // A device without ECC refuses to tell of it.
+        // A device without ECC does not support its events.
         let supported = device.supported_event_types().ok()?;
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
         set = device.register_events(wanted & supported, set).ok()?;
@@ -212,13 +212,13 @@ fn facts(uuid: &str, device: &Device<'_>, remembered: &mut Memory) -> DeviceFact
     }
 }
 
-/// The MIG slices of a device that is partitioned, each under its own UUID; nothing of any other.
-/// They may be made and removed under a running agent, so they are looked for each time.
+/// Returns the MIG slices of a partitioned device, each under its own UUID. Slices may appear and
+/// disappear while the agent runs, so they are listed at each poll.
 fn slices(device: &Device<'_>, whole: &DeviceFacts, seen: &mut Vec<String>) -> Vec<DeviceFacts> {
     let partitioned = device
         .mig_mode()
         .is_ok_and(|mode| mode.current == MIG_ENABLED);
-    // The highest index that there may be; those in between may be free.
+    // The highest possible index. Those in between may be unused.
     let most = match partitioned {
         true => device.mig_device_count().unwrap_or(0),
         false => 0,

@@ -1,4 +1,5 @@
-//! P of the host: power of its processor packages against their enforced limits (powercap, RAPL).
+//! P of the host: power of its processor packages relative to their enforced limits (powercap,
+//! RAPL).
 
 use std::fs;
 use std::io;
@@ -11,10 +12,10 @@ use crate::Probe;
 use crate::kernel_file::{KernelFile, Once, invalid};
 use crate::reading::Make;
 
-/// Power is the mean over at least this long, in microseconds: counters move in steps of a
-/// millisecond, and a reading shall not be of an instant.
+/// Shortest time of a mean, in microseconds. Counters move in steps of a millisecond, and a reading
+/// must not be of an instant.
 const SPAN_US: i64 = 400_000;
-/// A mean over more than this is no reading of now, in microseconds.
+/// A mean over a longer time is not present any more, in microseconds.
 const OLD_US: i64 = 10_000_000;
 
 /// One processor package.
@@ -22,16 +23,16 @@ struct Package {
     name: String,
     counter: KernelFile,
     limit: KernelFile,
-    /// The counter starts again from zero after this, in microjoules.
+    /// The counter wraps to zero after this many microjoules.
     range: u64,
-    /// Where the counter stood, and when.
+    /// The last reading of the counter, with its time.
     before: Option<(Timestamp, u64)>,
     /// Mean power over the last span in milliwatts.
     mean: Option<(Timestamp, f64)>,
 }
 
 impl Package {
-    /// The mean power up to `now` in milliwatts; none before there are two readings.
+    /// Returns the mean power up to `now` in milliwatts. None before the second reading.
     fn power(&mut self, now: Timestamp) -> io::Result<Option<f64>> {
         let Some((at, was)) = self.before else {
             self.before = Some((now, self.counter.number()?));
@@ -49,17 +50,17 @@ impl Package {
         }
         let joules = match is.checked_sub(was) {
             Some(passed) => passed,
-            // It has started again from zero.
+            // It has wrapped to zero.
             None => (self.range.saturating_sub(was)).saturating_add(is),
         };
-        // Microjoules a microsecond are watts.
+        // Microjoules per microsecond are watts.
         let mean = joules as f64 / span as f64 * 1e3;
         self.mean = Some((now, mean));
         Ok(Some(mean))
     }
 }
 
-/// max over packages of draw / long-term limit, as a mean since the reading before.
+/// The largest draw / long-term limit of all packages, as a mean since the last reading.
 pub struct HostPowerProbe {
     dir: PathBuf,
     packages: Vec<Package>,
@@ -67,7 +68,7 @@ pub struct HostPowerProbe {
 }
 
 impl HostPowerProbe {
-    /// Of `<sysfs>/class/powercap`.
+    /// A probe of `<sysfs>/class/powercap`.
     pub fn at(sysfs: &Path) -> Self {
         let dir = sysfs.join("class/powercap");
         Self {
@@ -78,8 +79,8 @@ impl HostPowerProbe {
     }
 }
 
-/// Domains that are whole packages: `intel-rapl:N` (AMD has the same names), not their parts
-/// `intel-rapl:N:M`, nor the same packages again through memory-mapped registers.
+/// Finds domains that are whole packages: `intel-rapl:N` (AMD has the same names). Their parts
+/// `intel-rapl:N:M`, and second interfaces through memory-mapped registers, are skipped.
 fn packages(dir: &Path) -> Vec<Package> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
@@ -107,7 +108,7 @@ fn packages(dir: &Path) -> Vec<Package> {
         .collect()
 }
 
-/// The file of the long-term constraint, by its name; the first where none has it.
+/// Returns the file of the long-term constraint, by its name, or else the first.
 fn long_term(path: &Path) -> String {
     (0..8)
         .find(|n| {
@@ -162,7 +163,7 @@ impl Probe for HostPowerProbe {
                 Err(e) => {
                     let what = format!("{} ({}): {e}", package.name, source);
                     self.once.warn("power", &what);
-                    // One package that cannot be read leaves the maximum unknown.
+                    // If one package cannot be read the maximum is unknown.
                     out.push(make(&source).missing(what));
                     return;
                 }
@@ -227,7 +228,7 @@ mod tests {
         fake.set("intel-rapl:0:0", "name", "core");
         let mut probe = HostPowerProbe::at(fake.0.path());
         assert!(read(&mut probe, 0).missing.unwrap().contains("mean"));
-        // 20 J and 40 J within a second.
+        // 20 J and 40 J in one second.
         fake.package(0, 20_000_000, 100_000_000);
         fake.package(1, 40_000_000, 100_000_000);
         let r = read(&mut probe, 1000);
@@ -236,7 +237,7 @@ mod tests {
             (Some(0.4), Some(40_000.0), Some(100_000.0))
         );
         assert!(r.source.contains("intel-rapl:1"), "{}", r.source);
-        // Within the span the mean stands.
+        // Within the span the mean does not change.
         fake.package(1, 99_000_000, 100_000_000);
         assert_eq!(read(&mut probe, 1100).value, Some(0.4));
     }
@@ -250,7 +251,7 @@ mod tests {
         fake.package(0, 9_000_000, 50_000_000);
         assert_eq!(read(&mut probe, 1000).raw, Some(10_000.0));
         fs::remove_dir_all(fake.0.path().join("class")).unwrap();
-        // A real file that is open goes on to answer with an error; a fake's is opened anew.
+        // An open file of sysfs keeps failing. A test's file is opened again.
         let mut probe = HostPowerProbe::at(fake.0.path());
         let gone = read(&mut probe, 2000);
         assert!(gone.value.is_none() && gone.missing.is_some());

@@ -1,9 +1,9 @@
-//! What a node knows of its machine beyond H(t), and a short measurement of its memory and of the
-//! copies to its devices, in the spirit of heterogeneous-memory benchmarks.
+//! A node's knowledge of its machine beyond H(t), with a short measurement of its memory and of the
+//! copies to its devices.
 //!
-//! The measurement is bounded in time ([`MEMORY_WITHIN`], [`COPIES_WITHIN`]) and in memory (a
-//! 64th of the node's limit, 64 MiB at most), and kept on disk under a digest of what it depends
-//! on, so that a restart does not pay for it again.
+//! The measurement is bounded in time ([`MEMORY_WITHIN`], [`COPIES_WITHIN`]) and in memory (a 64th
+//! of the node's limit, 64 MiB at most). Its result is kept on disk under a digest of its
+//! conditions, so that a restart does not repeat it.
 
 mod copies;
 mod memory;
@@ -22,25 +22,25 @@ use sysinfo::System;
 use crate::confinement::confinement;
 use crate::descriptor::isa;
 
-/// What measuring memory may take in all.
+/// Time limit of measuring memory.
 pub const MEMORY_WITHIN: Duration = Duration::from_millis(250);
-/// What measuring the copies of all devices may take in all.
+/// Time limit of measuring the copies of all devices.
 pub const COPIES_WITHIN: Duration = Duration::from_millis(700);
 /// Largest array that is measured.
 pub const SAMPLE_MOST: u64 = 64 << 20;
 /// The array's part of the node's memory limit.
 pub const SAMPLE_SHARE: u64 = 64;
-/// Changes when what is measured changes its meaning.
+/// Changes when the meaning of a measurement changes.
 const VERSION: u32 = 1;
 
-/// Where a profile comes from.
+/// The source of a profile.
 #[derive(Debug, Clone)]
 pub struct ProfileOptions {
-    /// Where sysfs is: `/sys`.
+    /// Path of sysfs: `/sys`.
     pub sysfs: PathBuf,
-    /// Folder of earlier measurements; none: measure each time.
+    /// Folder of earlier measurements. None means to measure each time.
     pub cache: Option<PathBuf>,
-    /// Whether to measure although there is a measurement.
+    /// Whether to measure even if there is a measurement.
     pub anew: bool,
 }
 
@@ -63,7 +63,7 @@ pub fn default_cache() -> Option<PathBuf> {
     Some(folder.join("fiec").join("machines"))
 }
 
-/// What was measured of a machine.
+/// Measurements of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Kept {
     memory: Vec<MemoryNode>,
@@ -71,7 +71,7 @@ struct Kept {
     measured: Measured,
 }
 
-/// Copies between the host's page-locked memory and a device, in bytes a second.
+/// Copies between the host's page-locked memory and a device, in bytes per second.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Copies {
     to_device_bytes_s: Option<u64>,
@@ -79,8 +79,8 @@ struct Copies {
     missing: Option<String>,
 }
 
-/// The numeric contracts that kernels can keep on an instruction set: the bitwise ones fuse
-/// multiply and add.
+/// Returns the numeric contracts that kernels can keep on an instruction set. The bitwise contract
+/// needs fused multiply and add.
 pub fn contracts(isa: &str) -> Vec<Contract> {
     let fused = isa.starts_with("aarch64") || isa.split('+').any(|part| part == "fma");
     let bitwise = fused.then_some(Contract::Bitwise);
@@ -90,7 +90,7 @@ pub fn contracts(isa: &str) -> Vec<Contract> {
         .collect()
 }
 
-/// Gathers the profile of this machine; writes what was measured of copies into `substrates`.
+/// Gathers the profile of this machine, and writes the measured copies into `substrates`.
 /// `limit_bytes` is the node's memory limit.
 pub fn gather(
     options: &ProfileOptions,
@@ -109,7 +109,7 @@ pub fn gather(
     let known = known.and_then(|file| read(file, machine));
     let kept = known.unwrap_or_else(|| {
         let kept = measure(nodes, limit_bytes, machine, substrates);
-        // A machine that was too busy to be measured is measured at the next start.
+        // A machine that was too busy for the measurement is measured at the next start.
         let told = kept.memory.iter().any(|node| node.copy_bytes_s.is_some());
         if let Some(file) = file.as_ref().filter(|_| told)
             && let Err(error) = write(file, &kept)
@@ -173,19 +173,19 @@ fn measure(
     }
 }
 
-/// What a measurement depends on.
+/// Digest of the conditions of a measurement.
 fn fingerprint(
     nodes: &[MemoryNode],
     libraries: &BTreeMap<String, String>,
     substrates: &[Substrate],
 ) -> Digest {
-    // The host's memory is a limit, and of no consequence for speed.
+    // The host's memory size is a limit and does not influence speed.
     let places: Vec<_> = substrates
         .iter()
         .map(|s| (&s.id, &s.name, s.memory_bytes.filter(|_| s.is_device())))
         .collect();
     let all = (VERSION, isa(), nodes, libraries, places);
-    // Numbers and texts only: writing them cannot fail.
+    // Numbers and strings only: the encoding cannot fail.
     Digest::of(&serde_json::to_vec(&all).unwrap_or_default())
 }
 
@@ -193,7 +193,7 @@ fn file_of(folder: &Path, machine: Digest) -> PathBuf {
     folder.join(format!("{machine}.json"))
 }
 
-/// An earlier measurement of this very machine; what cannot be read is measured anew.
+/// Reads an earlier measurement of this machine. An unreadable one is repeated.
 fn read(file: &Path, machine: Digest) -> Option<Kept> {
     let kept: Kept = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
     (kept.measured.machine == machine).then_some(kept)
@@ -202,7 +202,7 @@ fn read(file: &Path, machine: Digest) -> Option<Kept> {
 fn write(file: &Path, kept: &Kept) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    // Several workers of one machine may write at once; each file is whole.
+    // Several workers of one machine may write concurrently. Each file is complete.
     let name = format!(".{}-{}", std::process::id(), kept.measured.at.micros());
     let temporary = folder.join(name);
     let written = std::fs::File::create(&temporary)

@@ -1,9 +1,9 @@
-//! How a [`Reading`] is made, so that every probe keeps the same rules.
+//! The construction of a [`Reading`], so that every probe keeps the same rules.
 
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::ids::Timestamp;
 
-/// What is measured, where and when; ends in a value or in a reason.
+/// The signal, place and time of a reading, before its value or reason is known.
 pub(crate) struct Make<'a> {
     pub signal: Signal,
     pub device: Option<&'a str>,
@@ -13,7 +13,8 @@ pub(crate) struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// A measured reading. The value is clamped to \[0, 1\]; one that is no number is missing.
+    /// A measured reading. The value is clamped to \[0, 1\]. A value that is no finite number is
+    /// missing.
     pub(crate) fn value(self, value: f64, raw: f64, limit: Option<f64>) -> Reading {
         if !value.is_finite() || !raw.is_finite() {
             return self.missing("the source gave no finite number");
@@ -27,7 +28,7 @@ impl Make<'_> {
         }
     }
 
-    /// A reading that could not be taken.
+    /// A reading that failed.
     pub(crate) fn missing(self, why: impl Into<String>) -> Reading {
         Reading {
             missing: Some(why.into()),

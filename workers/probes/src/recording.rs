@@ -1,4 +1,4 @@
-//! Recordings of what probes read, so that they can be tried on machines that are not here.
+//! Recordings of probes' inputs, so that probes can be tested for machines that are not here.
 //!
 //! A recording is a folder (`fiec node record` makes one):
 //!
@@ -9,9 +9,9 @@
 //! devices.jsonl         the facts of every device, one line a step; absent without devices
 //! ```
 //!
-//! [`Recording::lay_out`] writes a step into a folder that stands for `/`, and
-//! [`Recording::sampler`] points a sampler there. Files of one step are read one after the other,
-//! so they may lie milliseconds apart.
+//! [`Recording::lay_out`] writes a step into a folder that represents `/`, and
+//! [`Recording::sampler`] reads from there. The files of one step are recorded one after the other,
+//! so their times may differ by milliseconds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,26 +29,26 @@ use crate::watch::Wake;
 
 const ABOUT: &str = "about.json";
 const DEVICES: &str = "devices.jsonl";
-/// Steps of one recording at most.
+/// Most steps of one recording.
 pub const MOST_STEPS: usize = 10_000;
 
-/// What is wrong with a recording, or why it cannot be made.
+/// An error in a recording, or while making one.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// A file is not of the form above.
+    /// A file does not have the form above.
     #[error("{}: {rule}", path.display())]
     Form {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         rule: String,
     },
 }
@@ -65,12 +65,12 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> RecordingError {
 #[serde(deny_unknown_fields)]
 struct About {
     v: u8,
-    /// Where it comes from: a kernel's release, or who composed it.
+    /// Its origin: a kernel's release, or the author of a composed recording.
     kernel: String,
-    /// The cgroup that M is measured against, as a path below `/`; none is the host.
+    /// The cgroup of M, as a path below `/`. None means the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cgroup: Option<Cgroup>,
-    /// When each step was taken, in milliseconds after the first.
+    /// Time of each step, in milliseconds after the first.
     steps_ms: Vec<u64>,
 }
 
@@ -82,11 +82,11 @@ struct Cgroup {
     dir: PathBuf,
 }
 
-/// Records what the probes of this machine read: `steps` times, `every` so often, into a new
-/// folder. Returns the number of files written.
+/// Records the inputs of this machine's probes into a new folder: `steps` times, at an interval of
+/// `every`. Returns the number of files written.
 ///
 /// # Errors
-/// The folder is not empty, or something cannot be written. What cannot be read is not there.
+/// The folder is not empty, or a file cannot be written. An unreadable input counts as absent.
 pub fn record(
     to: &Path,
     memory: &MemoryLimit,
@@ -131,7 +131,7 @@ pub fn record(
             .push(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
         for path in sources(memory) {
             let text = if path.ends_with("cgroup.procs") {
-                // That it is there marks a cgroup; whose processes they are is nobody's business.
+                // Its existence marks a cgroup. The ids of its processes are not recorded.
                 String::new()
             } else {
                 match fs::read_to_string(&path) {
@@ -173,7 +173,7 @@ fn below_root(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// The files that probes read on this machine.
+/// Lists the files that probes read on this machine.
 fn sources(memory: &MemoryLimit) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = [
         "/proc/meminfo",
@@ -237,7 +237,7 @@ fn sources(memory: &MemoryLimit) -> Vec<PathBuf> {
     found
 }
 
-/// A recording to be played.
+/// A recording to replay.
 #[derive(Debug, Clone)]
 pub struct Recording {
     dir: PathBuf,
@@ -246,10 +246,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Opens one.
+    /// Opens a recording.
     ///
     /// # Errors
-    /// The file that cannot be read or is not of the form, and the rule.
+    /// The file that is unreadable or malformed, and the rule.
     pub fn open(dir: &Path) -> Result<Self, RecordingError> {
         let path = dir.join(ABOUT);
         let text = fs::read_to_string(&path).map_err(io_error(&path))?;
@@ -284,13 +284,13 @@ impl Recording {
         })
     }
 
-    /// When each step was taken, in milliseconds after the first.
+    /// Time of each step, in milliseconds after the first.
     pub fn steps_ms(&self) -> &[u64] {
         &self.about.steps_ms
     }
 
-    /// Writes what a step has changed into the folder that stands for `/`. Steps must be laid out
-    /// in order.
+    /// Writes the changes of a step into the folder that represents `/`. Steps must be written in
+    /// order.
     ///
     /// # Errors
     /// A file cannot be read or written.
@@ -302,7 +302,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Probes of the machine that is laid out in this folder.
+    /// Probes of the machine in this folder.
     pub fn sampler(&self, root: &Path) -> SamplerConfig {
         let memory = match &self.about.cgroup {
             None => MemoryLimit::Host,
@@ -322,7 +322,7 @@ impl Recording {
         }
     }
 
-    /// Its devices, each poll a step further; none where there were none.
+    /// Its devices. Each poll advances one step. None without devices.
     pub fn devices(&self) -> Option<RecordedDevices> {
         (!self.devices.is_empty()).then(|| RecordedDevices {
             facts: self.devices.clone(),
@@ -331,7 +331,7 @@ impl Recording {
     }
 }
 
-/// Plays the devices of a recording; the last step stays.
+/// Replays the devices of a recording. The last step persists.
 pub struct RecordedDevices {
     facts: Vec<Vec<DeviceFacts>>,
     next: usize,
@@ -345,7 +345,7 @@ impl DeviceSource for RecordedDevices {
     }
 }
 
-/// Writes into files that are there instead of replacing them: probes keep them open.
+/// Writes into existing files instead of replacing them: probes keep them open.
 fn copy_over(from: &Path, to: &Path) -> Result<(), RecordingError> {
     fs::create_dir_all(to).map_err(io_error(to))?;
     for entry in fs::read_dir(from).map_err(io_error(from))? {

@@ -22,27 +22,27 @@ use crate::tcp::ConnectionProbe;
 use crate::thermal::HostThermalProbe;
 use crate::watch::{PressureWatch, Wake, at_rest};
 
-/// What a node measures, and against what.
+/// The settings of a node's probes.
 #[derive(Debug, Clone)]
 pub struct SamplerConfig {
-    /// What M is measured against.
+    /// The limit of M.
     pub memory: MemoryLimit,
-    /// Where further process trees register against a declared budget (`tree/*.pid`).
+    /// Folder where further process trees register for a declared budget (`tree/*.pid`).
     pub run_dir: Option<PathBuf>,
-    /// How round trips become L.
+    /// The parameters of L.
     pub latency: LatencyConfig,
-    /// Whether the connections of this process tell of the way to the broker.
+    /// Whether to measure this process's connections to the broker.
     pub connections: bool,
-    /// Whether NVIDIA devices are measured, where there is a driver.
+    /// Whether to measure NVIDIA devices, if there is a driver.
     pub devices: bool,
-    /// A file of simulated devices in place of the machine's own.
+    /// A file of simulated devices that replaces the machine's own.
     pub device_file: Option<PathBuf>,
-    /// Where procfs is, as far as it tells of the host: `/proc`, or a recorded tree.
+    /// Path of procfs for the host's files: `/proc`, or a recorded tree.
     pub procfs: PathBuf,
-    /// Where sysfs is: `/sys`, or a recorded tree.
+    /// Path of sysfs: `/sys`, or a recorded tree.
     pub sysfs: PathBuf,
-    /// Called when a vector should be made at once: usage crosses a threshold, a stall begins, a
-    /// device fails.
+    /// Called when a vector is due at once: usage crosses a threshold, a stall begins, a device
+    /// fails.
     pub wake: Wake,
 }
 
@@ -64,14 +64,14 @@ impl Default for SamplerConfig {
 
 /// All probes of a node.
 pub struct Sampler {
-    /// Apart from the others, since it alone is also read by [`Sampler::fast`].
+    /// Separate from the others, since [`Sampler::fast`] reads it alone.
     memory: Option<MemoryProbe>,
     others: Vec<Box<dyn Probe>>,
     latency: LatencyRecorder,
     watch: Option<PressureWatch>,
     devices: DeviceHandle,
     envelopes: Envelopes,
-    /// What is offered of the memory limit, as its last reading said.
+    /// The offered share of the memory limit, from its last reading.
     offered: f64,
 }
 
@@ -120,7 +120,7 @@ impl Sampler {
         }
     }
 
-    /// Only these probes, for tests: there is no fast reading.
+    /// Only these probes, for tests. There is no fast reading.
     pub fn of(probes: Vec<Box<dyn Probe>>) -> Self {
         Self {
             memory: None,
@@ -138,24 +138,24 @@ impl Sampler {
         self.others.push(probe);
     }
 
-    /// Where round trips are reported.
+    /// The recorder of round trips.
     pub fn latency(&self) -> LatencyRecorder {
         self.latency.clone()
     }
 
-    /// What this node may offer; set here, it holds from the next reading on.
+    /// The envelopes of this node. A change applies from the next reading on.
     pub fn envelopes(&self) -> Envelopes {
         self.envelopes.clone()
     }
 
-    /// What devices say of themselves, for those who want more than readings.
+    /// The raw facts of devices.
     pub fn devices(&self) -> DeviceHandle {
         self.devices.clone()
     }
 
-    /// Sets the kernel's triggers at these thresholds of M (the node's, and those of executions
-    /// that bring their own), high and low, and at the node's threshold of M stall. Cheap where
-    /// nothing has changed; call it again now and then, since limits and file pages move.
+    /// Sets the kernel's triggers at the high and low thresholds of M (the node's and those of
+    /// executions), and at the node's threshold of M stall. Cheap without a change. Call it
+    /// repeatedly, since limits and file pages change.
     pub fn arm(&mut self, memory: &[Threshold], stall: Option<Threshold>) {
         if let (Some(watch), Some(probe)) = (&mut self.watch, &mut self.memory) {
             let shares = shares(memory, self.offered);
@@ -163,8 +163,8 @@ impl Sampler {
         }
     }
 
-    /// How soon to call [`Sampler::fast`] again, so that none of these thresholds is crossed much
-    /// before it is seen, as far as no trigger covers them: between 20 and 250 ms.
+    /// Returns the time until [`Sampler::fast`] is due again, between 20 and 250 ms. It is short
+    /// enough to see a crossing soon, for thresholds without a trigger.
     pub fn next_look(&self, memory: &[Threshold]) -> Duration {
         match (&self.memory, &self.watch) {
             (Some(probe), Some(watch)) => {
@@ -174,8 +174,8 @@ impl Sampler {
         }
     }
 
-    /// Every component of H(t) now, missing ones included. A probe that panics is said in the log
-    /// and not asked again; the others go on.
+    /// Returns every component of H(t), missing ones included. A probe that panics is logged and
+    /// dropped. The others continue.
     pub fn sample(&mut self, now: Timestamp) -> Vec<Reading> {
         let mut out = Vec::with_capacity(16);
         if let Some(memory) = &mut self.memory {
@@ -195,8 +195,8 @@ impl Sampler {
         out
     }
 
-    /// Memory alone, for the check many times a second; none when it cannot be measured, which
-    /// [`Sampler::sample`] reports with its reason.
+    /// Measures memory alone, for frequent checks. Returns none if it cannot be measured;
+    /// [`Sampler::sample`] reports the reason.
     pub fn fast(&mut self, now: Timestamp) -> Option<Reading> {
         let mut reading = self.memory.as_mut()?.measure(now);
         self.envelopes.hold(std::slice::from_mut(&mut reading), now);
@@ -205,7 +205,7 @@ impl Sampler {
     }
 }
 
-/// The share of its limit that a reading's envelope offers; 1 without one.
+/// The share of its limit that a reading's envelope offers, or 1 without an envelope.
 fn offered(reading: Option<&Reading>) -> f64 {
     let share = reading.and_then(|r| Some(r.envelope.as_ref()?.cap / r.limit?));
     share
@@ -213,7 +213,7 @@ fn offered(reading: Option<&Reading>) -> f64 {
         .map_or(1.0, |s| s.clamp(0.0, 1.0))
 }
 
-/// The shares of a limit at which something begins or ends, without doubles.
+/// The shares of a limit at which a threshold begins or ends, without duplicates.
 fn shares(thresholds: &[Threshold], offered: f64) -> Vec<f64> {
     let ends = thresholds.iter().flat_map(|t| [t.high, t.low]);
     let mut shares: Vec<f64> = ends.map(|share| share * offered).collect();
@@ -222,10 +222,9 @@ fn shares(thresholds: &[Threshold], offered: f64) -> Vec<f64> {
     shares
 }
 
-/// Whether anything changed since what was published last: a value by more than its signal's
-/// declared step ([`Signal::step`]), whether there is one, or which signals and places there are.
-/// Parts of the host do not count. Compare with the last *published* readings, so that a slow
-/// drift is seen as well.
+/// Whether the readings differ from the published ones: a value by more than its signal's declared
+/// step ([`Signal::step`]), its presence, or the set of signals and places. Parts of the host do
+/// not count. Compare with the last *published* readings, so that a slow drift counts as well.
 pub fn changed(previous: &[Reading], current: &[Reading]) -> bool {
     let own = |readings: &[Reading]| readings.iter().filter(|r| !r.is_part()).count();
     own(previous) != own(current)
@@ -238,7 +237,7 @@ pub fn changed(previous: &[Reading], current: &[Reading]) -> bool {
         })
 }
 
-/// The reading of a signal at a place.
+/// Finds the reading of a signal at a place.
 pub(crate) fn find<'a>(
     readings: &'a [Reading],
     signal: Signal,

@@ -1,13 +1,13 @@
-//! Devices that are not there, for tests and for trying things out on a machine without any: a
-//! JSON file says what they are and what they read, and is read again at each poll.
+//! Simulated devices, for tests and for trials on a machine without devices. A JSON file has their
+//! properties and readings, and is read again at each poll.
 //!
 //! ```json
 //! [{"id": "GPU-sim-0", "kind": "gpu", "name": "Simulated H100", "memory_bytes": 85899345920,
 //!   "device": {"compute_capability": "9.0", "multiprocessors": 132}, "used_bytes": 0}]
 //! ```
 //!
-//! Programs that are granted one compute in the host's memory; `"wrong_bits": true` and
-//! `"cannot_open": "why"` let one compute wrongly or not at all.
+//! Programs on such a device compute in the host's memory. With `"wrong_bits": true` they compute
+//! wrongly, and with `"cannot_open": "why"` the device cannot be opened.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,16 +24,16 @@ struct Simulated {
     /// Bytes of its memory in use.
     #[serde(default)]
     used_bytes: u64,
-    /// Percent of time that its units are in use.
+    /// Utilization of its units in percent of time.
     #[serde(default)]
     utilization: u32,
-    /// A fault, in words.
+    /// A fault, described.
     #[serde(default)]
     fault: Option<String>,
-    /// What it draws, and the most that it may, in mW.
+    /// Its power and its limit, in mW.
     #[serde(default)]
     power_mw: Option<(u32, u32)>,
-    /// Energy since some moment, in mJ.
+    /// Energy since an arbitrary start, in mJ.
     #[serde(default)]
     energy_mj: Option<u64>,
 }
@@ -54,15 +54,15 @@ fn read(file: &Path) -> io::Result<Vec<Simulated>> {
     }
 }
 
-/// What the file says that there is.
+/// Returns the substrates in the file.
 ///
 /// # Errors
-/// The file cannot be read, or is no list of devices; the message names it.
+/// The file cannot be read, or is no list of devices. The message names it.
 pub fn substrates(file: &Path) -> io::Result<Vec<Substrate>> {
     Ok(read(file)?.into_iter().map(|d| d.substrate).collect())
 }
 
-/// What the devices of a file read, at each poll.
+/// Reads the facts of a file's devices, at each poll.
 #[derive(Debug)]
 pub struct FileSource {
     file: PathBuf,
@@ -70,7 +70,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Of this file; what cannot be read later leaves the last facts in force.
+    /// A source of this file. If the file becomes unreadable, the last facts stay in force.
     pub fn new(file: PathBuf) -> Self {
         Self {
             file,
@@ -81,7 +81,7 @@ impl FileSource {
 
 impl DeviceSource for FileSource {
     fn poll(&mut self) -> Vec<DeviceFacts> {
-        // A file that is just being written is read again at the next poll.
+        // A file that is being written is read again at the next poll.
         if let Ok(devices) = read(&self.file) {
             self.last = devices.iter().map(facts).collect();
         }

@@ -14,19 +14,20 @@ pub const SOME_LIMIT_PERCENT: f64 = 20.0;
 /// `full` avg10 above which the node counts as fully stalled, in percent.
 pub const FULL_LIMIT_PERCENT: f64 = 5.0;
 
-/// min(1, `some` avg10 / 20 %); 1 when `full` avg10 is over 5 %; the worst of several files.
+/// min(1, `some` avg10 / 20 %), or 1 if `full` avg10 exceeds 5 %. The worst of several files
+/// counts.
 pub struct StallProbe {
     files: Vec<KernelFile>,
     once: Once,
 }
 
 impl StallProbe {
-    /// Of the host: `/proc/pressure/memory`.
+    /// A probe of the host: `/proc/pressure/memory`.
     pub fn host() -> Self {
         Self::at("/proc/pressure/memory")
     }
 
-    /// Of a file in that format, e.g. a cgroup's `memory.pressure`.
+    /// A probe of a file in that format, such as a cgroup's `memory.pressure`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self {
             files: vec![KernelFile::new(path)],
@@ -34,7 +35,7 @@ impl StallProbe {
         }
     }
 
-    /// And of this file, where it can be read: the node's own cgroup beside the host.
+    /// Adds a file, if it can be read: the node's own cgroup beside the host.
     #[must_use]
     pub fn and(mut self, path: impl Into<PathBuf>) -> Self {
         self.files.push(KernelFile::new(path));
@@ -42,7 +43,7 @@ impl StallProbe {
     }
 }
 
-/// (value, raw, limit) and which line, of a file in the kernel's format.
+/// Returns (value, raw, limit) and the kind of line, from a file in the kernel's format.
 fn stall_of(file: &mut KernelFile) -> std::io::Result<(f64, f64, f64, &'static str)> {
     let text = file.read()?;
     let some = avg10(text, "some").ok_or_else(|| invalid("no `some avg10`".into()))?;
@@ -93,7 +94,7 @@ impl Probe for StallProbe {
     }
 }
 
-/// `avg10` of the line that starts with `kind`, in percent.
+/// Returns `avg10` of the line that starts with `kind`, in percent.
 pub(crate) fn avg10(text: &str, kind: &str) -> Option<f64> {
     let line = text
         .lines()

@@ -1,11 +1,11 @@
-//! F and a part of L from real traffic: what the kernel tells (`TCP_INFO`) of the connections that
-//! this process has opened, which in a worker are those to the broker.
+//! F and a part of L from real traffic: the kernel's `TCP_INFO` of connections that this process
+//! has opened. In a worker those lead to the broker.
 //!
-//! F of the node is 1 − exp(−r / [`RETRANSMITS_REF`]), where r is the share of segments of the last
-//! [`WINDOW_MS`] that were sent again: 5 % gives 0.63, 15 % 0.95. The kernel's own smoothed round
-//! trip is the part `peer:@broker` of L, over a base of its own. It counts how long the other side
-//! takes to acknowledge, up to 40 ms where it has nothing to say, so it informs and judges nothing;
-//! L itself is of messages that are answered ([`crate::latency`]).
+//! F of the node is 1 − exp(−r / [`RETRANSMITS_REF`]). r is the share of retransmitted segments in
+//! the last [`WINDOW_MS`]: 5 % gives 0.63, 15 % 0.95. The kernel's smoothed round trip is the part
+//! `peer:@broker` of L, with its own base. It includes the delay of acknowledgements, up to 40 ms
+//! if the other side has no data to send. So it only informs. L itself measures answered messages
+//! ([`crate::latency`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -22,46 +22,46 @@ use crate::kernel_file::Once;
 use crate::latency::LatencyConfig;
 use crate::reading::Make;
 
-/// Where the part of L is said to be; no node can have this name.
+/// The place of this part of L. No node can have this name.
 pub const PLACE: &str = "peer:@broker";
-/// Segments count for this long, in milliseconds.
+/// Window of segments, in milliseconds.
 pub const WINDOW_MS: i64 = 30_000;
-/// This share of segments sent again gives F = 0.63.
+/// This share of retransmitted segments gives F = 0.63.
 pub const RETRANSMITS_REF: f64 = 0.05;
-/// Of fewer segments, one that was sent again would be too much of a sign.
+/// Least segments for a reading: among fewer, one retransmission would count too much.
 const LEAST_SEGMENTS: u64 = 100;
-/// Connections are looked at so often at most, in milliseconds.
+/// Interval of the readings of connections, in milliseconds.
 const EVERY_MS: i64 = 500;
 const SOURCE: &str = "TCP_INFO";
 
-/// A connection that this process has opened, as the kernel sees it.
+/// The kernel's figures of a connection that this process has opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// Its two ends.
     pub name: String,
     /// The smoothed round trip in microseconds.
     pub rtt_us: u32,
-    /// Segments with data that were sent since it was opened, again or not.
+    /// Data segments sent since it was opened, retransmissions included.
     pub sent: u64,
-    /// Of those, sent again.
+    /// Retransmitted segments.
     pub again: u64,
 }
 
-/// Where connections are known from.
+/// A source of connections.
 pub trait ConnectionSource: Send {
-    /// Every connection that is open now, in any order.
+    /// Returns every open connection, in any order.
     ///
     /// # Errors
-    /// Why none can be told of.
+    /// The reason why they cannot be read.
     fn connections(&mut self) -> Result<Vec<Connection>, String>;
 }
 
-/// F of the node, and L as the kernel sees it.
+/// F of the node, and L as the kernel measures it.
 pub struct ConnectionProbe {
     source: Box<dyn ConnectionSource>,
-    /// (sent, again) of each connection at the last look; none before the first.
+    /// (sent, retransmitted) of each connection at the last reading. None before the first.
     known: Option<BTreeMap<String, (u64, u64)>>,
-    /// What was sent between two looks.
+    /// Segments between two readings.
     window: VecDeque<(Timestamp, u64, u64)>,
     lowest_us: f64,
     last: Option<(Timestamp, Vec<Reading>)>,
@@ -69,12 +69,12 @@ pub struct ConnectionProbe {
 }
 
 impl ConnectionProbe {
-    /// Of this process.
+    /// A probe of this process's connections.
     pub fn own() -> Self {
         Self::of(OwnConnections)
     }
 
-    /// Of any source.
+    /// A probe of any source.
     pub fn of(source: impl ConnectionSource + 'static) -> Self {
         Self {
             source: Box::new(source),
@@ -86,8 +86,8 @@ impl ConnectionProbe {
         }
     }
 
-    /// Notes what was sent since the last look. What a connection had sent before the first look
-    /// at it counts only where it was opened since.
+    /// Notes the segments since the last reading. The earlier segments of a connection count only
+    /// if it was opened after the last reading.
     fn note(&mut self, now: Timestamp, connections: &[Connection]) {
         let (mut sent, mut again) = (0, 0);
         if let Some(known) = &self.known {
@@ -180,7 +180,7 @@ impl ConnectionSource for OwnConnections {
             name.to_str()?.parse::<RawFd>().ok()
         });
         let sockets: Vec<_> = numbers.filter_map(|fd| Some((fd, info(fd)?))).collect();
-        // What was accepted here was opened by others.
+        // Accepted connections were opened by the other side.
         let listening: Vec<u16> = sockets
             .iter()
             .filter(|(_, info)| info.state == LISTEN)
@@ -202,7 +202,7 @@ impl ConnectionSource for OwnConnections {
     }
 }
 
-/// What is read of `struct tcp_info`.
+/// The fields of `struct tcp_info` that are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Info {
     state: u8,
@@ -212,8 +212,8 @@ struct Info {
 }
 
 impl Info {
-    /// From the bytes that the kernel has written: offsets as in its `linux/tcp.h`, which only
-    /// ever grows. None where it is older than Linux 4.6, which has no segments with data.
+    /// Reads the kernel's bytes at the offsets of its `linux/tcp.h`, which only grows. None before
+    /// Linux 4.6, which does not count data segments.
     fn of(bytes: &[u8]) -> Option<Self> {
         let word = |offset: usize| {
             let bytes = bytes.get(offset..offset + 4)?;
@@ -228,13 +228,13 @@ impl Info {
     }
 }
 
-/// What the kernel tells of an open file that is a TCP socket; none of any other.
+/// Returns the kernel's figures of an open file, if it is a TCP socket.
 fn info(fd: RawFd) -> Option<Info> {
     let mut bytes = [0u8; 256];
     let mut length = libc::socklen_t::try_from(bytes.len()).ok()?;
-    // SAFETY: the kernel writes at most `length` bytes into `bytes` and says how many. A number
-    // that is no file any more, or another one by now, is answered with an error or with that
-    // one's state; nothing is changed.
+    // SAFETY: the kernel writes at most `length` bytes into `bytes` and returns their number. The
+    // number of a closed file gives an error, and a reused one gives that file's state. Nothing is
+    // changed.
     #[allow(unsafe_code)]
     let told = unsafe {
         libc::getsockopt(
@@ -249,10 +249,10 @@ fn info(fd: RawFd) -> Option<Info> {
     Info::of(bytes.get(..written)?)
 }
 
-/// The addresses of a TCP socket's own end and of the other one, where it has one.
+/// Returns the addresses of a TCP socket's own end and of its peer, if it has one.
 fn ends(fd: RawFd) -> io::Result<(SocketAddr, Option<SocketAddr>)> {
-    // SAFETY: it is only asked for its addresses and never closed here; a number that is no
-    // socket any more is answered with an error.
+    // SAFETY: only the addresses are read, and the socket is never closed here. A number that is no
+    // socket gives an error.
     #[allow(unsafe_code)]
     let socket = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(fd) });
     Ok((socket.local_addr()?, socket.peer_addr().ok()))
@@ -269,7 +269,7 @@ mod tests {
         Timestamp::from_micros(1_700_000_000_000_000 + ms * 1_000)
     }
 
-    /// One look after the other, as recorded.
+    /// Replays one recorded reading after the other.
     struct Played(VecDeque<Result<Vec<Connection>, String>>);
 
     impl ConnectionSource for Played {
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn segments_that_were_sent_again_are_f_and_the_round_trip_is_a_part_of_l() {
         let one = |rtt, sent, again| Ok(vec![connection("a", rtt, sent, again)]);
-        // What was before the first look says nothing; ten of two hundred were sent again.
+        // Segments before the first reading do not count. Ten of two hundred were retransmitted.
         let steps = play(vec![one(200, 1_000, 900), one(10_200, 1_200, 910)], 1_000);
         assert!(steps[0][0].missing.is_some(), "{steps:?}");
         let (f, l) = (&steps[1][0], &steps[1][1]);

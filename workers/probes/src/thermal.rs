@@ -1,4 +1,5 @@
-//! T of the host: its hottest sensor between rest and the temperature at which it is throttled.
+//! T of the host: its hottest sensor, relative to the idle temperature and the throttling
+//! temperature.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,20 +19,20 @@ struct Sensor {
     /// In thousandths of a degree.
     file: KernelFile,
     trip: f64,
-    /// Said once when it cannot be read; the others go on.
+    /// Logs once that it cannot be read. The others continue.
     once: Once,
 }
 
-/// max over sensors of (T − 30 °C) / (trip − 30 °C). Sensors are thermal zones with a passive,
-/// hot or critical trip point (the first of these that is there), and hardware monitors with a
-/// critical or maximal temperature; those without one are passed over.
+/// The largest (T − 30 °C) / (trip − 30 °C) of all sensors. Sensors are thermal zones with a
+/// passive, hot or critical trip point (the first of these), and hardware monitors with a critical
+/// or maximal temperature. Sensors without one are skipped.
 pub struct HostThermalProbe {
     dir: PathBuf,
     sensors: Vec<Sensor>,
 }
 
 impl HostThermalProbe {
-    /// Of `<sysfs>/class/thermal` and `<sysfs>/class/hwmon`.
+    /// A probe of `<sysfs>/class/thermal` and `<sysfs>/class/hwmon`.
     pub fn at(sysfs: &Path) -> Self {
         let mut sensors = zones(&sysfs.join("class/thermal"));
         sensors.extend(monitors(&sysfs.join("class/hwmon")));
@@ -139,7 +140,7 @@ impl Probe for HostThermalProbe {
                         hottest = Some((value, now, sensor.trip, source));
                     }
                 }
-                // A sensor of a part that sleeps gives no reading; the others count.
+                // A sensor of a sleeping part gives no reading. The others count.
                 Err(e) => {
                     why = format!("{source}: {e}");
                     sensor.once.warn("thermal", &why);

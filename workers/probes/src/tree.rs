@@ -1,9 +1,9 @@
-//! The memory of a node's processes, where no cgroup counts it: the agent, its descendants, and
-//! trees that others registered in `<run_dir>/tree/*.pid`.
+//! The memory of a node's processes, if no cgroup counts it: the agent, its descendants, and the
+//! trees registered in `<run_dir>/tree/*.pid`.
 //!
-//! What is counted is anonymous memory: resident less shared pages (`statm`) and swap. Pss would
-//! also divide shared pages fairly, but walks every page table: milliseconds for a large process.
-//! A process once counted stays counted until it ends, even if its parent ends first.
+//! Anonymous memory counts: resident pages without shared ones (`statm`), and swap. Pss would also
+//! divide shared pages, but reading it walks every page table, which takes milliseconds for a large
+//! process. A counted process stays counted until it ends, even if its parent ends first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,11 +15,11 @@ use fiec_schemas::ids::Timestamp;
 
 use crate::kernel_file::{KernelFile, field, invalid, meminfo};
 
-/// Processes counted at most: each holds a file open.
+/// Most counted processes: each keeps a file open.
 const MOST: usize = 512;
-/// How often the tree is walked where the kernel lists children, in microseconds.
+/// Interval of the walks of the tree if the kernel lists children, in microseconds.
 const WALK_US: i64 = 100_000;
-/// The same where every process of the host must be looked at.
+/// The interval if every process of the host must be examined, in microseconds.
 const SCAN_US: i64 = 1_000_000;
 
 struct Member {
@@ -27,7 +27,7 @@ struct Member {
     swap: u64,
 }
 
-/// A registered root: which version of the file named which process, and whether that ended.
+/// A registered root: the version of its file, its process, and whether that was counted.
 struct Registered {
     modified: Option<SystemTime>,
     pid: u32,
@@ -63,7 +63,7 @@ impl ProcessTree {
         }
     }
 
-    /// Bytes in use by the tree. Fails when the root has ended.
+    /// Returns the bytes in use by the tree. Fails when the root has ended.
     pub(crate) fn usage(&mut self, now: Timestamp) -> io::Result<u64> {
         let every = if self.lists_children {
             WALK_US
@@ -73,8 +73,8 @@ impl ProcessTree {
         let due = self
             .walked
             .is_none_or(|at| !(0..every).contains(&(now.micros() - at.micros())));
-        // Known members first: whoever has ended is gone from the map before the walk, which could
-        // otherwise follow a number that is another's by now.
+        // Known members first: ended processes leave the map before the walk. Otherwise the walk
+        // could follow a reused number.
         let page = self.page;
         let mut bytes = 0;
         self.members
@@ -99,11 +99,11 @@ impl ProcessTree {
         }
     }
 
-    /// Takes up new members and returns the bytes that they use.
+    /// Adds new members, and returns the bytes that they use.
     fn walk(&mut self) -> u64 {
         let known: BTreeSet<u32> = self.members.keys().copied().collect();
         let mut todo = self.registered_roots();
-        // The root is opened once: its number may be another's after it has ended.
+        // The root is opened once: after it ends, its number may be reused.
         if self.walked.is_none() {
             todo.push(self.root);
         }
@@ -159,8 +159,8 @@ impl ProcessTree {
         }
     }
 
-    /// Roots named by `*.pid` files. One that was counted and has ended is not taken up again
-    /// until its file is rewritten, since its number may be another's by then.
+    /// Returns the roots in `*.pid` files. A counted root that has ended is not added again until
+    /// its file is rewritten, since its number may be reused.
     fn registered_roots(&mut self) -> Vec<u32> {
         let Some(entries) = self
             .registry
@@ -205,8 +205,8 @@ impl ProcessTree {
     }
 }
 
-/// Resident less shared pages. A process that has ended but was not waited for has no memory at
-/// all, which is an error and not zero.
+/// Returns resident pages without shared ones. A zombie has no memory, which is an error and not
+/// zero.
 fn private_pages(statm: &mut KernelFile) -> io::Result<u64> {
     let text = statm.read_up_to(128)?;
     let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
@@ -217,7 +217,7 @@ fn private_pages(statm: &mut KernelFile) -> io::Result<u64> {
     }
 }
 
-/// Children are listed by the thread that made them.
+/// The kernel lists children under the thread that created them.
 fn children(pid: u32, out: &mut Vec<u32>) {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return;
@@ -232,7 +232,7 @@ fn children(pid: u32, out: &mut Vec<u32>) {
     }
 }
 
-/// (process, parent) of every process of the host.
+/// Returns (process, parent) of every process of the host.
 fn parents_of_all() -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -244,7 +244,7 @@ fn parents_of_all() -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// The parent of a process. The command in `stat` may hold spaces and parentheses.
+/// Returns the parent of a process. The command in `stat` may contain spaces and parentheses.
 pub(crate) fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()

@@ -1,4 +1,4 @@
-//! Which triggers are set, for the thresholds in force; and what they do not cover.
+//! Sets triggers for the thresholds in force, and polls the places that triggers do not cover.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use crate::trigger::cgroup::{MemoryEvents, UsageThreshold};
 use crate::trigger::psi::StallTrigger;
 use crate::trigger::{EventSource, Trigger};
 
-/// Called when something has happened that a vector should tell at once.
+/// A callback for events that make a vector due at once.
 #[derive(Clone, Default)]
 pub struct Wake(Option<Arc<dyn Fn() + Send + Sync>>);
 
 impl Wake {
-    /// Calls this, from threads of the probes; it must not block.
+    /// Calls this from threads of the probes. It must not block.
     pub fn new(call: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(call)))
     }
 
-    /// Calls it, if there is anything to call.
+    /// Calls the callback, if there is one.
     pub fn call(&self) {
         if let Some(call) = &self.0 {
             call();
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Wake {
     }
 }
 
-/// A limited cgroup as it stands.
+/// The present state of a limited cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupLevel {
     /// Its kind.
@@ -44,19 +44,18 @@ pub struct GroupLevel {
     pub dir: PathBuf,
     /// Its limit in bytes.
     pub limit: u64,
-    /// File pages in it that the kernel gives up first, which do not count as used.
+    /// File pages in it that the kernel reclaims first. They do not count as used.
     pub inactive: u64,
 }
 
-/// The gross usage at which used memory reaches this share of the limit.
+/// Returns the gross usage at which used memory reaches this share of the limit.
 fn gross_at(group: &GroupLevel, share: f64) -> u64 {
     (group.limit as f64 * share) as u64 + group.inactive
 }
 
-/// Gross usage close to the limit is no sign: the kernel gives file pages up instead of letting
-/// it rise.
+/// Gross usage close to the limit does not mean pressure: the kernel reclaims file pages first.
 const MOST: f64 = 0.98;
-/// A threshold is set anew when it is off by more than this share of the limit.
+/// A threshold is set again if it is wrong by more than this share of the limit.
 const SLACK: f64 = 0.01;
 
 struct Armed {
@@ -73,7 +72,7 @@ pub(crate) struct PressureWatch {
     events: BTreeSet<PathBuf>,
     stall: Option<f64>,
     covered: BTreeSet<PathBuf>,
-    /// Groups without usage thresholds, each told of once.
+    /// Groups without usage thresholds, each logged once.
     polled: BTreeSet<PathBuf>,
 }
 
@@ -96,8 +95,8 @@ impl PressureWatch {
         }
     }
 
-    /// Sets triggers at these shares of each group's limit, and at this value of M stall; does
-    /// nothing while those that are set still fit.
+    /// Sets triggers at these shares of each group's limit, and at this value of M stall. Does
+    /// nothing if the present triggers still fit.
     pub(crate) fn arm(&mut self, groups: &[GroupLevel], shares: &[f64], stall: Option<f64>) {
         let Some(source) = &self.source else { return };
         let mut wanted = Vec::new();
@@ -141,8 +140,8 @@ impl PressureWatch {
                 Ok(trigger) => triggers.push(Box::new(trigger)),
                 Err(e) => {
                     covered.remove(&one.dir);
-                    // Usual in a container, where the group may only be read: it is measured as
-                    // before, by looking.
+                    // Common in a container, where the group is read-only: memory is polled
+                    // instead.
                     if self.polled.insert(one.dir.clone()) {
                         tracing::info!(dir = %one.dir.display(), "no usage threshold can be set ({e}); memory is looked at every {SOONEST:?} to {LATEST:?} instead");
                     }
@@ -177,22 +176,21 @@ impl PressureWatch {
         self.covered = covered;
     }
 
-    /// Whether every crossing in this group wakes somebody.
+    /// Whether every crossing in this group causes a wake.
     pub(crate) fn covers(&self, dir: &Path) -> bool {
         self.covered.contains(dir)
     }
 }
 
-/// No workload fills memory faster than this, in bytes a second: a few processors that fault
-/// pages in.
+/// Fastest growth of memory, in bytes per second: a few processors that fault pages in.
 const FILL: f64 = (8u64 << 30) as f64;
-/// The least and the most time until memory is looked at again.
+/// The shortest and the longest time between two polls of memory.
 const SOONEST: Duration = Duration::from_millis(20);
 /// See [`SOONEST`].
 const LATEST: Duration = Duration::from_millis(250);
 
-/// How soon to look again at memory that no trigger covers, so that no threshold is crossed much
-/// before it is seen: as long as it takes to fill (or to free) what lies between, within bounds.
+/// Returns the time until memory without a trigger is polled again. It is the time to fill (or
+/// free) the distance to the nearest threshold, within bounds.
 pub(crate) fn next_look(used: u64, limit: u64, shares: &[f64]) -> Duration {
     let nearest = shares
         .iter()
@@ -202,7 +200,7 @@ pub(crate) fn next_look(used: u64, limit: u64, shares: &[f64]) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// The time between two looks where everything is covered or nothing is to be crossed.
+/// The time between two polls if triggers cover all places, or no threshold is set.
 pub(crate) fn at_rest() -> Duration {
     LATEST
 }
@@ -226,7 +224,7 @@ mod tests {
     #[test]
     fn a_group_that_takes_no_threshold_is_looked_at_instead_and_told_of_once() {
         let dir = tempfile::tempdir().unwrap();
-        // As in a container: usage can be read, and no event can be asked for.
+        // As in a container: usage is readable, and events cannot be requested.
         std::fs::write(dir.path().join("memory.usage_in_bytes"), "100\n").unwrap();
         let group = GroupLevel {
             version: Version::V1,

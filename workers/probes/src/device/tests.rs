@@ -182,7 +182,7 @@ fn readings_are_there_at_once_and_cached_between_polls() {
     conformance::check_all(&out).unwrap();
 }
 
-/// A device that fails when it is told to.
+/// A device that fails on request.
 struct Failing(std::sync::mpsc::Receiver<()>, bool);
 impl DeviceSource for Failing {
     fn poll(&mut self) -> Vec<DeviceFacts> {

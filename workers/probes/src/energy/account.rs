@@ -1,30 +1,31 @@
-//! Who is charged what of one counter: pure, with times and increases handed in.
+//! The charges of one counter. Pure: the caller passes times and increases.
 //!
-//! The charge of a runner between two moments is the difference of a running integral,
-//! V = ∫ dE / max(n, 1), where n is the mean number of runners between two readings of the
-//! counter; where none ran, nobody is charged. So each reading and each start or end of a runner
-//! costs the same however many there are. Moments count as of the last reading before them: what a
-//! runner misses at its end, the next one has at its beginning.
+//! The charge of a runner between two moments is the difference of a running integral, V = ∫ dE /
+//! max(n, 1). n is the mean number of runners between two readings of the counter. If no runner was
+//! active, nobody is charged. So a reading, a start and an end of a runner each have constant cost.
+//! A moment counts as the last reading before it: the rest of a runner's end is charged to the next
+//! runner.
 
-/// Microjoules of one counter, shared out among those that run.
+/// Microjoules of one counter, shared among its runners.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     /// V in microjoules.
     charged: f64,
-    /// Changes whenever the counter could not be followed: what spans a change is not known.
+    /// Changes whenever the counter could not be followed. An interval that spans a change is
+    /// unknown.
     unbroken: u64,
     runners: u32,
-    /// ∫ runners dt since the last reading, in microseconds; and up to when.
+    /// ∫ runners dt since the last reading, in microseconds, and its upper end.
     busy: f64,
     busy_until: i64,
-    /// When the counter was last read; none while it cannot be.
+    /// Time of the last reading. None while the counter cannot be read.
     read: Option<i64>,
-    /// What was used while nothing ran.
+    /// Energy that was used without a runner.
     #[cfg(test)]
     idle: f64,
 }
 
-/// Where a runner's interval began.
+/// The start of a runner's interval.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     charged: f64,
@@ -37,24 +38,24 @@ impl Account {
         self.busy_until = now;
     }
 
-    /// When the counter was last read.
+    /// Time of the last reading.
     pub(super) fn last_read(&self) -> Option<i64> {
         self.read
     }
 
-    /// One more runs from now on.
+    /// Adds a runner.
     pub(super) fn join(&mut self, now: i64) {
         self.pass(now);
         self.runners += 1;
     }
 
-    /// One fewer.
+    /// Removes a runner.
     pub(super) fn leave(&mut self, now: i64) {
         self.pass(now);
         self.runners = self.runners.saturating_sub(1);
     }
 
-    /// The counter rose by so much since it was read last; none where that is not known.
+    /// Notes the counter's increase since the last reading, or none if it is unknown.
     pub(super) fn advance(&mut self, now: i64, increase: Option<u64>) {
         self.pass(now);
         let busy = std::mem::take(&mut self.busy);
@@ -79,7 +80,7 @@ impl Account {
         }
     }
 
-    /// The counter cannot be read now.
+    /// Notes that the counter cannot be read now.
     pub(super) fn lose(&mut self, now: i64) {
         self.pass(now);
         self.busy = 0.0;
@@ -87,7 +88,7 @@ impl Account {
         self.read = None;
     }
 
-    /// An interval begins.
+    /// Starts an interval.
     pub(super) fn mark(&self) -> Mark {
         Mark {
             charged: self.charged,
@@ -95,7 +96,8 @@ impl Account {
         }
     }
 
-    /// Microjoules since then; none where the counter was not followed all the time, or is not now.
+    /// Returns the microjoules since the mark. None if the counter was lost meanwhile, or is lost
+    /// now.
     pub(super) fn since(&self, mark: Mark) -> Option<f64> {
         (self.read.is_some() && mark.unbroken == self.unbroken)
             .then_some(self.charged - mark.charged)
@@ -163,7 +165,7 @@ mod tests {
             let mut running: Vec<Mark> = Vec::new();
             for (what, passed, increase) in steps {
                 now += passed;
-                // As a meter does: the counter is read at every start and end.
+                // As in a meter: the counter is read at every start and end.
                 account.advance(now, Some(increase));
                 total += increase;
                 match what {

@@ -1,13 +1,13 @@
 //! Joules of executions, from the counters of processors, memory and devices.
 //!
-//! An [`EnergyMeter`] follows the host's counters (RAPL by powercap) and those of the devices that
-//! executions are bound to; a [`Share`] is one execution's part. What is charged to whom is said in
-//! [`fiec_schemas::energy`] and computed in [`account`].
+//! An [`EnergyMeter`] follows the host's counters (RAPL by powercap) and those of devices with
+//! executions. A [`Share`] is one execution's part. [`fiec_schemas::energy`] states the rule of the
+//! charges, and [`account`] computes them.
 //!
-//! The host's counters are read when an execution starts, ends or commits, and not again within
-//! [`FRESH`]; the devices' are those of the polling thread, so an interval that is shorter than its
-//! pause may have none or all of one reading. Both are read now and then besides, since a counter
-//! that starts again twice between two readings hides a whole range.
+//! The host's counters are read when an execution starts, ends or commits, but not again within
+//! [`FRESH`]. The devices' counters come from the polling thread. So an interval shorter than its
+//! pause may contain none or all of one reading. Both are also read every few seconds: a counter
+//! that wraps twice between two readings hides a whole range.
 
 mod account;
 mod rapl;
@@ -24,13 +24,13 @@ use self::rapl::HostCounters;
 use crate::device::{DeviceHandle, Fact};
 use crate::kernel_file::Once;
 
-/// The host's counters move about once in a millisecond; a reading is used again for so long.
+/// The host's counters change about once in a millisecond. A reading is reused for this long.
 pub const FRESH: Duration = Duration::from_millis(5);
 
-/// Where the counters of devices are.
+/// The source of devices' counters.
 pub trait DeviceCounters: Send {
-    /// Microjoules of a device since some moment of its own, as polled last, or why there are
-    /// none; `None` where the device is not known.
+    /// Returns the last polled microjoules of a device since an arbitrary start, or why there are
+    /// none. `None` if the device is not known.
     fn energy_uj(&self, uuid: &str) -> Option<Fact<u64>>;
 }
 
@@ -56,15 +56,15 @@ struct Meters {
     counters: Box<dyn DeviceCounters>,
 }
 
-/// Follows counters; see the module.
+/// Follows the counters. See the module.
 pub struct EnergyMeter {
     began: Instant,
     meters: Mutex<Meters>,
 }
 
 impl EnergyMeter {
-    /// The counters below `sysfs`, and those of devices. None, with a line in the log, where the
-    /// host has no counter that can be read and there are no devices.
+    /// Starts a meter of the counters below `sysfs`, and of devices. Returns none, with a log line,
+    /// if the host has no readable counter and there are no devices.
     pub fn start(
         sysfs: &Path,
         devices: bool,
@@ -100,7 +100,7 @@ impl EnergyMeter {
         self.meters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what was not read for a while. To be called every few seconds.
+    /// Reads the counters that were not read for a while. Call it every few seconds.
     pub fn tick(&self) {
         let now = self.now();
         let mut meters = self.lock();
@@ -136,7 +136,7 @@ impl Meters {
         };
         match self.counters.energy_uj(uuid) {
             Some(Ok(uj)) => match device.before.replace(uj) {
-                // Not polled anew: what was used meanwhile is in the next one.
+                // No new poll: the next one includes the energy used meanwhile.
                 Some(before) if before == uj => {}
                 Some(before) => device.account.advance(now, uj.checked_sub(before)),
                 None => device.account.advance(now, None),
@@ -157,11 +157,11 @@ impl Meters {
 /// One execution's part of one counter.
 #[derive(Default)]
 struct Part {
-    /// Where the stretch began that is running.
+    /// Start of the running stretch.
     mark: Option<Mark>,
     /// Microjoules of this interval before that.
     uj: f64,
-    /// Some of this interval was not measured.
+    /// A part of this interval was not measured.
     broken: bool,
 }
 
@@ -181,13 +181,13 @@ impl Part {
             self.uj = 0.0;
             return None;
         }
-        // What is less than a microjoule is of the next interval.
+        // The fraction of a microjoule goes to the next interval.
         self.uj -= whole;
         Some(whole as u64)
     }
 }
 
-/// One execution's part of what the counters count. Rests when dropped.
+/// One execution's share of the counters. Stops when dropped.
 pub struct Share {
     meter: Arc<EnergyMeter>,
     device: Option<String>,
@@ -197,7 +197,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of an execution that does not run yet, bound to this device if it is bound to one.
+    /// The share of an execution that does not run yet, on this device if one is named.
     pub fn new(meter: &Arc<EnergyMeter>, device: Option<&str>) -> Self {
         if let Some(uuid) = device {
             meter.lock().devices.entry(uuid.to_owned()).or_default();
@@ -211,7 +211,7 @@ impl Share {
         }
     }
 
-    /// Whether it computes from now on.
+    /// Notes whether the execution computes from now on.
     pub fn run(&mut self, running: bool) {
         if running == self.running {
             return;
@@ -231,7 +231,7 @@ impl Share {
         }
     }
 
-    /// What it has used since the last call, and begins anew.
+    /// Returns the energy since the last call, and starts a new interval.
     pub fn interval(&mut self) -> Option<Energy> {
         let now = self.meter.now();
         let mut meters = self.meter.lock();
@@ -309,7 +309,7 @@ mod tests {
             }
         }
 
-        /// Puts a value there, once the last reading is no longer used again.
+        /// Sets the counter once the last reading is not reused any more.
         fn host(&self, uj: u64) {
             let until = Instant::now() + FRESH * 2;
             while Instant::now() < until {
@@ -353,7 +353,7 @@ mod tests {
         machine.host(1_000);
         machine.devices.put("GPU-1", Ok(70));
         let (a, b) = (a.interval().unwrap(), b.interval().unwrap());
-        // Both began within one reading of the counter, not in the same microsecond.
+        // Both started within one reading of the counter, not in the same microsecond.
         assert!(a.host_uj.unwrap() >= 490 && a.host_uj.unwrap() + b.host_uj.unwrap() <= 1_010);
         assert_eq!((a.device_uj, b.device_uj), (Some(70), None));
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::kernel_file::{KernelFile, invalid};
 
-/// A counter of microjoules that starts again from zero beyond its range.
+/// A counter of microjoules that wraps to zero after its range.
 struct Zone {
     counter: KernelFile,
     range: Option<u64>,
@@ -14,7 +14,7 @@ struct Zone {
 }
 
 impl Zone {
-    /// How much it rose since the last call; none at the first.
+    /// Returns the increase since the last call. None at the first.
     fn rise(&mut self) -> io::Result<Option<u64>> {
         let now = self.counter.number()?;
         let Some(before) = self.before.replace(now) else {
@@ -30,16 +30,16 @@ impl Zone {
     }
 }
 
-/// Counters that together are the host's energy: processor packages with the memory beside them,
-/// or the whole platform where no package has a counter.
+/// Counters that add up to the host's energy: processor packages with their memory, or the whole
+/// platform if no package has a counter.
 pub(super) struct HostCounters(Vec<Zone>);
 
 impl HostCounters {
-    /// Of `<sysfs>/class/powercap`. Domains that are parts of a package (`core`, `uncore`), and the
-    /// same packages again through other registers, are not counted twice.
+    /// Finds the counters of `<sysfs>/class/powercap`. Parts of a package (`core`, `uncore`), and
+    /// second interfaces to the same package, are not counted twice.
     ///
     /// # Errors
-    /// There is none, or one cannot be read: why, for people.
+    /// The reason, for people, if there is none or one cannot be read.
     pub(super) fn find(sysfs: &Path) -> Result<Self, String> {
         let dir = sysfs.join("class/powercap");
         let entries = fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -68,7 +68,7 @@ impl HostCounters {
                 range: range.and_then(|r| r.trim().parse().ok()),
                 before: None,
             };
-            // Many kernels let only root read it.
+            // Many kernels allow only root to read it.
             zone.rise()
                 .map_err(|e| format!("{}: {e}", zone.counter.path().display()))?;
             counters.0.push(zone);
@@ -76,10 +76,10 @@ impl HostCounters {
         Ok(counters)
     }
 
-    /// Microjoules since the last call; none after an error, from which it counts anew.
+    /// Returns the microjoules since the last call. None after an error, which starts a new count.
     ///
     /// # Errors
-    /// One of them cannot be read: the others alone would be too little.
+    /// One of them cannot be read: the sum of the others would be too small.
     pub(super) fn rise(&mut self) -> io::Result<Option<u64>> {
         let mut sum = Some(0u64);
         let mut failed = None;
@@ -163,7 +163,7 @@ mod tests {
         let mut counters = HostCounters::find(dir.path()).unwrap();
         let file = dir.path().join("class/powercap/intel-rapl:1/energy_uj");
         fs::remove_file(&file).unwrap();
-        // An open file of sysfs fails once its device is gone; an ordinary one does not.
+        // An open file of sysfs fails once its device is gone. An ordinary file does not.
         counters.0[1].counter = KernelFile::new(&file);
         put(&dir, "intel-rapl:0", 900);
         let error = counters.rise().unwrap_err().to_string();

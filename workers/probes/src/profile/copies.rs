@@ -1,5 +1,5 @@
 //! Copies between the host's page-locked memory and a device. They need a context, which takes
-//! longer to make than all copies together; it is given back at once, and with it its memory.
+//! longer to make than all copies. It is released at once, and its memory with it.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -15,8 +15,8 @@ const BYTES: usize = 16 << 20;
 /// Copies in each direction; the fastest counts.
 const ROUNDS: u32 = 4;
 
-/// Measures these devices within a time. A driver that hangs leaves a thread behind, and the
-/// reason why nothing was measured.
+/// Measures these devices within a time. A driver that hangs leaves a thread behind, and the reason
+/// for the missing result.
 pub(super) fn measure(ids: &[String], within: Duration) -> BTreeMap<String, Copies> {
     let late = Copies {
         missing: Some(format!(
@@ -34,7 +34,7 @@ pub(super) fn measure(ids: &[String], within: Duration) -> BTreeMap<String, Copi
     let wanted = ids.to_vec();
     let spawned = thread.spawn(move || {
         for id in wanted {
-            // cudarc panics where a driver lacks a library or a symbol.
+            // cudarc panics if a driver lacks a library or a symbol.
             let outcome = std::panic::catch_unwind(|| of(&id))
                 .unwrap_or_else(|_| Err("the driver lacks what this build needs".to_owned()));
             let copies = outcome.unwrap_or_else(|why| Copies {
@@ -78,7 +78,7 @@ fn of(id: &str) -> Result<Copies, String> {
     Err("CUDA does not see this device".to_owned())
 }
 
-/// Whatever was made is given back, also when a step fails.
+/// Releases all resources, even if a step fails.
 fn timed(device: sys::CUdevice) -> Result<Copies, result::DriverError> {
     struct Context(sys::CUdevice);
     impl Drop for Context {

@@ -1,4 +1,5 @@
-//! The memory nodes of a machine, what firmware says of them, and what one thread gets of each.
+//! The memory nodes of a machine: the firmware's values, and the speed that one thread reaches on
+//! each.
 
 use std::fs;
 use std::hint::black_box;
@@ -9,11 +10,11 @@ use fiec_schemas::hardware::{MemoryNode, MemoryTier};
 
 use super::{SAMPLE_MOST, SAMPLE_SHARE};
 
-/// Arrays smaller than this say nothing about memory.
+/// Smaller arrays stay in caches and do not measure memory.
 const SAMPLE_LEAST: u64 = 1 << 20;
-/// Bytes that the processor fetches at once.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// Dependent reads between two looks at the clock.
+/// Dependent reads between two readings of the clock.
 const STEPS: usize = 20_000;
 
 fn word(path: &Path) -> Option<String> {
@@ -24,8 +25,8 @@ fn number(path: &Path) -> Option<u64> {
     word(path)?.parse().ok()
 }
 
-/// The memory nodes in order of their numbers, without measurements; empty where the kernel does
-/// not tell them.
+/// Returns the memory nodes in order of their numbers, without measurements. Empty if the kernel
+/// does not list them.
 pub(super) fn nodes(sysfs: &Path) -> Vec<MemoryNode> {
     let folder = sysfs.join("devices/system/node");
     let mut ids: Vec<u32> = fs::read_dir(&folder)
@@ -43,7 +44,7 @@ pub(super) fn nodes(sysfs: &Path) -> Vec<MemoryNode> {
 fn node(home: &Path, id: u32) -> Option<MemoryNode> {
     let cpus = word(&home.join("cpulist")).unwrap_or_default();
     let memory_bytes = total(&fs::read_to_string(home.join("meminfo")).ok()?);
-    // A node of processors alone has nothing to measure.
+    // A node with processors only has nothing to measure.
     if memory_bytes == Some(0) {
         return None;
     }
@@ -76,7 +77,7 @@ fn total(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1_024))
 }
 
-/// Bytes of the last cache that the first processor sees.
+/// Bytes of the first processor's last-level cache.
 pub(super) fn last_cache(sysfs: &Path) -> Option<u64> {
     let folder = sysfs.join("devices/system/cpu/cpu0/cache");
     (0..8)
@@ -90,8 +91,8 @@ pub(super) fn last_cache(sysfs: &Path) -> Option<u64> {
         .map(|(_, bytes)| bytes)
 }
 
-/// Measures each node until `deadline`; what is not measured says why. Each node has a thread of
-/// its own, which allocates there and, where the node has processors, runs there.
+/// Measures each node until `deadline`. A missing measurement has a reason. Each node has its own
+/// thread, which allocates there and, if the node has processors, runs there.
 pub(super) fn measure(nodes: &mut [MemoryNode], limit_bytes: u64, deadline: Instant) {
     let bytes = (limit_bytes / SAMPLE_SHARE).min(SAMPLE_MOST);
     let only = nodes.len() == 1;
@@ -138,8 +139,8 @@ fn sample(place: Option<(u32, String)>, bytes: u64, within: Duration) -> Result<
     let lines = (usize::try_from(bytes).unwrap_or(usize::MAX) / LINE + 1).next_power_of_two() / 2;
     let per_line = LINE / size_of::<u32>();
     let mut array = vec![0u32; lines * per_line];
-    // Each line names the next one, in an order that nobody can guess ahead: a full-period linear
-    // congruence (Hull and Dobell: odd increment, multiplier 1 more than a multiple of 4).
+    // Each line names the next one, in an order that no prefetcher can predict: a full-period
+    // linear congruence (Hull and Dobell: odd increment, multiplier 1 more than a multiple of 4).
     let mask = lines - 1;
     let mut at = 0_usize;
     for line in 0..lines {
@@ -162,7 +163,7 @@ fn sample(place: Option<(u32, String)>, bytes: u64, within: Duration) -> Result<
     })
 }
 
-/// The fastest of several stretches of reads, each of which needs the one before.
+/// Returns the fastest of several series of reads, each of which depends on the one before.
 fn latency(array: &[u32], per_line: usize, deadline: Instant) -> f64 {
     let mut at = 0_usize;
     let mut best = f64::INFINITY;
@@ -180,7 +181,7 @@ fn latency(array: &[u32], per_line: usize, deadline: Instant) -> f64 {
     best
 }
 
-/// The fastest of several copies of one half of the array onto the other.
+/// Returns the fastest of several copies from one half of the array to the other.
 fn copy(array: &mut [u32], deadline: Instant) -> u64 {
     let half = array.len() / 2;
     let bytes = (half * size_of::<u32>()) as f64;
@@ -198,7 +199,7 @@ fn copy(array: &mut [u32], deadline: Instant) -> u64 {
     best as u64
 }
 
-/// Binds this thread to a list of processors such as `0-7,16-23`; none: anywhere.
+/// Binds this thread to a list of processors such as `0-7,16-23`. An empty list means any.
 fn run_on(cpus: &str) -> Result<(), String> {
     let mut set = rustix::thread::CpuSet::new();
     for range in cpus.split(',').filter(|r| !r.is_empty()) {
@@ -217,7 +218,7 @@ fn run_on(cpus: &str) -> Result<(), String> {
         .map_err(|e| format!("this process may not run on its processors {cpus}: {e}"))
 }
 
-/// Has this thread's memory come from one node.
+/// Makes this thread's memory come from one node.
 fn allocate_on(id: u32) -> Result<(), String> {
     const BIND: libc::c_int = 2;
     let mut mask = [0 as libc::c_ulong; 16];
@@ -314,7 +315,7 @@ mod tests {
                 assert!(found.latency_ns > 0.0 && found.latency_ns < 100_000.0);
                 assert!(found.copy_bytes_s > 10_000_000);
             }
-            // A container may forbid it, or others may have the processors; then that is said.
+            // A container may forbid it, or others may use the processors. The result then says so.
             Err(why) => assert!(
                 why.contains("this node alone") || why.contains("is busy"),
                 "{why}"

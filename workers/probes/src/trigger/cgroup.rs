@@ -12,8 +12,8 @@ use super::{Trigger, drain};
 
 /// Wakes whenever a cgroup's usage crosses a number of bytes, upwards or downwards (v1).
 ///
-/// The kernel checks while it charges pages, so the wake comes within the allocation that
-/// crosses. Usage is gross: with file pages that could be given up.
+/// The kernel checks while it charges pages, so the wake comes during the crossing allocation.
+/// Usage is gross: it includes reclaimable file pages.
 pub struct UsageThreshold {
     dir: PathBuf,
     bytes: u64,
@@ -29,7 +29,7 @@ impl UsageThreshold {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let usage = File::open(dir.join("memory.usage_in_bytes"))?;
         let order = format!("{} {} {bytes}", counter.as_raw_fd(), usage.as_raw_fd());
-        // The registration lives as long as the counter is open.
+        // The registration lasts as long as the counter is open.
         fs::OpenOptions::new()
             .write(true)
             .open(dir.join("cgroup.event_control"))?
@@ -68,15 +68,15 @@ impl Trigger for UsageThreshold {
     }
 }
 
-/// Wakes whenever a cgroup met a limit of its own (v2): throttled at `memory.high`, reclaimed at
-/// `memory.max`, or the OOM killer struck.
+/// Wakes whenever a cgroup met its own limit (v2): throttled at `memory.high`, reclaimed at
+/// `memory.max`, or the OOM killer acted.
 pub struct MemoryEvents {
     path: PathBuf,
     file: File,
 }
 
 impl MemoryEvents {
-    /// Of `<dir>/memory.events`.
+    /// A trigger on `<dir>/memory.events`.
     ///
     /// # Errors
     /// No such file.
@@ -86,7 +86,7 @@ impl MemoryEvents {
             file: File::open(&path)?,
             path,
         };
-        // What was before the first read would count as news.
+        // Otherwise earlier events would count as new.
         made.take()?;
         Ok(made)
     }

@@ -1,5 +1,5 @@
-//! Events of the kernel that say at once that pressure begins or ends, so that nobody has to look
-//! often: behind one seam, whatever the kernel offers.
+//! Events of the kernel that report at once when pressure begins or ends, so that polling can be
+//! rare. One trait covers all kinds of events:
 //!
 //! | trigger | wakes | where |
 //! |---|---|---|
@@ -7,9 +7,8 @@
 //! | [`cgroup::MemoryEvents`] | when reclaim at `memory.high`, at the limit, or the OOM killer struck | v2, `memory.events` |
 //! | [`psi::StallTrigger`] | when tasks lost so much time to memory within a window | `/proc/pressure/memory`, a cgroup's `memory.pressure` |
 //!
-//! One thread of an [`EventSource`] sleeps in poll(2) on all of them and calls what it was given;
-//! it ends with the source. What no trigger covers is looked at often enough by whoever samples:
-//! see [`crate::Sampler::next_look`].
+//! One thread of an [`EventSource`] sleeps in poll(2) on all triggers and calls its callback. It
+//! ends with the source. The sampler polls the rest: see [`crate::Sampler::next_look`].
 
 pub mod cgroup;
 pub mod psi;
@@ -23,25 +22,25 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-/// The thread rests for so long after it woke somebody: 200 wakes a second at most, however often
-/// usage swings around a threshold.
+/// Pause of the thread after a wake: at most 200 wakes a second, however often usage crosses a
+/// threshold.
 const REST: Duration = Duration::from_millis(5);
 
-/// Something of the kernel's that becomes ready when pressure begins or ends.
+/// A kernel object that becomes ready when pressure begins or ends.
 pub trait Trigger: Send {
-    /// What it waits for, for logs.
+    /// Its event, described for logs.
     fn describe(&self) -> String;
 
     /// The file to poll.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// What of the file is polled for.
+    /// The poll flags.
     fn readiness(&self) -> PollFlags;
 
-    /// Called when it is ready: makes it quiet until the next event.
+    /// Called when it is ready. Clears the event until the next one.
     ///
     /// # Errors
-    /// When it will never be ready again; it is dropped then.
+    /// When it will never be ready again. It is then dropped.
     fn take(&mut self) -> io::Result<()>;
 }
 
@@ -51,7 +50,7 @@ struct Orders {
     stop: AtomicBool,
 }
 
-/// The thread that sleeps on triggers. Ends, joined, when this is dropped.
+/// The thread that sleeps on triggers. It is joined when this is dropped.
 pub struct EventSource {
     orders: Arc<Orders>,
     bell: Arc<OwnedFd>,
@@ -59,11 +58,10 @@ pub struct EventSource {
 }
 
 impl EventSource {
-    /// Starts the thread, without triggers yet. `wake` is called by that thread, and must not
-    /// block.
+    /// Starts the thread without triggers. The thread calls `wake`, which must not block.
     ///
     /// # Errors
-    /// The machine has no thread or file descriptor to give.
+    /// No thread or file descriptor is available.
     pub fn start(wake: impl Fn() + Send + 'static) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags)?);
@@ -79,7 +77,7 @@ impl EventSource {
         })
     }
 
-    /// From now on these, in place of those before.
+    /// Replaces the triggers.
     pub fn set(&self, triggers: Vec<Box<dyn Trigger>>) {
         let mut order = self
             .orders
@@ -92,7 +90,7 @@ impl EventSource {
     }
 
     fn ring(&self) {
-        // Only a counter that is full refuses, and then the thread is being woken already.
+        // Only a full counter refuses, and then the thread is being woken already.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
     }
 }
@@ -102,13 +100,13 @@ impl Drop for EventSource {
         self.orders.stop.store(true, Ordering::Release);
         self.ring();
         if let Some(thread) = self.thread.take() {
-            // It only ever sleeps in poll or for `REST`.
+            // The thread sleeps only in poll, or for `REST`.
             let _ = thread.join();
         }
     }
 }
 
-/// Empties a counter so that it is ready only when it is written again.
+/// Empties a counter, so that it is ready only after the next write.
 fn drain(counter: impl AsFd) -> io::Result<()> {
     match rustix::io::read(counter, &mut [0u8; 8]) {
         Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -174,7 +172,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Instant;
 
-    /// A trigger that a test pulls.
+    /// A trigger that a test fires.
     struct Pulled(Arc<OwnedFd>, bool);
     impl Trigger for Pulled {
         fn describe(&self) -> String {

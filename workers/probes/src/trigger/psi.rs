@@ -11,23 +11,23 @@ use rustix::fs::{Mode, OFlags, open};
 
 use super::Trigger;
 
-/// Without CAP_SYS_RESOURCE in the first user namespace, windows must be multiples of 2 s.
+/// Without CAP_SYS_RESOURCE in the initial user namespace, windows must be multiples of 2 s.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// Wakes when some task lost so much time to memory within a window; at most once a window.
+/// Wakes when tasks lost this share of a window to memory, at most once per window.
 pub struct StallTrigger {
     path: PathBuf,
     file: File,
 }
 
 impl StallTrigger {
-    /// Of `/proc/pressure/memory` or a cgroup's `memory.pressure`, at this share of time in
-    /// (0, 1].
+    /// A trigger on `/proc/pressure/memory` or a cgroup's `memory.pressure`, at this share of time
+    /// in (0, 1].
     ///
     /// # Errors
     /// The kernel has no PSI, or refuses the trigger.
     pub fn some(path: &Path, share: f64) -> io::Result<Self> {
-        // The kernel wants a stall of at least one microsecond and at most the window.
+        // The kernel requires a stall of at least one microsecond and at most the window.
         let window = WINDOW.as_micros() as u64;
         let stall = ((window as f64 * share.clamp(0.0, 1.0)) as u64).clamp(1, window);
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -54,8 +54,8 @@ impl Trigger for StallTrigger {
     }
 
     fn take(&mut self) -> io::Result<()> {
-        // The poll itself took the event. An error condition without one means that the trigger
-        // or its cgroup is gone.
+        // The poll itself consumed the event. An error condition without an event means that the
+        // trigger or its cgroup is gone.
         let mut now = [rustix::event::PollFd::new(&self.file, PollFlags::PRI)];
         let zero = rustix::event::Timespec {
             tv_sec: 0,
