@@ -1,4 +1,4 @@
-//! The command line: the lab's commands beside the product's.
+//! The command line: the lab's commands and the product's.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 //! A whole FIEC on this machine: private servers, a policy service, a recorder and workers, each a
-//! process of this executable. Used by `fiec up`, `fiec demo`, `fiec bench` and the tests.
+//! process of this executable. `fiec up`, `fiec demo`, `fiec bench` and the tests use it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -17,32 +17,32 @@ use sqlx::PgPool;
 
 use crate::process::Process;
 
-/// Parts of a cluster and their arguments.
+/// Options of a cluster.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// Folder of data and logs; a temporary folder otherwise.
+    /// Folder for data and logs; a temporary folder by default.
     pub data_dir: Option<PathBuf>,
-    /// Worker processes `n1`, `n2`, ….
+    /// Number of worker processes `n1`, `n2`, ….
     pub workers: u32,
     /// Arguments for every worker, e.g. `--slots 2`.
     pub worker_args: Vec<String>,
     /// Environment of every process.
     pub environment: Vec<(String, String)>,
-    /// Folders whose files submissions may name; the current one by default.
+    /// Input folders of the workers; the current folder by default.
     pub input_dirs: Vec<PathBuf>,
-    /// Policy services.
+    /// Number of policy services.
     pub policies: u32,
     /// Arguments for every policy service, e.g. `--slice-ms 1000`.
     pub policy_args: Vec<String>,
-    /// PostgreSQL and a recorder, or neither.
+    /// True for PostgreSQL and a recorder.
     pub history: bool,
-    /// The executable of the services and workers; this program's own by default.
+    /// Executable of the services and workers; this program's own by default.
     pub binary: Option<PathBuf>,
-    /// Time in which a part must be ready.
+    /// Time within which a part must be ready.
     pub patience: Duration,
-    /// Ports to use; free ones otherwise.
+    /// Port of NATS; a free one by default.
     pub nats_port: Option<u16>,
-    /// Ports to use; free ones otherwise.
+    /// Port of PostgreSQL; a free one by default.
     pub postgres_port: Option<u16>,
 }
 
@@ -65,14 +65,14 @@ impl Default for ClusterOptions {
     }
 }
 
-/// True once a node's canaries have said yes or no.
+/// True once a node's canaries have a result.
 fn is_judged(node: &NodeStatus) -> bool {
     let pending = |standing: &str| matches!(standing, "unproved" | "outdated");
     let mut host = node.contracts.iter().filter(|c| c.substrate == "host");
     host.all(|c| !pending(&c.standing))
 }
 
-/// Shows the steps of finding and starting servers.
+/// Shows the steps of finding and starting the servers.
 struct ServerSteps<'a>(&'a Steps);
 
 impl Progress for ServerSteps<'_> {
@@ -84,12 +84,12 @@ impl Progress for ServerSteps<'_> {
     }
 }
 
-/// A running cluster; everything ends when it is dropped.
+/// A running cluster. Dropping it ends all its processes.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Connection of the cluster's owner.
+    /// Connection for the caller.
     pub broker: Broker,
-    /// Pool of the cluster's owner, if there is history.
+    /// Database pool for the caller, if there is history.
     pub pool: Option<PgPool>,
     /// Workers by number; `n1` is the first.
     pub workers: Vec<Process>,
@@ -101,17 +101,17 @@ pub struct Cluster {
     pub servers: DevServers,
     options: ClusterOptions,
     binary: PathBuf,
-    /// Arguments of each worker beyond those of all.
+    /// Arguments of each worker beyond the common ones.
     own_args: Vec<Vec<String>>,
     /// Environment of the worker that is being started.
     more_environment: Vec<(String, String)>,
 }
 
 impl Cluster {
-    /// Starts everything and waits until every worker can be placed on.
+    /// Starts all parts and waits until every worker can get executions.
     ///
     /// # Errors
-    /// When a part cannot be started or is not ready in time; the message ends with its log.
+    /// If a part cannot be started or is not ready in time. The message ends with its log.
     pub async fn start(options: ClusterOptions, steps: &Steps) -> anyhow::Result<Self> {
         let binary = match &options.binary {
             Some(binary) => binary.clone(),
@@ -181,7 +181,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Where data, logs and run-time files are.
+    /// Folder of data, logs and run-time files.
     pub fn data_dir(&self) -> &Path {
         self.servers.data_dir()
     }
@@ -191,7 +191,7 @@ impl Cluster {
         NodeId::from_host_name(&format!("n{number}"))
     }
 
-    /// Environment that points a `fiec` command at this cluster.
+    /// Environment that connects a `fiec` command to this cluster.
     pub fn environment(&self) -> Vec<(String, String)> {
         let mut environment = vec![("FIEC_NATS_URL".to_owned(), self.servers.nats_url())];
         if let Some(url) = self.servers.postgres_url() {
@@ -211,7 +211,7 @@ impl Cluster {
     /// Starts one more policy service.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_policy(&mut self) -> anyhow::Result<()> {
         let name = format!("policy-{}", self.policies.len() + 1);
         let mut args = vec!["policy".to_owned()];
@@ -221,19 +221,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the recorder, anew where it has ended.
+    /// Starts the recorder, or starts it again after it has ended.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_recorder(&mut self) -> anyhow::Result<()> {
         self.recorder = Some(self.spawn("recorder", &["recorder".to_owned()])?);
         Ok(())
     }
 
-    /// Starts one more worker, with arguments beyond those of every worker.
+    /// Starts one more worker, with arguments beyond the common ones.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_worker(&mut self, more: &[String]) -> anyhow::Result<NodeId> {
         let number = self.workers.len() + 1;
         let process = self.spawn_worker(number, more)?;
@@ -242,10 +242,10 @@ impl Cluster {
         Ok(Self::node(number))
     }
 
-    /// Starts one more worker with this in its environment.
+    /// Starts one more worker with additional environment variables.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_worker_in(&mut self, environment: &[(String, String)]) -> anyhow::Result<NodeId> {
         let before = self.more_environment.len();
         self.more_environment.extend_from_slice(environment);
@@ -254,10 +254,10 @@ impl Cluster {
         started
     }
 
-    /// Starts the worker with this number again, after it has ended, with the arguments that it had.
+    /// Restarts a worker after its end, with the same arguments.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
         let own = self.own_args.get(number.wrapping_sub(1));
         let process = self.spawn_worker(number, own.map_or(&[], Vec::as_slice))?;
@@ -282,10 +282,10 @@ impl Cluster {
         self.spawn(&node, &args)
     }
 
-    /// Waits until every worker is known to a policy service, viable, and has run its canaries.
+    /// Waits until a policy service knows every worker as viable, and its canaries have a result.
     ///
     /// # Errors
-    /// At the deadline, or when a process ends; the message holds the end of its log.
+    /// At the deadline, or if a process ends. The message has the end of its log.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + self.options.patience;
         let mut last = String::from("no policy service answered");
@@ -314,10 +314,10 @@ impl Cluster {
         )
     }
 
-    /// What a policy service knows of a node.
+    /// A policy service's status of a node.
     ///
     /// # Errors
-    /// When nobody answers or the node is not known.
+    /// If no policy service answers or the node is unknown.
     pub async fn status_of(&self, node: &NodeId) -> anyhow::Result<NodeStatus> {
         let reply = client::nodes(&self.broker).await?;
         reply
@@ -327,7 +327,7 @@ impl Cluster {
             .with_context(|| format!("node {node} is not known"))
     }
 
-    /// Fails when a process that should run has ended.
+    /// Fails if a process has ended that should run.
     ///
     /// # Errors
     /// Names the process, with the end of its log.
@@ -349,11 +349,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts ended processes again: a service at once, a worker after `pause`, so that its
-    /// executions visibly continue on other nodes. Returns a line for each process.
+    /// Restarts ended processes: a service at once, a worker after `pause`, so that its executions
+    /// visibly continue on other nodes. Returns one message per process.
     ///
     /// # Errors
-    /// When a server has ended, or something cannot be started.
+    /// If a server has ended, or a process cannot be started.
     pub fn revive(
         &mut self,
         down: &mut BTreeMap<usize, Instant>,
@@ -407,7 +407,7 @@ impl Cluster {
     /// Stops everything in order: workers drain, then the services, then the servers.
     pub async fn stop(mut self) {
         let deadline = Duration::from_secs(5);
-        // Asked all at once, so that the waits overlap.
+        // All are signalled first, so that the waits overlap.
         for process in self
             .workers
             .iter()
@@ -429,10 +429,10 @@ impl Cluster {
                 );
             }
         }
-        // A connection that is drained does not complain when its server ends.
+        // A drained connection reports no error when its server ends.
         let _ = self.broker.client.drain().await;
         if let Some(pool) = &self.pool {
-            // A pool whose server is gone has nothing to close.
+            // A pool without its server has nothing to close.
             let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
         }
         self.servers.stop(deadline).await;

@@ -1,4 +1,5 @@
-//! Our own services as child processes that end with their parent, with their output in a file.
+//! Our own services as child processes: they end with their parent, and their output goes to a
+//! file.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt as _;
@@ -12,19 +13,19 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 /// A running `fiec` process.
 #[derive(Debug)]
 pub struct Process {
-    /// What it is, for messages.
+    /// Its name, for messages.
     pub name: String,
-    /// Where its output goes.
+    /// The file with its output.
     pub log: PathBuf,
     child: Child,
 }
 
 impl Process {
-    /// Starts `program args…`. Must be called from a thread that lives as long as the process
-    /// shall, since the kernel ties the parent-death signal to the thread.
+    /// Starts `program args…`. Call it from a thread that lives as long as the process must,
+    /// because the kernel ties the parent-death signal to the thread.
     ///
     /// # Errors
-    /// When the program cannot be started or its log cannot be written.
+    /// If the program cannot be started or its log cannot be written.
     #[allow(unsafe_code)]
     pub fn start(
         name: &str,
@@ -71,21 +72,21 @@ impl Process {
     /// Sends a signal.
     ///
     /// # Errors
-    /// When the process is gone.
+    /// If the process is gone.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.context("no such process")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
     }
 
-    /// Its exit status, once it has ended.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Asks it to end and waits; kills it at the deadline. True when it ended by itself.
+    /// Asks it to end and waits. Kills it at the deadline. Returns true if it ended by itself.
     pub async fn stop(&mut self, deadline: Duration) -> bool {
-        // A process that is gone already needs no signal.
+        // A process that is already gone needs no signal.
         let _ = self.signal(Signal::TERM);
         let until = Instant::now() + deadline;
         while Instant::now() < until {
@@ -98,9 +99,9 @@ impl Process {
         false
     }
 
-    /// Kills it at once, as a lost node would vanish.
+    /// Kills it at once, like a node that is lost.
     pub fn kill(&mut self) {
-        // Both fail only when it is gone.
+        // Both fail only if it is gone.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

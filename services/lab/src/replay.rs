@@ -1,4 +1,4 @@
-//! `fiec replay`: plays recorded history under the policy as it was and under another.
+//! `fiec replay`: plays recorded history under the original policy and under another.
 
 mod read;
 
@@ -57,10 +57,10 @@ fn moment(text: &str) -> Result<Timestamp, String> {
     ))
 }
 
-/// Plays it again.
+/// Plays the recorded span twice, and compares.
 ///
 /// # Errors
-/// When PostgreSQL cannot be reached or has nothing of that time.
+/// If PostgreSQL cannot be reached, or has no data of that time.
 pub async fn run(args: ReplayArgs, global: &Global) -> anyhow::Result<Outcome> {
     let mut global = global.clone();
     global.database = args.from_sql.clone().or(global.database);
@@ -117,7 +117,7 @@ fn tell(args: &ReplayArgs, found: &Found, before: &Summary, after: &Summary, jso
         "moved_bytes": after.moved_bytes.cast_signed() - before.moved_bytes.cast_signed(),
     });
     let moves: i64 = found.rebindings.values().sum();
-    // How far the model is from what really happened: what it says of another policy is no better.
+    // The model's error against the real run. Its predictions for another policy are no better.
     let error = serde_json::json!({
         "rebindings": all(before).cast_signed() - moves,
         "makespan_ms": before.makespan_ms - found.makespan_ms,

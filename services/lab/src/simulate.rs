@@ -39,20 +39,20 @@ pub struct SimulateArgs {
     pub schema: bool,
 }
 
-/// Reads a scenario; the error says file, field and rule.
+/// Reads a scenario. The error names file, field and rule.
 ///
 /// # Errors
-/// When it cannot be read or is none.
+/// If it cannot be read, or is invalid.
 pub fn read(path: &Path) -> anyhow::Result<Scenario> {
     let text = std::fs::read(path)
         .with_context(|| format!("cannot read the scenario {}", path.display()))?;
     Scenario::parse(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
 }
 
-/// Plays it.
+/// Plays the scenario.
 ///
 /// # Errors
-/// When the smaller scenario cannot be written.
+/// If the smaller scenario cannot be written.
 pub fn run(args: &SimulateArgs, global: &Global) -> anyhow::Result<Outcome> {
     if args.schema {
         let schema = fiec_simulator::scenario::schema();
@@ -132,7 +132,7 @@ fn smaller(args: &SimulateArgs, scenario: &Scenario, path: &Path) -> anyhow::Res
     Ok(())
 }
 
-/// Many small scenarios that are drawn themselves.
+/// Plays many small random scenarios.
 fn many(args: &SimulateArgs, count: u64, global: &Global) -> anyhow::Result<Outcome> {
     let first = args.seed.unwrap_or(1);
     let bar = bar(count, global.json);
@@ -164,7 +164,7 @@ fn bar(length: u64, quiet: bool) -> ProgressBar {
     bar
 }
 
-/// Plays a scenario behind a progress bar over virtual time.
+/// Plays a scenario with a progress bar over virtual time.
 ///
 /// # Errors
 /// The field of the scenario and the rule that it breaks.
@@ -179,10 +179,10 @@ pub fn with_bar(scenario: &Scenario, quiet: bool) -> Result<Played, fiec_schemas
     played
 }
 
-/// A line of the table: its name, and what it says of a summary.
+/// A row of the table: its name, and its value for a summary.
 type Row<'a> = (&'a str, &'a dyn Fn(&Summary) -> String);
 
-/// Summaries beside each other, for people.
+/// Summaries side by side, for people.
 pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
     let ms = |ms: f64| ui::micros((ms * 1e3) as i64);
     let rows: [Row<'_>; 26] = [
@@ -250,7 +250,7 @@ pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
     ui::table(head, rows)
 }
 
-/// A number; nothing for none.
+/// A number, or an empty text for 0.
 fn some(n: u64) -> String {
     if n == 0 { String::new() } else { n.to_string() }
 }

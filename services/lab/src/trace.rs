@@ -109,7 +109,7 @@ fn refuse(error: &anyhow::Error) -> Outcome {
     Outcome::BadInput
 }
 
-/// A reader that has seen enough, as `head` has, is no failure.
+/// A reader that closes early, like `head`, is no failure.
 fn unless_closed(written: Result<(), TraceError>) -> anyhow::Result<()> {
     match written {
         Err(TraceError::Io(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -127,7 +127,7 @@ fn list() -> anyhow::Result<Vec<String>> {
     Ok(files.chain(seeds).collect())
 }
 
-/// A run that is traced.
+/// A traced run.
 struct Run {
     name: String,
     scenario: Scenario,

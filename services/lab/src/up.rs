@@ -1,4 +1,4 @@
-//! `fiec up`: the demo's cluster without the demo. It stays until Ctrl-C or SIGTERM.
+//! `fiec up`: the demo's cluster without the demo. It runs until Ctrl-C or SIGTERM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub struct UpArgs {
 /// Starts the cluster, prints its URLs and waits.
 ///
 /// # Errors
-/// When something could not be started, or a server ends by itself.
+/// If a part could not be started, or a server ends by itself.
 pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
@@ -125,7 +125,8 @@ Ctrl-C ends everything.",
     );
 }
 
-/// Until a signal, or until a server ends. A worker that has ended stays away for `pause`.
+/// Watches the cluster until a signal, or until a server ends. A worker that has ended restarts
+/// after `pause`.
 async fn watch(cluster: &mut Cluster, pause: Duration) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut look = tokio::time::interval(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! What the demo claims, each claim checked against the ledger and against PostgreSQL.
+//! Checks each claim of the demo against the ledger and PostgreSQL.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const REBINDINGS: &str = "SELECT epoch, from_node, to_node, cause, why, boundary
 const PLACEMENTS: &str = "SELECT epoch, node, cause, computing_since::time(3), \
                           computed_until::time(3), end_reason\n  FROM placement_timeline";
 
-/// What happened, ready to be checked.
+/// The observations to check.
 pub(super) struct Scene<'a> {
     pub cluster: &'a Cluster,
     pub execution: ExecutionId,
@@ -30,7 +30,7 @@ pub(super) struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Checks and prints every claim. True when all hold.
+    /// Checks and prints every claim. Returns true if all hold.
     pub async fn check(&self) -> anyhow::Result<bool> {
         let result = self.result();
         let rebindings = self.history().await?;
@@ -136,7 +136,7 @@ impl Scene<'_> {
             .unwrap_or(Value::Null)
     }
 
-    /// A query as a person would type it into psql.
+    /// A query in the form for psql.
     fn sql(&self, select: &str) -> String {
         format!(
             "{select}\n WHERE execution = '{}' ORDER BY epoch;",
@@ -153,7 +153,7 @@ impl Scene<'_> {
         sql::query(pool, self.sql(select)).await
     }
 
-    /// The rebindings, once the recorder has told PostgreSQL that the execution ended.
+    /// The rebindings, once PostgreSQL has the end of the execution.
     async fn history(&self) -> anyhow::Result<Rows> {
         loop {
             let summary = self.ended().await?;
@@ -181,7 +181,7 @@ impl Scene<'_> {
         Ok(rows.get(0, "phase") == Some(self.last.state.phase.as_str()))
     }
 
-    /// The committed boundaries in the order in which the ledger has them.
+    /// The committed boundaries, in ledger order.
     async fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
         let pool = self
             .cluster

@@ -1,5 +1,5 @@
-//! `cargo demo`: the whole path on this machine, on a real matrix, under real memory pressure.
-//! Exit 0 only if every claim that it prints was checked.
+//! `cargo demo`: the whole path on this machine, with a real matrix and real memory pressure. It
+//! exits with 0 only if every printed claim was checked.
 
 mod checks;
 mod timeline;
@@ -35,20 +35,20 @@ pub struct DemoArgs {
 
 /// A node's memory limit in the demo.
 const LIMIT: &str = "512MiB";
-/// Thresholds of the demo's nodes: a short dwell, so that it is over soon.
+/// Thresholds of the demo's nodes: a short dwell, so that the demo is short.
 const THRESHOLD: &str = "memory=0.80:0.60:1500";
-/// The share of its limit to which pressure fills a node.
+/// Share of its limit to which pressure fills a node.
 const SHARE: f64 = 0.88;
-/// How long the undisturbed solve shall take: long enough for pressure to build up, last and be
-/// seen on a fast machine, short enough for a slow one.
+/// Length of the undisturbed solve, in seconds: long enough for visible pressure on a fast machine,
+/// short enough for a slow one.
 const SOLVE_SECONDS: f64 = 20.0;
-/// Everything together may take this long.
+/// Longest time of the whole demo.
 const PATIENCE: Duration = Duration::from_secs(85);
 
 /// Runs the demo.
 ///
 /// # Errors
-/// When something could not be started or did not happen in time.
+/// If a part could not be started, or an expected event did not come in time.
 pub async fn run(args: DemoArgs, json: bool) -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let steps = Steps::new(json);
@@ -135,7 +135,7 @@ async fn scene(
         );
     }
 
-    // Until some boundaries are committed on the first node.
+    // Wait until the first node has committed some boundaries.
     let source = timeline
         .until(execution, left(began)?, |message| {
             match &message.state.phase {
@@ -194,10 +194,10 @@ fn left(began: Instant) -> anyhow::Result<Duration> {
     }
 }
 
-/// The real matrix: beside the working directory, or where the sources were when this was built.
+/// The matrix file, relative to the working directory or to the sources of this build.
 ///
 /// # Errors
-/// When it is in neither place.
+/// If it is in neither place.
 pub fn matrix() -> anyhow::Result<PathBuf> {
     let relative = Path::new("examples/data/bcsstk16.mtx");
     let built = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -209,7 +209,7 @@ pub fn matrix() -> anyhow::Result<PathBuf> {
         .context("examples/data/bcsstk16.mtx is not here: run the demo in the checkout")
 }
 
-/// The same submission without any server, node or boundary in between, on a thread of its own.
+/// Runs the submission without any server, node or boundary, on its own thread.
 fn reference(
     params: serde_json::Value,
 ) -> tokio::task::JoinHandle<anyhow::Result<fiec_kit::local::LocalOutcome>> {
@@ -219,7 +219,7 @@ fn reference(
     })
 }
 
-/// What `nats pub -J` does: one message, acknowledged by the stream.
+/// Publishes one message with the stream's acknowledgement, like `nats pub -J`.
 async fn submit(
     cluster: &Cluster,
     tenant: &Tenant,
@@ -271,7 +271,7 @@ async fn press(cluster: &Cluster, node: &NodeId) -> anyhow::Result<Process> {
     Process::start("pressure", &std::env::current_exe()?, &args, &[], log)
 }
 
-/// The node to which a message says that the execution has moved and computes.
+/// The node on which the execution has started after a move, if the message says so.
 fn moved(message: &LedgerMessage, source: &NodeId) -> Option<NodeId> {
     let Phase::Started(binding) = &message.state.phase else {
         return None;

@@ -1,4 +1,4 @@
-//! The live timeline: the ledger's events as they are appended, boundaries thinned out.
+//! The live timeline: the ledger's events as they are appended, with few of the boundaries.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use fiec_schemas::{Event, ExecutionId, LedgerMessage};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
-/// Commits are shown at most this often.
+/// Shortest time between two printed commits.
 const COMMIT_LINES: Duration = Duration::from_millis(900);
 
-/// Follows all ledgers and prints one execution's.
+/// Follows all ledgers and prints one execution's events.
 pub struct Timeline {
     feed: BoxStream<'static, Result<FeedItem, BrokerError>>,
     began: Instant,
@@ -23,10 +23,10 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Opens the feed; what happens from now on is not missed.
+    /// Opens the feed. No later event is missed.
     ///
     /// # Errors
-    /// When the broker refuses.
+    /// If the broker refuses.
     pub async fn open(broker: &Broker, quiet: bool) -> anyhow::Result<Self> {
         let feed = feed::live(broker).await?;
         Ok(Self {
@@ -37,17 +37,17 @@ impl Timeline {
         })
     }
 
-    /// Prints a line of our own.
+    /// Prints a line of the demo itself.
     pub fn say(&self, text: &str) {
         if !self.quiet {
             println!("{:7.3} s  ▶ {text}", self.began.elapsed().as_secs_f64());
         }
     }
 
-    /// Follows until `found` answers for a message of the execution.
+    /// Follows the feed until `found` returns a value for a message of the execution.
     ///
     /// # Errors
-    /// At the deadline, or when the execution ends before.
+    /// At the deadline, or if the execution ends before.
     pub async fn until<T>(
         &mut self,
         execution: ExecutionId,

@@ -1,5 +1,5 @@
-//! The container unit of trigger 1: `examples/container`, each of whose capsules is a container of
-//! its own, moves as one semantic unit.
+//! The container unit of trigger 1: `examples/container`, in which each capsule is its own
+//! container. It moves as one semantic unit.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use tokio::process::Command;
 
 use super::workload::Workload;
 
-/// As it is registered.
+/// Its registered name.
 pub(super) const PROGRAM: &str = "collatz@1";
-/// Numbers a capsule.
+/// Numbers per capsule.
 const STEP: u64 = 500;
-/// Capsules of the trial that sizes it.
+/// Capsules of the trial run that determines its size.
 const TRIAL: u64 = 3;
-/// How long making the image, the trial or the push may take.
+/// Longest time for the image, the trial or the push.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The package's folder.
@@ -29,8 +29,8 @@ fn folder() -> anyhow::Result<PathBuf> {
     found.context("examples/container is not here: run the experiment in the checkout")
 }
 
-/// Makes the image and sizes the unit for about so many seconds; the error says in words why there
-/// can be no containers here.
+/// Builds the image and sizes the unit for about `seconds`. The inner error says why containers are
+/// not available here.
 pub(super) async fn prepare(seconds: f64) -> anyhow::Result<Result<Workload, String>> {
     let engine = tokio::task::spawn_blocking(Engine::find).await?;
     let engine = match engine {
@@ -87,8 +87,8 @@ pub(super) async fn done(what: &str, mut command: Command) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The first of the numbers up to `upto` whose Collatz chain is the longest, and its length: what
-/// the unit must find, computed here.
+/// The first number up to `upto` with the longest Collatz chain, and the length of the chain: the
+/// expected result of the unit.
 fn longest_chain(upto: u64) -> (u64, u64) {
     let (mut start, mut longest) = (1, 1);
     for first in 1..=upto {
@@ -104,7 +104,7 @@ fn longest_chain(upto: u64) -> (u64, u64) {
     (start, longest)
 }
 
-/// True where a result says at least what is expected, with the same values.
+/// True if a result contains all expected fields with the same values.
 pub(super) fn says(result: &Value, expected: &Value) -> bool {
     match expected.as_object() {
         Some(fields) => fields

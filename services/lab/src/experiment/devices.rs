@@ -1,5 +1,5 @@
-//! Whose memory presses in triggers 2 and 3: real devices where there is one for each node, and an
-//! emulated budget otherwise; the report says which, and why.
+//! The devices of triggers 2 and 3: real ones if there is one per node, else an emulated budget.
+//! The report states which, and why.
 
 use std::sync::Arc;
 
@@ -20,22 +20,22 @@ pub enum Choice {
     Emulated,
 }
 
-/// What nodes compute on.
+/// The devices of the nodes.
 #[derive(Debug, Clone)]
 pub(super) enum Devices {
-    /// Budgets in the host's memory.
+    /// Budgets in host memory.
     Emulated {
-        /// Why not on real ones.
+        /// The reason against real ones.
         why: String,
     },
-    /// A device for each node, in their order.
+    /// One device per node, in their order.
     Real(Arc<[Found]>),
 }
 
-/// Devices for so many nodes. `found`: what the driver shows, or why it shows nothing.
+/// Chooses devices for `nodes` nodes. `found`: the driver's devices, or the reason for none.
 ///
 /// # Errors
-/// Why there are none, where real ones are wanted.
+/// The reason why there are no real devices, if real ones are required.
 pub(super) fn choose(
     choice: Choice,
     nodes: usize,
@@ -63,7 +63,7 @@ pub(super) fn choose(
     }
 }
 
-/// The same, with what the driver shows here.
+/// The same, with this machine's driver.
 ///
 /// # Errors
 /// See [`choose`].
@@ -74,7 +74,7 @@ pub(super) fn here(choice: Choice, nodes: usize) -> Result<Devices, String> {
 }
 
 impl Devices {
-    /// The device of a node, from 0; none where it is emulated.
+    /// The device of a node, from 0. None if emulated.
     pub fn of(&self, node: usize) -> Option<&Found> {
         match self {
             Self::Real(all) => all.get(node),
@@ -82,7 +82,7 @@ impl Devices {
         }
     }
 
-    /// The memory of the smallest, in bytes.
+    /// Memory of the smallest device, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         match self {
             Self::Real(all) => all.iter().map(|d| d.memory_bytes).min().unwrap_or(0),
@@ -90,7 +90,7 @@ impl Devices {
         }
     }
 
-    /// What they are, for the report.
+    /// A description for the report.
     pub fn note(&self) -> String {
         match self {
             Self::Real(all) => {

@@ -1,5 +1,5 @@
-//! Devices for experiments on a machine without any: a node's device file says what they read, and
-//! programs compute on the kernels' device in the host's memory, with the budget of their grant
+//! Emulated devices, for experiments on a machine without any. A node's device file has their
+//! readings. Programs compute on the kernels' device in host memory, with the budget of their grant
 //! (`fiec_kit::simulated`).
 
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde_json::json;
 
-/// What the ids of emulated devices begin with; no vendor's do.
+/// Prefix of the ids of emulated devices; no vendor uses it.
 pub(super) const PREFIX: &str = "EMULATED-";
-/// Memory of an emulated device: that of the published experiments' A40.
+/// Memory of an emulated device: that of the A40 in the published experiments.
 pub(super) const MEMORY_BYTES: u64 = 48_000_000_000;
 
-/// What it draws all the time, and the most that an A40 may, in mW.
+/// Its constant power, and the limit of an A40, in mW.
 const POWER_MW: (u32, u32) = (182_000, 300_000);
 
-/// An emulated device, and what it reads.
+/// An emulated device with its readings.
 #[derive(Debug, Clone)]
 pub(super) struct Emulated {
     pub id: String,
@@ -24,10 +24,10 @@ pub(super) struct Emulated {
     pub used_bytes: u64,
 }
 
-/// Writes what a node's one device reads from now on.
+/// Writes the readings of a node's only device.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub(super) fn write(file: &Path, node: &str, used_bytes: u64) -> anyhow::Result<()> {
     let device = Emulated {
         id: format!("{PREFIX}{node}"),
@@ -38,11 +38,11 @@ pub(super) fn write(file: &Path, node: &str, used_bytes: u64) -> anyhow::Result<
     write_all(file, &[device])
 }
 
-/// Writes what a node's devices read from now on; whole at once, since the node reads it at its
-/// own times.
+/// Writes the readings of a node's devices. The file is replaced as a whole, because the node may
+/// read it at any time.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub(super) fn write_all(file: &Path, devices: &[Emulated]) -> anyhow::Result<()> {
     let entry = |d: &Emulated| {
         json!({

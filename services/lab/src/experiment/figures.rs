@@ -8,7 +8,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (960, 360);
-/// Distinguishable also without seeing colours well (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -17,20 +17,20 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
     RGBColor(213, 94, 0),
 ];
-/// Family and size in pixels of the text beside the axes.
+/// Font family and size in pixels of the labels on the axes.
 const LABEL: (&str, u32) = ("sans-serif", 14);
 const MARK: RGBColor = RGBColor(190, 30, 45);
 
 /// A line through points.
 #[derive(Debug, Clone)]
 pub(super) struct Line {
-    /// Its place in the legend and in the colours; lines of one group share both.
+    /// Index of its legend entry and colour; lines of one group share both.
     pub group: usize,
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
-/// A time in a row.
+/// A bar over a span of time in a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bar {
     pub row: usize,
@@ -38,21 +38,21 @@ pub(super) struct Bar {
     pub to: f64,
 }
 
-/// What a figure shows over seconds.
+/// A figure over time, in seconds.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Figure {
     pub title: String,
     pub x: String,
     pub y: String,
     pub lines: Vec<Line>,
-    /// Horizontal lines with names: thresholds.
+    /// Horizontal named lines: thresholds.
     pub levels: Vec<(&'static str, f64)>,
     /// Vertical lines: rebindings.
     pub marks: Vec<f64>,
-    /// Names of rows, in place of numbers on the y axis.
+    /// Names of rows in place of numbers on the y axis.
     pub rows: Vec<String>,
     pub bars: Vec<Bar>,
-    /// The top of the y axis, where it shall not follow the lines.
+    /// The top of the y axis, if it must not follow the lines.
     pub top: Option<f64>,
 }
 
@@ -169,7 +169,7 @@ impl Figure {
     }
 }
 
-/// Writes pixels of three bytes each.
+/// Writes RGB pixels as PNG.
 fn write_png(file: &Path, pixels: &[u8]) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", file.display());
     let out = BufWriter::new(std::fs::File::create(file).with_context(cannot)?);

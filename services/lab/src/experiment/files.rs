@@ -1,4 +1,4 @@
-//! What is left in the folder of an experiment: CSV, figures, `report.md`.
+//! The result files of an experiment: CSV, figures, `report.md`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::trace::{Sample, cause_name};
 const GB: f64 = 1e9;
 const MILLIWATTS: f64 = 1e3;
 
-/// Writes everything; the folder is made where it is not.
+/// Writes all files. Creates the folder if it is missing.
 pub(super) fn write(folder: &Path, experiment: &Experiment) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
@@ -218,7 +218,7 @@ fn figures(folder: &Path, experiment: &Experiment, name: &str) -> anyhow::Result
     .write(folder, &format!("{name}-location"))
 }
 
-/// A value holds until the next one is measured.
+/// Turns points into steps: a value holds until the next one.
 fn steps(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut steps: Vec<(f64, f64)> = Vec::new();
     for (x, y) in points {

@@ -1,4 +1,4 @@
-//! Multi-hop: a load follows the execution over three nodes and leaves the first in time.
+//! Multi-hop: a load follows the execution over three nodes, and leaves the first one in time.
 
 use anyhow::{Context as _, ensure};
 use fiec::ui::Steps;
@@ -10,7 +10,7 @@ use super::trace::Trace;
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs};
 
-/// Runs it.
+/// Runs the experiment.
 pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
     let (dwell_ms, seconds) = if args.quick {
         (200, 16.0)
@@ -71,7 +71,7 @@ async fn one(
     .await
 }
 
-/// Where it computes once it has left a node.
+/// The node on which the execution computes after it has left `from`.
 async fn left(stand: &Stand, execution: ExecutionId, from: &NodeId) -> anyhow::Result<NodeId> {
     let elsewhere = |t: &Trace| t.node().filter(|n| *n != from).cloned();
     let what = format!("it computes elsewhere than on {from}");

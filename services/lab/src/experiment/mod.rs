@@ -1,7 +1,9 @@
 //! `fiec experiment NAME`: the published experiments on this machine, with real processes and real
-//! pressure. Each is run as *baseline*, *baseline with load* and *with rebinding*, interleaved, and
-//! leaves CSV, figures and a report whose verdicts are computed from what was measured. A static
-//! load has a control of ours: the load is on, but never where the execution is.
+//! pressure.
+//!
+//! Each runs as *baseline*, *baseline with load* and *with rebinding*, interleaved. It writes CSV
+//! files, figures and a report whose verdicts follow from the measurements. A static load has an
+//! additional control: the load is on, but never on the execution's node.
 
 mod container;
 mod devices;
@@ -34,7 +36,7 @@ use run::{Run, Timing, Variant};
 use stand::{Place, Stand, Wants};
 use workload::Kind;
 
-/// Which experiment.
+/// An experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Name {
     /// Static memory pressure: CG, one capsule an iteration, and a container as one unit
@@ -51,7 +53,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Name::Trigger1 => "trigger1",
@@ -135,9 +137,9 @@ struct Experiment {
     place: Place,
     threshold: Threshold,
     nodes: Vec<String>,
-    /// Whether the nodes' memory follows envelopes.
+    /// True if the nodes' memory follows envelopes.
     swings: bool,
-    /// How it was run, for people.
+    /// Notes on the method, for people.
     notes: Vec<String>,
     runs: Vec<Run>,
 }
@@ -189,16 +191,16 @@ impl Experiment {
         }
     }
 
-    /// True where a load is on for a while and progress is measured over it.
+    /// True if a load is on for a while and progress is measured in that time.
     fn is_static(&self) -> bool {
         matches!(self.name, Name::Trigger1 | Name::Trigger2)
     }
 }
 
-/// Runs an experiment; ends with 1 where a promise was broken: bits, monotonic progress, a move.
+/// Runs an experiment. Ends with 1 if a promise was broken: equal bits, monotonic progress, a move.
 ///
 /// # Errors
-/// When something could not be started or did not happen in time.
+/// If a part could not be started, or an expected event did not come in time.
 pub async fn run(args: ExperimentArgs, global: &Global) -> anyhow::Result<Outcome> {
     let steps = Steps::new(global.json);
     let nodes = match args.name {
@@ -290,7 +292,7 @@ async fn fixed(
     };
     let timing = Timing { lead, window };
     let real = devices.as_ref().is_some_and(|d| d.of(0).is_some());
-    // An emulated device computes slower than the host, which it is sized on.
+    // An emulated device is slower than the host on which it is sized.
     let share = match devices.is_some() && !real {
         true => 0.8,
         false => 1.15,

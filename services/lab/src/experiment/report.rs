@@ -1,6 +1,6 @@
-//! The summary and `report.md`: what was measured, and whether it agrees with what was published
-//! (Khan & Thomas, "Infrastructure-Introspection for Self-Adaptive Applications in
-//! Accelerator-Dense Computing System"). Every verdict is computed from the values beside it.
+//! The summary and `report.md`: the measurements, and their agreement with the publication (Khan &
+//! Thomas, "Infrastructure-Introspection for Self-Adaptive Applications in Accelerator-Dense
+//! Computing System"). Every verdict is computed from the values beside it.
 
 use std::fmt::Write as _;
 
@@ -10,12 +10,12 @@ use super::run::{Run, Variant, median, progress};
 use super::trace::{Move, cause_name};
 use super::{Experiment, Name};
 
-/// A claim and what was found.
+/// A claim and its finding.
 pub(super) struct Claim {
     pub holds: bool,
     pub claim: String,
     pub found: String,
-    /// Where it must hold for the command to end with 0.
+    /// True if the command ends with 0 only when the claim holds.
     pub promised: bool,
 }
 
@@ -25,7 +25,7 @@ struct Row {
     variant: Variant,
     runs: usize,
     seconds: f64,
-    /// Progress while loaded against the baseline; none where nothing was loaded for a while.
+    /// Progress under load relative to the baseline. None without a load.
     progress: Option<(f64, f64, f64)>,
     moves: usize,
     gap_ms: Option<f64>,
@@ -154,7 +154,7 @@ pub(super) fn summary_csv(experiment: &Experiment) -> String {
         .collect()
 }
 
-/// One object a row, for scripts.
+/// One object per row, for scripts.
 pub(super) fn summary_json(experiment: &Experiment) -> Vec<Value> {
     let object = |r: &Row| {
         json!({
@@ -179,7 +179,7 @@ fn causes(experiment: &Experiment, workload: &str, variant: Variant) -> Vec<Stri
     names
 }
 
-/// σ in bytes as published, for each workload.
+/// The published σ of a workload, in bytes: least and most.
 fn published_state(workload: &str) -> (u64, u64) {
     match workload {
         "cg" => (20_000, 80_000),
@@ -189,7 +189,7 @@ fn published_state(workload: &str) -> (u64, u64) {
     }
 }
 
-/// All claims, each judged by what was measured.
+/// All claims with their verdicts.
 pub(super) fn claims(experiment: &Experiment) -> Vec<Claim> {
     let rows = rows(experiment);
     let mut claims = Vec::new();

@@ -1,4 +1,4 @@
-//! One run of a workload under one variant, and what is measured of it.
+//! One run of a workload under one variant, and its measurements.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use super::stand::{Place, Stand};
 use super::trace::{Sample, Trace};
 use super::workload::Workload;
 
-/// How long one step of a run may take, beyond what the experiment itself takes.
+/// Longest time of one step of a run, beyond the experiment's own time.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Under which conditions.
+/// The conditions of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Variant {
     Baseline,
-    /// Loaded, with thresholds that cannot trip.
+    /// Under load, with thresholds that cannot trip.
     Load,
     Rebinding,
-    /// Where the load is not, from the beginning: what a machine whose processors share caches and
-    /// clock leaves to those that the load is not on.
+    /// The load is on another node from the start. It shows the effect of caches and clock that
+    /// processors share.
     Elsewhere,
 }
 
 impl Variant {
-    /// Those of a load that comes and goes.
+    /// The variants for a static load.
     pub const STATIC: [Self; 4] = [Self::Baseline, Self::Load, Self::Rebinding, Self::Elsewhere];
-    /// Those of envelopes, which are on every node.
+    /// The variants for envelopes, which apply to every node.
     pub const SWINGING: [Self; 3] = [Self::Baseline, Self::Load, Self::Rebinding];
 
     pub fn name(self) -> &'static str {
@@ -50,17 +50,17 @@ impl Variant {
     }
 }
 
-/// When the load comes and goes.
+/// Start and length of the load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
     /// Seconds of computing before the load.
     pub lead: f64,
-    /// Seconds of load; progress is measured over them.
+    /// Seconds of load, over which progress is measured.
     pub window: f64,
 }
 
 impl Timing {
-    /// Shorter by this, where the work is; never longer.
+    /// Scales both to the share of the work, and never up.
     pub fn within(self, share: f64) -> Self {
         let share = share.clamp(0.05, 1.0);
         Self {
@@ -70,7 +70,7 @@ impl Timing {
     }
 }
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     pub workload: &'static str,
@@ -78,33 +78,33 @@ pub(super) struct Run {
     pub number: u32,
     pub trace: Trace,
     pub samples: Vec<Sample>,
-    /// Where the load was, in seconds since the first capsule began.
+    /// Start and end of the load, in seconds since the first capsule started.
     pub window: (f64, f64),
-    /// The result and the number of capsules are those of the undisturbed run.
+    /// True if the result and the number of capsules equal those of the undisturbed run.
     pub same: bool,
 }
 
 impl Run {
-    /// Seconds of the execution, first capsule to last.
+    /// Seconds from the first capsule to the last.
     pub fn seconds(&self) -> f64 {
         let end = self.trace.end.as_ref();
         end.map_or(0.0, |e| self.trace.seconds(e.at))
     }
 
-    /// Rebindings because of pressure.
+    /// Number of rebindings because of pressure.
     pub fn pressed(&self) -> usize {
         let moves = self.trace.moves();
         let pressure = |c: &Cause| matches!(c, Cause::Pressure { .. });
         moves.iter().filter(|m| pressure(&m.cause)).count()
     }
 
-    /// Seconds from the load to the first capsule elsewhere.
+    /// Seconds from the start of the load to the first capsule on another node.
     pub fn reaction(&self) -> Option<f64> {
         let moves = self.trace.moves();
         Some(self.trace.seconds(moves.first()?.at) - self.window.0)
     }
 
-    /// Seconds computed on a node while a reading of its was at or above `high`, and in all.
+    /// Seconds computed on a node with a reading at or above `high`, and in total.
     pub fn strained(&self, place: Place, high: f64) -> (f64, f64) {
         let (mut strained, mut all) = (0.0, 0.0);
         for stay in &self.trace.stays {
@@ -129,7 +129,7 @@ impl Run {
     }
 }
 
-/// The length that spans cover together.
+/// The total length that the spans cover.
 fn covered(mut spans: Vec<(f64, f64)>) -> f64 {
     spans.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut length, mut reached) = (0.0, f64::NEG_INFINITY);
@@ -140,7 +140,7 @@ fn covered(mut spans: Vec<(f64, f64)>) -> f64 {
     length
 }
 
-/// The median; 0 of nothing.
+/// The median; 0 without values.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -151,9 +151,8 @@ pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Seconds of undisturbed work that a run did in its window, for each second of the window: 1 is
-/// as fast as the baseline. Capsules differ in cost, so they are weighed by the baselines' own
-/// times for the very same capsules (median over the baselines).
+/// Seconds of undisturbed work per second of the run's window; 1 is the speed of the baseline.
+/// Capsules differ in cost, so each is weighed by the median of its times in the baselines.
 pub(super) fn progress(run: &Run, baselines: &[&Run]) -> f64 {
     let (from, to) = (run.window.0, run.window.1.min(run.seconds()));
     if to <= from {
@@ -166,7 +165,7 @@ pub(super) fn progress(run: &Run, baselines: &[&Run]) -> f64 {
     (worth(to) - worth(from)) / (to - from)
 }
 
-/// Submits and waits until it computes.
+/// Submits an execution and waits until it computes.
 pub(super) async fn begin(
     stand: &Stand,
     workload: &Workload,
@@ -186,7 +185,7 @@ pub(super) async fn begin(
     Ok((execution, node))
 }
 
-/// Waits for the end, and puts together what was seen.
+/// Waits for the end, and collects the observations.
 pub(super) async fn end(
     stand: &Stand,
     workload: &Workload,
@@ -215,8 +214,7 @@ pub(super) async fn end(
     })
 }
 
-/// One run with a static load, which is on the node that computes first; on the other one in the
-/// control.
+/// One run with a static load on the node that computes first, or on the other node in the control.
 pub(super) async fn static_load(
     stand: &Stand,
     workload: &Workload,
@@ -232,7 +230,7 @@ pub(super) async fn static_load(
         Variant::Load | Variant::Rebinding => Some(stand.press(&node).await?),
         Variant::Elsewhere => Some(stand.press(&stand.other_than(&node)?).await?),
     };
-    // Nothing was loaded fully before.
+    // The load is fully on from this moment.
     let from = Timestamp::now();
     pause(timing.window).await;
     drop(load);

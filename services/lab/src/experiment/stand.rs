@@ -1,4 +1,4 @@
-//! The nodes of an experiment, each with processors of its own, and the load on one of them.
+//! The nodes of an experiment, each with its own processors, and the load on one of them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,52 +20,51 @@ use crate::cluster::{Cluster, ClusterOptions};
 use crate::demo;
 use crate::process::Process;
 
-/// The share of its limit to which a load fills a node's memory.
+/// Share of its limit to which a load fills a node's memory.
 const SHARE: f64 = 0.88;
-/// Threads of a load on each processor of the node, besides the node's own.
+/// Threads of a load per processor of the node, beside the node's own.
 const BURNERS: u32 = 3;
-/// Devices at rest and under pressure, as shares of their memory.
+/// Use of a device's memory at rest and under pressure, as shares.
 const DEVICE_REST: f64 = 0.10;
 const DEVICE_PRESSED: f64 = 0.92;
-/// The memory limit of a node: on the host, and where matrices are there and again on an emulated
-/// device.
+/// Memory limit of a node: on the host, and for emulated devices, whose matrices are held twice.
 const HOST_LIMIT: &str = "512MiB";
 const EMULATED_LIMIT: &str = "4GiB";
-/// What others have of a device at rest is held to the end.
+/// Seconds for which other users hold a device's memory at rest.
 const REST_S: &str = "86400";
-/// A load that nobody ends does so itself.
+/// Seconds after which an abandoned load ends.
 const HOLD_S: &str = "300";
-/// How long nodes may take to calm down.
+/// Longest time for nodes to become calm.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the pressure is.
+/// The place of the pressure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In the memory limit of a node.
+    /// The memory limit of a node.
     Host,
-    /// In the memory of its device, a real or an emulated one.
+    /// The memory of its device, real or emulated.
     Device,
 }
 
-/// How a signal of a device swings below its limit.
+/// The swing of a device's signal below its limit.
 pub(super) struct Swing {
     pub signal: Signal,
     pub amplitude: Amount,
     pub period_s: f64,
-    /// 90 begins at the limit.
+    /// 90 starts at the limit.
     pub phase_deg: f64,
 }
 
-/// What to start.
+/// Options of a stand.
 pub(super) struct Wants {
     pub nodes: usize,
     pub place: Place,
     pub threshold: Threshold,
-    /// What the nodes compute on, where that is devices.
+    /// The devices of the nodes, if they compute on devices.
     pub devices: Option<Devices>,
-    /// The share of each device's memory that others have at rest.
+    /// Share of each device's memory that other users hold at rest.
     pub device_rest: f64,
-    /// Whether power is judged as memory is.
+    /// True if power has the same thresholds as memory.
     pub power: bool,
 }
 
@@ -89,7 +88,7 @@ impl Wants {
     }
 }
 
-/// Running nodes.
+/// The running nodes.
 pub(super) struct Stand {
     pub cluster: Cluster,
     pub observer: Observer,
@@ -97,14 +96,14 @@ pub(super) struct Stand {
     pub threshold: Threshold,
     /// Processors of each node.
     pub processors: Vec<Vec<usize>>,
-    /// False where there are fewer processors than nodes.
+    /// False if there are fewer processors than nodes.
     pub apart: bool,
-    /// What the nodes compute on, where that is devices.
+    /// The devices of the nodes, if they compute on devices.
     pub devices: Option<Devices>,
     device_rest: f64,
-    /// What emulated devices read, by node.
+    /// The device files of emulated devices, by node.
     readings: Vec<PathBuf>,
-    /// What others have of real devices all the time.
+    /// The processes that hold real devices' memory at rest.
     rest: Vec<Process>,
     folder: tempfile::TempDir,
 }
@@ -115,7 +114,7 @@ fn processors() -> anyhow::Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|n| set.is_set(*n)).collect())
 }
 
-/// Confines this thread, and with it what it starts, until it is dropped.
+/// Confines this thread, and the processes that it starts, until it is dropped.
 struct Confined(CpuSet);
 
 impl Confined {
@@ -133,7 +132,7 @@ impl Confined {
 
 impl Drop for Confined {
     fn drop(&mut self) {
-        // What was allowed before is allowed still.
+        // The earlier set of processors is still allowed.
         let _ = sched_setaffinity(None, &self.0);
     }
 }
@@ -162,7 +161,7 @@ impl Stand {
         let limit = match &wants.devices {
             None => Some(HOST_LIMIT),
             Some(Devices::Emulated { .. }) => Some(EMULATED_LIMIT),
-            // As much as it finds: its matrices are sized by the device.
+            // The worker's default: its matrices are sized by the device.
             Some(Devices::Real(_)) => None,
         };
         let mut worker_args = vec![
@@ -175,8 +174,8 @@ impl Stand {
         if wants.power {
             worker_args.push(format!("--threshold=power={high}:{low}:{dwell_ms}"));
         }
-        // The experiment is about nothing else; but a node is returned to once every signal has been
-        // calm for its dwell.
+        // The other signals do not matter here. But a node is used again only after every signal
+        // was calm for its dwell.
         for calm in ["memory_stall", "latency", "power", "thermal", "fabric"] {
             if calm != "power" || !wants.power {
                 worker_args.push(format!("--threshold={calm}=1:0.99:{dwell_ms}"));
@@ -185,7 +184,7 @@ impl Stand {
         let options = ClusterOptions {
             workers: 0,
             worker_args,
-            // One of the workloads solves a matrix of the sources.
+            // One workload solves a matrix from the sources.
             input_dirs: demo::matrix()
                 .iter()
                 .filter_map(|m| m.parent())
@@ -237,7 +236,7 @@ impl Stand {
                 self.cluster.start_worker(&more)?;
             }
             Some(Some(device)) => {
-                // The others' are none of its business.
+                // Each worker sees only its own device.
                 let only = ("CUDA_VISIBLE_DEVICES".to_owned(), device.uuid.clone());
                 if self.device_rest > DEVICE_REST {
                     let rest = self.taking(&node, &device, self.device_rest, true, REST_S)?;
@@ -250,12 +249,12 @@ impl Stand {
         Ok(())
     }
 
-    /// Bytes of an emulated device that others have at rest.
+    /// Bytes of an emulated device that other users hold at rest.
     fn emulated_rest(&self) -> u64 {
         (emulated::MEMORY_BYTES as f64 * self.device_rest) as u64
     }
 
-    /// Takes a real device's memory up to a share, and its units.
+    /// Takes a real device's memory up to a share, and its units unless `idle`.
     fn taking(
         &self,
         node: &NodeId,
@@ -291,7 +290,7 @@ impl Stand {
         Ok(load)
     }
 
-    /// A node that is not this one.
+    /// Another node than this one.
     pub fn other_than(&self, node: &NodeId) -> anyhow::Result<NodeId> {
         let mut all = (0..self.processors.len()).map(|n| Cluster::node(n + 1));
         let other = all.find(|n| n != node);
@@ -313,7 +312,7 @@ impl Stand {
                 let args = self.filling(node).await?;
                 let filling = self.loading(node, "memory", &args, own)?;
                 load.processes.push(filling);
-                // Beside computing threads it would take seconds to fill what it shall.
+                // Beside computing threads, filling the memory would take seconds.
                 self.filled(node).await?;
             }
             Place::Device => match self.devices.as_ref().and_then(|d| d.of(n)) {
@@ -333,7 +332,7 @@ impl Stand {
         Ok(load)
     }
 
-    /// Waits until the node reads its memory, or its device's, as pressed.
+    /// Waits until the node reports its memory, or its device's, as pressed.
     async fn filled(&self, node: &NodeId) -> anyhow::Result<()> {
         let until = Instant::now() + PATIENCE;
         while self
@@ -389,7 +388,7 @@ impl Stand {
             .collect())
     }
 
-    /// Waits until no node's memory presses, and has not for the dwell.
+    /// Waits until no node's memory has pressed for the dwell.
     pub async fn calm(&self) -> anyhow::Result<()> {
         let dwell = Duration::from_millis(u64::from(self.threshold.dwell_ms));
         let until = Instant::now() + PATIENCE;
@@ -413,7 +412,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Submits under an id of ours.
+    /// Submits under a given id.
     pub async fn submit(&self, id: &str, mut submission: Value) -> anyhow::Result<ExecutionId> {
         let tenant = Tenant::new("experiment")?;
         if let Some(object) = submission.as_object_mut() {
@@ -430,7 +429,7 @@ impl Stand {
         Ok(ExecutionId::from_client(&tenant, &ClientId::new(id)?))
     }
 
-    /// Lets what the devices offer swing from now on, each node's in its own way.
+    /// Starts the swings of the devices' offers, with one set per node.
     pub async fn swing(&self, of: &[Vec<Swing>], speed: f64, at: Timestamp) -> anyhow::Result<()> {
         for (n, swings) in of.iter().enumerate() {
             let envelopes = swings.iter().map(|swing| Envelope {
@@ -452,7 +451,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Takes all envelopes away.
+    /// Removes all envelopes.
     pub async fn steady(&self) -> anyhow::Result<()> {
         for n in 0..self.processors.len() {
             let (signal, device) = (None, None);
@@ -472,7 +471,7 @@ impl Stand {
     }
 }
 
-/// What presses; ends when it is dropped.
+/// A load, which ends when it is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     processes: Vec<Process>,

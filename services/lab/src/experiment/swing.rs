@@ -13,20 +13,20 @@ use super::stand::{Stand, Swing, Wants};
 use super::workload::{Kind, Workload, prepare};
 use super::{Experiment, ExperimentArgs, Name, runs, wanted};
 
-/// As published: amplitude in GB and period in seconds, of each node.
+/// As published: amplitude in GB and period in seconds, for each node.
 const ENVELOPES: [(f64, f64); 3] = [(8.0, 600.0), (7.0, 760.0), (6.0, 890.0)];
-/// Amplitude of each node's power in per cent of its limit. None were published: these are the
-/// memory's, as shares of 48 GB, in the memory's periods and a quarter of one behind.
+/// Amplitude of each node's power in per cent of its limit. None were published. These are the
+/// memory's amplitudes as shares of 48 GB, with the same periods and a quarter of a period behind.
 const POWER_PERCENT: [f64; 3] = [100.0 * 8.0 / 48.0, 100.0 * 7.0 / 48.0, 100.0 * 6.0 / 48.0];
-/// The memory of a device as published, in GB.
+/// Published memory of a device, in GB.
 const PUBLISHED_GB: f64 = 48.0;
-/// The share of each device that others have: with it the troughs of all three envelopes press, those
-/// of the smallest amplitude (36 GB of 48) for the shortest time.
+/// Share of each device that other users hold. With it the troughs of all three envelopes press.
+/// Those of the smallest amplitude (36 GB of 48) press for the shortest time.
 const USED: f64 = 30.0 / PUBLISHED_GB;
 const HIGH: f64 = 0.80;
 const LOW: f64 = 0.75;
 
-/// Runs it.
+/// Runs the experiment.
 pub(super) async fn run(
     args: &ExperimentArgs,
     devices: Devices,
@@ -43,9 +43,9 @@ pub(super) async fn run(
         args.speed
     };
     let shortest = ENVELOPES[0].1 / speed;
-    // Two periods and a half of the fastest envelope, as far as the machine's speed lets them be.
+    // Two and a half periods of the fastest envelope, as far as the machine's speed allows.
     let seconds = shortest * if args.quick { 2.4 } else { 3.0 };
-    // The published sampling of 10 s, in the same time; a dwell cannot be shorter than 100 ms.
+    // The published sampling of 10 s, on the same scale; a dwell cannot be shorter than 100 ms.
     let dwell_ms = ((10.0 / speed * 1e3) as u32).max(100);
     let emulated = devices.of(0).is_none();
     let mut workloads = Vec::new();

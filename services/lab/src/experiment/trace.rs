@@ -1,5 +1,5 @@
-//! What was seen of an execution and of the nodes during an experiment, from the ledger and from
-//! the hardware vectors, on a connection of the experiment's own.
+//! The observations of an execution and of the nodes during an experiment, from the ledger and the
+//! hardware vectors, on a separate connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,40 +16,40 @@ use tokio::task::JoinHandle;
 
 use crate::bench::follow::Follow;
 
-/// How often a condition is looked at.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A committed boundary.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
-    /// When the capsule before it ended, by the program's clock.
+    /// End of the capsule before it, by the program's clock.
     pub at: Timestamp,
-    /// Capsules completed.
+    /// Completed capsules.
     pub index: u64,
-    /// Bytes of σ.
+    /// Size of σ, in bytes.
     pub bytes: u64,
 }
 
-/// A time on one node.
+/// A stay on one node.
 #[derive(Debug, Clone)]
 pub(super) struct Stay {
     pub node: NodeId,
     pub epoch: u64,
     pub cause: Cause,
-    /// When its first capsule there began; none while it has not.
+    /// Start of its first capsule there. None before it.
     pub since: Option<Timestamp>,
-    /// When its last capsule there ended.
+    /// End of its last capsule there.
     pub until: Option<Timestamp>,
-    /// Bytes of the σ that it began with.
+    /// Size of the σ that it started with, in bytes.
     pub state_bytes: u64,
 }
 
-/// How an execution ended.
+/// The end of an execution.
 #[derive(Debug, Clone)]
 pub(super) struct End {
     pub at: Timestamp,
     pub capsules: u64,
-    /// The program's own words.
+    /// The program's result.
     pub result: Value,
 }
 
@@ -59,9 +59,9 @@ pub(super) struct Trace {
     pub points: Vec<Point>,
     pub stays: Vec<Stay>,
     pub end: Option<End>,
-    /// Why it will never complete.
+    /// The reason why it can no longer complete.
     pub failed: Option<String>,
-    /// Every execution id that its messages named; an identity that holds has one.
+    /// Every execution id in its messages; there must be only one.
     pub identities: Vec<ExecutionId>,
 }
 
@@ -72,9 +72,9 @@ pub(super) struct Move {
     pub from: NodeId,
     pub to: NodeId,
     pub cause: Cause,
-    /// Bytes of σ that moved.
+    /// Size of the moved σ, in bytes.
     pub state_bytes: u64,
-    /// End of the last capsule there to begin of the first one here, in milliseconds.
+    /// Time from the last capsule's end there to the first one's start here, in ms.
     pub gap_ms: Option<f64>,
 }
 
@@ -138,7 +138,7 @@ impl Trace {
         }
     }
 
-    /// `yielded` may stand before the `bound` of the same message: the last stay that computed ends.
+    /// `yielded` may precede the `bound` of the same message, so the last stay that computed ends.
     fn leave(&mut self, until: Timestamp) {
         let open = |s: &&mut Stay| s.since.is_some() && s.until.is_none();
         if let Some(stay) = self.stays.iter_mut().rev().find(open) {
@@ -146,18 +146,18 @@ impl Trace {
         }
     }
 
-    /// When its first capsule began.
+    /// Start of its first capsule.
     pub fn start(&self) -> Option<Timestamp> {
         self.stays.iter().find_map(|s| s.since)
     }
 
-    /// Seconds since its first capsule began.
+    /// Seconds since the start of its first capsule.
     pub fn seconds(&self, at: Timestamp) -> f64 {
         let start = self.start().unwrap_or(at);
         (at.micros() - start.micros()) as f64 / 1e6
     }
 
-    /// Where it was and when, for messages.
+    /// Its stays with their times, for messages.
     fn story(&self) -> String {
         let stays = self.stays.iter().filter_map(|s| {
             let until = s.until.map(|u| format!("{:.2}", self.seconds(u)));
@@ -170,13 +170,13 @@ impl Trace {
         format!("it was on {}", stays.collect::<Vec<_>>().join(", "))
     }
 
-    /// Where it computes, or did last.
+    /// The node on which it computes or last computed.
     pub fn node(&self) -> Option<&NodeId> {
         let mut stays = self.stays.iter().rev();
         stays.find(|s| s.since.is_some()).map(|s| &s.node)
     }
 
-    /// Its moves, those only on which it computed on both sides.
+    /// Its moves between nodes on which it computed.
     pub fn moves(&self) -> Vec<Move> {
         let stays: Vec<&Stay> = self.stays.iter().filter(|s| s.since.is_some()).collect();
         let pairs = stays.windows(2).filter_map(|pair| {
@@ -195,19 +195,19 @@ impl Trace {
         pairs.collect()
     }
 
-    /// True where no boundary came after a later one, and one identity did it all.
+    /// True if no boundary follows a later one, and all messages have one execution id.
     pub fn is_monotonic(&self) -> bool {
         // The point of the end may repeat the last boundary.
         self.points.is_sorted_by(|a, b| a.index <= b.index) && self.identities.len() == 1
     }
 
-    /// Capsules done at a moment, in parts of one between two commits.
+    /// Completed capsules at a moment, interpolated between commits.
     pub fn capsules_at(&self, seconds: f64) -> f64 {
         let points = self.curve();
         interpolate(points.iter().copied(), seconds)
     }
 
-    /// Seconds after the start at which so many capsules were done.
+    /// Seconds after the start until this many capsules were completed.
     pub fn seconds_at(&self, capsules: f64) -> f64 {
         let points = self.curve();
         interpolate(points.iter().map(|(s, c)| (*c, *s)), capsules)
@@ -221,7 +221,8 @@ impl Trace {
     }
 }
 
-/// y at x on the line through points whose x grow; the ends hold beyond it.
+/// Linear interpolation of y at x through points with growing x. Beyond the ends, their values
+/// hold.
 pub(super) fn interpolate(points: impl Iterator<Item = (f64, f64)>, x: f64) -> f64 {
     let mut before: Option<(f64, f64)> = None;
     for (px, py) in points {
@@ -236,7 +237,7 @@ pub(super) fn interpolate(points: impl Iterator<Item = (f64, f64)>, x: f64) -> f
     before.map_or(0.0, |(_, y)| y)
 }
 
-/// A reading of the memory of a node or of its device, or of the device's power.
+/// A reading of the memory of a node or its device, or of the device's power.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub at: Timestamp,
@@ -244,14 +245,14 @@ pub(super) struct Sample {
     pub signal: Signal,
     pub device: Option<String>,
     pub value: f64,
-    /// In use, in bytes; drawn, in mW.
+    /// Memory in use in bytes, or power in mW.
     pub raw: f64,
-    /// What is offered of it.
+    /// The offered amount.
     pub cap: f64,
 }
 
 impl Sample {
-    /// Whether it is this signal's, of the node's device or of the node itself.
+    /// True if it is this signal's, of the node's device or of the node itself.
     pub fn is(&self, signal: Signal, node: &str, device: bool) -> bool {
         self.signal == signal && self.node.as_str() == node && self.device.is_some() == device
     }
@@ -263,7 +264,7 @@ struct Seen {
     samples: Vec<Sample>,
 }
 
-/// Collects until it is dropped.
+/// Collects observations until it is dropped.
 pub(super) struct Observer {
     seen: Arc<Mutex<Seen>>,
     tasks: Vec<JoinHandle<()>>,
@@ -278,8 +279,8 @@ impl Drop for Observer {
 }
 
 impl Observer {
-    /// From now on nothing is missed. `own`: the device of each node, of whose others nothing is
-    /// kept: a driver tells of all that the machine has.
+    /// Starts observing; no later event is missed. `own`: the device of each node. Readings of
+    /// other devices are dropped, because a driver reports all devices of the machine.
     pub async fn open(broker: &Broker, own: BTreeMap<NodeId, String>) -> anyhow::Result<Self> {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let mut follow = Follow::open(broker).await?;
@@ -287,7 +288,7 @@ impl Observer {
         broker.client.flush().await?;
         let ledger = Arc::clone(&seen);
         let ledgers = tokio::spawn(async move {
-            // Ends with the feed; whoever waits has a deadline of their own.
+            // It ends with the feed; each waiting caller has its own deadline.
             while let Ok((id, message)) = follow.next(Duration::from_secs(3_600)).await {
                 lock(&ledger)
                     .traces
@@ -311,13 +312,13 @@ impl Observer {
         })
     }
 
-    /// What was seen of an execution so far.
+    /// The observations of an execution so far.
     pub fn trace(&self, execution: ExecutionId) -> Trace {
         let seen = lock(&self.seen);
         seen.traces.get(&execution).cloned().unwrap_or_default()
     }
 
-    /// Readings of a span of time.
+    /// The readings within a span of time.
     pub fn samples(&self, from: Timestamp, to: Timestamp) -> Vec<Sample> {
         let seen = lock(&self.seen);
         let within = |s: &&Sample| s.at >= from && s.at <= to;
@@ -331,7 +332,7 @@ impl Observer {
         seen.samples.iter().rev().find(of).map(|s| s.value)
     }
 
-    /// Waits until `found` answers for the execution.
+    /// Waits until `found` returns a value for the execution.
     pub async fn until<T>(
         &self,
         what: &str,
@@ -386,7 +387,7 @@ fn samples<'a>(
     })
 }
 
-/// The cause in one word or two: what pressed, or what else it was.
+/// The cause in a word or two: the signal that pressed, or another cause.
 pub(super) fn cause_name(cause: &Cause) -> String {
     match cause {
         Cause::Pressure { evidence } => format!("pressure: {}", evidence.signal),

@@ -1,4 +1,4 @@
-//! What becomes of many executions, from the ledger as it comes.
+//! Follows many executions through the live ledger feed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use tokio::task::JoinHandle;
 
 use crate::bench::follow::Follow;
 
-/// How one ended.
+/// The end of an execution.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
     /// End of its last capsule.
     pub at: Timestamp,
-    /// The program's own words.
+    /// The program's result.
     pub result: Value,
 }
 
@@ -58,7 +58,7 @@ impl Seen {
     }
 }
 
-/// Collects until it is dropped.
+/// Collects observations until it is dropped.
 pub(super) struct Watch {
     seen: Arc<Mutex<Seen>>,
     task: JoinHandle<()>,
@@ -71,16 +71,16 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// From now on nothing is missed.
+    /// Starts observing; no later event is missed.
     ///
     /// # Errors
-    /// When the broker refuses.
+    /// If the broker refuses.
     pub async fn open(broker: &Broker) -> anyhow::Result<Self> {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let mut follow = Follow::open(broker).await?;
         let ledger = Arc::clone(&seen);
         let task = tokio::spawn(async move {
-            // Ends with the feed; whoever waits has a deadline of their own.
+            // It ends with the feed; each waiting caller has its own deadline.
             while let Ok((id, message)) = follow.next(Duration::from_secs(3_600)).await {
                 lock(&ledger).add(id, &message);
             }
@@ -88,22 +88,22 @@ impl Watch {
         Ok(Self { seen, task })
     }
 
-    /// Those that have completed.
+    /// The completed executions.
     pub fn ended(&self) -> BTreeMap<ExecutionId, Ended> {
         lock(&self.seen).ended.clone()
     }
 
-    /// How many have completed.
+    /// Number of completed executions.
     pub fn count(&self) -> usize {
         lock(&self.seen).ended.len()
     }
 
-    /// Why one has failed.
+    /// The reason of a failure, if an execution has failed.
     pub fn failed(&self) -> Option<String> {
         lock(&self.seen).failed.clone()
     }
 
-    /// Times that one was moved, parked, and suspended.
+    /// Numbers of moves, parks and suspensions.
     pub fn counts(&self) -> (u64, u64, u64) {
         let seen = lock(&self.seen);
         (seen.moved, seen.parked, seen.suspended)

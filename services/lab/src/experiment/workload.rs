@@ -1,4 +1,4 @@
-//! What is computed: sized so that the undisturbed run takes this machine about so long.
+//! The workloads: sized so that the undisturbed run takes about a given time on this machine.
 
 use std::path::Path;
 
@@ -21,19 +21,19 @@ pub(super) enum Kind {
     Qr,
 }
 
-/// A submission and what its undisturbed run gave.
+/// A submission, and the result of its undisturbed run.
 #[derive(Debug, Clone)]
 pub(super) struct Workload {
     pub name: &'static str,
     pub program: &'static str,
     pub params: Value,
     pub commit: Value,
-    /// What it requires of its device, where it computes on one.
+    /// Its requirements on a device, if it computes on one.
     pub device: Option<Value>,
-    /// What its result must say: what the run without any server, node or boundary in between said.
+    /// The expected result: that of a run without any server, node or boundary.
     pub result: Value,
     pub capsules: u64,
-    /// How long the undisturbed run took.
+    /// Length of the undisturbed run, in seconds.
     pub seconds: f64,
 }
 
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// `size` is load cases of CG, and the side of a matrix otherwise.
+    /// `size` is the number of load cases of CG, and the side of the matrix otherwise.
     fn params(self, size: u64) -> anyhow::Result<Value> {
         let random = |seed: u64| json!({"random": {"n": size, "seed": seed}});
         Ok(match self {
@@ -70,7 +70,7 @@ impl Kind {
         })
     }
 
-    /// The size of the trial, and between what sizes an experiment is.
+    /// The size of the trial, and the smallest and largest size of an experiment.
     fn sizes(self) -> (u64, u64, u64) {
         match self {
             Kind::Cg => (4, 4, 5_000),
@@ -81,24 +81,24 @@ impl Kind {
     }
 }
 
-/// What came of a run without any server.
+/// The result of a run without any server.
 struct Undisturbed {
     seconds: f64,
     capsules: u64,
     digest: Option<String>,
 }
 
-/// The largest matrix of a program of which a device, and the host beside it, hold some: half of
-/// the memory for twelve of them.
+/// Side of the largest matrix for a device and its host. A program holds several matrices: half of
+/// the memory must suffice for twelve.
 fn largest(memory_bytes: u64) -> u64 {
     (memory_bytes as f64 / (2.0 * 12.0 * 8.0)).sqrt() as u64 / 128 * 128
 }
 
-/// Runs by which a workload is sized.
+/// Number of trial runs that determine the size.
 const TRIALS: usize = 3;
 
-/// Sizes a workload for about so many seconds on the host, or on the first of the devices, and runs
-/// it undisturbed.
+/// Sizes a workload for about `seconds` on the host, or on the first device, and runs it
+/// undisturbed.
 pub(super) async fn prepare(
     kind: Kind,
     devices: Option<&Devices>,
@@ -107,12 +107,12 @@ pub(super) async fn prepare(
     let (mut trial, least, mut most) = kind.sizes();
     let real = devices.and_then(|d| d.of(0));
     if let (Some(_), Some(all)) = (real, devices) {
-        // To begin takes a device longer than a trial for the host computes.
+        // A device takes longer to start than the host's trial takes to compute.
         most = largest(all.memory_bytes()).max(least);
         trial = (8 * trial).min(most);
     }
     let uuid = real.map(|device| device.uuid.clone());
-    // The least of some: a trial is so short that one pause of the machine would double it.
+    // The shortest trial counts: each is so short that one pause of the machine would double it.
     let mut taken = f64::INFINITY;
     for _ in 0..TRIALS {
         let trial = run(kind, kind.params(trial)?, uuid.clone()).await?;
@@ -121,7 +121,7 @@ pub(super) async fn prepare(
     let ratio = seconds / taken.max(1e-4);
     let size = match kind {
         Kind::Cg => trial as f64 * ratio,
-        // Floating-point operations grow with the third power of the side.
+        // Floating-point operations grow with the cube of the side.
         _ => (trial as f64 * ratio.cbrt() / 128.0).round() * 128.0,
     };
     let params = kind.params((size as u64).clamp(least, most))?;
@@ -155,7 +155,7 @@ async fn run(kind: Kind, params: Value, device: Option<String>) -> anyhow::Resul
     outcome.with_context(|| format!("the undisturbed run of {}", kind.name()))
 }
 
-/// In this process.
+/// Runs it in this process.
 fn local(kind: Kind, params: &Value) -> anyhow::Result<Undisturbed> {
     let outcome = run_local(kind.program(), params).map_err(anyhow::Error::msg)?;
     Ok(Undisturbed {
@@ -165,7 +165,7 @@ fn local(kind: Kind, params: &Value) -> anyhow::Result<Undisturbed> {
     })
 }
 
-/// In a process of its own that has a device, which is then free again.
+/// Runs it in a separate process with a device, which is free again afterwards.
 fn on_device(kind: Kind, params: Value, uuid: String) -> anyhow::Result<Undisturbed> {
     let mut subject = Subject::open(kind.program(), None, params, Path::new("."))?;
     subject.grant.device = Some(DeviceGrant {
@@ -182,7 +182,7 @@ fn on_device(kind: Kind, params: Value, uuid: String) -> anyhow::Result<Undistur
 }
 
 impl Workload {
-    /// The submission; where it shall stay whatever presses, with thresholds that cannot trip.
+    /// The submission. If it must not move, its thresholds cannot trip.
     pub fn submission(&self, may_move: bool) -> Value {
         let mut submission = json!({
             "program": self.program, "params": self.params, "commit": self.commit,
@@ -195,7 +195,7 @@ impl Workload {
         if !may_move {
             let never = json!({"high": 1.0, "low": 0.99, "dwell_ms": 3_600_000});
             submission["viability"]["memory"] = never.clone();
-            // What is not measured cannot have a threshold.
+            // A signal without readings cannot have a threshold.
             if self.device.is_some() {
                 submission["viability"]["power"] = never;
             }

@@ -26,7 +26,7 @@ impl DeviceLoad<'_> {
     /// it held.
     ///
     /// # Errors
-    /// When the device cannot be had, or its driver refuses.
+    /// If the device is not available, or its driver refuses.
     pub fn run(&self, devices: &dyn Devices) -> Result<u64, DeviceError> {
         let mut device = devices.open(self.uuid, None)?;
         let total = device.about().memory_bytes;
@@ -38,7 +38,7 @@ impl DeviceLoad<'_> {
         while device.usage().held + (8 * STEP) as u64 <= wanted {
             match device.allocate(STEP) {
                 Ok(buffer) => held.push(buffer),
-                // Another process has taken it meanwhile.
+                // Another process has taken it in the meantime.
                 Err(error) if error.is_memory() => break,
                 Err(error) => return Err(error),
             }

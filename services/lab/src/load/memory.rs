@@ -48,7 +48,7 @@ const STEP: usize = 4 << 20;
 /// Fills the memory, holds it and frees it.
 ///
 /// # Errors
-/// When the share is out of range or the node's limit cannot be joined.
+/// If the share is out of range, or this process cannot join the node's limit.
 pub fn run(args: &PressureArgs) -> anyhow::Result<()> {
     if !(args.share > 0.0 && args.share < MOST) {
         bail!(

@@ -40,7 +40,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 /// Takes the processors or the device until the time is over.
 ///
 /// # Errors
-/// When a thread cannot be started, or the device cannot be had.
+/// If a thread cannot be started, or the device is not available.
 pub fn run(args: &BurnArgs) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs_f64(args.hold.clamp(0.0, 86_400.0));
     if let Some(uuid) = &args.device {
@@ -59,7 +59,7 @@ pub fn run(args: &BurnArgs) -> anyhow::Result<()> {
         .map(|n| std::thread::Builder::new().spawn(move || burn(u64::from(n), until)))
         .collect::<Result<Vec<_>, _>>()?;
     for thread in threads {
-        // A thread that only computes has nothing to tell.
+        // A thread that only computes has no result.
         let _ = thread.join();
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Reads what was recorded of a span of time.
+//! Reads the records of a span of time.
 
 use std::collections::BTreeMap;
 
@@ -10,54 +10,55 @@ use serde::de::DeserializeOwned;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row as _};
 
-/// Executions that one replay takes; each is a workload of its own.
+/// Most executions in one replay; each is its own workload.
 const EXECUTIONS_LIMIT: i64 = 200_000;
 
-/// What the history itself says of the span. Parts of ranges count with what they are parts of.
+/// Figures of the span in the history itself. Parts of ranges count with their roots.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
-    /// That are played.
+    /// Number of played executions.
     pub executions: i64,
-    /// Of those, completed.
+    /// Number of those that completed.
     pub completed: i64,
-    /// Submitted in the span, but never begun: how long they compute is not known.
+    /// Number of executions that were submitted in the span but never started: their computing time
+    /// is unknown.
     pub never_begun: i64,
-    /// Of those that are played, the ones that had not ended: what they had computed so far counts.
+    /// Number of played ones that had not ended; their computing time so far counts.
     pub unfinished: i64,
-    /// The ones that lived when the span began.
+    /// Number of played ones that lived at the start of the span.
     pub carried: i64,
-    /// The ones that started in a gang.
+    /// Number of played ones that started in a gang.
     pub in_gangs: usize,
-    /// The ones of a batch of which so many run at once.
+    /// Number of played ones in a batch with a limit.
     pub at_once: usize,
-    /// The ones that waited for others.
+    /// Number of played ones with dependencies.
     pub after: usize,
-    /// The ones whose range might be spread, and the parts that they had.
+    /// Number of played ones whose range could be spread, and of their parts.
     pub spread: usize,
     /// See `spread`.
     pub parts: usize,
-    /// The ones that asked for a device, which is not played.
+    /// Number of played ones that requested a device; devices are not played.
     pub on_devices: usize,
-    /// Quotas in force at the beginning, and changes in the span.
+    /// Quotas at the start, and changes in the span.
     pub quotas: usize,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
-    /// Vectors.
+    /// Number of vectors.
     pub vectors: usize,
-    /// From the first submission to the last end.
+    /// Time from the first submission to the last end, in ms.
     pub makespan_ms: f64,
-    /// Share of the slots that computed, in that time.
+    /// Share of the slots that computed in that time.
     pub utilization: f64,
-    /// From submission, or the beginning, to the first capsule.
+    /// Mean time from submission, or the start of the span, to the first capsule, in ms.
     pub waited_mean_ms: f64,
-    /// By cause.
+    /// Number of rebindings by cause.
     pub rebindings: BTreeMap<String, i64>,
-    /// Bytes of σ that moved with those.
+    /// Size of the σ that moved with them, in bytes.
     pub moved_bytes: i64,
 }
 
 impl Found {
-    /// What of it has a place in more than one execution, for people.
+    /// The facts that concern several executions, for people.
     pub fn in_words(&self) -> Option<String> {
         let carried = usize::try_from(self.carried).unwrap_or(0);
         let all = [
@@ -83,10 +84,10 @@ impl Found {
     }
 }
 
-/// Everything of the span, and what it says of itself.
+/// The records of the span, and their figures.
 ///
 /// # Errors
-/// When PostgreSQL does not answer or has nothing of that time.
+/// If PostgreSQL does not answer, or has no data of that time.
 pub(super) async fn read(
     pool: &PgPool,
     since: Timestamp,
@@ -126,20 +127,20 @@ fn json<T: DeserializeOwned>(what: &str, text: Option<String>) -> anyhow::Result
         })
 }
 
-/// Times of the span in SQL: `$1` and `$2` are microseconds.
+/// The span's times in SQL: `$1` and `$2` are microseconds.
 const SPAN: &str = ">= to_timestamp($1 / 1e6) AND {} < to_timestamp($2 / 1e6)";
 
 fn span(column: &str) -> String {
     format!("{column} {}", SPAN.replace("{}", column))
 }
 
-/// True of executions `e` that are played: they came in the span or lived when it began, and have
-/// begun to compute.
+/// True for played executions `e`: they were submitted in the span or lived at its start, and have
+/// started.
 const PLAYED: &str = "e.first_started_at IS NOT NULL AND e.submitted_at < to_timestamp($2 / 1e6) \
      AND (e.submitted_at >= to_timestamp($1 / 1e6) \
           OR coalesce(e.finished_at, 'infinity') > to_timestamp($1 / 1e6))";
 
-/// The execution of whose range `e` is a part, as `m.whole`.
+/// The execution at the root of `e`'s range, as `m.whole`.
 const WHOLE: &str = "LEFT JOIN spread_members m ON m.execution = e.id AND m.depth > 0";
 
 async fn rows(pool: &PgPool, sql: String, from: i64, to: i64) -> anyhow::Result<Vec<PgRow>> {
@@ -208,7 +209,7 @@ fn execution(row: &PgRow) -> anyhow::Result<ExecutionRow> {
     })
 }
 
-/// What is left of a computing time, and of its capsules, without what was computed before.
+/// The rest of a computing time and of its capsules, without the part before the span.
 fn since(all_us: u64, before_us: u64, capsules: u64) -> (u64, u64) {
     let left_us = all_us.saturating_sub(before_us).max(1);
     let share = u128::from(capsules) * u128::from(left_us) / u128::from(all_us.max(1));
@@ -283,7 +284,7 @@ async fn events(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<EventRo
         .collect()
 }
 
-/// What was in force when the span began, and what was changed in it.
+/// The quotas at the start of the span, and the changes in it.
 async fn quotas(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<QuotaRow>> {
     let sql = "SELECT tenant, (extract(epoch FROM at) * 1e6)::bigint AS at, running, memory_bytes,
                       nullif(weight, 1) AS weight
@@ -386,7 +387,7 @@ mod tests {
     fn of_what_lived_when_the_span_began_only_the_rest_counts() {
         assert_eq!(since(10_000, 0, 20), (10_000, 20));
         assert_eq!(since(10_000, 7_500, 20), (2_500, 5));
-        // What was committed may lag behind what was computed.
+        // The committed time may lag behind the computed time.
         assert_eq!(since(10_000, 12_000, 20), (1, 1));
         assert_eq!(since(0, 0, 0), (1, 1));
     }

@@ -1,4 +1,4 @@
-//! What was measured of the three ways, as a table.
+//! The measurements of the three modes as a table.
 
 use fiec_simulator::reallocation::{Measured, Mode};
 
@@ -17,27 +17,27 @@ pub(super) const HEAD: [&str; 11] = [
     "cost at equal performance",
 ];
 
-/// One way, over all seeds and sizes of the cluster.
+/// One mode, over all seeds and cluster sizes.
 pub(super) struct Row {
     pub mode: Mode,
     /// By seed, then by size.
     pub runs: Vec<Vec<Measured>>,
 }
 
-/// A mix, and where it was played.
+/// A mix and the clusters on which it was played.
 pub(super) struct Part {
-    /// In names of files.
+    /// Its name in file names.
     pub name: &'static str,
-    /// For people.
+    /// Its title, for people.
     pub title: String,
-    /// How it was run.
+    /// Notes on the method.
     pub notes: Vec<String>,
-    /// Nodes of the cluster that is compared.
+    /// Number of nodes of the compared cluster.
     pub nodes: usize,
-    /// Nodes of the clusters that were tried, ascending.
+    /// Numbers of nodes of all clusters, ascending.
     pub sizes: Vec<usize>,
     pub rows: Vec<Row>,
-    /// How many of how many jobs had the bits of an undisturbed one, where they computed any.
+    /// Number of jobs with the bits of an undisturbed run, and of all jobs, if they computed any.
     pub same: Option<(usize, usize)>,
 }
 
@@ -49,9 +49,9 @@ fn number(n: u64) -> f64 {
     n as f64
 }
 
-/// Nodes and device hours with which the mean time is `aim`: the first size that is as fast, or,
-/// where the next smaller one ended all jobs too, between the two in proportion (which is no less
-/// than is needed, since each further node gains less).
+/// Nodes and device hours at which the mean time is `aim`. It is the first size that is fast
+/// enough. If the next smaller one also ended all jobs, the value is interpolated between the two.
+/// That overestimates the need, because each further node gains less.
 fn equal(sizes: &[usize], runs: &[Measured], aim: f64) -> Option<(f64, f64)> {
     let enough = |m: &Measured| m.unfinished == 0 && m.mean_s <= aim;
     let at = runs.iter().position(enough)?;
@@ -71,22 +71,21 @@ fn equal(sizes: &[usize], runs: &[Measured], aim: f64) -> Option<(f64, f64)> {
 }
 
 impl Part {
-    /// A row's runs on the cluster that is compared, by seed.
+    /// A row's runs on the compared cluster, by seed.
     pub fn runs(&self, row: &Row) -> Vec<Measured> {
         let at = self.sizes.iter().position(|n| *n == self.nodes);
         let of = |sizes: &Vec<Measured>| at.and_then(|at| sizes.get(at)).copied();
         row.runs.iter().filter_map(of).collect()
     }
 
-    /// The mean of something over the seeds, on that cluster.
+    /// The mean of a value over the seeds, on that cluster.
     pub fn mean(&self, row: &Row, of: impl Fn(&Measured) -> f64) -> f64 {
         let runs = self.runs(row);
         runs.iter().map(of).sum::<f64>() / count(runs.len().max(1))
     }
 
-    /// Nodes and device hours until the last completion, each in the mean over the seeds, with which
-    /// a row is as fast as reserved peaks on the cluster that is compared; none where a seed had no
-    /// such cluster.
+    /// Nodes and device hours until the last completion at which a row is as fast as reserved peaks
+    /// on the compared cluster. Both are means over the seeds. None if a seed had no such cluster.
     pub fn cost(&self, row: &Row) -> Option<(f64, f64)> {
         let reserved = self.rows.iter().find(|r| r.mode == Mode::Reserved)?;
         let aims = self.runs(reserved);
@@ -101,7 +100,7 @@ impl Part {
         Some((nodes / count(found.len()), hours / count(found.len())))
     }
 
-    /// Whether a promise was broken.
+    /// True if a promise was broken.
     pub fn is_broken(&self) -> bool {
         let unfinished = |row: &Row| self.runs(row).iter().any(|m| m.unfinished > 0);
         let killed = |row: &Row| {
@@ -111,13 +110,13 @@ impl Part {
         bits || self.rows.iter().any(|row| unfinished(row) || killed(row))
     }
 
-    /// The table.
+    /// The cells of the table.
     pub fn cells(&self) -> Vec<[String; 11]> {
         self.rows.iter().map(|row| self.row(row)).collect()
     }
 
     fn row(&self, row: &Row) -> [String; 11] {
-        // Of a real part in seconds with one digit.
+        // A real part lasts seconds, so it gets one digit.
         let seconds = |of: fn(&Measured) -> f64| match self.mean(row, of) {
             s if s < 100.0 => format!("{s:.1}"),
             s => format!("{s:.0}"),

@@ -1,7 +1,9 @@
-//! `fiec experiment reallocation`: over-commit against reconfiguration on one mix of jobs whose need
-//! for device memory grows. Twice on a virtual clock with the production policy
-//! ([`fiec_simulator::reallocation`]), where memory and where units are short; and once scaled down
-//! with real servers, workers and jobs ([`real`]). The devices are emulated in all of them.
+//! `fiec experiment reallocation`: compares over-commit with reconfiguration, on one mix of jobs
+//! whose need for device memory grows.
+//!
+//! Two parts run on a virtual clock with the production policy ([`fiec_simulator::reallocation`]):
+//! one where memory is scarce, one where units are. The third part is scaled down and uses real
+//! servers, workers and jobs ([`real`]). All devices are emulated.
 
 mod compared;
 mod real;
@@ -18,22 +20,21 @@ use serde_json::json;
 use super::ExperimentArgs;
 use compared::{Part, Row, count};
 
-/// Nodes of the played cluster, and the smallest and the largest that are tried for the same
-/// performance.
+/// Nodes of the simulated cluster, and the smallest and largest cluster that are compared with it.
 const NODES: usize = 4;
 const LEAST: usize = 2;
 const MOST: usize = 6;
-/// Of the real one, with which the other is no larger, since each run takes minutes.
+/// The same for the real cluster. It has only one size, because each run takes minutes.
 const REAL_NODES: usize = 2;
 const REAL_MOST: usize = 2;
-/// Seconds between two revocations, of the mix's time.
+/// Seconds between two revocations, in the mix's time.
 const REVOKE_EVERY_S: u64 = 900;
 
-/// Runs it; ends with 1 where a job did not end, one that asks at boundaries was killed, or bits
-/// differ.
+/// Runs the experiment. Ends with 1 if a job did not end, a job that requests memory at boundaries
+/// was killed, or bits differ.
 ///
 /// # Errors
-/// When something could not be started, or the files cannot be written.
+/// If a part could not be started, or the files cannot be written.
 pub(super) async fn run(args: &ExperimentArgs, global: &Global) -> anyhow::Result<Outcome> {
     let steps = Steps::new(global.json);
     let mut parts = Vec::new();
@@ -86,7 +87,7 @@ pub(super) async fn run(args: &ExperimentArgs, global: &Global) -> anyhow::Resul
     })
 }
 
-/// On a virtual clock.
+/// The part on a virtual clock.
 async fn simulated(args: &ExperimentArgs, steps: &Steps, short: Short) -> anyhow::Result<Part> {
     let seeds = u64::from(super::runs(args));
     let mix = Mix {
@@ -141,10 +142,10 @@ async fn simulated(args: &ExperimentArgs, steps: &Steps, short: Short) -> anyhow
     })
 }
 
-/// With real processes, in which a minute of the mix is a second.
+/// The part with real processes, in which one second is a minute of the mix.
 async fn processes(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Part> {
     let speed = if args.quick { 120.0 } else { 60.0 };
-    // Each run takes minutes: by default one seed.
+    // Each run takes minutes, so the default is one seed.
     let seeds = u64::from(args.runs.unwrap_or(1));
     let (nodes, most, jobs) = match args.quick {
         true => (1, 1, 10),
@@ -156,7 +157,7 @@ async fn processes(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Part>
         nodes,
         jobs,
         every_s: every_s(Short::Memory) * count(NODES) / count(nodes),
-        // A node takes a while to come back, which is not scaled down.
+        // The return of a node takes a fixed time that is not scaled down.
         revoke_every_s: 2 * REVOKE_EVERY_S,
     };
     let sizes: Vec<usize> = (1..=most).collect();
@@ -220,8 +221,8 @@ fn what_is(short: Short) -> &'static str {
     }
 }
 
-/// Seconds between two jobs that are so much work that, with reserved peaks, a queue grows on
-/// [`NODES`] where memory is short, and just none where units are.
+/// Seconds between two jobs. With reserved peaks on [`NODES`], a queue grows if memory is scarce,
+/// and just does not grow if units are.
 fn every_s(short: Short) -> f64 {
     match short {
         Short::Memory => 10.0,

@@ -30,33 +30,33 @@ use crate::experiment::watch::{Ended, Watch};
 mod journal;
 mod memory;
 
-/// One capsule of a job, where it has its share of the device's units.
+/// Length of a capsule of a job that has its share of the device's units.
 pub(super) const CAPSULE: Duration = Duration::from_millis(100);
-/// The time between two commits.
+/// Time between two commits.
 pub(super) const COMMIT: Duration = Duration::from_millis(500);
-/// From the notice to the end of a node.
+/// Time from the notice to the end of a node.
 pub(super) const NOTICE: Duration = Duration::from_secs(3);
-/// From its end until it is back.
+/// Time from the end of a node to its return.
 pub(super) const AWAY: Duration = Duration::from_secs(3);
-/// No job is longer than this, in milliseconds of the mix's time.
+/// Length of the longest job, in ms of the mix's time.
 const LONGEST_MS: u64 = 20 * 60_000;
-/// How often devices are looked at.
+/// Interval between two checks of the devices.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long all of it may take.
+/// Longest time of one run.
 const PATIENCE: Duration = Duration::from_secs(400);
 const PROGRAM: &str = "mix-job@1";
 const JOB: &str = include_str!("job.py");
 const GIB: u64 = 1 << 30;
 
-/// What came of it.
+/// The result of a run.
 pub(super) struct Played {
     pub measured: Measured,
-    /// Jobs that ended, and those of them that have the bits of an undisturbed one.
+    /// Number of jobs that ended, and of those with the bits of an undisturbed run.
     pub ended: usize,
     pub same: usize,
 }
 
-/// A job as it is submitted.
+/// A submitted job.
 struct Submitted {
     job: Job,
     seed: u64,
@@ -69,14 +69,14 @@ struct Lab {
     cluster: Cluster,
     folder: tempfile::TempDir,
     mode: Mode,
-    /// Seconds of the mix in one of ours.
+    /// Seconds of the mix per second of real time.
     speed: f64,
 }
 
-/// Plays a mix on a cluster of its own.
+/// Plays a mix on its own cluster.
 ///
 /// # Errors
-/// When something could not be started, or did not happen in time.
+/// If a part could not be started, or an expected event did not come in time.
 pub(super) async fn play(
     mix: &Mix,
     mode: Mode,
@@ -104,7 +104,7 @@ impl Lab {
             "--slots=12",
             "--memory-limit=4GiB",
             "--heartbeat-ms=200",
-            // Its crashes are as many times as fast as its jobs.
+            // Delays after crashes are scaled down like the jobs.
             "--backoff-ms=5",
         ]);
         worker_args.push(format!("--allow-program={PROGRAM}"));
@@ -211,7 +211,7 @@ impl Lab {
             Mode::OverCommit | Mode::Reconfigured => job.base,
         };
         let all = capsules(job.work_ms.min(LONGEST_MS)).max(2);
-        // In proportion, where it was made shorter.
+        // In proportion, if the job was shortened.
         let grows_at = all * job.grows_at_ms / job.work_ms.max(1);
         let spec = json!({
             "id": id, "program": PROGRAM, "retries": 1_000, "verify": "none",
@@ -279,7 +279,7 @@ impl Lab {
         })
     }
 
-    /// Does what is due of the nodes that go and come back.
+    /// Performs the due steps of revocations.
     fn revoke(&mut self, revocations: &mut Revocations, now: Duration) -> anyhow::Result<()> {
         let warns = self.mode == Mode::Reconfigured;
         while let Some((n, step)) = revocations.due(now) {
@@ -294,7 +294,7 @@ impl Lab {
                     }
                 }
                 Due::Back => {
-                    // Where it was given none there is none.
+                    // Without a notice there is no file.
                     let _ = std::fs::remove_file(self.notice(n));
                     self.cluster.restart_worker(n)?;
                 }
@@ -342,7 +342,7 @@ impl Lab {
     }
 }
 
-/// What the job says at its end when nothing came in between.
+/// The result of an undisturbed job.
 fn undisturbed(s: &Submitted) -> Value {
     let next = |number: u64, _| {
         number
@@ -353,7 +353,7 @@ fn undisturbed(s: &Submitted) -> Value {
     json!({"digest": format!("{number:016x}"), "capsules": s.capsules})
 }
 
-/// What is due of a revocation.
+/// A step of a revocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Notice,
@@ -361,11 +361,11 @@ enum Due {
     Back,
 }
 
-/// One node after the other is revoked.
+/// Revokes one node after the other.
 struct Revocations {
     every: Duration,
     nodes: usize,
-    /// The round, and what is next in it.
+    /// The round, and the next step in it.
     next: (u32, Due),
 }
 
@@ -378,7 +378,7 @@ impl Revocations {
         }
     }
 
-    /// What is due next, and of which node, from 1.
+    /// The next due step, and its node, from 1.
     fn due(&mut self, now: Duration) -> Option<(usize, Due)> {
         let (round, step) = self.next;
         let at = self.every * round

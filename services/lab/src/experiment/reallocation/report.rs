@@ -1,4 +1,4 @@
-//! CSV, figures and `report.md`.
+//! The result files: CSV, figures and `report.md`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use fiec_simulator::reallocation::{Measured, Mode};
 use super::compared::{HEAD, Part, count};
 use crate::experiment::figures::{Figure, Line};
 
-/// Writes all of it; the folder is made where it is not.
+/// Writes all files. Creates the folder if it is missing.
 pub(super) fn write(folder: &Path, parts: &[Part]) -> anyhow::Result<()> {
     let cannot = || format!("cannot write to {}", folder.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;
@@ -57,7 +57,7 @@ fn csv(parts: &[Part]) -> String {
     csv
 }
 
-/// Something over the clusters that were tried, in the mean over the seeds.
+/// Plots a value over the cluster sizes, as the mean over the seeds.
 fn over_sizes(
     folder: &Path,
     part: &Part,
@@ -125,7 +125,7 @@ fn markdown(parts: &[Part]) -> String {
     text
 }
 
-/// What of it is so, from the values.
+/// The findings in words, from the values.
 fn found(part: &Part) -> String {
     let of = |mode| part.rows.iter().find(|r| r.mode == mode);
     let (Some(reserved), Some(over), Some(asked)) = (

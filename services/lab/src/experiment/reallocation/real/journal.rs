@@ -1,24 +1,24 @@
-//! The journals of jobs: what was computed more than once.
+//! The journals of jobs: repeated computation.
 
 use std::path::Path;
 
 use anyhow::Context as _;
 
-/// What a job lost.
+/// The losses of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Lost {
-    /// Capsules that were computed again.
+    /// Number of capsules that were computed again.
     pub capsules: u64,
-    /// Of those, because their process ended without a word: it was killed with its node.
+    /// Number of those that were lost with a killed node: their process ended without an entry.
     pub with_nodes: u64,
-    /// Times that it was killed for want of memory.
+    /// Number of kills for lack of memory.
     pub killed: u64,
 }
 
-/// Of the journal in a file; a job that never began has none.
+/// Reads the losses from a journal file. A job that never started has none.
 ///
 /// # Errors
-/// When it cannot be read, or a line of it is none.
+/// If the file cannot be read, or a line has another form.
 pub(super) fn lost(file: &Path) -> anyhow::Result<Lost> {
     let text = match std::fs::read_to_string(file) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Lost::default()),
@@ -27,11 +27,14 @@ pub(super) fn lost(file: &Path) -> anyhow::Result<Lost> {
     read(&text).with_context(|| format!("{} is no journal", file.display()))
 }
 
-/// Lines `began|capsule|oom|left PROCESS DONE DEVICE`. Two processes of a job may overlap for a
-/// moment, when a node that was given up still computes; so each is followed by itself.
+/// Lines `began
+/// capsule
+/// oom
+/// left PROCESS DONE DEVICE`. Two processes of a job may overlap for a moment if a given-up node
+/// still computes, so entries are matched by process.
 fn read(text: &str) -> anyhow::Result<Lost> {
     let mut found = Lost::default();
-    // Process, capsules done by it and before, and whether it said why it ended.
+    // Process, its completed capsules, and the reason of its end if it stated one.
     let mut last: Option<(u64, u64, Ending)> = None;
     for line in text.lines() {
         let mut words = line.split_whitespace();

@@ -1,4 +1,5 @@
-//! The emulated devices' memory, as the jobs' processes note what they hold of it (see `job.py`).
+//! The memory of the emulated devices, from the files in which the jobs' processes note their use
+//! (see `job.py`).
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -8,14 +9,14 @@ use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
 struct Holding {
-    /// GiB in use, of those that are held.
+    /// GiB in use out of those held.
     used: u64,
 }
 
-/// How many devices are held with less than half of their memory in use.
+/// Number of held devices with less than half of their memory in use.
 ///
 /// # Errors
-/// When a folder of a device cannot be read.
+/// If a folder of a device cannot be read.
 pub(super) fn partly_used(devices: &Path) -> anyhow::Result<u32> {
     let mut partly = 0;
     for folder in std::fs::read_dir(devices)? {
@@ -31,11 +32,11 @@ pub(super) fn partly_used(devices: &Path) -> anyhow::Result<u32> {
     Ok(partly)
 }
 
-/// GiB in use on a device; none where nobody holds it.
+/// GiB in use on a device. None if no process holds it.
 fn used(folder: &Path) -> anyhow::Result<Option<u64>> {
     let lock = folder.join("lock");
     let lock = File::options().create(true).append(true).open(lock)?;
-    // Held for microseconds by whoever looks or changes.
+    // A reader or writer holds the lock for microseconds.
     lock.lock()?;
     let mut all = None;
     for entry in std::fs::read_dir(folder)? {
@@ -43,7 +44,7 @@ fn used(folder: &Path) -> anyhow::Result<Option<u64>> {
         if !entry.file_name().to_string_lossy().starts_with("of-") {
             continue;
         }
-        // Gone since it was listed.
+        // It has disappeared since it was listed.
         let Ok(file) = File::open(entry.path()) else {
             continue;
         };
