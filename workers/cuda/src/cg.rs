@@ -7,7 +7,7 @@ use fiec_kernels::reduce::{LEAF, leaves};
 use crate::context::{Arguments, Context, Kernel, Memory};
 use crate::device::{CudaDevice, THREADS, blocks, int};
 
-/// Iterations that are started before the scalars are looked at.
+/// Iterations that are queued before the scalars are read.
 const AT_ONCE: u64 = 64;
 
 /// `CgScalars` of `kernels.cu`.
@@ -34,7 +34,8 @@ const CONVERGED: u32 = 1;
 const MAXED: u32 = 2;
 const NOT_FINITE: u32 = 3;
 
-/// What was not finite, by its number in `kernels.cu`, in the words of [`fiec_kernels::cg::step`].
+/// The number that was not finite, by its code in `kernels.cu`, named as in
+/// [`fiec_kernels::cg::step`].
 const NUMBERS: [&str; 5] = ["p·Ap", "α", "r·z", "r·r", "β"];
 
 /// The memory of a solve.
@@ -51,7 +52,7 @@ pub(crate) struct Solve {
     r: Memory,
     p: Memory,
     q: Memory,
-    /// Sums of leaves, in pairs, twice: what a level reads and what it writes.
+    /// Sums of leaves, in pairs, twice: the input and the output of a level.
     partial: Memory,
     scalars: Memory,
 }
@@ -165,7 +166,7 @@ impl Solve {
             bb => (scalars.rr / bb).sqrt(),
         };
         let stop = match scalars.status {
-            // The last iteration may have been enough.
+            // The last iteration may have reached the tolerance.
             RUNNING | CONVERGED if relative <= limits.tolerance => CgStop::Converged,
             RUNNING | CONVERGED => CgStop::Steps,
             MAXED => CgStop::Most,

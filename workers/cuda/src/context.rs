@@ -1,5 +1,5 @@
-//! A context with its stream and its kernels: what takes long to make, belongs to no execution,
-//! and may be kept warm. All of the driver's unsafe calls that are not a vendor library's are here.
+//! A context with its stream and its kernels. It takes long to make and belongs to no execution, so
+//! it may be kept warm. All unsafe calls of the driver are here, except those of vendor libraries.
 #![allow(unsafe_code)] // calls of the driver, argued one by one
 
 use std::ffi::{CString, c_void};
@@ -43,15 +43,15 @@ const NAMES: [&str; 12] = [
     "fiec_cg_direction",
 ];
 
-/// Memory of the device. Given back by [`Context::free`] alone.
+/// Memory of the device. Only [`Context::free`] frees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub at: sys::CUdeviceptr,
     pub bytes: u64,
 }
 
-/// Arguments of a launch, each in a word of its own. A kernel reads as many bytes of it as its
-/// parameter has, from the low end.
+/// Arguments of a launch, each in its own word. A kernel reads as many of its low bytes as its
+/// parameter has.
 #[derive(Default)]
 pub(crate) struct Arguments(Vec<u64>);
 
@@ -87,14 +87,15 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Makes them; the driver compiles the kernels' PTX for this device, or has it cached.
+    /// Makes a context. The driver compiles the kernels' PTX for this device, or takes it from its
+    /// cache.
     pub fn new(found: Found) -> Result<Self, DeviceError> {
         let device = guarded("cuDeviceGet", || result::device::get(found.ordinal))?;
         // SAFETY: the device was given by the driver; released in `drop`.
         let raw = guarded("cuDevicePrimaryCtxRetain", || unsafe {
             result::primary_ctx::retain(device)
         })?;
-        // From here on `drop` gives back what was made.
+        // From here on `drop` releases these resources.
         let mut context = Self {
             found,
             device,
@@ -138,7 +139,7 @@ impl Context {
         self.stream
     }
 
-    /// Memory from the device itself, not from a pool. `bytes` is not 0.
+    /// Allocates memory from the device itself, not from a pool. `bytes` is not 0.
     pub fn allocate(&self, bytes: u64) -> Result<Memory, DeviceError> {
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         // SAFETY: given back by `free`.
@@ -158,13 +159,13 @@ impl Context {
         }
     }
 
-    /// Gives memory back. Errors are those of earlier work, which is reported elsewhere.
+    /// Frees memory. Errors belong to earlier work, which reports them elsewhere.
     pub fn free(&self, memory: Memory) {
-        // SAFETY: made by `allocate`, and the caller gives it up.
+        // SAFETY: made by `allocate`, and the caller gives up ownership.
         let _ = guarded("cuMemFree", || unsafe { result::free_sync(memory.at) });
     }
 
-    /// Waits for all that was started on the stream.
+    /// Waits for all work on the stream.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: made in `new`.
         guarded("cuStreamSynchronize", || unsafe {
@@ -172,7 +173,7 @@ impl Context {
         })
     }
 
-    /// Copies bytes to the device, and waits.
+    /// Copies bytes to the device and waits.
     pub fn put<T: Copy>(&self, from: &[T], to: sys::CUdeviceptr) -> Result<(), DeviceError> {
         if from.is_empty() {
             return Ok(());
@@ -184,7 +185,7 @@ impl Context {
         self.synchronize()
     }
 
-    /// Copies bytes to the host, and waits. Every content of the bytes is a `T`.
+    /// Copies bytes to the host and waits. Every bit pattern is a valid `T`.
     pub fn get<T: Copy>(&self, from: sys::CUdeviceptr, to: &mut [T]) -> Result<(), DeviceError> {
         if to.is_empty() {
             return Ok(());
@@ -211,7 +212,7 @@ impl Context {
             return Ok(());
         }
         use sys::CUmemorytype_enum::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        // One column may be shorter than what a stride of 0 would say.
+        // A stride may be 0, but the pitch must not be less than one column.
         let pitch = |stride: usize| 8 * stride.max(rows);
         let (from, to) = match to_device {
             true => (CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE),
@@ -221,7 +222,7 @@ impl Context {
             true => (pitch(host.1), pitch(device.1)),
             false => (pitch(device.1), pitch(host.1)),
         };
-        // Of each side, the driver reads the address that its type names.
+        // The driver reads, for each side, the address that its memory type selects.
         let copy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
@@ -240,14 +241,14 @@ impl Context {
             WidthInBytes: 8 * rows,
             Height: cols,
         };
-        // SAFETY: the caller's word; waited for below.
+        // SAFETY: the caller's promise; waited for below.
         guarded("cuMemcpy2D", || {
             unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.stream) }.result()
         })?;
         self.synchronize()
     }
 
-    /// `rows × cols` elements of the device set to 0.
+    /// Sets `rows × cols` elements of the device to 0.
     pub fn clear(
         &self,
         at: sys::CUdeviceptr,
@@ -264,8 +265,8 @@ impl Context {
         })
     }
 
-    /// Starts a kernel. The arguments are those of its declaration in `kernels.cu`, and the memory
-    /// that they point to is as large as it says there.
+    /// Starts a kernel. The arguments match its declaration in `kernels.cu`, and their memory is as
+    /// large as declared there.
     pub fn launch(
         &self,
         kernel: Kernel,
@@ -286,13 +287,13 @@ impl Context {
         })
     }
 
-    /// Free and total memory of the device in bytes, as its driver says.
+    /// Returns free and total memory of the device in bytes, from its driver.
     pub fn free_bytes(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = guarded("cuMemGetInfo", result::mem_get_info)?;
         Ok((free as u64, total as u64))
     }
 
-    /// Gives back what libraries took from the device's pool and have freed.
+    /// Returns memory to the device that libraries took from its pool and have freed.
     pub fn trim(&self) {
         let _ = guarded("cuMemPoolTrimTo", || {
             // SAFETY: the device was given by the driver; its default pool lives as long as it.
@@ -309,7 +310,7 @@ impl Drop for Context {
         if self.bind().is_err() {
             return;
         }
-        // SAFETY: each was made in `new`, is used by nobody else, and is given up here.
+        // SAFETY: each was made in `new`, has no other user, and is released here.
         unsafe {
             if !self.stream.is_null() {
                 let _ = guarded("cuStreamDestroy", || result::stream::destroy(self.stream));

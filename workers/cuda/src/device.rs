@@ -17,11 +17,11 @@ use crate::context::{Arguments, Context, Kernel, Memory};
 use crate::devices::Warm;
 use crate::vendor::Vendor;
 
-/// What a block of threads of a product makes.
+/// Elements of a product per block of threads.
 const TILE: (usize, usize) = (128, 64);
-/// Most bytes that a product may use for chains that are computed side by side.
+/// Most bytes for chains of a product that are computed side by side.
 const APART_BYTES: u64 = 64 << 20;
-/// Threads of a block where nothing else decides.
+/// Threads per block by default.
 pub(crate) const THREADS: u32 = 256;
 const SOLVE_THREADS: u32 = 128;
 
@@ -34,7 +34,7 @@ pub(crate) struct CudaDevice {
     warm: Warm,
     buffers: BTreeMap<u64, Memory>,
     next: u64,
-    /// For products; given up when memory is short.
+    /// For products. Freed when memory is short.
     scratch: Option<Memory>,
     vendor: Option<Vendor>,
     solve: Option<Solve>,
@@ -45,7 +45,7 @@ pub(crate) fn blocks(elements: u64, threads: u32) -> Result<u32, DeviceError> {
 }
 
 pub(crate) fn int(what: &'static str, value: u64) -> Result<u32, DeviceError> {
-    // As signed, since the vendor's libraries take it so.
+    // Signed, because the vendor's libraries take signed numbers.
     let fits = i32::try_from(value).ok().map(i32::cast_unsigned);
     fits.ok_or_else(|| DeviceError::Driver {
         call: "launch",
@@ -80,7 +80,7 @@ impl CudaDevice {
         open.ok_or_else(|| DeviceError::Absent(format!("{} was closed", self.about.uuid)))
     }
 
-    /// Memory within the budget; what is for speed alone is given up for it.
+    /// Allocates memory within the budget. Memory that only serves speed is freed for it.
     pub fn take(&mut self, bytes: u64) -> Result<Memory, DeviceError> {
         let bytes = bytes.max(8);
         if bytes > self.usage.available() {
@@ -128,7 +128,7 @@ impl CudaDevice {
         }
     }
 
-    /// Scratch of so many bytes, where there is room for it.
+    /// Returns scratch of this many bytes, if there is room for it.
     fn scratch(&mut self, bytes: u64) -> Option<Memory> {
         if let Some(memory) = self.scratch
             && memory.bytes >= bytes
@@ -144,7 +144,7 @@ impl CudaDevice {
         self.scratch
     }
 
-    /// Where a part begins on the device.
+    /// Returns the address of a part on the device.
     pub fn address(&self, part: Part) -> Result<u64, DeviceError> {
         let memory = self.buffers.get(&part.buffer());
         let Some(memory) = memory else {
@@ -190,7 +190,8 @@ impl CudaDevice {
         let grid = (m.div_ceil(TILE.0), n.div_ceil(TILE.1), k.div_ceil(DEPTH));
         let (across, down, deep) = (of(grid.0)?, of(grid.1)?, of(grid.2)?);
         let multiprocessors = self.context()?.found.multiprocessors as usize;
-        // Fewer tiles than multiprocessors: the chains of an element side by side.
+        // With fewer tiles than multiprocessors, the chains of an element are computed side by
+        // side.
         let side_by_side = grid.2 > 1 && grid.0 * grid.1 < multiprocessors && grid.2 <= 65_535;
         let bytes = 8 * (grid.2 * m * n) as u64;
         let scratch = side_by_side.then(|| self.scratch(bytes)).flatten();
@@ -222,7 +223,7 @@ impl CudaDevice {
         context.launch(Kernel::GemmTake, grid, THREADS, take)
     }
 
-    /// The vendor's libraries, made when they are first needed.
+    /// Calls `f` with the vendor's libraries, which are loaded on first use.
     fn with_vendor<T>(
         &mut self,
         f: impl FnOnce(&Vendor, &mut Self) -> Result<T, DeviceError>,
@@ -237,7 +238,7 @@ impl CudaDevice {
         done
     }
 
-    /// Gives back all memory.
+    /// Frees all memory.
     fn empty(&mut self) {
         self.cg_end();
         let bound = self.context().is_ok_and(|context| context.bind().is_ok());
@@ -320,8 +321,8 @@ impl Device for CudaDevice {
         }
         self.context()?.bind()?;
         let (host, device) = (from.as_ptr().cast_mut(), self.address(to)?);
-        // SAFETY: the view is such a matrix and is only read; the part lies in its buffer, as
-        // parts are made from buffers and only become smaller.
+        // SAFETY: the view is such a matrix and is only read. The part lies in its buffer: parts
+        // are made from buffers and only become smaller.
         unsafe {
             self.context()?
                 .copy(shape, (host, stride), (device, to.stride()), true)
@@ -390,7 +391,7 @@ impl Device for CudaDevice {
             let grid = (blocks(x.cols() as u64, THREADS)?, 1, 1);
             let context = self.context()?;
             context.launch(Kernel::Exchange, grid, THREADS, arguments)?;
-            // The list goes now.
+            // The list is freed below.
             context.synchronize()
         });
         self.give(list);
@@ -442,7 +443,7 @@ impl Device for CudaDevice {
     }
 
     fn close(mut self: Box<Self>, warm: bool) {
-        // What failed may have spoilt the context.
+        // A failure may have damaged the context.
         let sound = self.finish().is_ok();
         self.empty();
         if warm
@@ -455,7 +456,7 @@ impl Device for CudaDevice {
     }
 }
 
-/// A copy of a part of a device's memory.
+/// Copies a part of a device's memory to the host.
 pub(crate) fn to_host(device: &mut CudaDevice, part: Part) -> Result<Mat, DeviceError> {
     let mut copy = Mat::zeros(part.rows(), part.cols());
     device.read(part, copy.view_mut())?;

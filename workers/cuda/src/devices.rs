@@ -1,4 +1,4 @@
-//! Opening devices, and keeping one context warm for the next who asks.
+//! Opens devices, and keeps one context warm for the next user.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::device::CudaDevice;
 use crate::found::{list, same};
 
-/// The context that is kept: one at most in a process.
+/// The warm context: at most one in a process.
 pub(crate) type Warm = Arc<Mutex<Option<Context>>>;
 
 /// NVIDIA's devices.
@@ -33,13 +33,13 @@ impl CudaDevices {
         warm.as_ref().map(|context| context.found.uuid.clone())
     }
 
-    /// Lets the warm context go.
+    /// Releases the warm context.
     pub fn cool(&self) {
         let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
         *warm = None;
     }
 
-    /// Makes the context of a device ahead of its first use.
+    /// Makes the context of a device before its first use.
     ///
     /// # Errors
     /// As [`Devices::open`].
@@ -53,7 +53,7 @@ impl CudaDevices {
     fn context(&self, uuid: &str) -> Result<Context, DeviceError> {
         let kept = {
             let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
-            // Another device's context goes: one at most is held beside those in use.
+            // Another device's context is released: at most one is held beside those in use.
             warm.take()
         };
         if let Some(context) = kept.filter(|context| same(&context.found.uuid, uuid)) {

@@ -1,4 +1,4 @@
-//! What the driver shows, or why it shows nothing.
+//! The devices that the driver reports, or why there are none.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,12 +9,12 @@ use cudarc::driver::sys;
 use fiec_kernels::device::DeviceError;
 use serde::Serialize;
 
-/// A device that the driver shows.
+/// A device that the driver reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// Its number, from 0.
     pub ordinal: i32,
-    /// `GPU-…`, or `MIG-…` of a slice, as NVML and `nvidia-smi -L` name it.
+    /// `GPU-…`, or `MIG-…` for a slice, in the form of NVML and `nvidia-smi -L`.
     pub uuid: String,
     /// Its name.
     pub name: String,
@@ -24,16 +24,17 @@ pub struct Found {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Highest clock of the multiprocessors in kHz; 0 where the driver does not say.
+    /// Highest clock of the multiprocessors in kHz, or 0 if the driver does not report it.
     pub clock_khz: u32,
     /// CUDA version of the driver, e.g. 13000.
     pub driver: i32,
 }
 
-/// Every device that the driver shows.
+/// Lists every device that the driver reports.
 ///
 /// # Errors
-/// Why there is none: no driver, a driver that is too old, no device, or what it said.
+/// The reason why there is none: no driver, a driver that is too old, no device, or the driver's
+/// error.
 pub fn list() -> Result<Vec<Found>, DeviceError> {
     let count = count()?;
     let mut all = Vec::new();
@@ -80,7 +81,7 @@ fn one(ordinal: i32) -> Result<Found, DriverError> {
     let ask = |which| unsafe { result::device::get_attribute(device, which) };
     let positive = |value: i32| u32::try_from(value).unwrap_or(0);
     let mut driver = 0;
-    // SAFETY: writes one int to where it is told.
+    // SAFETY: writes one int to the given address.
     unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result()?;
     Ok(Found {
         ordinal,
@@ -93,14 +94,14 @@ fn one(ordinal: i32) -> Result<Found, DriverError> {
             ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         multiprocessors: positive(ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
-        // Newer drivers may not say.
+        // Newer drivers may not report it.
         clock_khz: ask(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).map_or(0, positive),
         driver,
     })
 }
 
-/// Whether two names of a device mean the same: `MIG-…` and `GPU-…` differ in the first word only,
-/// depending on who is asked.
+/// Whether two names mean the same device: the sources disagree whether its first word is `MIG-…`
+/// or `GPU-…`.
 pub(crate) fn same(a: &str, b: &str) -> bool {
     let bare = |text: &str| {
         let text = text.to_ascii_lowercase();
@@ -112,7 +113,7 @@ pub(crate) fn same(a: &str, b: &str) -> bool {
     bare(a) == bare(b)
 }
 
-/// What a driver's error means, in its words.
+/// Converts a driver's error, with its text.
 pub(crate) fn failed(call: &'static str, error: DriverError) -> DeviceError {
     DeviceError::Driver {
         call,
@@ -120,7 +121,7 @@ pub(crate) fn failed(call: &'static str, error: DriverError) -> DeviceError {
     }
 }
 
-/// A call of the driver; one that it does not have is an error, too (cudarc panics then).
+/// Calls the driver. A missing call is an error, too (cudarc panics then).
 pub(crate) fn guarded<T>(
     call: &'static str,
     f: impl FnOnce() -> Result<T, DriverError>,
@@ -132,11 +133,11 @@ pub(crate) fn guarded<T>(
 }
 
 thread_local! {
-    /// Whether a panic of this thread is expected, and told in other words.
+    /// Whether a panic of this thread is expected, and reported in another way.
     static EXPECTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Keeps what is expected from standard error.
+/// Keeps expected panics from standard error.
 fn quieten() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -149,7 +150,8 @@ fn quieten() {
     });
 }
 
-/// What `f` gives, or the words of its panic: cudarc panics where a library or a symbol is missing.
+/// Returns the result of `f`, or the message of its panic: cudarc panics if a library or a symbol
+/// is missing.
 pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     quieten();
     let before = EXPECTED.replace(true);

@@ -1,13 +1,13 @@
-//! NVIDIA devices for the programs, in the binary that runs everywhere: driver and libraries are
-//! loaded at run time, and where they are missing that is a sentence, never a panic.
+//! NVIDIA devices for the programs, in the binary that runs everywhere. Driver and libraries are
+//! loaded at run time. If they are missing, the result is an error message, never a panic.
 //!
-//! [`CudaDevices`] opens devices for [`fiec_kernels::device`]. Their own kernels
-//! (`kernels/kernels.cu`, with the PTX made from it committed beside) compute in the order of
-//! [`fiec_kernels`] and give its bits; [`fiec_kernels::device::Arithmetic::Vendor`] stands for
-//! cuBLAS and cuSOLVER. [`suite`] is what `fiec device test` runs.
+//! [`CudaDevices`] opens devices for [`fiec_kernels::device`]. The crate's own kernels
+//! (`kernels/kernels.cu`, with its PTX committed beside it) compute in the order of
+//! [`fiec_kernels`] and give its bits. [`fiec_kernels::device::Arithmetic::Vendor`] selects cuBLAS
+//! and cuSOLVER. `fiec device test` runs [`suite`].
 //!
-//! All device memory is counted against the grant, taken by `cuMemAlloc` and given back by
-//! `cuMemFree`: no pool of our own holds it.
+//! All device memory counts against the grant. It is allocated by `cuMemAlloc` and freed by
+//! `cuMemFree`, without a pool of our own.
 
 mod cg;
 mod context;
@@ -24,7 +24,7 @@ pub use found::{Found, list};
 pub use nvml::used_bytes;
 pub use peak::fp64_peak;
 
-/// The PTX of the kernels, as the driver takes it.
+/// The PTX of the kernels, as the driver loads it.
 pub const PTX: &str = include_str!("../kernels/kernels.ptx");
-/// The source that it was made from.
+/// The source of the PTX.
 pub const SOURCE: &str = include_str!("../kernels/kernels.cu");

@@ -1,11 +1,11 @@
-//! What NVML says is in use: the judge of whether memory was given back.
+//! Memory in use according to NVML, which shows whether memory was freed.
 
 use nvml_wrapper::Nvml;
 
-/// Bytes in use on a device (reserved ones included), by all processes.
+/// Bytes in use on a device by all processes, including reserved ones.
 ///
 /// # Errors
-/// Why NVML does not say.
+/// NVML's error.
 pub fn used_bytes(uuid: &str) -> Result<u64, String> {
     let nvml = Nvml::init().map_err(|error| error.to_string())?;
     let device = nvml.device_by_uuid(uuid).map_err(|e| e.to_string())?;

@@ -1,9 +1,9 @@
-//! What a device could do at most, to compare rates with.
+//! The peak rate of a device, for comparison with measured rates.
 
 use crate::found::Found;
 
-/// FP64 operations in a second at most, by fused multiply-adds outside tensor cores; none where
-/// the driver does not tell the clock. Units a multiprocessor by compute capability are those of
+/// FP64 operations per second at most, by fused multiply-adds outside tensor cores. None if the
+/// driver does not report the clock. The units per multiprocessor by compute capability come from
 /// the CUDA C++ Programming Guide (throughput of native arithmetic instructions).
 #[must_use]
 pub fn fp64_peak(found: &Found) -> Option<f64> {

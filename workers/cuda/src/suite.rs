@@ -1,5 +1,6 @@
-//! The device suite: bits against the CPU, bounds of the vendor's libraries, rates against the
-//! device's peak, and what is left in use after a yield. `fiec device test` prints it.
+//! The device suite. It compares bits with the CPU, errors of the vendor's libraries with their
+//! bounds, and rates with the device's peak. It checks memory in use after a yield. `fiec device
+//! test` prints it.
 
 use std::time::{Duration, Instant};
 
@@ -18,18 +19,18 @@ use serde::Serialize;
 use crate::found::Found;
 use crate::{CudaDevices, fp64_peak, used_bytes};
 
-/// How large the problems are.
+/// The sizes of the problems.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     /// Order of the product.
     pub gemm: usize,
     /// Order of LU and QR, and their block sizes.
     pub factor: (usize, usize),
-    /// Grid points a side of the Poisson problem.
+    /// Grid points per side of the Poisson problem.
     pub grid: u32,
     /// Iterations of conjugate gradients.
     pub iterations: u64,
-    /// Threads of the CPU that is compared with.
+    /// Threads of the CPU for the comparison.
     pub threads: usize,
 }
 
@@ -45,28 +46,28 @@ impl Default for Sizes {
     }
 }
 
-/// How a case ended.
+/// The outcome of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The same bits as the CPU, or within the bound.
+    /// Equal bits, or an error within the bound.
     Passed,
-    /// Other bits, or beyond the bound, or an error.
+    /// Different bits, an error beyond the bound, or a failure.
     Failed,
-    /// Not run; the note says why.
+    /// Not run. The note has the reason.
     Skipped,
 }
 
 /// One case.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
-    /// What was computed, e.g. `gemm`.
+    /// The computation, such as `gemm`.
     pub name: &'static str,
     /// `bitwise` or `bounded`.
     pub contract: &'static str,
     /// Its size, in words.
     pub size: String,
-    /// How it ended.
+    /// The outcome.
     pub verdict: Verdict,
     /// The device's digest.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,45 +75,45 @@ pub struct Case {
     /// The CPU's digest, which a bitwise case must have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_digest: Option<String>,
-    /// Seconds on the device; transfers of panels included, those of the whole matrix not.
+    /// Seconds on the device. Transfers of panels count, those of the whole matrix do not.
     pub seconds: f64,
-    /// Operations or iterations in a second.
+    /// Operations or iterations per second.
     pub rate: f64,
     /// Unit of the rate.
     pub unit: &'static str,
     /// Share of the device's FP64 peak by fused multiply-adds outside tensor cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_peak: Option<f64>,
-    /// What else there is to say: a residual and its bound, or an error.
+    /// Further details: a residual and its bound, or an error.
     pub note: String,
 }
 
 /// Contexts and memory.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Life {
-    /// Milliseconds to open the device with a new context (the first time, kernels are compiled).
+    /// Milliseconds to open the device with a new context. The first time, kernels are compiled.
     pub cold_ms: f64,
-    /// The same with a new context again.
+    /// Milliseconds to open it with another new context.
     pub again_ms: f64,
-    /// The same with a context that was kept warm.
+    /// Milliseconds to open it with a warm context.
     pub warm_ms: f64,
-    /// Bytes in use on the device as NVML sees it: before anything, while a matrix is held, after
-    /// the device was given back warm, and cold. None: NVML does not say.
+    /// Bytes in use on the device according to NVML. Four values: at first, while a matrix is held,
+    /// after a warm close, and after a cold one. None if NVML does not report them.
     pub used: Option<[u64; 4]>,
-    /// Bytes that a matrix held meanwhile.
+    /// Bytes of that matrix.
     pub held: u64,
-    /// Whether the memory came back.
+    /// Whether the memory was freed.
     pub verdict: Option<Verdict>,
-    /// Why there is no verdict, or what is wrong.
+    /// The reason for a missing or bad verdict.
     pub note: String,
 }
 
-/// What the suite found.
+/// The results of the suite.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// The device.
     pub device: Found,
-    /// Its FP64 peak in operations a second, where it is known.
+    /// Its FP64 peak in operations per second, if known.
     pub fp64_peak: Option<f64>,
     /// The cases.
     pub cases: Vec<Case>,
@@ -121,7 +122,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing failed.
+    /// Whether no case failed.
     #[must_use]
     pub fn passed(&self) -> bool {
         let life = self.life.verdict != Some(Verdict::Failed);
@@ -129,19 +130,19 @@ impl Report {
     }
 }
 
-/// What a case's computation gives.
+/// The results of a case's computation.
 struct Outcome {
     seconds: f64,
     operations: f64,
     digests: Option<(String, String)>,
-    /// What was found, and its bound.
+    /// The error and its bound.
     bound: Option<(f64, f64)>,
 }
 
-/// Runs the suite on a device; `progress` hears what comes next.
+/// Runs the suite on a device. `progress` receives the name of each next case.
 ///
 /// # Errors
-/// When the device cannot be opened at all. What fails later is a case's verdict.
+/// When the device cannot be opened at all. A later failure is the verdict of a case.
 pub fn run(
     devices: &CudaDevices,
     found: &Found,
@@ -249,7 +250,7 @@ fn judged(
             }
         }
         Err(note) => {
-            // The driver alone is enough for the bitwise contract.
+            // Without the vendor's libraries the driver still serves the bitwise contract.
             if contract == "bounded" && note.contains("cannot be loaded") {
                 case.verdict = Verdict::Skipped;
             }
@@ -287,7 +288,7 @@ fn product(
     let (left, right) = (upload(device, &a)?, upload(device, &b)?);
     let to = device.allocate(n * n).map_err(words)?;
     let (left, right, part) = (left.matrix(n, n), right.matrix(n, n), to.matrix(n, n));
-    // Once to warm up, then the best of three.
+    // One run to warm up, then the best of three.
     let mut best = Duration::MAX;
     for _ in 0..4 {
         let began = Instant::now();
@@ -321,7 +322,7 @@ fn product(
     })
 }
 
-/// Left-looking, as `lu@1` does it: panels on the host, updates on the device.
+/// Left-looking, as in `lu@1`: panels on the host, updates on the device.
 fn hybrid_lu(
     device: &mut dyn Device,
     engine: &mut Engine,
@@ -428,7 +429,7 @@ fn vendor_lu(
     let a = random(n, n, 3);
     let x = upload(device, &a)?;
     let part = x.matrix(n, n);
-    // Once to warm up: handles and workspaces.
+    // One run to warm up: handles and workspaces.
     device.vendor_lu(part).map_err(words)?.map_err(words)?;
     device.write(a.view(), part).map_err(words)?;
     let began = Instant::now();
@@ -469,7 +470,7 @@ fn vendor_qr(
     let seconds = began.elapsed().as_secs_f64();
     let mut found = Mat::zeros(n, n);
     device.read(part, found.view_mut()).map_err(words)?;
-    // By block columns: the product of all reflectors is that of those of the blocks.
+    // By block columns: the product of all reflectors equals that of the blocks' products.
     const BLOCK: usize = 128;
     let mut check = QrCheck::new(n);
     for from in (0..n).step_by(BLOCK) {
@@ -533,7 +534,7 @@ fn solve(device: &mut dyn Device, engine: &mut Engine, sizes: Sizes) -> Result<O
     })
 }
 
-/// How long opening takes, and what is in use before, meanwhile and after.
+/// Measures the time to open the device, and the memory in use before, during and after.
 fn life(devices: &CudaDevices, found: &Found) -> Result<Life, DeviceError> {
     let uuid = &found.uuid;
     let timed = || -> Result<(f64, Box<dyn Device>), DeviceError> {
@@ -560,7 +561,7 @@ fn life(devices: &CudaDevices, found: &Found) -> Result<Life, DeviceError> {
     match [before, meanwhile, after_warm, after_cold].map(Result::ok) {
         [Some(before), Some(meanwhile), Some(warm), Some(cold)] => {
             life.used = Some([before, meanwhile, warm, cold]);
-            // Others may use the device, so half of what was held is the line.
+            // Other processes may use the device, so half of the held bytes is the threshold.
             let line = life.held / 2;
             let came = meanwhile >= warm + line && cold <= before + line;
             life.verdict = Some(match came {

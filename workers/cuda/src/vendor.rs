@@ -1,5 +1,5 @@
-//! cuBLAS and cuSOLVER: fast, and right within bounds; for one version on one kind of device also
-//! the same from run to run, with one stream, a workspace of our own and the deterministic mode.
+//! cuBLAS and cuSOLVER: fast, and correct within bounds. With one stream, our own workspace and the
+//! deterministic mode, one version on one kind of device also repeats its bits.
 #![allow(unsafe_code)] // calls of the libraries, argued one by one
 
 use cudarc::cublas::sys as blas;
@@ -12,14 +12,14 @@ use crate::context::Memory;
 use crate::device::{CudaDevice, int, to_host};
 use crate::found::caught;
 
-/// Workspaces that are tried for cuBLAS, the largest first: what it recommends for Hopper and for
-/// others, and hardly anything.
+/// Sizes of cuBLAS workspaces to try, the largest first: the recommended ones for Hopper and for
+/// other devices, then a minimal one.
 const WORKSPACES: [u64; 3] = [32 << 20, 4 << 20, 64 << 10];
 
 /// Handles of the libraries.
 pub(crate) struct Vendor {
     blas: blas::cublasHandle_t,
-    /// Made when it is first needed.
+    /// Made on first use.
     solver: std::cell::Cell<solver::cusolverDnHandle_t>,
     workspace: Memory,
 }
@@ -124,17 +124,17 @@ impl Vendor {
         Ok(vendor)
     }
 
-    /// Lets the handles go and returns the workspace.
+    /// Destroys the handles and returns the workspace.
     pub fn end(self, bound: bool) -> Option<Memory> {
         if bound {
             let solver = self.solver.get();
             if !solver.is_null() {
-                // SAFETY: made by `solver`, given up here.
+                // SAFETY: made by `solver`, destroyed here.
                 let _ = solver_done("cusolverDnDestroy", || unsafe {
                     solver::cusolverDnDestroy(solver)
                 });
             }
-            // SAFETY: made by `new`, given up here.
+            // SAFETY: made by `new`, destroyed here.
             let _ = blas_done("cublasDestroy", || unsafe {
                 blas::cublasDestroy_v2(self.blas)
             });
@@ -264,7 +264,7 @@ impl Vendor {
         let at = device.address(a)? as *mut f64;
         let (m, n, lda) = (size(a.rows())?, size(a.cols())?, size(a.stride())?);
         let mut words = 0;
-        // SAFETY: asks for a size only.
+        // SAFETY: requests a size only.
         solver_done("cusolverDnDgetrf_bufferSize", || unsafe {
             solver::cusolverDnDgetrf_bufferSize(handle, m, n, at, lda, &raw mut words)
         })?;
@@ -277,8 +277,8 @@ impl Vendor {
             }
         };
         let info = list.at + 4 * a.cols() as u64;
-        // SAFETY: work has as many elements as it asked for, the list one int for each column and
-        // one more for `info`; the part lies in a live buffer.
+        // SAFETY: work has the requested number of elements. The list has one int for each column
+        // and one for `info`. The part lies in a live buffer.
         let done = solver_done("cusolverDnDgetrf", || unsafe {
             solver::cusolverDnDgetrf(
                 handle,
@@ -314,14 +314,14 @@ impl Vendor {
         let at = device.address(a)? as *mut f64;
         let (m, n, lda) = (size(a.rows())?, size(a.cols())?, size(a.stride())?);
         let mut words = 0;
-        // SAFETY: asks for a size only.
+        // SAFETY: requests a size only.
         solver_done("cusolverDnDgeqrf_bufferSize", || unsafe {
             solver::cusolverDnDgeqrf_bufferSize(handle, m, n, at, lda, &raw mut words)
         })?;
         // τ, then the int of `info`, then the workspace.
         let whole = device.take(8 * (a.cols() as u64 + 1 + words.max(1).cast_unsigned() as u64))?;
         let info = whole.at + 8 * a.cols() as u64;
-        // SAFETY: the three lie behind each other in `whole`; the part lies in a live buffer.
+        // SAFETY: the three lie in sequence in `whole`. The part lies in a live buffer.
         let done = solver_done("cusolverDnDgeqrf", || unsafe {
             solver::cusolverDnDgeqrf(
                 handle,

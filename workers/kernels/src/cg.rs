@@ -1,14 +1,14 @@
 //! Conjugate gradients with Jacobi's preconditioner, one iteration at a time.
 //!
-//! The state is plain data: x, r, p, `r·z`, `r·r` and the iteration. Whoever continues from a
-//! copy of it, anywhere, gets the bits that the undisturbed run would have had.
+//! The state is plain data: x, r, p, `r·z`, `r·r` and the iteration. A run that continues from a
+//! copy of it, on any machine, gets the bits of the undisturbed run.
 //!
 //! One iteration: `q = A p`, `α = rz/(p·q)`, `r −= α q`, `x += α p`, `β = rz′/rz`,
 //! `p = D⁻¹r + β p`; fused as `passes` says.
 //!
-//! The recurrence's residual keeps falling long after the true one stopped. Below 2⁻²⁰⁰ of ‖b‖ it
-//! is *exhausted*: further iterations count and change nothing else, so that no run, however
-//! long, ends in underflow and a false verdict on the matrix.
+//! The recurrence's residual keeps falling long after the true one has stopped. Below 2⁻²⁰⁰ of ‖b‖
+//! it is *exhausted*: further iterations count and change nothing else. So no long run ends in
+//! underflow and a false verdict on the matrix.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::sparse::Csr;
 
 pub use crate::state::{HEADER_BYTES, StateError};
 
-/// 2⁻⁴⁰⁰, the square of the relative residual below which nothing changes any more.
+/// 2⁻⁴⁰⁰, the square of the relative residual below which the state does not change any more.
 pub const EXHAUSTED: f64 = f64::from_bits((1023 - 400) << 52);
 
-/// Why a solve cannot start or go on. Rows count from 0.
+/// The reason why a solve cannot start or continue. Rows count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CgError {
     #[error("the matrix is {rows} x {cols}; conjugate gradients need a square one")]
@@ -51,7 +51,7 @@ pub enum CgError {
     },
 }
 
-/// `A x = b` with what every iteration needs of it.
+/// `A x = b` with the data that every iteration needs.
 #[derive(Debug, Clone)]
 pub struct CgProblem {
     a: Arc<Csr>,
@@ -135,10 +135,10 @@ impl CgProblem {
         self.bb
     }
 
-    /// The inverse of the diagonal: one number that all rows share, or one a row.
+    /// The inverse of the diagonal: one number if all rows share it.
     ///
     /// # Errors
-    /// One a row.
+    /// One number per row, if they differ.
     pub fn inverse_diagonal(&self) -> Result<f64, &[f64]> {
         match &self.inverse {
             InverseDiagonal::Constant(d) => Ok(*d),
@@ -154,7 +154,7 @@ impl CgProblem {
     }
 }
 
-/// All that is needed to go on. Encoded by [`CgState::to_bytes`].
+/// The state that suffices to continue. Encoded by [`CgState::to_bytes`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CgState {
     pub x: Vec<f64>,
@@ -169,7 +169,7 @@ pub struct CgState {
 }
 
 impl CgState {
-    /// ‖r‖₂/‖b‖₂ of the recurrence, which costs nothing; 0 for `b = 0`.
+    /// ‖r‖₂/‖b‖₂ of the recurrence, which needs no product. 0 for `b = 0`.
     #[must_use]
     pub fn relative_residual(&self, problem: &CgProblem) -> f64 {
         if problem.bb == 0.0 {
@@ -179,7 +179,7 @@ impl CgState {
         }
     }
 
-    /// Whether further iterations change nothing but their count.
+    /// Whether further iterations change only their count.
     #[must_use]
     pub fn is_exhausted(&self, problem: &CgProblem) -> bool {
         self.rr <= EXHAUSTED * problem.bb || self.rz == 0.0
@@ -203,7 +203,7 @@ impl CgState {
     }
 }
 
-/// Scratch that is not part of the state: `q`, partial sums, and who computes.
+/// Scratch that is not part of the state: `q`, partial sums, and the engine.
 #[derive(Debug)]
 pub struct CgWork {
     engine: Engine,
@@ -231,7 +231,7 @@ impl CgWork {
         }
     }
 
-    /// Who computes.
+    /// The engine.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
@@ -257,11 +257,11 @@ pub fn init(problem: &CgProblem) -> CgState {
     }
 }
 
-/// One iteration.
+/// Computes one iteration.
 ///
 /// # Errors
-/// A breakdown. The state is unchanged if the matrix proved indefinite or α was not finite; if
-/// `r` overflowed it is spoilt and the last copy has to be used.
+/// A breakdown. If the matrix proved indefinite or α was not finite, the state is unchanged. If `r`
+/// overflowed the state is damaged, and the last copy must be used.
 pub fn step(problem: &CgProblem, state: &mut CgState, work: &mut CgWork) -> Result<(), CgError> {
     let n = problem.n();
     state.check(n)?;
@@ -319,7 +319,7 @@ pub fn step(problem: &CgProblem, state: &mut CgState, work: &mut CgWork) -> Resu
     Ok(())
 }
 
-/// How good a solution is, from `b − A x` itself.
+/// The quality of a solution, from `b − A x` itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Accuracy {
     /// ‖b − Ax‖₂/‖b‖₂; 0 for `b = 0` and `x = 0`.
@@ -329,7 +329,7 @@ pub struct Accuracy {
     pub backward_error: f64,
 }
 
-/// One product; meant for the end of a solve or a check now and then.
+/// Computes one product. Meant for the end of a solve or an occasional check.
 ///
 /// # Errors
 /// `x` has the wrong length.

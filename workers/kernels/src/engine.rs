@@ -1,4 +1,5 @@
-//! Who computes: the instruction set and the threads. Neither changes a bit of any result.
+//! The means of a computation: the instruction set and the threads. Neither changes a bit of any
+//! result.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -71,7 +72,8 @@ impl Engine {
         self.pool.as_ref().map_or(1, Pool::threads)
     }
 
-    /// Contiguous element ranges, one a thread, cut at leaf borders; together `0..n`.
+    /// Contiguous element ranges, one per thread, with cuts at leaf borders. Together they cover
+    /// `0..n`.
     pub(crate) fn ranges(&self, n: usize) -> Vec<Range<usize>> {
         let leaves = n.div_ceil(LEAF);
         let threads = self.threads();
@@ -103,7 +105,7 @@ impl Engine {
     }
 }
 
-/// Cuts `v` at consecutive `lengths`, which add up to at most its length.
+/// Cuts `v` into pieces of consecutive `lengths`, which add up to at most its length.
 pub(crate) fn split_mut<T>(mut v: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec<&mut [T]> {
     let mut parts = Vec::new();
     for length in lengths {

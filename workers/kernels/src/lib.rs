@@ -1,18 +1,18 @@
 //! Reproducible numerical kernels: Matrix Market, sparse matrices, conjugate gradients, dense
 //! products and factorizations.
 //!
-//! Every result here is a function of its inputs alone: not of the number of threads, the width
-//! of the vector unit, or where a computation was cut and resumed. Three rules give that:
+//! Every result here depends only on its inputs. It does not depend on the number of threads, the
+//! width of the vector unit, or where a computation was cut and resumed. Four rules ensure that:
 //!
-//! * products and sums are fused (`f64::mul_add`), one rounding each, on every machine;
+//! * products and sums are fused (`f64::mul_add`), with one rounding each, on every machine;
 //! * a row of a sparse product is one chain in ascending column order;
 //! * reductions have fixed leaves of [`reduce::LEAF`] elements, fixed lanes inside a leaf and a
-//!   fixed tree above them; threads only choose who computes a leaf;
+//!   fixed tree above them; threads only decide where a leaf is computed;
 //! * an element of a dense product is one chain in ascending order of the inner dimension, in
 //!   blocks of [`dense::gemm::DEPTH`]; a factorization's block size belongs to its definition.
 //!
-//! The crate knows nothing of programs, capsules or messages. NaN payloads are not promised;
-//! non-finite input is refused where it enters.
+//! The crate does not depend on programs, capsules or messages. NaN payloads are not specified.
+//! Non-finite input is refused at the entry points.
 
 pub mod canary;
 pub mod cg;

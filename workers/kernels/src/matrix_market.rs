@@ -1,11 +1,11 @@
 //! A strict reader of Matrix Market coordinate files (NIST, "The Matrix Market exchange formats").
 //!
-//! Read: `matrix coordinate real|integer general|symmetric`. Every refusal names the file, the
-//! 1-based line where there is one, and the rule. Nothing is allocated on the word of the file:
-//! entries are kept as they are found, and rows only after all declared entries were.
+//! It reads `matrix coordinate real|integer general|symmetric`. Every refusal names the file, the
+//! 1-based line if there is one, and the rule. Declared sizes are not trusted for allocation:
+//! entries are kept as they are read, and rows only after all declared entries were read.
 //!
-//! Entries may not repeat, and a symmetric file holds its lower triangle only, as the format
-//! says. Blank lines are allowed after the header, comments between header and size line.
+//! Entries must not repeat, and a symmetric file holds only its lower triangle, as the format
+//! requires. Blank lines are allowed after the header, comments between header and size line.
 
 mod error;
 
@@ -31,7 +31,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Csr, MatrixError> {
     build(&file).map_err(fail)
 }
 
-/// Reads a matrix from the bytes of a file; `name` is what errors call it.
+/// Reads a matrix from the bytes of a file. `name` is its name in errors.
 ///
 /// # Errors
 /// See [`MatrixRule`].
@@ -44,8 +44,8 @@ pub fn parse_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Csr, MatrixEr
     build(&parse(bytes).map_err(fail)?).map_err(fail)
 }
 
-/// As [`read_symmetric_positive_definite_candidate`], from the bytes of a file; `name` is what
-/// errors call it.
+/// As [`read_symmetric_positive_definite_candidate`], from the bytes of a file. `name` is its name
+/// in errors.
 ///
 /// # Errors
 /// See [`MatrixRule`].
@@ -57,8 +57,8 @@ pub fn parse_candidate_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Csr
     })
 }
 
-/// Reads a matrix to which conjugate gradients with Jacobi's preconditioner can be applied: square,
-/// symmetric, positive diagonal. Whether it is positive definite only the solve can tell.
+/// Reads a matrix for conjugate gradients with Jacobi's preconditioner: square, symmetric, positive
+/// diagonal. Only the solve can decide whether it is positive definite.
 ///
 /// # Errors
 /// See [`MatrixRule`].
@@ -75,7 +75,7 @@ pub fn read_symmetric_positive_definite_candidate(
     candidate(&bytes).map_err(fail)
 }
 
-/// A rule broken, and where.
+/// The broken rule, with its line.
 type Broken = (Option<u64>, MatrixRule);
 
 struct Entry {
@@ -125,7 +125,7 @@ fn candidate(bytes: &[u8]) -> Result<Csr, Broken> {
     if !file.symmetric
         && let Some((i, j)) = a.first_asymmetry()
     {
-        // The later of the two lines is the one that breaks the rule.
+        // The later of the two lines breaks the rule.
         let (mut at, mut other) = (find(j, i), find(i, j));
         if at.is_none_or(|a| other.is_some_and(|o| o.line > a.line)) {
             std::mem::swap(&mut at, &mut other);
@@ -322,7 +322,7 @@ fn parse(bytes: &[u8]) -> Result<File, Broken> {
     })
 }
 
-/// What the size line says must be possible before anything is believed.
+/// Checks that the sizes are possible before they are used.
 fn check_sizes(
     symmetric: bool,
     [rows, cols, declared]: [u64; 3],
@@ -377,7 +377,7 @@ fn check_sizes(
     Ok(())
 }
 
-/// An entry, 0-based; `None` for a blank line.
+/// Parses an entry, 0-based. `None` for a blank line.
 fn parse_entry(
     line: &[u8],
     integer: bool,
@@ -397,7 +397,7 @@ fn parse_entry(
     Ok(Some((row, col, parse_value(value, integer)?)))
 }
 
-/// `None` if the token is no integer at all.
+/// Parses an index. `None` if the token is not an integer.
 fn parse_index(what: &'static str, token: &[u8], limit: u64) -> Option<Result<u32, MatrixRule>> {
     let mut index = 0u64;
     let quick = token.len() <= 18 && token.iter().all(u8::is_ascii_digit);
@@ -431,7 +431,7 @@ fn parse_value(token: &[u8], integer: bool) -> Result<f64, MatrixRule> {
     Ok(value)
 }
 
-/// Sorts entries into rows, mirroring a symmetric file's.
+/// Sorts entries into rows. Mirrors those of a symmetric file.
 fn build(file: &File) -> Result<Csr, Broken> {
     let (rows, cols) = (file.rows as usize, file.cols as usize);
     let mirrored = |e: &Entry| file.symmetric && e.row != e.col;

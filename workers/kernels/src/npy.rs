@@ -1,7 +1,7 @@
 //! A strict reader and a writer of `.npy` files (NumPy Enhancement Proposal 1) of doubles.
 //!
-//! Read: versions 1.0 to 3.0, `'<f8'`, two dimensions, C or Fortran order, finite elements,
-//! exactly as many bytes as the shape needs. Nothing is allocated on the word of the file.
+//! It reads versions 1.0 to 3.0, `'<f8'`, two dimensions, C or Fortran order, finite elements, and
+//! exactly the bytes that the shape needs. Declared sizes are not trusted for allocation.
 
 mod error;
 
@@ -13,7 +13,7 @@ pub use error::NpyRule;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// True for bytes that mean to be a `.npy` file.
+/// Whether bytes start like a `.npy` file.
 #[must_use]
 pub fn is_npy(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
@@ -31,7 +31,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Mat, NpyRule> {
     parse(&std::fs::read(path).map_err(NpyRule::Io)?)
 }
 
-/// The matrix that the bytes of a file are.
+/// Parses the bytes of a file.
 ///
 /// # Errors
 /// See [`NpyRule`].
@@ -55,7 +55,7 @@ pub fn parse(bytes: &[u8]) -> Result<Mat, NpyRule> {
             cols,
         });
     }
-    // The data is there, so both fit.
+    // The data has that size, so both numbers fit.
     let (rows, cols) = (rows as usize, cols as usize);
     let (words, _) = data.as_chunks::<8>();
     let matrix = if fortran {
@@ -73,7 +73,7 @@ pub fn parse(bytes: &[u8]) -> Result<Mat, NpyRule> {
     }
 }
 
-/// The header's text, and what follows it.
+/// Splits a file into its header's text and its data.
 fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), NpyRule> {
     if !is_npy(bytes) {
         return Err(NpyRule::Magic);
@@ -165,7 +165,7 @@ impl Header {
 }
 
 impl Reader<'_> {
-    /// The next byte that is no space.
+    /// Returns the next byte that is no space.
     fn peek(&mut self) -> Option<u8> {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
@@ -242,8 +242,8 @@ impl Reader<'_> {
     }
 }
 
-/// A file's beginning: magic, version 1.0, and a header so long that the data begins at a
-/// multiple of 64.
+/// Builds the start of a file: magic, version 1.0, and a header that is padded so that the data
+/// starts at a multiple of 64.
 fn preamble(descr: &str, fortran: bool, shape: &str, data: usize) -> Vec<u8> {
     let order = if fortran { "True" } else { "False" };
     let mut header =
@@ -260,7 +260,7 @@ fn preamble(descr: &str, fortran: bool, shape: &str, data: usize) -> Vec<u8> {
     out
 }
 
-/// A matrix as a file, in Fortran order.
+/// Encodes a matrix as a file, in Fortran order.
 #[must_use]
 pub fn matrix(a: MatRef<'_>) -> Vec<u8> {
     let shape = format!("({}, {})", a.rows(), a.cols());
@@ -273,13 +273,13 @@ pub fn matrix(a: MatRef<'_>) -> Vec<u8> {
     out
 }
 
-/// Bytes of [`matrix`].
+/// Length of [`matrix`]'s result.
 #[must_use]
 pub fn matrix_bytes(rows: usize, cols: usize) -> usize {
     preamble("<f8", true, &format!("({rows}, {cols})"), 0).len() + 8 * rows * cols
 }
 
-/// A vector as a file.
+/// Encodes a vector as a file.
 #[must_use]
 pub fn vector(x: &[f64]) -> Vec<u8> {
     let mut out = preamble("<f8", false, &format!("({},)", x.len()), 8 * x.len());
@@ -287,7 +287,7 @@ pub fn vector(x: &[f64]) -> Vec<u8> {
     out
 }
 
-/// A vector of whole numbers as a file of `'<i8'`.
+/// Encodes a vector of integers as a file of `'<i8'`.
 #[must_use]
 pub fn integers(x: &[usize]) -> Vec<u8> {
     let mut out = preamble("<i8", false, &format!("({},)", x.len()), 8 * x.len());

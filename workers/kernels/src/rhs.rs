@@ -1,4 +1,4 @@
-//! Right-hand sides that anyone can make again from a few integers.
+//! Right-hand sides that can be reproduced from a few integers.
 //!
 //! SplitMix64 (Steele, Lea, Flood 2014): element `i` of load case `k` under `seed` is
 //! `mix(s + (i+1)·γ)` with `γ = 0x9E3779B97F4A7C15` and `s = mix(seed + γ) ⊕ mix(k·γ + 1)`; its

@@ -10,7 +10,7 @@ pub struct Simd {
     level: Level,
 }
 
-/// How wide.
+/// The width of the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// The target's baseline.

@@ -3,16 +3,16 @@
 //! Row `i` of the product is one chain `acc = fma(aᵢⱼ, xⱼ, acc)` from +0 with `j` ascending.
 //! Rows are independent, so several are computed side by side without changing a bit.
 //!
-//! Stencil matrices repeat themselves: row `i+1` is row `i` moved one column to the right. The
-//! constructor notes such runs, and the product then reads the first row of a run only, which
-//! takes the matrix out of the memory traffic. The bits are those of the plain product.
+//! The rows of stencil matrices repeat: row `i+1` is row `i` moved one column to the right. The
+//! constructor notes such runs. The product then reads only the first row of a run, which removes
+//! most memory traffic for the matrix. The bits are those of the plain product.
 
 use std::ops::Range;
 
 use crate::engine::{Engine, split_mut};
 use crate::simd::{Simd, dispatched};
 
-/// Why arrays or triplets are no matrix. Rows and columns count from 0.
+/// The reason why arrays or triplets are no matrix. Rows and columns count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CsrError {
     #[error("{what} {value} is more than the {limit} supported")]
@@ -57,7 +57,7 @@ pub struct Csr {
     segments: Vec<Segment>,
 }
 
-/// Rows `start..end`; if `repeats`, each is the one before moved one column to the right.
+/// Rows `start..end`. If `repeats`, each is the row before, moved one column to the right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segment {
     start: u32,
@@ -66,7 +66,7 @@ struct Segment {
 }
 
 impl Csr {
-    /// Takes arrays that already have the format.
+    /// Makes a matrix from arrays in its own format.
     ///
     /// # Errors
     /// See [`CsrError`]; every invariant is checked.
@@ -192,7 +192,7 @@ impl Csr {
         self.cols
     }
 
-    /// Row pointers (`rows + 1`), columns and values, as they are stored.
+    /// Row pointers (`rows + 1`), columns and values, as stored.
     #[must_use]
     pub fn raw(&self) -> (&[u32], &[u32], &[f64]) {
         (&self.row_ptr, &self.col_idx, &self.values)
@@ -244,8 +244,9 @@ impl Csr {
             .fold(0.0, f64::max)
     }
 
-    /// The first position `(i, j)`, `i < j`, whose value differs from that at `(j, i)`, an
-    /// absent one counting as different; `None` if the matrix is symmetric. Square ones only.
+    /// Returns the first position `(i, j)`, `i < j`, whose value differs from that at `(j, i)`. A
+    /// missing value counts as different. `None` if the matrix is symmetric. Only for square
+    /// matrices.
     #[must_use]
     pub fn first_asymmetry(&self) -> Option<(usize, usize)> {
         if self.is_symmetric() {
@@ -265,8 +266,8 @@ impl Csr {
         first
     }
 
-    /// One walk: going down the rows, the entries right of the diagonal meet those left of it in
-    /// every row in ascending order, so one cursor a row suffices.
+    /// One walk down the rows: in every row the entries right of the diagonal meet those left of it
+    /// in ascending order. So one cursor per row suffices.
     fn is_symmetric(&self) -> bool {
         let mut cursor = self.row_ptr[..self.rows].to_vec();
         for i in 0..self.rows {
@@ -321,7 +322,7 @@ impl Csr {
     }
 
     fn find_segments(&self) -> Vec<Segment> {
-        /// Shorter runs are not worth leaving the plain loop for.
+        /// Shorter runs do not justify leaving the plain loop.
         const SHORTEST: usize = 32;
         let plain = |start: usize, end: usize| Segment {
             start: start as u32,
@@ -364,7 +365,7 @@ impl Csr {
             && va.iter().zip(vb).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
-    /// The same matrix with no runs noted, for comparing both ways of the product.
+    /// The same matrix without runs, for comparing both ways of the product.
     #[doc(hidden)]
     #[must_use]
     pub fn without_runs(mut self) -> Self {
@@ -422,7 +423,7 @@ pub(crate) fn product_rows(a: &Csr, start: usize, x: &[f64], y: &mut [f64]) {
     }
 }
 
-/// Rows of a run that began at `first`: side by side, `WIDTH` rows at once.
+/// Computes rows of a run that began at `first`, `WIDTH` rows side by side.
 #[inline(always)]
 fn repeated_rows(a: &Csr, first: usize, start: usize, x: &[f64], y: &mut [f64]) {
     const WIDTH: usize = 16;
@@ -453,8 +454,9 @@ fn repeated_rows(a: &Csr, first: usize, start: usize, x: &[f64], y: &mut [f64]) 
     }
 }
 
-/// Rows read as they are stored, two chains side by side to hide the latency of the fused
-/// multiply-add (more make the compiler pack them into vectors, which costs more than it gives).
+/// Computes rows as they are stored, two chains side by side to hide the latency of the fused
+/// multiply-add. With more chains the compiler packs them into vectors, which costs more than it
+/// gains.
 #[inline(always)]
 #[allow(unsafe_code)] // unchecked reads, argued below; they are worth a factor of two
 fn plain_rows(a: &Csr, start: usize, x: &[f64], y: &mut [f64]) {

@@ -1,4 +1,4 @@
-//! The state of a CG solve as bytes.
+//! The encoding of a CG solve's state.
 //!
 //! Header of 48 bytes, little endian: magic `FIECCGS1`, version `u32` = 1, reserved `u32` = 0,
 //! n `u64`, iteration `u64`, rz `f64`, rr `f64`; then x, r, p, each n `f64`. Nothing follows.
@@ -10,7 +10,7 @@ const VERSION: u32 = 1;
 /// Bytes before the vectors.
 pub const HEADER_BYTES: usize = 48;
 
-/// Why bytes are no CG state.
+/// The reason why bytes are no CG state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StateError {
     #[error("a CG state of {bytes} bytes is shorter than its {HEADER_BYTES}-byte header")]
@@ -31,7 +31,7 @@ pub enum StateError {
     Scalar { what: &'static str, value: f64 },
 }
 
-/// Copies `v` into `out` (8 bytes an element) as little endian; compiles to a block copy.
+/// Copies `v` into `out` (8 bytes per element) as little endian. It compiles to a block copy.
 #[inline]
 pub(crate) fn copy_to_le(v: &[f64], out: &mut [u8]) {
     for (out, v) in out.as_chunks_mut::<8>().0.iter_mut().zip(v) {
@@ -55,7 +55,7 @@ impl CgState {
         HEADER_BYTES + 24 * self.x.len()
     }
 
-    /// The state as bytes.
+    /// Encodes the state.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -63,7 +63,7 @@ impl CgState {
         out
     }
 
-    /// As [`CgState::to_bytes`] into a buffer that may be used again.
+    /// As [`CgState::to_bytes`], into a buffer that may be reused.
     ///
     /// # Panics
     /// If x, r and p differ in length.
@@ -92,10 +92,10 @@ impl CgState {
         }
     }
 
-    /// The state that bytes encode. Vectors are taken as they are; the scalars must be possible.
+    /// Decodes a state. Vectors are not checked; the scalars must be possible.
     ///
     /// # Errors
-    /// See [`StateError`]. Nothing is allocated before the length is known to be right.
+    /// See [`StateError`]. Nothing is allocated before the length has been checked.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, StateError> {
         let Some((header, vectors)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
             return Err(StateError::Short { bytes: bytes.len() });

@@ -1,14 +1,14 @@
-//! Observed errors over their bounds. `γ_k = k·u/(1 − k·u)`; the bounds are those of Higham,
+//! Observed errors divided by their bounds. `γ_k = k·u/(1 − k·u)`. The bounds come from Higham,
 //! "Accuracy and Stability of Numerical Algorithms" (2002), chapters 3, 8, 9 and 19. Exact values
-//! are computed by compensated sums (Ogita, Rump and Oishi, 2005), so that what is observed is the
-//! kernels' error and not the observer's.
+//! are computed by compensated sums (Ogita, Rump and Oishi, 2005), so that the observed error is
+//! that of the kernel.
 
 use crate::dense::check::gamma;
 use crate::dense::qr::Reflectors;
 use crate::dense::{Into, Mat};
 use crate::sparse::Csr;
 
-/// Absolute error that underflow may add for each operation, and a margin for the observer.
+/// Absolute error of underflow for each operation, and a margin for the observer.
 const TINY: f64 = f64::MIN_POSITIVE * f64::EPSILON;
 
 /// A sum of products as if in twice the precision, and the sum of magnitudes.
@@ -33,7 +33,7 @@ impl Sum {
         self.terms += 1;
     }
 
-    /// `|found − sum| / (γ·Σ|terms| + what underflow may add)`; NaN never passes.
+    /// `|found − sum| / (γ·Σ|terms| + error of underflow)`. NaN never passes.
     fn ratio(&self, found: f64, gamma: f64) -> f64 {
         let off = ((found - self.sum) - self.error).abs();
         ratio(off, gamma * self.size + (self.terms + 1) as f64 * TINY)
@@ -44,7 +44,7 @@ fn ratio(off: f64, bound: f64) -> f64 {
     if off == 0.0 { 0.0 } else { off / bound }
 }
 
-/// The largest, where a NaN counts as beyond any bound.
+/// The largest error. A NaN counts as beyond any bound.
 fn worst(errors: impl Iterator<Item = f64>) -> f64 {
     errors.fold(
         0.0,
@@ -111,7 +111,7 @@ pub(super) fn qr(a: &Mat, factors: &Mat, reflectors: &Reflectors) -> f64 {
         }
     }
     let size: f64 = a.data().iter().map(|v| v * v).sum();
-    // Theorem 19.4 with its modest constant, and as much again for the observer's own products.
+    // Theorem 19.4 with its modest constant, doubled for the observer's own products.
     ratio(off.sqrt(), 2.0 * gamma(m * n) * size.sqrt())
 }
 
@@ -143,8 +143,8 @@ pub(super) fn sparse(a: &Csr, x: &[f64], y: &[f64]) -> f64 {
     }))
 }
 
-/// The residual of the recurrence and the true one part by little in a few steps on a system of
-/// modest condition (Greenbaum, 1997).
+/// The residuals of the recurrence and of the solution differ little after a few steps, on a system
+/// of modest condition (Greenbaum, 1997).
 pub(super) fn recurrence(relative: f64, real: f64) -> f64 {
     ratio((relative - real).abs(), 1e-12)
 }

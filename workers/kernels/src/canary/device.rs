@@ -1,6 +1,6 @@
-//! The cases by way of a [`Device`]: the same inputs, the same golden digests. Panels of LU and QR
-//! are halved where [`lu::panel`] and [`qr::panel`] halve them, the halves are factored on the
-//! host and everything between them is the device's, as in the programs.
+//! The cases on a [`Device`]: the same inputs, the same golden digests. Panels of LU and QR are
+//! halved as [`lu::panel`] and [`qr::panel`] halve them. The host factors the halves, and the
+//! device computes the rest, as in the programs.
 
 use super::{CASES, Computed, Found, STEPS, after_steps, bounds, inputs};
 use crate::cg::{self, CgProblem, CgWork};
@@ -9,21 +9,21 @@ use crate::device::dense::{apply, update};
 use crate::device::{Arithmetic, Buffer, CgLimits, CgStop, Device, DeviceError};
 use crate::engine::Engine;
 
-/// Only this says something of the bitwise contract.
+/// Only this arithmetic has the bitwise contract.
 const ARITHMETIC: Arithmetic = Arithmetic::Chain512;
 
-/// How much of a case a device computes.
+/// The part of a case that a device computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
     /// All of it.
     All,
-    /// What is between two panels, which are the host's.
+    /// The operations between two panels. The host computes the panels.
     Updates,
-    /// Nothing: a device has no such operation of its own.
+    /// Nothing: a device has no such operation.
     None,
 }
 
-/// How much of the case of this name a device computes.
+/// Returns the part that a device computes of the case with this name.
 #[must_use]
 pub fn share(name: &str) -> Share {
     match name {
@@ -33,11 +33,11 @@ pub fn share(name: &str) -> Share {
     }
 }
 
-/// Computes the case of this index as far as it can on the device, the rest on the host; none
-/// beyond the last.
+/// Computes the case of this index, on the device as far as possible, the rest on the host. None
+/// beyond the last case.
 ///
 /// # Errors
-/// The device's: it says nothing of its numbers.
+/// The device's. They say nothing about its numbers.
 pub fn run_on(
     index: usize,
     engine: &mut Engine,
@@ -69,7 +69,7 @@ fn put(device: &mut dyn Device, m: MatRef<'_>) -> Result<Buffer, DeviceError> {
     Ok(buffer)
 }
 
-/// Reads all of a matrix and gives its memory back.
+/// Reads a whole matrix and frees its memory.
 fn take(
     device: &mut dyn Device,
     buffer: Buffer,
@@ -82,7 +82,7 @@ fn take(
     Ok(m)
 }
 
-/// A product by itself: C from A and B.
+/// One product: C from A and B.
 fn gemm(
     device: &mut dyn Device,
     a: MatRef<'_>,
@@ -90,7 +90,7 @@ fn gemm(
     into: Into,
     c: &Mat,
 ) -> Result<Mat, DeviceError> {
-    // Stored as it lies and taken transposed, as the programs do.
+    // Stored untransposed and used transposed, as in the programs.
     let left = put(device, if is_transposed(a) { a.t() } else { a })?;
     let right = put(device, b)?;
     let to = put(device, c.view())?;

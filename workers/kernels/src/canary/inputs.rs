@@ -1,4 +1,4 @@
-//! What the canaries compute on: from integers, by exact operations only.
+//! The inputs of the canaries, made from integers by exact operations only.
 
 use super::matrix;
 use crate::dense::Mat;
@@ -6,7 +6,7 @@ use crate::poisson::{self, PoissonError};
 use crate::rhs::load_case;
 use crate::sparse::{Csr, CsrError};
 
-/// C, and the factors A and B of what is added to it or taken from it.
+/// C, and the factors A and B of the product that is added or subtracted.
 pub(super) struct Product {
     pub(super) a: Mat,
     pub(super) b: Mat,
@@ -34,7 +34,7 @@ pub(super) fn factors(depth: usize) -> Product {
     }
 }
 
-/// Neighbours in a sum are almost opposite, over forty binary orders of magnitude.
+/// Neighbours in a sum almost cancel, over forty binary orders of magnitude.
 pub(super) fn cancelling() -> Product {
     let (m, n) = SHAPE;
     let depth = 600;
@@ -68,7 +68,7 @@ pub(super) fn denormal() -> Product {
     }
 }
 
-/// Zeros of both signs, from zeros and from products too small for any number.
+/// Zeros of both signs, from zeros and from products that underflow.
 pub(super) fn zeros() -> Product {
     let (m, n) = SHAPE;
     Product {
@@ -102,11 +102,10 @@ pub(super) fn tall() -> Mat {
     random(67, 21, 9)
 }
 
-/// A unit lower triangle (what lies on and above its diagonal is not to be read) and the right
-/// sides.
+/// A unit lower triangle and the right sides. Elements on and above its diagonal must not be read.
 pub(super) fn triangle() -> (Mat, Mat) {
     let l = random(53, 53, 10);
-    // Small enough that the solution stays of the right sides' size.
+    // So small that the solution has the size of the right sides.
     let l = matrix(53, 53, |i, j| {
         if i > j {
             l.view().at(i, j) * 0.125

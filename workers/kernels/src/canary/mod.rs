@@ -1,17 +1,18 @@
 //! Canaries: small computations that show which numeric contract a machine can keep.
 //!
 //! A suite has a version ([`SUITE`]) and fixed cases. Each case gives a digest of its result's
-//! bits, to be compared with the golden one (*bitwise*), and an observed error over the bound of
-//! the textbook (*bounded*: at most 1). The inputs are made from integers and exact operations, so
-//! they are the same everywhere. The golden digests are recomputed in the tests by plain scalar
-//! loops that say nothing but the definitions (`reference.rs`).
+//! bits, which must equal the golden one (*bitwise*). It also gives an observed error divided by
+//! the textbook's bound (*bounded*: at most 1). The inputs are made from integers and exact
+//! operations, so they are the same everywhere. The tests recompute the golden digests by plain
+//! scalar loops that follow the definitions (`reference.rs`).
 //!
-//! What the cases look for: products whose inner dimension crosses the edge of a block
-//! ([`crate::dense::gemm::DEPTH`]), sums that cancel, results below the normal range (a machine
-//! that flushes them to zero), signs of zeros, pivots that tie, reflectors, substitution, fixed
-//! trees of sums, rows of a sparse product, and all of it together in 20 steps of CG.
+//! The cases cover products whose inner dimension crosses the edge of a block
+//! ([`crate::dense::gemm::DEPTH`]), sums that cancel, and results below the normal range (a machine
+//! may flush them to zero). They cover signs of zeros, pivots that tie, reflectors, substitution,
+//! fixed trees of sums, and rows of a sparse product. The last case combines them in 20 steps of
+//! CG.
 //!
-//! [`device`] computes them by way of an accelerator, as far as it has the operations.
+//! [`device`] computes them on an accelerator, as far as it has the operations.
 
 mod bounds;
 pub mod device;
@@ -27,16 +28,16 @@ use crate::reduce;
 /// Version of the suite: it changes with any case, input or golden digest.
 pub const SUITE: u32 = 1;
 
-/// What a case found.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// Its name.
     pub name: &'static str,
-    /// BLAKE3-256 of the result's f64s, little endian, in order; all zeros where there is none.
+    /// BLAKE3-256 of the result's f64s, little endian, in order. All zeros without a result.
     pub digest: [u8; 32],
-    /// Observed error over its bound; NaN where there is no result.
+    /// Observed error divided by its bound. NaN without a result.
     pub error: f64,
-    /// Why there is no result.
+    /// The reason for a missing result.
     pub failure: Option<String>,
 }
 
@@ -58,24 +59,24 @@ impl Found {
         }
     }
 
-    /// The bits are the golden ones.
+    /// Whether the bits equal the golden ones.
     #[must_use]
     pub fn is_bitwise(&self) -> bool {
         self.failure.is_none()
             && golden(self.name) == Some(blake3::Hash::from_bytes(self.digest).to_hex().as_str())
     }
 
-    /// The error is within its bound.
+    /// Whether the error is within its bound.
     #[must_use]
     pub fn is_bounded(&self) -> bool {
         self.failure.is_none() && self.error <= 1.0
     }
 }
 
-/// A case's result: its numbers, and its error over its bound.
+/// The numbers of a case, and its error divided by its bound.
 type Computed = Result<(Vec<f64>, f64), String>;
 
-/// A case: its name and how it is computed.
+/// A case: its name and its computation.
 struct Case {
     name: &'static str,
     golden: &'static str,
@@ -162,7 +163,7 @@ pub fn golden(name: &str) -> Option<&'static str> {
     Some(case.golden)
 }
 
-/// Computes the case of this index; none beyond the last.
+/// Computes the case of this index. None beyond the last case.
 #[must_use]
 pub fn run(index: usize, engine: &mut Engine) -> Option<Found> {
     let case = CASES.get(index)?;
@@ -237,7 +238,7 @@ const STEPS: u64 = 20;
 fn twenty_steps(engine: &mut Engine) -> Computed {
     let (a, b) = inputs::system().map_err(|e| e.to_string())?;
     let problem = CgProblem::new(a, b).map_err(|e| e.to_string())?;
-    // Scratch owns its engine; the caller's gives the instruction set.
+    // Scratch owns its engine. The caller's engine gives the instruction set.
     let mut work = CgWork::with_engine(&problem, Engine::with_simd(engine.simd()));
     let mut state: CgState = cg::init(&problem);
     for _ in 0..STEPS {
@@ -255,7 +256,7 @@ fn after_steps(problem: &CgProblem, state: CgState, work: &mut CgWork) -> Comput
     Ok((values, error))
 }
 
-/// A matrix from its columns of `f(row, column)`.
+/// A matrix from `f(row, column)`, by columns.
 fn matrix(rows: usize, cols: usize, f: impl FnMut(usize, usize) -> f64) -> Mat {
     Mat::from_fn(rows, cols, f)
 }

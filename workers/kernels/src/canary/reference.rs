@@ -1,6 +1,6 @@
-//! The cases once more, by plain scalar loops that use no kernel of this crate: only the orders of
-//! operations that the kernels' documentation promises. So the golden digests are not merely what
-//! the code once gave.
+//! The cases again, by plain scalar loops without any kernel of this crate. They follow only the
+//! orders of operations that the kernels' documentation promises. So the golden digests do not
+//! merely repeat an earlier output of the code.
 
 #![allow(
     clippy::needless_range_loop,

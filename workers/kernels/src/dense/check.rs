@@ -1,9 +1,10 @@
-//! Checks of products and factorizations while they are made, at the cost of a few dot products.
+//! Checks of products and factorizations while they are computed, at the cost of a few dot
+//! products.
 //!
-//! After Freivalds (1979): instead of `X = Y·Z`, `yᵀX = (yᵀY)·Z` is compared for one vector y of
-//! signs, in compensated arithmetic ([`super::vector`]), so that what is seen is the error of X
-//! and not that of the check. As no element of y is zero, a single wrong element always shows.
-//! For y of independent signs `E‖yᵀΔ‖² = ‖Δ‖_F²`: the root of the sum of squares over all columns
+//! After Freivalds (1979): instead of `X = Y·Z`, the check compares `yᵀX` with `(yᵀY)·Z` for one
+//! vector y of signs. It uses compensated arithmetic ([`super::vector`]), so that it shows the
+//! error of X and not its own. No element of y is zero, so a single wrong element always shows. For
+//! y of independent signs `E‖yᵀΔ‖² = ‖Δ‖_F²`. So the root of the sum of squares over all columns
 //! estimates the Frobenius norm of the error.
 //!
 //! u = 2⁻⁵³ and γₖ = k·u/(1 − k·u), as in Higham, "Accuracy and Stability of Numerical
@@ -20,7 +21,7 @@ use crate::simd::Simd;
 /// 2⁻⁵³, half the distance from 1 to the next f64.
 const UNIT: f64 = f64::EPSILON / 2.0;
 
-/// Seed of the signs. Fixed: a check must not differ from one attempt to the next.
+/// Seed of the signs. Fixed, because all attempts must make the same check.
 const SEED: u64 = 0x005E_EDF0_0000_C4EC;
 
 /// γₖ.
@@ -38,20 +39,20 @@ pub fn signs(n: usize) -> Vec<f64> {
     y
 }
 
-/// A column that is further from what it must be than rounding explains. Columns count from 0.
+/// A column whose error exceeds the rounding bound. Columns count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("the check of column {column} gives {found:e}, over its bound of {bound:e}")]
 pub struct Exceeded {
     /// The column.
     pub column: usize,
-    /// How far it is off.
+    /// Its error.
     pub found: f64,
-    /// How far rounding may put it off.
+    /// The bound of rounding.
     pub bound: f64,
 }
 
 fn within(column: usize, found: f64, bound: f64) -> Result<(), Exceeded> {
-    // A NaN is not within anything.
+    // A NaN is never within a bound.
     if found <= bound {
         Ok(())
     } else {
@@ -63,13 +64,13 @@ fn within(column: usize, found: f64, bound: f64) -> Result<(), Exceeded> {
     }
 }
 
-/// γ of the depth `k` of a product: what [`ProductCheck::check`] may find at most.
+/// γ of the depth `k` of a product: the bound of [`ProductCheck::check`].
 #[must_use]
 pub fn product_bound(k: usize) -> f64 {
     gamma(k + k / super::gemm::DEPTH + 8)
 }
 
-/// The check of the rows of C = A·B that some rows of A give.
+/// The check of those rows of C = A·B that belong to some rows of A.
 #[derive(Debug, Clone)]
 pub struct ProductCheck {
     y: Vec<f64>,
@@ -79,7 +80,7 @@ pub struct ProductCheck {
 }
 
 impl ProductCheck {
-    /// For these rows of A.
+    /// A check for these rows of A.
     #[must_use]
     pub fn new(simd: Simd, a: MatRef<'_>) -> Self {
         let y = signs(a.rows());
@@ -93,16 +94,16 @@ impl ProductCheck {
         }
     }
 
-    /// γ of the depth of this product: what [`ProductCheck::check`] may find at most.
+    /// γ of the depth of this product: the bound of [`ProductCheck::check`].
     #[must_use]
     pub fn bound(&self) -> f64 {
         product_bound(self.sums.len())
     }
 
-    /// The largest of `|yᵀC − (yᵀA)B|/(eᵀ|A||B|)` over the columns of C.
+    /// Returns the largest `|yᵀC − (yᵀA)B|/(eᵀ|A||B|)` over the columns of C.
     ///
     /// # Errors
-    /// Where it is over γ: C is not this product.
+    /// When it exceeds γ: C is not this product.
     ///
     /// # Panics
     /// If the shapes do not fit.
@@ -125,22 +126,22 @@ impl ProductCheck {
     }
 }
 
-/// The check of P·A = L·U, block column by block column. All of it is state: it goes on from a
-/// copy as it would have without.
+/// The check of P·A = L·U, block column by block column. All of it is state: a copy continues like
+/// the original.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LuCheck {
-    /// yᵀPᵀL, one element a finished column.
+    /// yᵀPᵀL, one element per finished column.
     pub sums: Vec<f64>,
-    /// Sum of the squares of what was found, …
+    /// Sum of the squares of the errors, …
     pub found: f64,
-    /// … of what was allowed, …
+    /// … of the bounds, …
     pub allowed: f64,
     /// … and of the elements of A.
     pub squares: f64,
 }
 
 impl LuCheck {
-    /// Of nothing yet.
+    /// A check of no column.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -151,15 +152,15 @@ impl LuCheck {
         }
     }
 
-    /// Checks the block column that is finished next: `a` as A has it, `finished` as its factors
-    /// with U on and above the diagonal, `row_of[i]` the row of A that is now row i. A's order n
-    /// is the number of rows.
+    /// Checks the next finished block column. `a` is the column of A, and `finished` has its
+    /// factors with U on and above the diagonal. `row_of[i]` is the row of A that is now row i. The
+    /// number of rows is the order n of A.
     ///
-    /// Rounding allows `|yᵀΔⱼ| ≤ γₙ·eᵀ|L||Uⱼ|` (Higham, theorem 9.3), and with partial pivoting
-    /// no element of L is above 1.
+    /// Rounding allows `|yᵀΔⱼ| ≤ γₙ·eᵀ|L||Uⱼ|` (Higham, theorem 9.3). With partial pivoting no
+    /// element of L exceeds 1.
     ///
     /// # Errors
-    /// Where a column is over that bound.
+    /// When a column exceeds that bound.
     ///
     /// # Panics
     /// If the shapes do not fit.
@@ -197,7 +198,7 @@ impl LuCheck {
         Ok(())
     }
 
-    /// An estimate of ‖PA − LU‖/‖A‖ in Frobenius norms, and the most that rounding allows it.
+    /// An estimate of ‖PA − LU‖/‖A‖ in Frobenius norms, and its rounding bound.
     #[must_use]
     pub fn residual(&self) -> (f64, f64) {
         let norm = self.squares.sqrt().max(f64::MIN_POSITIVE);
@@ -214,21 +215,21 @@ impl Default for LuCheck {
 /// The check of A = Q·R and of QᵀQ = I, block column by block column. All of it is state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QrCheck {
-    /// Qᵀy by the reflectors so far; one element a row of A.
+    /// Qᵀy by the reflectors so far; one element per row of A.
     pub turned: Vec<f64>,
     /// Columns of A so far.
     pub columns: usize,
-    /// Sum of the squares of what was found, …
+    /// Sum of the squares of the errors, …
     pub found: f64,
     /// … and of the elements of A.
     pub squares: f64,
-    /// Sum over the blocks of `‖HHᵀy − y‖/‖y‖`, H being the block's reflectors: an estimate of
-    /// how far Q is from orthogonal.
+    /// Sum over the blocks of `‖HHᵀy − y‖/‖y‖`, where H is the block's reflectors. It estimates the
+    /// deviation of Q from orthogonality.
     pub orthogonality: f64,
 }
 
 impl QrCheck {
-    /// Of nothing yet, for `rows` rows.
+    /// A check of no column, for `rows` rows.
     #[must_use]
     pub fn new(rows: usize) -> Self {
         Self {
@@ -240,18 +241,18 @@ impl QrCheck {
         }
     }
 
-    /// The bound of all that is found: `30·m·u` for m rows, the threshold of LAPACK's own tests
-    /// (Anderson et al., "LAPACK Users' Guide"). The bound that theory proves is larger still.
+    /// The bound of all errors: `30·m·u` for m rows, the threshold of LAPACK's own tests (Anderson
+    /// et al., "LAPACK Users' Guide"). The proven bound is larger still.
     #[must_use]
     pub fn bound(&self) -> f64 {
         30.0 * self.turned.len() as f64 * UNIT
     }
 
-    /// Checks the block column that is finished next: `a` as A has it, `finished` with R on and
-    /// above the diagonal, and its reflectors.
+    /// Checks the next finished block column. `a` is the column of A, and `finished` has R on and
+    /// above the diagonal, with its reflectors.
     ///
     /// # Errors
-    /// Where a column's `|yᵀΔⱼ|/‖aⱼ‖`, or the deviation from orthogonality, is over the bound.
+    /// When a column's `|yᵀΔⱼ|/‖aⱼ‖`, or the deviation from orthogonality, exceeds the bound.
     ///
     /// # Panics
     /// If the shapes do not fit.

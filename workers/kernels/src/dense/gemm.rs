@@ -1,14 +1,14 @@
 //! C ← A·B, C ← C + A·B and C ← C − A·B, in one order of operations everywhere.
 //!
-//! The order, `chain512`: the inner dimension is cut into blocks of [`DEPTH`]; in a block
-//! `acc = 0`, then `acc = fma(aᵢₚ, bₚⱼ, acc)` with p ascending; then `c = c + acc`
-//! or `c = c − acc`, or `c = acc` in the first block where C is replaced. Each element of C has its own chain, so
-//! neither threads nor tiles nor the width of the vector unit change a bit.
+//! The order, `chain512`: the inner dimension is divided into blocks of [`DEPTH`]. In a block `acc
+//! = 0`, then `acc = fma(aᵢₚ, bₚⱼ, acc)` with p ascending. Then `c = c + acc` or `c = c − acc`, or
+//! `c = acc` in the first block if C is replaced. Each element of C has its own chain, so neither
+//! threads nor tiles nor the width of the vector unit change a bit.
 //!
-//! On x86-64 with FMA the kernels of the crate `private-gemm-x86` are used, pinned to a version
-//! whose order has been tested to be this one (with factors of 1 and −1; with others it rounds
-//! differently, and none are offered here); elsewhere [`portable`] computes the same chains.
-//! The tests compare all of them with a loop that says nothing but the definition.
+//! On x86-64 with FMA the kernels of the crate `private-gemm-x86` are used. It is pinned to a
+//! version whose order was tested to be this one with factors of 1 and −1. With other factors it
+//! rounds differently, and none are offered here. On other CPUs [`portable`] computes the same
+//! chains. The tests compare all of them with a loop that follows the definition.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -21,16 +21,16 @@ use crate::simd::Simd;
 /// Length of a chain.
 pub const DEPTH: usize = 512;
 
-/// Below so many multiply-adds a thread's wake-up costs more than it gives.
+/// Multiply-adds below which waking a thread costs more than it gains.
 pub(super) const PARALLEL: usize = 1 << 20;
 
-/// Parts for each thread, so that one that is held up does not hold up the others.
+/// Parts per thread, so that one delayed thread does not delay the others.
 const PARTS: usize = 3;
 
-/// What becomes of C's old elements.
+/// The use of C's old elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Into {
-    /// They are forgotten.
+    /// They are overwritten.
     Replace,
     /// The product is added to them.
     Add,
@@ -66,8 +66,8 @@ pub fn gemm(engine: &mut Engine, a: MatRef<'_>, b: MatRef<'_>, into: Into, c: Ma
 
 type Part<'a> = (MatRef<'a>, MatRef<'a>, MatMut<'a>);
 
-/// At most `count` parts of C of about one size, with the rows of A and the columns of B that
-/// they need; cut so that little of A and B is read more than once.
+/// Divides C into at most `count` parts of similar size, with the rows of A and the columns of B
+/// that they need. The cut minimises repeated reads of A and B.
 fn cut<'a>(a: MatRef<'a>, b: MatRef<'a>, c: MatMut<'a>, count: usize) -> Vec<Part<'a>> {
     let (m, n, k) = (c.rows(), c.cols(), a.cols());
     let read = |down: usize| {
@@ -79,7 +79,7 @@ fn cut<'a>(a: MatRef<'a>, b: MatRef<'a>, c: MatMut<'a>, count: usize) -> Vec<Par
     let mut parts = Vec::with_capacity(count);
     let (mut right, mut col) = (c, 0);
     for j in 1..=across {
-        // Multiples of what a kernel computes at once, so that no thread has only remainders.
+        // Multiples of a kernel's width, so that no thread has only remainders.
         let to = if j == across {
             n
         } else {
@@ -135,11 +135,10 @@ fn x86(simd: Simd, a: MatRef<'_>, b: MatRef<'_>, into: Into, mut c: MatMut<'_>) 
     let alpha = if into == Into::Subtract { -1.0 } else { 1.0f64 };
     let (a_row, a_col) = a.strides();
     let (b_row, b_col) = b.strides();
-    // SAFETY: shapes were compared by `gemm`; A and B are readable and C is writable with these
-    // strides for as long as the views live, and C, being exclusive, overlaps neither. Strides
-    // are of a live allocation of f64s, so they fit `isize`. The CPU has the instructions: a
-    // wide `Simd` is made after detection alone. No index lists and no diagonal are given, which
-    // null pointers say. One thread computes.
+    // SAFETY: `gemm` compared the shapes. A and B are readable and C is writable with these strides
+    // while the views live. C is exclusive, so it overlaps neither. Strides belong to a live
+    // allocation of f64s, so they fit `isize`. The CPU has the instructions: a wide `Simd` is made
+    // only after detection. Null pointers mean no index lists and no diagonal. One thread computes.
     unsafe {
         kernels::gemm(
             kernels::DType::F64,
@@ -186,7 +185,7 @@ mod tests {
         Mat::from_columns(rows, cols, load_case(1, seed, rows * cols))
     }
 
-    /// The definition, and nothing else.
+    /// The definition only.
     fn by_definition(a: MatRef<'_>, b: MatRef<'_>, into: Into, c: &Mat) -> Mat {
         Mat::from_fn(c.rows(), c.cols(), |i, j| {
             let mut value = c.view().at(i, j);

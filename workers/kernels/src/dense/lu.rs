@@ -1,16 +1,16 @@
 //! P·A = L·U with partial pivoting, left-looking by block columns.
 //!
-//! A block column is taken up as A has it, gets the row exchanges of all earlier ones, is updated
-//! by each of them in ascending order ([`update`]) and is then factored itself ([`panel`]). So a
-//! block column needs nothing of those to its right, and is final but for later exchanges of the
-//! rows below its own diagonal block.
+//! A block column of A first gets the row exchanges of all earlier ones. Then each of them updates
+//! it in ascending order ([`update`]), and it is factored ([`panel`]). So a block column needs no
+//! column to its right. It is final, except that later exchanges still apply to the rows below its
+//! own diagonal block.
 //!
 //! The order of operations, together with that of [`super::gemm`] and [`super::triangular`]: a
-//! panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]); the left
-//! half is factored, the right one exchanged, solved, updated by one product, and factored. In a
-//! leaf, column by column: the first row of largest magnitude becomes the pivot, the column below
-//! it is multiplied by the pivot's reciprocal (divided by a pivot below 2⁻¹⁰²⁰), and each column
-//! to the right gets `fma(−u, l, ·)`. The block size is part of this definition, threads are not.
+//! panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left
+//! half is factored. The right half is exchanged, solved, updated by one product, and factored. In
+//! a leaf, column by column: the first row of largest magnitude becomes the pivot. The column below
+//! it is multiplied by the pivot's reciprocal (divided by a pivot below 2⁻¹⁰²⁰). Each column to the
+//! right gets `fma(−u, l, ·)`. The block size is part of this definition, threads are not.
 
 use super::gemm::{Into, gemm};
 use super::mat::{MatMut, MatRef};
@@ -22,13 +22,13 @@ use crate::simd::Simd;
 /// Columns of a panel that are factored without products.
 pub const LEAF: usize = 8;
 
-/// 2⁻¹⁰²⁰: the reciprocal of anything at least as large is finite.
+/// 2⁻¹⁰²⁰: the reciprocal of any number at least this large is finite.
 const SMALLEST: f64 = f64::from_bits(3 << 52);
 
-/// Why a matrix has no factors here. Columns count from 0.
+/// The reason why a matrix has no factors. Columns count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LuError {
-    /// No row is left with a nonzero in this column.
+    /// All remaining rows have a zero in this column.
     #[error("the matrix is singular: column {column} has no nonzero pivot")]
     Singular {
         /// The column.
@@ -39,13 +39,13 @@ pub enum LuError {
     Overflow {
         /// The column.
         column: usize,
-        /// What the pivot became.
+        /// The pivot.
         value: f64,
     },
 }
 
 impl LuError {
-    /// With columns counted from `by` columns further left.
+    /// Adds `by` to the column, for columns that are counted from further left.
     #[must_use]
     pub fn shifted(self, by: usize) -> Self {
         match self {
@@ -73,8 +73,8 @@ pub fn exchange(mut a: MatMut<'_>, pivots: &[usize]) {
     }
 }
 
-/// Updates a block column by a finished one: both begin at the row where the finished one's
-/// diagonal block does, and its rows have been exchanged as those of `x` were.
+/// Updates a block column by a finished one. Both start at the first row of the finished one's
+/// diagonal block. Its rows have been exchanged like those of `x`.
 ///
 /// # Panics
 /// If `finished` has not as many rows as `x`, or more columns than rows.
@@ -86,8 +86,8 @@ pub fn update(engine: &mut Engine, finished: MatRef<'_>, x: MatMut<'_>) {
     gemm(engine, l, top.view(), Into::Subtract, below);
 }
 
-/// Factors a panel of at least as many rows as columns in place. `pivots[j]` becomes the row that
-/// row `j` was exchanged with, counted from the panel's first.
+/// Factors a panel of at least as many rows as columns in place. `pivots[j]` is the row that row
+/// `j` was exchanged with, counted from the panel's first.
 ///
 /// # Errors
 /// See [`LuError`]; columns count from the panel's first.

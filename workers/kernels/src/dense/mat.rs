@@ -1,8 +1,8 @@
 //! Dense matrices of f64 by columns, and views of parts of them.
 //!
-//! A view may be cut by rows as well as by columns, which slices cannot say: the rows of a part
-//! lie interleaved with those of another. So views hold a pointer; every way to make one keeps
-//! the parts of a mutable view disjoint.
+//! A view may be cut by rows as well as by columns, which slices cannot express: the rows of a part
+//! lie interleaved with those of another. So views hold a pointer. Every constructor keeps the
+//! parts of a mutable view disjoint.
 
 use std::marker::PhantomData;
 
@@ -61,7 +61,7 @@ impl Mat {
         &self.data
     }
 
-    /// The elements by columns, for good.
+    /// Converts it into its elements, by columns.
     #[must_use]
     pub fn into_data(self) -> Vec<f64> {
         self.data
@@ -73,7 +73,7 @@ impl Mat {
         &self.data[j * self.rows..][..self.rows]
     }
 
-    /// All of it.
+    /// A view of the whole matrix.
     #[must_use]
     pub fn view(&self) -> MatRef<'_> {
         MatRef {
@@ -86,7 +86,7 @@ impl Mat {
         }
     }
 
-    /// All of it, to be changed.
+    /// A mutable view of the whole matrix.
     pub fn view_mut(&mut self) -> MatMut<'_> {
         MatMut {
             ptr: self.data.as_mut_ptr(),
@@ -104,7 +104,7 @@ fn elements(rows: usize, cols: usize) -> usize {
     product.unwrap_or(0)
 }
 
-/// A part of a matrix, to be read; possibly transposed.
+/// A read-only view of a part of a matrix, possibly transposed.
 #[derive(Debug, Clone, Copy)]
 pub struct MatRef<'a> {
     ptr: *const f64,
@@ -161,7 +161,7 @@ impl<'a> MatRef<'a> {
         (self.row_stride, self.col_stride)
     }
 
-    /// Where element (0, 0) lies.
+    /// The address of element (0, 0).
     #[must_use]
     pub fn as_ptr(&self) -> *const f64 {
         self.ptr
@@ -203,7 +203,7 @@ impl<'a> MatRef<'a> {
             "part of a matrix"
         );
         Self {
-            // Stays in the same allocation or at its end; never read where the part is empty.
+            // Stays in the same allocation or at its end. It is never read if the part is empty.
             ptr: self
                 .ptr
                 .wrapping_add(from * self.row_stride + col * self.col_stride),
@@ -226,7 +226,7 @@ impl<'a> MatRef<'a> {
         unsafe { std::slice::from_raw_parts(self.ptr.add(j * self.col_stride), self.rows) }
     }
 
-    /// A copy.
+    /// Copies it into a matrix.
     #[must_use]
     pub fn to_mat(&self) -> Mat {
         if self.row_stride != 1 {
@@ -238,7 +238,7 @@ impl<'a> MatRef<'a> {
     }
 }
 
-/// A part of a matrix, to be changed. Rows follow each other.
+/// A mutable view of a part of a matrix. The rows of a column are contiguous.
 #[derive(Debug)]
 pub struct MatMut<'a> {
     ptr: *mut f64,
@@ -283,7 +283,7 @@ impl<'a> MatMut<'a> {
         self.stride
     }
 
-    /// Where element (0, 0) lies.
+    /// The address of element (0, 0).
     pub fn as_mut_ptr(&mut self) -> *mut f64 {
         self.ptr
     }
@@ -296,7 +296,7 @@ impl<'a> MatMut<'a> {
         }
     }
 
-    /// To be read.
+    /// A read-only view of it.
     #[must_use]
     pub fn view(&self) -> MatRef<'_> {
         MatRef {
@@ -309,7 +309,7 @@ impl<'a> MatMut<'a> {
         }
     }
 
-    /// To be read, for as long as it was borrowed.
+    /// A read-only view for the whole lifetime of the borrow.
     #[must_use]
     pub fn into_view(self) -> MatRef<'a> {
         MatRef {
@@ -322,7 +322,7 @@ impl<'a> MatMut<'a> {
         }
     }
 
-    /// Rows before `at`, and from there.
+    /// Splits it into the rows before `at` and the rest.
     ///
     /// # Panics
     /// If there are less than `at`.
@@ -337,7 +337,7 @@ impl<'a> MatMut<'a> {
         (Self { rows: at, ..self }, below)
     }
 
-    /// Columns before `at`, and from there.
+    /// Splits it into the columns before `at` and the rest.
     ///
     /// # Panics
     /// If there are less than `at`.
@@ -360,8 +360,8 @@ impl<'a> MatMut<'a> {
     #[allow(unsafe_code)]
     pub fn col_mut(&mut self, j: usize) -> &mut [f64] {
         assert!(j < self.cols, "column of a matrix");
-        // SAFETY: the `rows` elements from there are the column, and this view is the only way
-        // to them while `self` is borrowed: splits give disjoint elements.
+        // SAFETY: the `rows` elements from there are the column. While `self` is borrowed, no other
+        // view has them: splits are disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(j * self.stride), self.rows) }
     }
 
@@ -404,7 +404,7 @@ impl<'a> MatMut<'a> {
         }
     }
 
-    /// All zero.
+    /// Sets all elements to zero.
     pub fn clear(&mut self) {
         for j in 0..self.cols {
             self.col_mut(j).fill(0.0);

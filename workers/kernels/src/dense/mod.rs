@@ -1,5 +1,5 @@
-//! Dense matrices: products and factorizations whose bits are a function of their input and of
-//! the declared block size alone.
+//! Dense matrices: products and factorizations whose bits depend only on their input and on the
+//! declared block size.
 
 pub mod check;
 pub mod gemm;

@@ -1,4 +1,4 @@
-//! The chains of [`super::gemm`] in plain Rust, for CPUs without kernels of their own.
+//! The chains of [`super::gemm`] in plain Rust, for CPUs without special kernels.
 
 use super::gemm::{DEPTH, Into};
 use super::mat::{MatMut, MatRef};

@@ -3,12 +3,12 @@
 //! and T upper triangular.
 //!
 //! The order of operations, together with that of [`super::gemm`] and the fixed lanes of a dot
-//! product: a panel of more than [`LEAF`] columns is halved (the left half a multiple of
-//! [`LEAF`]); the left half is factored, applied to the right one ([`apply`]), which is then
-//! factored, and `T₁₂ = −T₁₁·((V₁ᵀV₂)·T₂₂)` (Elmroth and Gustavson, 2000). In a leaf, column by
-//! column: `σ = ‖x‖`, `β = −sign(x₀)·σ`, `τ = (β − x₀)/β`, `v = x/(x₀ − β)` with `v₀ = 1`; each
-//! column c to the right loses `(τ·(c₀ + v·c))·v`. The block size is part of this definition,
-//! threads are not.
+//! product: a panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]).
+//! The left half is factored and applied to the right half ([`apply`]), which is then factored.
+//! Then `T₁₂ = −T₁₁·((V₁ᵀV₂)·T₂₂)` (Elmroth and Gustavson, 2000). In a leaf, column by column: `σ =
+//! ‖x‖`, `β = −sign(x₀)·σ`, `τ = (β − x₀)/β`, `v = x/(x₀ − β)` with `v₀ = 1`. From each column c to
+//! the right, `(τ·(c₀ + v·c))·v` is subtracted. The block size is part of this definition, threads
+//! are not.
 
 use super::gemm::{Into, gemm};
 use super::mat::{Mat, MatMut, MatRef};
@@ -19,10 +19,10 @@ use crate::simd::Simd;
 /// Columns of a panel that are factored without products.
 pub const LEAF: usize = 8;
 
-/// Squares of numbers between these neither overflow nor lose digits, however many are added.
+/// Squares of numbers in this range neither overflow nor lose digits, for any number of summands.
 const SAFE: std::ops::Range<f64> = 1e-140..1e140;
 
-/// Why a matrix has no factors here.
+/// The reason why a matrix has no factors.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum QrError {
     /// The numbers grew beyond f64. Columns count from 0.
@@ -30,13 +30,13 @@ pub enum QrError {
     Overflow {
         /// The column.
         column: usize,
-        /// What the norm became.
+        /// The norm.
         value: f64,
     },
 }
 
 impl QrError {
-    /// With columns counted from `by` columns further left.
+    /// Adds `by` to the column, for columns that are counted from further left.
     #[must_use]
     pub fn shifted(self, by: usize) -> Self {
         let Self::Overflow { column, value } = self;
@@ -47,7 +47,7 @@ impl QrError {
     }
 }
 
-/// The reflectors of a block column, as products need them.
+/// The reflectors of a block column, in the form that products use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reflectors {
     /// V: ones on the diagonal, zeros above it.
@@ -56,7 +56,7 @@ pub struct Reflectors {
     pub t: Mat,
 }
 
-/// X ← (I − V·T·Vᵀ)ᵀ·X, where X begins at the row where V does.
+/// X ← (I − V·T·Vᵀ)ᵀ·X. X starts at the first row of V.
 ///
 /// # Panics
 /// If V and X have not the same number of rows.
@@ -161,7 +161,8 @@ fn leaf(
     Ok(())
 }
 
-/// Turns a column into β and the rest of v, and returns τ; the norm where it is no number.
+/// Turns a column into β and the rest of v, and returns τ. If the norm is not finite, returns the
+/// norm as the error.
 fn reflector(simd: Simd, x: &mut [f64]) -> Result<f64, f64> {
     let Some((first, rest)) = x.split_first_mut() else {
         return Ok(0.0);
@@ -174,7 +175,7 @@ fn reflector(simd: Simd, x: &mut [f64]) -> Result<f64, f64> {
     let norm = if SAFE.contains(&largest) {
         first.mul_add(*first, dot(simd, rest, rest)).sqrt()
     } else if largest.is_finite() {
-        // Rare, so simple: divided by a power of two, which loses nothing.
+        // A rare case, so a simple method: division by a power of two, which is exact.
         let by = f64::from_bits(largest.to_bits() & (0x7ff << 52)).max(f64::MIN_POSITIVE);
         let scaled: Vec<f64> = rest.iter().map(|v| v / by).collect();
         let first = *first / by;

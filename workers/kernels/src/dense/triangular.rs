@@ -1,8 +1,8 @@
 //! X ← L⁻¹·X for a lower triangular L with ones on its diagonal.
 //!
 //! The order: L is halved (the first half a multiple of [`LEAF`]) until at most [`LEAF`] rows are
-//! left; `X₁ ← L₁₁⁻¹X₁`, `X₂ ← X₂ − L₂₁X₁` by [`super::gemm`], `X₂ ← L₂₂⁻¹X₂`. In a leaf, by
-//! ascending j, `xᵢ ← fma(−lᵢⱼ, xⱼ, xᵢ)` for all i > j.
+//! left. Then `X₁ ← L₁₁⁻¹X₁`, `X₂ ← X₂ − L₂₁X₁` by [`super::gemm`], and `X₂ ← L₂₂⁻¹X₂`. In a leaf,
+//! by ascending j, `xᵢ ← fma(−lᵢⱼ, xⱼ, xᵢ)` for all i > j.
 
 use super::gemm::{self, Into};
 use super::mat::{MatMut, MatRef};
@@ -17,7 +17,7 @@ const ABREAST: usize = 4;
 
 type Leaf = [[f64; LEAF]; LEAF];
 
-/// X ← L⁻¹·X; what lies on and above the diagonal of `l` is not read.
+/// X ← L⁻¹·X. Elements on and above the diagonal of `l` are not read.
 ///
 /// # Panics
 /// If `l` is not square or has not as many rows as X.
@@ -31,7 +31,7 @@ pub fn solve_unit_lower(engine: &mut Engine, l: MatRef<'_>, x: MatMut<'_>) {
     if threads == 1 || l.rows() * l.rows() / 2 * x.cols() < gemm::PARALLEL {
         return one(simd, l, x);
     }
-    // Columns of X know nothing of each other.
+    // The columns of X are independent.
     let columns = x.cols();
     let mut parts = Vec::with_capacity(threads);
     let (mut rest, mut from) = (x, 0);
@@ -89,7 +89,7 @@ fn leaf_body(negated: &Leaf, mut x: MatMut<'_>) {
     }
 }
 
-/// Rows that L does not have are zero in `negated` and in `x`.
+/// Rows beyond L are zero in `negated` and in `x`.
 #[inline(always)]
 fn substitute<const K: usize>(negated: &Leaf, x: &mut [[f64; LEAF]; K]) {
     for j in 0..LEAF {

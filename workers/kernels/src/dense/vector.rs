@@ -1,10 +1,10 @@
-//! Vector operations with fixed lanes: element i goes to lane i mod [`LANES`], each lane is one
-//! chain of fused multiply-adds from +0, and lanes are added by halving (lane l with l + 16, then
-//! l + 8, …).
+//! Vector operations with fixed lanes. Element i goes to lane i mod [`LANES`]. Each lane is one
+//! chain of fused multiply-adds from +0. Lanes are added by halving (lane l with l + 16, then l +
+//! 8, …).
 
 use crate::simd::dispatched;
 
-/// Chains of a sum.
+/// Lanes of a sum.
 pub(crate) const LANES: usize = 32;
 
 #[inline(always)]
@@ -100,12 +100,12 @@ dispatched! {
     pub(crate) fn scale(alpha: f64, x: &mut [f64]) = scale_body
 }
 dispatched! {
-    /// The largest magnitude; 0 for none; NaNs are passed over.
+    /// The largest magnitude, or 0 without elements. NaNs are ignored.
     pub(crate) fn largest(x: &[f64]) -> f64 = largest_body
 }
 
-/// A sum with its error, after Ogita, Rump and Oishi ("Accurate sum and dot product", 2005): as
-/// accurate as if computed with twice the digits and rounded once.
+/// A sum with its error, after Ogita, Rump and Oishi ("Accurate sum and dot product", 2005). It is
+/// as accurate as a sum with twice the digits that is rounded once.
 #[inline(always)]
 fn compensated_body(a: &[f64], b: &[f64]) -> f64 {
     let (mut sums, mut errors) = ([0.0; LANES], [0.0; LANES]);

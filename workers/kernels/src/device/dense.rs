@@ -1,5 +1,5 @@
 //! The trailing updates of LU and QR on a device, in the order of [`crate::dense::lu`] and
-//! [`crate::dense::qr`]: the panels stay on the host, as is usual.
+//! [`crate::dense::qr`]. The panels stay on the host.
 
 use super::{Arithmetic, Device, DeviceError, Part};
 use crate::dense::triangular::LEAF;
@@ -25,7 +25,7 @@ pub fn update(
     device.gemm(arithmetic, l, top, Into::Subtract, below)
 }
 
-/// As [`crate::dense::qr::apply`]; `scratch` has room for twice `v.cols()·x.cols()` elements.
+/// As [`crate::dense::qr::apply`]. `scratch` has room for `2·v.cols()·x.cols()` elements.
 ///
 /// # Errors
 /// The device's.
@@ -68,7 +68,7 @@ pub trait Triangular {
 /// The solve of [`crate::dense::triangular`], by products and leaves.
 ///
 /// # Errors
-/// Those of the two.
+/// Those of the two steps.
 pub fn halve<D: Triangular>(device: &mut D, l: Part, x: Part) -> Result<(), DeviceError> {
     let n = l.rows();
     if n <= LEAF {

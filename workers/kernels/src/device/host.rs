@@ -1,4 +1,4 @@
-//! A device in the host's memory: it counts and refuses as a real one does.
+//! A device in the host's memory. It counts and refuses memory as a real device does.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use crate::dense::lu::LuError;
 use crate::dense::{Into, Mat, MatMut, MatRef, gemm, lu, qr, triangular};
 use crate::engine::Engine;
 
-/// What became of the devices that were opened, also after they are gone.
+/// Statistics of opened devices, which outlive them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ledger {
     /// Devices that are open.
@@ -37,22 +37,22 @@ pub struct Ledger {
     pub made: u64,
 }
 
-/// What happens to the context of a device.
+/// An event of a device's context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContextEvent {
     /// It was made.
     Made,
-    /// A device was opened with one that was kept warm.
+    /// A device was opened with a warm one.
     Taken,
     /// It is kept warm.
     Kept,
-    /// It is gone.
+    /// It was released.
     Gone,
 }
 
 type Told = Arc<dyn Fn(ContextEvent, &str) + Send + Sync>;
 
-/// The contexts of a process's devices, of which one at most is kept warm, as a real driver's are.
+/// The contexts of a process's devices. At most one is kept warm, as with a real driver.
 #[derive(Clone, Default)]
 pub struct Contexts {
     warm: Arc<Mutex<Option<String>>>,
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Contexts {
 }
 
 impl Contexts {
-    /// `told` hears what happens to the context of which device.
+    /// Reports each event of a context to `told`.
     #[must_use]
     pub fn telling(told: impl Fn(ContextEvent, &str) + Send + Sync + 'static) -> Self {
         Self {
@@ -93,8 +93,8 @@ impl Contexts {
         }
     }
 
-    /// Takes the warm context where it is this device's; another device's goes. True: one is to
-    /// be made.
+    /// Takes the warm context if it belongs to this device. Another device's context is released.
+    /// Returns whether a context must be made.
     fn take(&self, uuid: &str) -> bool {
         let kept = self.lock().take();
         match &kept {
@@ -113,7 +113,7 @@ impl Contexts {
         self.tell(ContextEvent::Kept, uuid);
     }
 
-    /// Lets the warm context go, if there is one.
+    /// Releases the warm context, if there is one.
     pub fn cool(&self) {
         let kept = self.lock().take();
         if let Some(uuid) = kept {
@@ -125,7 +125,7 @@ impl Contexts {
 /// Opens devices in the host's memory.
 #[derive(Debug, Clone, Default)]
 pub struct HostDevices {
-    /// Memory of each in bytes; a grant without a budget gets all of it.
+    /// Memory of each in bytes. A grant without a budget gets all of it.
     pub memory_bytes: u64,
     ledger: Arc<Mutex<Ledger>>,
     contexts: Contexts,
@@ -133,7 +133,7 @@ pub struct HostDevices {
 }
 
 impl HostDevices {
-    /// With so much memory each.
+    /// Devices with this much memory each.
     #[must_use]
     pub fn new(memory_bytes: u64) -> Self {
         Self {
@@ -144,13 +144,13 @@ impl HostDevices {
         }
     }
 
-    /// With these contexts, which others may share.
+    /// Uses these contexts, which other devices may share.
     #[must_use]
     pub fn with_contexts(self, contexts: Contexts) -> Self {
         Self { contexts, ..self }
     }
 
-    /// For tests: devices that get one bit wrong in each product, solve of a triangle and
+    /// For tests: devices that compute one wrong bit in each product, triangular solve and
     /// iteration.
     #[must_use]
     pub fn computing_wrongly(self) -> Self {
@@ -160,13 +160,13 @@ impl HostDevices {
         }
     }
 
-    /// What became of them.
+    /// The statistics of these devices.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
         *self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A context of this device, made where none is kept warm.
+    /// Takes a context of this device, and makes it if none is warm.
     fn context(&self, uuid: &str) {
         if self.contexts.take(uuid) {
             let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,7 +242,7 @@ pub struct HostDevice {
     solve: Option<Solve>,
     wrong: bool,
     contexts: Contexts,
-    /// Its context is kept when it goes.
+    /// Its context is kept warm when it is closed.
     warm: bool,
 }
 
@@ -282,7 +282,7 @@ impl HostDevice {
         self.count(|ledger| ledger.held -= bytes);
     }
 
-    /// Where it is to compute wrongly: changes the last bit of the first element.
+    /// Changes the last bit of the first element, if the device computes wrongly.
     fn spoil(&self, mut found: MatMut<'_>) {
         if self.wrong && found.rows() * found.cols() > 0 {
             let column = found.col_mut(0);
@@ -290,7 +290,7 @@ impl HostDevice {
         }
     }
 
-    /// A copy of a part, transposed as it is.
+    /// Copies a part, with its transposition.
     fn copy(&self, part: Part) -> Mat {
         let stored = &self.buffers[&part.buffer()];
         Mat::from_fn(part.rows(), part.cols(), |i, j| {
@@ -343,7 +343,7 @@ impl Device for HostDevice {
     fn allocate(&mut self, elements: usize) -> Result<Buffer, DeviceError> {
         self.take(8 * elements as u64)?;
         self.next += 1;
-        // As on a device: nobody may rely on zeros.
+        // As on a device: programs must not rely on zeros.
         self.buffers.insert(self.next, vec![f64::NAN; elements]);
         Ok(Buffer::new(self.next, elements))
     }

@@ -1,10 +1,10 @@
-//! The seam to accelerators: what a device must be able to do for the programs to compute on it.
+//! The interface to accelerators: the operations that a device must have for the programs.
 //!
-//! A [`Device`] has memory of its own, counted in bytes against a budget, and runs the kernels of
-//! this crate over parts of it. With [`Arithmetic::Chain512`] every result has the bits that the
-//! CPU's kernels give; with [`Arithmetic::Vendor`] a vendor's library decides the order, and the
-//! result is right within the usual bounds only. Which of them is a parameter of an execution;
-//! whether there is a device, and how much of it, is a matter of where it runs.
+//! A [`Device`] has its own memory, counted in bytes against a budget, and runs this crate's
+//! kernels over parts of it. With [`Arithmetic::Chain512`] every result has the bits of the CPU's
+//! kernels. With [`Arithmetic::Vendor`] a vendor's library decides the order, and the result is
+//! correct only within the usual bounds. The arithmetic is a parameter of an execution. Whether
+//! there is a device, and how much of it, depends on the node.
 //!
 //! [`HostDevice`] is a device in the host's memory: for tests, and for machines without one.
 
@@ -19,7 +19,7 @@ use crate::dense::{Into, MatMut, MatRef};
 pub use host::{ContextEvent, Contexts, HostDevice, HostDevices, Ledger};
 pub use parts::{Buffer, Part};
 
-/// Who decides the order of operations of a product, a solve or a panel.
+/// The owner of the order of operations in a product, a solve or a panel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
     /// This crate: the same bits everywhere.
@@ -29,55 +29,55 @@ pub enum Arithmetic {
     Vendor,
 }
 
-/// Why a device cannot do something.
+/// The reason why a device cannot do an operation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no such device, or none at all. The text says why.
+    /// There is no such device, or none at all. The text has the reason.
     #[error("no device to compute on: {0}")]
     Absent(String),
-    /// It would go beyond what was granted.
+    /// It would exceed the grant.
     #[error(
         "{wanted} bytes more of device memory do not fit: {held} of the granted {budget} bytes \
          are in use"
     )]
     Budget {
-        /// Bytes asked for.
+        /// Requested bytes.
         wanted: u64,
         /// Bytes in use.
         held: u64,
         /// Bytes granted.
         budget: u64,
     },
-    /// The device has no more, whatever was granted.
+    /// The device has no more memory, even within the grant.
     #[error("the device has no {wanted} bytes of memory left: {why}")]
     Memory {
-        /// Bytes asked for.
+        /// Requested bytes.
         wanted: u64,
-        /// What its driver said.
+        /// Its driver's error.
         why: String,
     },
-    /// A library that this arithmetic needs is not there.
+    /// A library that this arithmetic needs is missing.
     #[error("{0}")]
     Library(String),
     /// The driver refused.
     #[error("{call}: {why}")]
     Driver {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// What it said.
+        /// The driver's error.
         why: String,
     },
 }
 
 impl DeviceError {
-    /// Whether less at once might do.
+    /// Whether a smaller request might succeed.
     #[must_use]
     pub fn is_memory(&self) -> bool {
         matches!(self, Self::Budget { .. } | Self::Memory { .. })
     }
 }
 
-/// What a device says of itself.
+/// The description of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct About {
     /// Its UUID, e.g. `GPU-…`.
@@ -91,28 +91,28 @@ pub struct About {
 /// Device memory in bytes, as it is counted against a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// What was granted.
+    /// The grant.
     pub budget: u64,
-    /// In use now, without what is given up on demand.
+    /// In use now, without memory that is freed on demand.
     pub held: u64,
     /// Most ever in use.
     pub peak: u64,
 }
 
 impl Usage {
-    /// What may still be allocated.
+    /// Bytes that may still be allocated.
     #[must_use]
     pub fn available(&self) -> u64 {
         self.budget.saturating_sub(self.held)
     }
 }
 
-/// What a solve may do before it is looked at again.
+/// The limits of a solve until its scalars are read again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CgLimits {
     /// Iterations now.
     pub steps: u64,
-    /// Relative residual that is enough.
+    /// The relative residual at which it stops.
     pub tolerance: f64,
     /// Iterations in all.
     pub most: u64,
@@ -129,37 +129,36 @@ pub struct CgScalars {
     pub iteration: u64,
 }
 
-/// Where a solve came to.
+/// The reason why a solve stopped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CgStop {
-    /// All iterations of the limit were made.
+    /// It made all iterations of `steps`.
     Steps,
     /// The relative residual is at most the tolerance.
     Converged,
-    /// There were as many iterations as there may be in all.
+    /// It reached the limit of iterations in all.
     Most,
     /// It broke down.
     Broken(CgError),
 }
 
-/// A device, or a part of one, with a budget of its memory. What it holds is given back when it is
-/// dropped.
+/// A device, or a part of one, with a budget of its memory. Dropping it frees its memory.
 ///
-/// Shapes are the caller's affair: wrong ones are a mistake in a program and panic.
+/// The caller is responsible for shapes: wrong ones are a mistake in a program and panic.
 pub trait Device: Send {
-    /// What it is.
+    /// Its description.
     fn about(&self) -> &About;
 
     /// Its memory.
     fn usage(&self) -> Usage;
 
-    /// Memory for so many f64, of any content.
+    /// Allocates memory for this many f64, with undefined content.
     ///
     /// # Errors
     /// When the budget or the device has no more.
     fn allocate(&mut self, elements: usize) -> Result<Buffer, DeviceError>;
 
-    /// Gives memory back.
+    /// Frees memory.
     fn release(&mut self, buffer: Buffer);
 
     /// Copies from the host. `to` is not transposed.
@@ -168,13 +167,13 @@ pub trait Device: Send {
     /// The driver's.
     fn write(&mut self, from: MatRef<'_>, to: Part) -> Result<(), DeviceError>;
 
-    /// Copies to the host, after all that was started before. `from` is not transposed.
+    /// Copies to the host, after all earlier operations. `from` is not transposed.
     ///
     /// # Errors
-    /// The driver's, those of what was started before included.
+    /// The driver's, including those of earlier operations.
     fn read(&mut self, from: Part, to: MatMut<'_>) -> Result<(), DeviceError>;
 
-    /// As [`crate::dense::gemm()`]; of the three, only `a` may be transposed.
+    /// As [`crate::dense::gemm()`]. Only `a` may be transposed.
     ///
     /// # Errors
     /// The driver's; a library that is missing.
@@ -217,7 +216,7 @@ pub trait Device: Send {
     /// The driver's; a library that is missing.
     fn vendor_qr(&mut self, a: Part) -> Result<Vec<f64>, DeviceError>;
 
-    /// Takes up a solve: its matrix and its state come to the device, in place of another's.
+    /// Starts a solve: copies its matrix and its state to the device, in place of an earlier solve.
     ///
     /// # Errors
     /// When they do not fit.
@@ -229,7 +228,7 @@ pub trait Device: Send {
     /// The driver's.
     ///
     /// # Panics
-    /// If no solve was taken up.
+    /// If no solve was started.
     fn cg_advance(&mut self, limits: CgLimits) -> Result<(CgScalars, CgStop), DeviceError>;
 
     /// Reads x, r and p of the solve.
@@ -238,45 +237,46 @@ pub trait Device: Send {
     /// The driver's.
     ///
     /// # Panics
-    /// If no solve was taken up.
+    /// If no solve was started.
     fn cg_read(&mut self, state: &mut CgState) -> Result<(), DeviceError>;
 
-    /// Lets the solve go, if there is one, and gives its memory back.
+    /// Ends the solve, if there is one, and frees its memory.
     fn cg_end(&mut self);
 
-    /// Waits until all is done that was started.
+    /// Waits for all operations.
     ///
     /// # Errors
-    /// The driver's, those of what was started before included.
+    /// The driver's, including those of earlier operations.
     fn finish(&mut self) -> Result<(), DeviceError>;
 
-    /// Gives everything back. `warm`: what takes long to make and belongs to no execution (a
-    /// context) may be kept by whoever made this device, for the next one; else it goes, too.
+    /// Releases everything. With `warm` a context, which takes long to make and belongs to no
+    /// execution, may be kept for the next device. Otherwise it is released, too.
     fn close(self: Box<Self>, warm: bool);
 }
 
-/// Where devices come from.
+/// The source of devices.
 pub trait Devices: Send + Sync {
-    /// The device of this UUID, with so much of its memory; none: all that is free.
+    /// Opens the device with this UUID, with a budget of memory. None means all that is free.
     ///
     /// # Errors
-    /// When it cannot be had; the text says why and what to do.
+    /// When it cannot be opened. The text has the reason and the remedy.
     fn open(&self, uuid: &str, memory_bytes: Option<u64>) -> Result<Box<dyn Device>, DeviceError>;
 
-    /// Makes what takes long to make (a context) ahead of the first [`Devices::open`] of this
-    /// device, and keeps it until then. Where nothing takes long, nothing is done.
+    /// Makes a context, which takes long, before the first [`Devices::open`] of this device, and
+    /// keeps it until then. Does nothing if opening is fast.
     ///
     /// # Errors
+    /// As [`Devices::open`].
     /// As [`Devices::open`].
     fn heat(&self, _uuid: &str) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Lets go of what is kept and used by nobody.
+    /// Releases contexts that are kept without a user.
     fn cool(&self) {}
 }
 
-/// Where there are none, and why.
+/// A source without devices, with the reason.
 #[derive(Debug, Clone)]
 pub struct NoDevices(pub &'static str);
 

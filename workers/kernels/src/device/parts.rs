@@ -1,6 +1,6 @@
-//! Device memory and parts of it, as the host names them.
+//! Device memory and its parts, in the host's view.
 
-/// Memory of a device. It belongs to whoever holds this, who gives it back to the device.
+/// Memory of a device. Its owner must return it to the device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Buffer {
     id: u64,
@@ -8,25 +8,25 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// As a device names it: `id` is the device's own.
+    /// Memory that a device names by `id`.
     #[must_use]
     pub fn new(id: u64, elements: usize) -> Self {
         Self { id, elements }
     }
 
-    /// The device's own name for it.
+    /// The device's id of it.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// How many f64 it holds.
+    /// Number of f64.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Its beginning as a matrix by columns.
+    /// A matrix by columns at its beginning.
     ///
     /// # Panics
     /// If it is too small for that.
@@ -57,13 +57,13 @@ pub struct Part {
 }
 
 impl Part {
-    /// Whose part it is.
+    /// The buffer that contains it.
     #[must_use]
     pub fn buffer(&self) -> u64 {
         self.buffer
     }
 
-    /// Where its first element lies in the buffer.
+    /// The index of its first element in the buffer.
     #[must_use]
     pub fn at(&self) -> usize {
         self.at
@@ -95,7 +95,7 @@ impl Part {
         self.stride
     }
 
-    /// Whether it is the transpose of what is stored.
+    /// Whether it is the transpose of the stored matrix.
     #[must_use]
     pub fn is_transposed(&self) -> bool {
         self.transposed
@@ -110,7 +110,7 @@ impl Part {
         }
     }
 
-    /// Rows `from..from+rows` of columns `col..col+cols`, of one that is not transposed.
+    /// Rows `from..from+rows` of columns `col..col+cols`. It must not be transposed.
     ///
     /// # Panics
     /// If they do not all exist, or it is transposed.
@@ -128,7 +128,7 @@ impl Part {
         }
     }
 
-    /// Rows before `at`, and from there.
+    /// Splits it into the rows before `at` and the rest.
     ///
     /// # Panics
     /// If there are less than `at`, or it is transposed.

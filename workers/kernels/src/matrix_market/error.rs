@@ -1,4 +1,4 @@
-//! What can be wrong with a Matrix Market file, in words that name the rule.
+//! Errors in a Matrix Market file. Each message names the rule.
 
 use std::path::PathBuf;
 
@@ -14,8 +14,8 @@ pub struct MatrixError {
     pub rule: MatrixRule,
 }
 
-/// The rule that a file breaks. Rows and columns count from 1 here, as in the file. It never quotes
-/// the file: a reader of the message may have no right to read that.
+/// The rule that a file breaks. Rows and columns count from 1, as in the file. The message never
+/// quotes the file: its reader may not be allowed to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum MatrixRule {
     #[error("cannot be read: {0}")]

@@ -1,16 +1,16 @@
-//! What can be wrong with a `.npy` file, in words that name the rule.
+//! Errors in a `.npy` file. Each message names the rule.
 
-/// The rule that a file breaks. Rows and columns count from 0, as in NumPy. It never quotes the
-/// file: a reader of the message may have no right to read that.
+/// The rule that a file breaks. Rows and columns count from 0, as in NumPy. The message never
+/// quotes the file: its reader may not be allowed to read that.
 #[derive(Debug, thiserror::Error)]
 pub enum NpyRule {
     /// The file could not be read.
     #[error("cannot be read: {0}")]
     Io(std::io::Error),
-    /// A folder, a device, a pipe.
+    /// A folder, a device or a pipe.
     #[error("is not a regular file")]
     NotAFile,
-    /// Other first bytes.
+    /// The first bytes differ.
     #[error("is no .npy file: it does not begin with \\x93NUMPY")]
     Magic,
     /// A version that does not exist.
@@ -19,9 +19,9 @@ pub enum NpyRule {
     /// The file ends inside its header.
     #[error("is truncated: the header ends after {found} of {expected} bytes")]
     TruncatedHeader {
-        /// Bytes that are there.
+        /// Bytes of the header that the file has.
         found: usize,
-        /// Bytes that the header has.
+        /// Bytes of the whole header.
         expected: usize,
     },
     /// The header is no dictionary of the form that the format prescribes.
@@ -29,7 +29,7 @@ pub enum NpyRule {
     Header {
         /// Bytes into the header's text.
         at: usize,
-        /// What the format wants there.
+        /// The expected element.
         expected: &'static str,
     },
     /// A key that the format does not have.
@@ -40,7 +40,7 @@ pub enum NpyRule {
     Key {
         /// The key.
         key: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
     /// Another element type.
@@ -62,13 +62,13 @@ pub enum NpyRule {
         rows: u64,
         /// Columns.
         cols: u64,
-        /// What it must be.
+        /// The rule.
         rule: &'static str,
     },
     /// Less or more bytes than the shape needs.
     #[error("{found} bytes of data where {rows} x {cols} doubles need {expected}")]
     Length {
-        /// Bytes behind the header.
+        /// Bytes after the header.
         found: usize,
         /// Bytes that the shape needs.
         expected: u64,
