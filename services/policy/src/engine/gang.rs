@@ -7,8 +7,6 @@
 //! If not all members are bound in time, the bindings are given back and tried again. A member that
 //! a node refuses is bound elsewhere at once. If that does not succeed in time, the started members
 //! yield, no member is bound alone, and the gang starts again.
-//! once; where that does not succeed in time, the ones that compute yield, nobody is bound alone any
-//! more, and all begin anew.
 
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Gang;

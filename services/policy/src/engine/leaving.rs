@@ -5,13 +5,13 @@
 //! acts before that moment, called *end*:
 //!
 //! 1. Executions on the node move, as for every drain. The one with the longest way to its next
-//! boundary is ordered first, because places elsewhere may be few. No new execution is placed
-//! there.
+//!    boundary is ordered first, because places elsewhere may be few. No new execution is placed
+//!    there.
 //! 2. An execution without a destination is ordered to commit and yield. The order comes when twice
-//! its interval between boundaries plus [`Config::leave_margin_ms`] is left, or at once if the
-//! interval is unknown. The execution waits as pending.
+//!    its interval between boundaries plus [`Config::leave_margin_ms`] is left, or at once if the
+//!    interval is unknown. The execution waits as pending.
 //! 3. At *end* an execution without a boundary is given up, and resumes elsewhere from its last
-//! commit. For a revoked node, *end* is [`Config::give_up_ms`] before the node disappears.
+//!    commit. For a revoked node, *end* is [`Config::give_up_ms`] before the node disappears.
 //!
 //! [`Config::leave_margin_ms`]: crate::Config::leave_margin_ms
 //! [`Config::give_up_ms`]: crate::Config::give_up_ms

@@ -11,7 +11,6 @@
 //! orders is replaced by another, and may find its first order later. A policy service that takes
 //! over after the grace period may choose other executions than its predecessor. An execution that
 //! was preempted in vain returns as soon as a reservation is possible.
-//! as it can be reserved for.
 
 use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;

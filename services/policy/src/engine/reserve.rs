@@ -5,13 +5,11 @@
 //!
 //! 1. A reservation is made by compare-and-set on all of the tenant's reservations.
 //! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
-//! frees only when no append of its own is in flight.
+//!    frees only when no append of its own is in flight.
 //! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
-//! execution's ledger has moved on, so that an append still in flight must fail.
+//!    execution's ledger has moved on, so that an append still in flight must fail.
 //!
 //! A replica that was stalled or cut off reads its reservations again before it trusts them.
-//! under way cannot hold any more. A replica that was stalled or cut off reads its reservations
-//! again before it trusts them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

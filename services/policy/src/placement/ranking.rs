@@ -10,8 +10,6 @@
 //! A choice costs `c·log(places)`, with `c` the nodes changed since the last choice plus the
 //! visited places. These are the chosen one, those listed as candidates, and those that the
 //! execution's history excludes.
-//! that are met: the chosen one, those told as candidates, and those that this execution's own
-//! history rules out.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
