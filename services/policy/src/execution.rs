@@ -19,7 +19,7 @@ pub enum Stage {
     Bound(NodeIx, InstanceId),
     /// The node has started it.
     Started(NodeIx, InstanceId),
-    /// It is paused by a person.
+    /// It is paused until somebody resumes it.
     Paused,
     /// It is computed, and verified before that counts.
     Verifying,

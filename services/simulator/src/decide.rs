@@ -8,7 +8,7 @@ use fiec_schemas::{ExecutionId, ExecutionState};
 pub trait Decide {
     /// Processes one input.
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>);
-    /// Binds what waits.
+    /// Binds waiting executions.
     fn act(&mut self, now: Now, out: &mut Vec<Action>);
     /// True for a known execution.
     fn knows(&self, id: ExecutionId) -> bool;

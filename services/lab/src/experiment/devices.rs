@@ -11,12 +11,12 @@ use super::emulated;
 /// `--devices`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
-    /// Real ones where there is one for each node, else emulated ones
+    /// Real devices if there is one for each node, else emulated ones
     #[default]
     Auto,
-    /// Real ones, or nothing: exit code 5
+    /// Real devices; if there are too few, exit code 5
     Real,
-    /// Emulated ones, also where there are real ones
+    /// Emulated devices, even if there are real ones
     Emulated,
 }
 

@@ -21,7 +21,7 @@ pub(super) enum Placed {
     NoRoom,
     /// Another replica is preferred; this one tries again later.
     Deferred,
-    /// There is nothing to do.
+    /// The execution needs no binding.
     Moot,
 }
 
@@ -58,7 +58,7 @@ pub enum Submitted {
     /// Append these events as the first message of the ledger: `submitted`, and `bound` if a slot
     /// is free.
     Append(Vec<Event>),
-    /// Every node that would take it is full, and nothing is noted. Submit it again when an
+    /// Every suitable node is full, and the policy stores nothing. Submit it again when an
     /// execution has completed.
     Hold,
 }

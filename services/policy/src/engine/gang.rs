@@ -147,7 +147,7 @@ impl Policy {
         )
     }
 
-    /// True for a member that lacks only a place.
+    /// True for a pending member whose dependencies have ended.
     pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());

@@ -471,8 +471,8 @@ impl Policy {
         match stage {
             Stage::Bound(..) => {
                 if let Some(e) = self.cluster.execution_mut(id) {
-                    // Without a move, the arrival stays at the moment of the choice: the node of
-                    // that moment may be gone.
+                    // The arrival of a binding chosen here stays the moment of the choice: the node's
+                    // instance of that moment may be gone.
                     if moved {
                         e.arrived = now.mono;
                     }

@@ -36,7 +36,7 @@ const DOUBLINGS: u32 = 6;
 pub struct Member {
     /// Its spread state in the ledger.
     pub spreading: Box<Spreading>,
-    /// True if an operator's request to its holder is still open.
+    /// True if a request to its worker, to cancel or pause it, is still open.
     pub requested: bool,
     /// The epoch in which it last yielded to wait for its parts; 0 if not seen.
     pub waits_since: u64,

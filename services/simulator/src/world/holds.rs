@@ -39,7 +39,7 @@ impl Gang {
 pub(super) struct Batch {
     /// The largest limit of its members if each has one, else no limit.
     pub at_once: Option<u32>,
-    /// The smallest limit: above it, members may have to wait.
+    /// The smallest limit: from this number on, members may have to wait.
     pub least: u32,
     /// Number of its members that are bound or reserved.
     pub count: u32,

@@ -5,7 +5,7 @@
 //!                           lock       kept while looking at the files beside it
 //!                           of-4711    what process 4711 holds, locked while it lives
 //! log/<execution>                      the journal of a job, a line for each capsule
-//! notice-1                             the notice that n1 will be gone, where it is given one
+//! notice-1                             the notice of n1's end, if it gets one
 //! ```
 
 use std::collections::BTreeMap;
