@@ -1,6 +1,10 @@
 //! Who goes first and who gives way, on the stage of a played cluster.
 
-#![allow(clippy::unwrap_used, reason = "a test may end so")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test may end so, and measure time"
+)]
 
 mod world;
 

@@ -1,6 +1,10 @@
 //! Vectors of names that have not joined cost a bounded amount, for a short time.
 
-#![allow(clippy::unwrap_used, reason = "a test may end so")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test may end so, and measure time"
+)]
 
 mod world;
 
