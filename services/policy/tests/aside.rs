@@ -1,4 +1,4 @@
-//! What gives way and finds no other place: what its pause keeps, and how it goes on.
+//! Preempted executions without another place: what a park keeps, and how they go on.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -15,7 +15,7 @@ use world::scenes::{one_gives_way, single, urgent};
 const GIB: u64 = 1 << 30;
 const LITTLE: &str = r#""requires":{"memory_bytes":1000000}"#;
 
-/// What one that stands keeps.
+/// The memory that a parked execution keeps.
 fn keeps(lab: &Lab, n: u64) -> Option<Keep> {
     let state = &lab.w.ledgers[&World::id(n)].state;
     state.parked.map(|parked| parked.keep)
@@ -62,7 +62,7 @@ fn a_node_that_does_not_park_and_a_program_that_cannot_lets_it_wait_as_pending()
     assert_eq!((lab.running(), lab.phase(1)), (vec![2], "pending".into()));
 }
 
-/// A node with one device of 80 GiB on which one computes that took a minute to begin.
+/// A node with one device of 80 GiB, and an execution on it that took a minute to start.
 fn on_a_device() -> Lab {
     let mut place = with_devices(0, &[80 * GIB]);
     (place.slots, place.parks, place.memory_limit_bytes) = (1, 2, 512 * GIB);
@@ -157,7 +157,7 @@ fn what_stands_leaves_for_another_place_once_it_has_waited_for_longer_than_a_mov
 
 #[test]
 fn what_stands_goes_on_where_nothing_new_may_go_although_another_is_before_it() {
-    // It has had much by then.
+    // By then it has attained much service.
     let mut lab = one_gives_way(vec![single(0, 2)], 200, LITTLE, 300_000);
     assert_eq!((lab.running(), keeps(&lab, 1)), (vec![2], Some(Keep::Host)));
     lab.w.cordon(0, true);
@@ -176,7 +176,7 @@ fn what_has_stood_too_long_gives_up_what_it_keeps() {
     };
     let mut lab = Lab::new(World::with(config, vec![single(0, 2)]));
     lab.takes_up = 20_000;
-    // Two fifths of the memory for half a minute are twelve seconds.
+    // Two fifths of the memory for half a minute cost twelve seconds.
     let much = r#""requires":{"memory_bytes":400000000}"#;
     lab.submit(1, 500, much);
     lab.play(30_000, for_ever);
@@ -189,10 +189,10 @@ fn what_has_stood_too_long_gives_up_what_it_keeps() {
     assert!(why.contains("it has stood aside for 5"), "{why}");
 }
 
-/// So many bytes that nobody minds them.
+/// An amount of memory that costs almost nothing to keep.
 const LEAST: &str = r#""requires":{"memory_bytes":100000}"#;
 
-/// One that runs for a minute, and then ones of two seconds that come for ever.
+/// An execution of a minute, and then a stream of executions of two seconds.
 struct Stream {
     lab: Lab,
     next: u64,
@@ -213,7 +213,7 @@ impl Stream {
         Self { lab, next: 10 }
     }
 
-    /// For so long at most, until this is so; how long that took.
+    /// Plays until `until` holds, at most `most_ms`. Returns the time it took, in ms.
     fn flow(&mut self, most_ms: u64, until: impl Fn(&Lab) -> bool) -> u64 {
         let began = self.lab.w.now;
         while self.lab.w.now - began < most_ms && !until(&self.lab) {
@@ -227,7 +227,7 @@ impl Stream {
         self.lab.w.now - began
     }
 
-    /// How many of them are done.
+    /// Number of completed executions of the stream.
     fn done(&self) -> usize {
         let ends = |n: &u64| self.lab.phase(*n) == "completed";
         (10..self.next).filter(ends).count()
@@ -246,7 +246,7 @@ fn what_is_short_passes_one_that_stands_for_a_bounded_time_only() {
     assert!((3 * SLICE..3 * SLICE + 4_000).contains(&stood), "{stood}");
     assert_eq!(stream.lab.epoch(1), 1, "where it stood");
     assert!(stream.done() > 30, "{} have passed", stream.done());
-    // It has a slice then, and stands again.
+    // It then gets a slice, and is parked again.
     let ran = stream.flow(3 * SLICE, |lab| !lab.runs(1));
     assert!((SLICE..SLICE + 2_000).contains(&ran), "{ran}");
     assert_eq!(keeps(&stream.lab, 1), Some(Keep::Host));

@@ -1,4 +1,4 @@
-//! What the policy decides, told as short stories.
+//! Decisions of the policy, as short stories.
 
 mod world;
 
@@ -275,7 +275,7 @@ fn a_refused_execution_goes_elsewhere() {
 fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often() {
     let mut w = World::new(2);
     w.submit_and_store(1);
-    // Whoever refused it is left alone first for two seconds, then four, then eight.
+    // The node that refused it is avoided for two seconds at first, then four, then eight.
     for wait in [2_000, 4_000, 8_000, 16_000] {
         for _ in 0..2 {
             assert!(matches!(w.phase(1), Phase::Bound(_)));
@@ -287,7 +287,7 @@ fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often(
         assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
         w.pass(500);
     }
-    // Taken up at last, it has a clean slate.
+    // Once started, the count of refusals is reset.
     assert!(matches!(w.phase(1), Phase::Bound(_)));
     w.start(1);
 }
@@ -418,7 +418,7 @@ fn the_second_replica_waits_for_the_preferred_one() {
         mine.is_some(),
         "what a replica reads itself it places itself"
     );
-    // What somebody else submitted and is pending belongs to one of the two.
+    // A pending execution that another service submitted belongs to one of the two.
     let mut at_once = 0;
     for n in 200..220 {
         w.foreign_pending(n);

@@ -1,4 +1,4 @@
-//! Requirements, preferences and devices: what is chosen, what is counted, what is said.
+//! Requirements, preferences and devices: choices, counts and explanations.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 mod world;
@@ -100,7 +100,7 @@ fn several_share_a_device_within_its_memory_and_one_that_wants_it_alone_waits() 
         w.complete(n);
     }
     w.pass(100);
-    // Whoever comes first; never both.
+    // The first one gets the place, never both.
     let now = [3, 4].map(|n| w.place_of(n));
     assert!(now == ["n0/g0", "pending"] || now == ["pending", "n0/g0"]);
 }
@@ -188,7 +188,7 @@ fn an_execution_without_a_wish_for_a_device_runs_on_the_host_whatever_the_device
 #[test]
 fn pressure_on_a_device_moves_its_execution_to_another_device_of_the_same_node() {
     let mut w = World::of(vec![with_devices(0, &[80, 80])]);
-    // Watched for long enough to know that the second one never pressed.
+    // By then the watch knows that the second device never pressed.
     w.pass(60_000);
     w.submit_line(1, DEVICE);
     w.submit_line(2, r#""retries":1"#);
@@ -206,14 +206,14 @@ fn pressure_on_a_device_moves_its_execution_to_another_device_of_the_same_node()
     };
     assert_eq!(evidence.device.as_deref(), Some("g0"));
     w.start(1);
-    // Both press: there is nowhere to go, and it says so.
+    // Both press: no place is left, and the explanation says so.
     w.set_device(0, "g1", 0.97);
     w.pass(30_000);
     assert!(w.take_controls().is_empty());
     let why = w.why(1);
     assert!(why.summary.contains("it should leave"), "{why:?}");
     assert!(why.summary.contains("n0 (g1)"), "{why:?}");
-    // The first one has recovered for its dwell.
+    // The first device has recovered for its dwell.
     w.set_device(0, "g0", 0.1);
     w.pass(25_000);
     let orders = w.take_controls();
@@ -232,7 +232,7 @@ fn power_or_heat_of_a_whole_gpu_takes_work_off_its_slices_and_its_memory_does_no
         w.submit_line(1, DEVICE);
         assert_eq!(w.place_of(1), "n0/g0");
         w.start(1);
-        // How full the whole is says nothing of a slice.
+        // The memory use of the whole GPU says nothing about a slice.
         w.set_device(0, "whole0", 1.0);
         w.pass(60_000);
         assert!(w.take_controls().is_empty());
@@ -241,7 +241,7 @@ fn power_or_heat_of_a_whole_gpu_takes_work_off_its_slices_and_its_memory_does_no
         let orders = w.take_controls();
         let (_, order) = orders.last().unwrap();
         w.obey(World::id(1), order);
-        // The other slice of the same whole would be no better.
+        // The other slice of the same GPU would be no better.
         assert_eq!(w.place_of(1), "n0/g2", "{signal}");
         let Some(Cause::Pressure { evidence }) = w.last_cause(1) else {
             panic!("{:?}", w.last_cause(1))
@@ -367,7 +367,7 @@ fn each_requirement_of_a_device_and_of_a_node_is_told_when_it_is_not_met() {
     assert_eq!(w.place_of(9), "n0");
 }
 
-/// A node with 64 bytes of far memory, a newer kernel and driver than the other, and `avx512f`.
+/// A node with 64 bytes of far memory, `avx512f`, and a newer kernel and driver than the other.
 fn new_machine(i: usize) -> fiec_schemas::hardware::NodeDescriptor {
     let mut d = descriptor(i, 200);
     d.isa = "x86_64+avx2+fma+avx512f".into();
@@ -450,8 +450,8 @@ fn a_device_is_free_again_when_its_node_comes_back_in_a_new_life() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever is submitted, started, completed, refused and restarted: what is bound to a device
-    /// is one execution alone, or several whose budgets fit.
+    /// Whatever is submitted, started, completed, refused or restarted: a device has one exclusive
+    /// execution, or several whose budgets fit.
     #[test]
     fn no_device_is_ever_given_twice(
         steps in proptest::collection::vec((0u8..6, 1u64..40, 10u64..70), 1..80)

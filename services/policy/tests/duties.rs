@@ -1,4 +1,4 @@
-//! What the policy counts of who must act next is what the ledgers say.
+//! The policy's count of duties agrees with the ledgers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod world;
@@ -15,7 +15,7 @@ fn counts(w: &World, actor: Actor) -> (u64, u64) {
     (all, overdue)
 }
 
-/// The policy and the ledger say the same of an execution, and that is its task.
+/// Checks that policy and ledger agree on an execution, and that its next duty is `task`.
 #[track_caller]
 fn agrees(w: &World, n: u64, task: Task) {
     let state = &w.ledgers[&World::id(n)].state;

@@ -1,5 +1,5 @@
-//! Gangs on a cluster that is always full: what becomes free is kept for the one that goes first,
-//! and others give way to it, as many as it lacks places or nobody.
+//! Gangs on a cluster that is always full: free places are reserved for the leading gang, and
+//! executions are preempted for it, one for each place that it lacks or none.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -20,7 +20,7 @@ fn gang(size: u32, fields: &str) -> String {
     format!(r#""gang":{{"name":"g","size":{size}}}{fields}"#)
 }
 
-/// Nothing gives way; what is kept is all that helps.
+/// Settings without preemption: only the reservation helps.
 fn patient() -> Config {
     Config {
         preempt: false,
@@ -33,7 +33,7 @@ fn lab(config: Config, slots: u32) -> Lab {
     Lab::new(World::with(config, vec![node(slots)]))
 }
 
-/// All members of the gang 1, 2, … compute.
+/// True if all members of the gang 1, 2, … run.
 fn together(lab: &Lab, size: u64) -> bool {
     (1..=size).all(|n| lab.runs(n))
 }
@@ -67,9 +67,9 @@ fn a_gang_starts_although_there_is_always_something_that_would_fit() {
         words.1 |= says(last, "is kept for the gang g of 3");
     }
     assert_eq!(words, (true, true), "both are told");
-    // Ten seconds of patience, and the longest of those that computed then.
+    // Ten seconds until the reservation, and the longest of the executions that ran then.
     assert!((10_000..16_500).contains(&waited), "{waited} ms");
-    // From then on the others have what it leaves.
+    // From then on the others get the places that it leaves.
     lab.play(3_000, lengths);
     assert_eq!(lab.running().len(), 4);
 }
@@ -77,7 +77,7 @@ fn a_gang_starts_although_there_is_always_something_that_would_fit() {
 #[test]
 fn no_member_waits_in_a_nodes_queue_while_the_others_compute() {
     let mut lab = lab(patient(), 2);
-    // A node whose work is so short that others may queue behind it.
+    // A node with such short work that executions may queue on it.
     for n in 10..30 {
         lab.w.submit_and_store(n);
         lab.w.start(n);
@@ -134,7 +134,7 @@ fn what_ends_before_the_gang_can_begin_goes_ahead_of_it() {
 
 const DEVICE: &str = r#""requires":{"device":{"memory_bytes":40}}"#;
 
-/// A node with so many slots and two devices, one of which is taken.
+/// A node with `slots` slots and two devices, one of them in use.
 fn with_one_device_taken(slots: u32, fields: &str) -> Lab {
     let mut place = with_devices(0, &[80, 80]);
     place.slots = slots;
@@ -207,7 +207,7 @@ fn as_many_give_way_to_a_gang_as_it_lacks_places() {
     assert!(reason.contains("for the gang g of 3"), "{reason}");
 }
 
-/// Two nodes, n0 with so many slots and n1 with one.
+/// Two nodes: n0 with `slots` slots, n1 with one.
 fn two_nodes(config: Config, slots: u32) -> Lab {
     Lab::new(World::with(config, vec![node(slots), single(1, 0)]))
 }
@@ -233,7 +233,7 @@ fn only_what_has_the_place_that_one_member_lacks_gives_way() {
     }
 }
 
-/// So many other policy services are there that one of them is preferred for everything.
+/// Adds so many policy services that for every key one of them is preferred.
 fn rivals(lab: &mut Lab) {
     for n in 2..42 {
         lab.w.step(Input::Replica {
@@ -350,7 +350,7 @@ fn gangs_that_can_never_have_room_keep_no_other_one_from_going_first() {
             &format!(r#""gang":{{"name":"h{name}","size":5}}"#),
         );
     }
-    // More than one look takes in go before the one that could begin.
+    // More gangs than one choice checks go before the one that could start.
     lab.play(500, lengths);
     for n in 1..=3 {
         lab.submit(n, 500, &gang(3, ""));
@@ -422,7 +422,7 @@ fn of_two_gangs_the_first_one_has_what_becomes_free_and_then_the_other() {
     for n in 5..=6 {
         lab.submit(n, 500, r#""gang":{"name":"h","size":2}"#);
     }
-    // The smaller one would have room much sooner.
+    // The smaller gang would have its places much sooner.
     lab.play(27_000, lengths);
     assert!((1..=6).all(|n| !lab.runs(n)), "{:?}", lab.running());
     lab.play(8_000, lengths);
@@ -434,8 +434,8 @@ fn of_two_gangs_the_first_one_has_what_becomes_free_and_then_the_other() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever comes, a gang waits no longer than its patience, what goes before it, and the
-    /// longest of those that compute then; with or without others giving way.
+    /// A gang waits no longer than its patience, the executions before it, and the longest running
+    /// one, with or without preemption.
     #[test]
     fn a_gang_waits_for_a_bounded_time(
         slots in 2u32..6,
@@ -478,9 +478,9 @@ proptest! {
             lab.submit(n, 500, &gang(size, ""));
         }
         let longest = longest * 1_000 + 500;
-        // Of its own priority three for each slot go before it: one computes and two wait.
+        // Of its own priority, three executions per slot go before it: one runs and two wait.
         let before = if lower { 0 } else { 3 * longest };
-        // What passes since it may be told to give way is told so once it has been there so long.
+        // An execution that was backfilled because it may be preempted is preempted after this time.
         let passes = if gives_way && lower { residency } else { 0 };
         let most = before.max(10_000) + longest + passes + 5_000;
         let mut waited = 0;

@@ -1,4 +1,4 @@
-//! What a ledger says is started on a node that does not hold it is bound anew.
+//! An execution that has started by its ledger, on a node that does not hold it, is bound again.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,8 +9,7 @@ use fiec_schemas::messages::Holding;
 use fiec_schemas::{Cause, Event, InstanceId, Phase};
 use world::World;
 
-/// Answers with what a node holds, as often as the policy asks within so many milliseconds; returns
-/// how often that was.
+/// Answers the policy's questions for `ms` with a node's holdings. Returns the number of questions.
 fn answer(w: &mut World, ms: u64, held: &[Holding]) -> usize {
     let mut asked = 0;
     for _ in 0..ms / 100 {
@@ -115,7 +114,7 @@ fn a_refused_order_has_the_node_asked_at_once() {
     let from = w.node_of(1);
     w.pressure(from, 0.95, 11_000);
     assert_eq!(w.take_controls().len(), 2);
-    // It is not due for seconds.
+    // The next question is due only in seconds.
     assert_eq!(answer(&mut w, 100, &held(1, 1)), 0);
     w.step(Input::Ordered {
         execution: World::id(1),

@@ -1,4 +1,4 @@
-//! Dependencies, quotas, batches of which some run at once, gangs: one policy and a played cluster.
+//! Dependencies, quotas, batches with limits, and gangs: one policy and a simulated cluster.
 
 mod world;
 
@@ -6,7 +6,7 @@ use fiec_schemas::{Cause, Event, Phase};
 use world::World;
 use world::scenes::{GANG, gang_of_three, gang_without_its_second, quota};
 
-/// The name by which one played execution waits for another.
+/// The id by which one execution waits for another.
 fn id(n: u64) -> String {
     World::id(n).to_string()
 }
@@ -46,7 +46,7 @@ fn what_waits_for_a_failed_one_fails_with_it_unless_any_end_will_do() {
     w.start(1);
     w.submit_line(2, &format!(r#""after":[{{"id":"{}"}}]"#, id(1)));
     w.submit_line(3, &format!(r#""after":[{{"id":"{}","on":"any"}}]"#, id(1)));
-    // One that waits for the second fails with that one.
+    // An execution that waits for the second fails with it.
     w.submit_line(4, &format!(r#""after":[{{"id":"{}"}}]"#, id(2)));
     w.fail(World::id(1), "broken", true);
     w.pass(1_000);
@@ -224,7 +224,7 @@ fn a_gang_is_bound_when_all_its_members_are_there_and_its_capsules_go_out_togeth
 
 #[test]
 fn a_gang_without_room_for_all_takes_no_place_and_holds_nobody_up() {
-    // Four slots of which three are taken for long.
+    // Three of four slots are taken for a long time.
     let mut w = World::new(2);
     for n in 11..=13 {
         w.submit_and_store(n);
@@ -252,7 +252,8 @@ fn a_gang_without_room_for_all_takes_no_place_and_holds_nobody_up() {
 fn a_gang_that_is_half_bound_is_given_back_and_begins_anew() {
     let mut w = gang_of_three(2);
     assert_eq!(w.running(), 3);
-    // One is refused before any has started, and its nodes are full of others by then.
+    // A member is refused before any has started, and by then its nodes are full of other
+    // executions.
     w.cordon_all(true);
     w.refuse(2);
     w.pass(8_000);
@@ -285,7 +286,7 @@ fn those_that_compute_yield_when_a_member_finds_no_place() {
     assert_eq!(yields.count(), 2, "{orders:?}");
 }
 
-/// A member does as it was told, and gives its place up.
+/// A member obeys its order and yields its place.
 fn yield_place(w: &mut World, n: u64) {
     let (author, at) = (w.author(n), w.wall());
     let yielded = Event::Yielded {
@@ -302,7 +303,7 @@ fn a_gang_that_begins_anew_takes_no_place_before_there_is_room_for_all() {
     let mut w = gang_without_its_second(3);
     assert_eq!(phase(&w, 2), "pending");
     assert_eq!(w.take_controls().len(), 2, "both that compute are told");
-    // From now on there is room for single ones.
+    // From now on there is room for single executions.
     yield_place(&mut w, 1);
     let free = (0..3).find(|node| *node != w.node_of(3)).unwrap();
     w.cordon(free, false);
@@ -354,7 +355,7 @@ fn a_gang_reserves_all_its_places_in_the_quota_or_none() {
     w.submit_gang();
     w.submit_and_store(13);
     w.pass(1_000);
-    // Two places are left; the gang is before the last one, which does not overtake it.
+    // Two places are left. The gang is before the last execution, which does not overtake it.
     assert_eq!((w.running(), w.reserved()), (2, 2));
     w.complete_if_bound(11);
     w.pass(1_000);

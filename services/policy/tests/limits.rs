@@ -1,4 +1,4 @@
-//! What a tenant's quota counts, and what becomes of what runs beyond one that was lowered.
+//! What a tenant's quota counts, and what happens to executions beyond a lowered quota.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -25,7 +25,7 @@ fn of_memory(bytes: u64) -> Quota {
     }
 }
 
-/// A lab with one node of so many slots, on which as many run.
+/// A lab with one node of `slots` slots, all in use.
 fn full(slots: u32) -> Lab {
     let mut lab = Lab::new(World::with(Config::default(), vec![node(slots)]));
     for n in 1..=u64::from(slots) {
@@ -50,7 +50,7 @@ fn what_runs_beyond_a_lowered_quota_gives_way_after_a_grace_and_no_more_than_tha
         .iter()
         .map(|(n, _, rule)| (*n, *rule))
         .collect();
-    // Those whose next boundary is the nearest lose least.
+    // The executions with the nearest boundaries have the least regret.
     assert_eq!(went, [(1, Rule::Quota), (2, Rule::Quota)]);
     let (_, reason) = lab.reason(1);
     for words in [
@@ -62,7 +62,7 @@ fn what_runs_beyond_a_lowered_quota_gives_way_after_a_grace_and_no_more_than_tha
     }
     let why = lab.w.why(1).summary;
     assert!(why.contains("its tenant's quota (2 running)"), "{why}");
-    // They come back as soon as the quota has room.
+    // They return as soon as the quota has room.
     lab.w.complete(3);
     lab.play(3_000, for_ever);
     assert_eq!(lab.running(), [1, 4]);
@@ -71,7 +71,7 @@ fn what_runs_beyond_a_lowered_quota_gives_way_after_a_grace_and_no_more_than_tha
     assert_eq!(lab.running(), [1, 2, 4]);
 }
 
-/// Four with boundaries that lie nine seconds apart, of which two are too many.
+/// Four executions with boundaries nine seconds apart, two of them beyond the quota.
 fn two_too_many() -> Lab {
     let mut lab = Lab::new(World::with(Config::default(), vec![node(4)]));
     for n in 1..=4 {
@@ -104,7 +104,7 @@ fn whoever_did_not_hear_is_told_again_and_after_ten_times_another_one_goes() {
     lab.play(20_000, for_ever);
     assert_eq!((lab.running().len(), lab.gave_way.len()), (2, 2));
     let mut lab = two_too_many();
-    // Those that are chosen are the same each time.
+    // The choice is the same each time.
     let mut first = two_too_many();
     first.play(20_000, for_ever);
     let chosen: Vec<_> = first.gave_way.iter().map(|(n, ..)| *n).collect();
@@ -116,7 +116,7 @@ fn whoever_did_not_hear_is_told_again_and_after_ten_times_another_one_goes() {
     assert!(lab.runs(chosen[0]));
 }
 
-/// Another policy service that leaves this tenant's limits to the one that plays.
+/// Another policy service that leaves this tenant's quota to the tested one.
 fn another() -> InstanceId {
     let prefers_self = |other: &InstanceId| {
         let mut replicas = Replicas::new(InstanceId(Uuid::from_u128(1)));
@@ -192,7 +192,7 @@ fn what_says_nothing_of_memory_counts_for_its_nodes_share_of_a_slot() {
     for n in 1..=3 {
         w.submit_and_store(n);
     }
-    // It asks for two shares.
+    // It requests two shares.
     w.submit_line(4, &format!(r#""requires":{{"memory_bytes":{}}}"#, 2 * gib));
     w.pass(1_000);
     let phases = [1, 2, 3, 4].map(|n| w.phase(n).as_str().to_owned());
@@ -205,7 +205,7 @@ fn what_says_nothing_of_memory_counts_for_its_nodes_share_of_a_slot() {
     w.complete_if_bound(2);
     w.pass(1_000);
     assert_eq!(w.phase(4).as_str(), "bound");
-    // Where the quota is less than a share, one alone may run.
+    // If the quota is less than a share, one execution alone may run.
     w.complete_if_bound(3);
     w.complete_if_bound(4);
     w.quota(Some(of_memory(gib / 2)));
@@ -232,7 +232,7 @@ fn a_share_is_that_of_the_node_once_one_is_bound() {
     w.submit_line(1, small);
     w.pass(300);
     assert_eq!(w.phase(1).as_str(), "bound");
-    // Before it was bound it counted for the largest share there is.
+    // Before its binding it counted for the largest share.
     w.submit_line(2, r#""requires":{"nodes":["n1"]}"#);
     w.pass(3_000);
     assert_eq!(w.phase(2).as_str(), "bound", "{}", w.why(2).summary);
@@ -246,7 +246,7 @@ fn a_share_that_nobody_knows_counts_for_no_less_than_before() {
         memory_limit_bytes: 4 * gib,
         ..descriptor(0, 100)
     };
-    // No node has joined yet: each may come to have all that its tenant may.
+    // No node has joined yet: each execution counts for the whole quota.
     let mut w = World::of(Vec::new());
     w.quota(Some(of_memory(3 * gib)));
     for n in 1..=3 {
@@ -254,7 +254,7 @@ fn a_share_that_nobody_knows_counts_for_no_less_than_before() {
     }
     w.pass(3_000);
     assert_eq!(w.reserved(), 1, "{}", w.why(2).summary);
-    // Its node goes: what runs there runs on.
+    // Its node is gone, but its executions still run.
     let mut w = World::of(vec![large]);
     w.quota(Some(of_memory(3 * gib)));
     for n in 1..=3 {
@@ -298,8 +298,9 @@ fn what_wants_no_device_goes_before_one_that_waits_for_its_tenants_limit_of_thos
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// However a quota is changed, and whatever answers are lost, what runs comes to what it allows, never to less while something
-    /// waits, and nobody gives way beyond what was too many.
+    /// However a quota changes and answers are lost, the number of running executions comes to the
+    /// quota. It never falls below the quota while an execution waits, and no more are preempted
+    /// than the excess.
     #[test]
     fn what_runs_follows_the_quota(
         changes in prop::collection::vec((0u32..7, 1u64..4), 1..4),
@@ -317,7 +318,7 @@ proptest! {
             let before = lab.running().len();
             lab.w.quota(Some(quota(running)));
             lab.answers_lost = lost;
-            // At any moment in between there are no fewer than the quota allows.
+            // At any moment in between, at least as many run as the quota allows.
             let least = before.min(running as usize);
             for _ in 0..halves * 60 {
                 lab.play(500, for_ever);

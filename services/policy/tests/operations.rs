@@ -1,4 +1,4 @@
-//! What operators ask for while executions live, and nodes that are to be left by a time.
+//! Operators' requests for live executions, and nodes with a deadline.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod world;
@@ -18,7 +18,7 @@ fn author(w: &World, n: u64) -> String {
     format!("worker/{}/{}", b.node, b.instance)
 }
 
-/// The worker commits a boundary after so much computing.
+/// The worker commits a boundary after this much computing time.
 fn commit(w: &mut World, n: u64, index: u64, compute_ms: u64) {
     let at = w.at().wall;
     let boundary = BoundaryEvent {
@@ -36,7 +36,7 @@ fn commit(w: &mut World, n: u64, index: u64, compute_ms: u64) {
     w.append(World::id(n), vec![Event::Boundary(boundary)], &author, true);
 }
 
-/// The worker gives it up for that.
+/// The worker yields the execution for this cause.
 fn yielded(w: &mut World, n: u64, cause: &Cause) {
     let event = Event::Yielded {
         cause: cause.clone(),
@@ -90,7 +90,7 @@ fn revoke(w: &mut World, node: usize, ms: u64) -> Timestamp {
     at
 }
 
-/// The yield orders given since the last look: whom, and where to.
+/// The yield orders since the last call: execution, destination and cause.
 fn yields(w: &mut World) -> Vec<(u64, Option<String>, Cause)> {
     let orders = w.take_controls().into_iter();
     orders
@@ -119,7 +119,7 @@ fn given_up(w: &mut World) -> Vec<(String, Cause)> {
         .collect()
 }
 
-/// Both of a node's slots are taken by these, which have shown how fast they are.
+/// Fills both slots of n0 with these executions, whose pace is known.
 fn two_on_n0(w: &mut World, paces: [u64; 2]) {
     for (n, pace) in [1, 2].into_iter().zip(paces) {
         w.submit_line(n, r#""requires":{"nodes":["n0"]}"#);
@@ -191,7 +191,7 @@ fn where_no_other_node_is_it_computes_on_as_long_as_it_can_still_commit() {
         "{:?}",
         w.why(1)
     );
-    // The next life of the node is not meant.
+    // The next instance of the node is not revoked.
     w.restart_node(0);
     w.pass(2_000);
     assert!(matches!(w.phase(1), Phase::Bound(_)), "{:?}", w.why(1));
@@ -330,7 +330,7 @@ fn what_would_help_one_that_is_pinned_names_everything_that_is_in_the_way_of_a_n
     );
 }
 
-/// What is answered at once to a request to move an execution.
+/// The immediate answer to a request to move an execution.
 fn asked_to_move(w: &mut World, n: u64, to: Option<&str>) -> String {
     let to = to.map(|to| to.parse::<NodeId>().unwrap());
     let out = w.step(Input::Yield {
@@ -514,7 +514,7 @@ fn what_is_placed_says_what_judges_it_and_what_would_move_it() {
     assert_eq!(why.would_go_to, Some(vec![other]));
 }
 
-/// What is told of what waits, while so much time passes.
+/// The reports on waiting executions within this time.
 fn told(w: &mut World, ms: u64) -> Vec<String> {
     let mut told = Vec::new();
     for step in 1..=ms / 50 {

@@ -1,4 +1,4 @@
-//! What becomes of what runs when nothing is viable, and of what is parked or asks for more.
+//! Executions without a viable place, parked executions, and executions that ask for more.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 mod world;
@@ -21,7 +21,7 @@ fn one(line: &str, nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
     world
 }
 
-/// A cluster in which nothing gives way because its slice is over.
+/// A cluster without time slices.
 fn unsliced(nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
     let config = fiec_policy::Config {
         slicing: false,
@@ -30,7 +30,7 @@ fn unsliced(nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
     World::with(config, nodes)
 }
 
-/// Runs the cluster and its workers; gives the orders to holders.
+/// Runs the cluster and its workers. Returns the orders to holders.
 fn live(world: &mut World, ms: u64) -> Vec<ControlRequest> {
     let mut given = Vec::new();
     for _ in 0..ms / 250 {
@@ -92,7 +92,7 @@ fn a_parked_execution_has_no_slot_and_in_the_hosts_memory_no_device() {
     live(&mut world, 4_000);
     assert!(world.is_parked(1));
     world.set_device(0, "g0", 0.2);
-    // Others have the slot and the device before it may go on.
+    // Other executions take the slot and the device before it may resume.
     world.submit_line(
         2,
         r#""priority":5,"requires":{"device":{"memory_bytes":40}}"#,
@@ -121,7 +121,7 @@ fn a_parked_execution_whose_device_somebody_took_goes_on_on_another_one_of_its_n
     world.set_device(0, "g0", 0.95);
     live(&mut world, 4_000);
     assert!(world.is_parked(1));
-    // Somebody who does not mind takes its device before it may go on.
+    // An execution with a high threshold takes its device before it may resume.
     let careless = r#""viability":{"memory":{"high":0.99,"low":0.98,"dwell_ms":1000}}"#;
     world.submit_line(3, &format!("{careless},{DEVICE}"));
     world.pass(2_500);
@@ -237,7 +237,7 @@ fn a_node_or_a_program_that_cannot_park_lets_it_be_suspended() {
         matches!(&given[..], [ControlRequest::Yield { to: None, .. }]),
         "{given:?}"
     );
-    // One that refuses is not asked to park again, but told to yield.
+    // An execution that refuses is not ordered to park again, but to yield.
     let mut world = one(&line, vec![parks(with_devices(0, &[80]))]);
     world.set_device(0, "g0", 0.95);
     world.pass(2_500);
@@ -291,7 +291,7 @@ fn one_that_asks_beyond_its_place_goes_where_there_is_more() {
     );
     let mut at = world.node_of(1);
     if at == 1 {
-        // It begins on the small one.
+        // It starts on the small device.
         world.drain(1);
         live(&mut world, 3_000);
         world.start(1);
@@ -334,7 +334,7 @@ fn one_that_waits_too_long_for_what_nobody_has_gives_its_place_up() {
     let line = r#""requires":{"memory_bytes":20000000,"device":{"memory_bytes":40}}"#;
     let mut world = World::of(vec![parks(with_devices(0, &[80]))]);
     world.submit_line(1, line);
-    // It takes 3 s to begin.
+    // It takes 3 s to start.
     world.pass(3_000);
     world.start(1);
     world.take_controls();
@@ -347,7 +347,7 @@ fn one_that_waits_too_long_for_what_nobody_has_gives_its_place_up() {
     );
     live(&mut world, 2_000);
     assert!(world.is_parked(1), "{}", world.why(1).summary);
-    // To keep its 2 % of the host's memory costs more and more.
+    // The cost of keeping its 2 % of host memory grows.
     for _ in 0..20 {
         live(&mut world, 30_000);
     }
@@ -397,7 +397,7 @@ fn one_that_says_so_is_not_moved_for_others() {
 fn one_that_keeps_its_device_busy_moves_to_a_larger_one_that_idles() {
     for (busy, moves) in [(0.95, true), (0.3, false)] {
         let mut world = World::of(vec![with_devices(0, &[80, 40])]);
-        // The large one is taken at first.
+        // At first the large device is in use.
         world.submit_line(9, r#""requires":{"device":{"memory_bytes":60}}"#);
         world.start(9);
         world.submit_line(

@@ -1,4 +1,4 @@
-//! Whatever happens to the cluster, what the policy decides keeps its promises.
+//! Whatever happens to the cluster, the policy keeps its promises.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -48,14 +48,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Carries the policy's wishes out, as an honest cluster would, and checks each.
+/// Performs the policy's actions like a correct cluster, and checks each.
 struct Checker {
     w: World,
     silent: [bool; 3],
     shadow: Vec<Automaton>,
-    /// What each node told last, and when: it holds for the liveness time.
+    /// Each node's last reading and its time: it holds for the liveness time.
     told: [(u64, f64); 3],
-    /// The present life of the node has told nothing yet; what an earlier one did counts no more.
+    /// True while the node's current instance has sent nothing; readings of an earlier one do not
+    /// count.
     unheard: [bool; 3],
     submitted: u64,
     orders: BTreeMap<(String, u64), usize>,
@@ -237,7 +238,7 @@ impl Checker {
                 prop_assert!(decision.candidates[0].rejected.is_empty());
                 prop_assert!(decision.candidates[0].score.is_some());
             }
-            // Dwell of memory: 10 s.
+            // The dwell of memory is 10 s.
             let moves: Vec<u64> = ledger
                 .history
                 .iter()
@@ -271,7 +272,7 @@ proptest! {
             checker.apply(step)?;
             checker.check_bindings()?;
         }
-        // When everything is well again, nothing waits for ever.
+        // When all nodes are well again, nothing starves.
         for node in 0..3 {
             checker.w.set_reading(node, 0.2);
             checker.w.speak(node);

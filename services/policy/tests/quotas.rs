@@ -1,6 +1,5 @@
-//! Several policy services race for what spans executions: whatever the order in which they hear
-//! of things, whatever is lost, late or stalled, no limit is ever exceeded, and in the end all has
-//! run.
+//! Several policy services race for shared limits. In any order of messages, with losses, delays
+//! and stalls, no limit is ever exceeded, and in the end everything has run.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 mod world;
@@ -40,13 +39,13 @@ impl Dice {
     }
 }
 
-/// What a service is told, in order from each source.
+/// News for a service, in order from each source.
 enum News {
     Ledger(u64, String),
     Table(u64, Reservations),
 }
 
-/// What a service has asked for and has not been told yet.
+/// A request of a service without an answer yet.
 enum Asked {
     Append(ExecutionId, u64, Vec<Event>),
     Reserve(Option<Quota>, Change),
@@ -59,7 +58,7 @@ struct Service {
     feed: VecDeque<News>,
     tables: VecDeque<News>,
     asked: Vec<Asked>,
-    /// It does nothing before then.
+    /// It is stalled until this moment.
     stalled: u64,
 }
 
@@ -108,7 +107,7 @@ impl Race {
         race
     }
 
-    /// A service that starts now and takes over what there is.
+    /// Adds a service that starts now and takes over the existing ledgers.
     fn add_service(&mut self, n: u128) {
         let id = InstanceId(Uuid::from_u128(n));
         let mut service = Service {
@@ -213,7 +212,7 @@ impl Race {
         tell(&mut self.services[at], now, input);
     }
 
-    /// Stores a message if the ledger is where its author believes; tells everybody.
+    /// Stores a message if its author knows the last one, and sends it to all services.
     fn append(&mut self, id: ExecutionId, expected: u64, events: Vec<Event>, author: &str) -> bool {
         let last = self.ledgers.get(&id).map_or(0, |(seq, _)| *seq);
         if last != expected {
@@ -243,7 +242,7 @@ impl Race {
         true
     }
 
-    /// The limits hold at every moment.
+    /// Checks that the limits hold.
     fn check(&mut self) {
         let bound: Vec<_> = self
             .ledgers
@@ -260,7 +259,7 @@ impl Race {
         self.most = self.most.max(bound.len());
     }
 
-    /// One service hears, or is answered, or a worker does something.
+    /// One random event: a service gets news or an answer, or a worker acts.
     fn something(&mut self) {
         let now = self.at();
         let at = self.dice.below(self.services.len());
@@ -334,7 +333,7 @@ impl Race {
                     }
                 }
                 let (seq, table) = self.table.clone();
-                // The answer may be lost; the change is not.
+                // The answer may be lost, but the change is made.
                 let lost = self.dice.below(10) == 0;
                 let input = Input::Reserved {
                     tenant: &tenant(),
@@ -360,7 +359,7 @@ impl Race {
         }
     }
 
-    /// A worker starts, yields, refuses or completes something; an operator pauses and resumes.
+    /// A worker starts, yields, refuses or completes an execution; an operator pauses and resumes.
     fn work(&mut self) {
         let ids: Vec<_> = self.ledgers.keys().copied().collect();
         if ids.is_empty() {
@@ -397,7 +396,7 @@ impl Race {
         self.append(id, seq, events, "worker/n0/x");
     }
 
-    /// Time passes, for those that are not stalled.
+    /// Time passes for all services that are not stalled.
     fn pass(&mut self, ms: u64) {
         self.now += ms;
         let now = self.at();
@@ -458,7 +457,7 @@ fn take(service: &mut Service, actions: Vec<Action>) {
     }
 }
 
-/// Plays one seed; how many were bound at the same time at most.
+/// Plays one seed. Returns the largest number of executions bound at once.
 fn play(seed: u64) -> usize {
     let mut race = Race::new(seed, 2);
     race.pass(500);
@@ -483,7 +482,7 @@ fn play(seed: u64) -> usize {
         }
         let dice = race.dice.below(4_000);
         if dice < race.services.len() {
-            // It is stopped with whatever it has asked for, and goes on with that later.
+            // It stalls with its requests in flight, and continues with them later.
             race.services[dice].stalled = race.now + 4_000 + race.dice.below(12_000) as u64;
         } else if dice == 3_999 && race.services.len() < 4 {
             let n = 10 + u128::from(race.now);

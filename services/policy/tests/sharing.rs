@@ -1,4 +1,4 @@
-//! Who goes first and who gives way, on the stage of a played cluster.
+//! Order of the queue and preemption, on a simulated cluster.
 
 #![allow(
     clippy::unwrap_used,
@@ -79,7 +79,7 @@ fn a_higher_priority_takes_the_place_of_the_one_with_the_least_regret() {
     ] {
         assert!(reason.contains(words), "{words:?} in {reason}");
     }
-    // What gave way comes back as soon as there is room.
+    // The preempted execution returns as soon as there is room.
     lab.w.complete(3);
     lab.play(300, for_ever);
     assert_eq!(lab.running(), [1, 2]);
@@ -160,7 +160,7 @@ fn nothing_gives_way_where_that_is_switched_off_or_of_no_use() {
     let mut lab = Lab::new(lab::lab(1));
     lab.submit(1, 100, "");
     lab.play(10_000, for_ever);
-    // There is no such node: whoever gave way would do so in vain.
+    // There is no such node: any preemption would be in vain.
     lab.submit(
         2,
         100,
@@ -186,7 +186,7 @@ fn one_that_has_computed_long_gives_way_to_one_that_has_not_when_its_slice_is_ov
         "{}",
         lab.reason(1).1
     );
-    // Levels double: the shorter one catches up, and they change places ever more rarely.
+    // Levels double: the shorter one catches up, and the two swap places ever more rarely.
     lab.play(40 * SLICE, for_ever);
     assert!((2..=8).contains(&lab.gave_way.len()), "{:?}", lab.gave_way);
     let (one, two) = (lab.computed[&1], lab.computed[&2]);
@@ -237,7 +237,7 @@ fn a_tenant_below_its_share_takes_from_one_above_it_and_no_more() {
         "it comes to rest: {:?}",
         lab.gave_way
     );
-    // With three times the weight, three of four.
+    // With three times the weight it gets three of four slots.
     let bob = Tenant::new("bob").unwrap();
     lab.w.step(Input::Tenant {
         tenant: &bob,
@@ -286,7 +286,7 @@ fn what_is_to_fail_at_its_deadline_does_so_wherever_it_is() {
     lab.submit(2, 1_000, fields);
     lab.submit(3, 1_000, r#""deadline":{"within_s":60}"#);
     lab.play(59_000, for_ever);
-    // Of one that computes its last seconds, nothing may be thrown away before the moment.
+    // No work of an execution in its last seconds may be lost before the deadline.
     assert_ne!(lab.phase(1), "failed");
     lab.play(9_000, for_ever);
     for n in [1, 2] {
@@ -322,13 +322,14 @@ fn a_hundred_thousand_that_wait_cost_a_round_little() {
     w.complete(1);
     w.pass(5_000);
     let took = began.elapsed();
-    // A hundred rounds; a scan of all that wait in each would take minutes in a debug build.
+    // A hundred rounds. A scan of all waiting executions in each would take minutes in a debug
+    // build.
     assert!(took.as_secs() < 60, "{took:?}");
     let bound = (2..100_002).filter(|n| w.phase(*n).binding().is_some());
     assert_eq!(bound.count(), 1);
 }
 
-/// Whatever comes and outranks it, nothing waits for ever.
+/// No waiting execution starves, whatever outranks it.
 #[test]
 fn ageing_brings_the_lowest_priority_to_its_turn_against_a_stream_of_higher_ones() {
     let config = Config {

@@ -1,4 +1,4 @@
-//! Whatever runs, waits and comes: how often anything gives way is bounded, and everything ends.
+//! Whatever runs, waits and arrives: the number of preemptions is bounded, and everything ends.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -43,7 +43,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
     prop::collection::vec(job, 2..14)
 }
 
-/// Plays all jobs to their end; at the least as many seconds as they all take one after another.
+/// Plays all jobs to their end, for as many seconds at least as all of them take one after another.
 fn play_all(config: Config, jobs: &[Job], parks: u32) -> Lab {
     let place = NodeDescriptor { parks, ..node(2) };
     let mut lab = Lab::new(World::with(config, vec![place]));
@@ -56,7 +56,7 @@ fn play_all(config: Config, jobs: &[Job], parks: u32) -> Lab {
     let length = |n: u64| jobs[usize::try_from(n).unwrap() - 1].length_s * 1_000;
     for second in 0..400 + 2 * all {
         while let Some((n, job)) = coming.first().filter(|(_, job)| job.at_s <= second) {
-            // Some keep so little that they stand aside with it.
+            // Some have so little memory that they are parked with it.
             let bytes = 1_000_000 << (10 * (n % 2));
             let mut fields = format!(
                 r#""priority":{},"requires":{{"memory_bytes":{}}}"#,
@@ -85,8 +85,8 @@ fn play_all(config: Config, jobs: &[Job], parks: u32) -> Lab {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Thrash is impossible: in time T an execution gives way at most T / residency + 1 times, and
-    /// everything ends.
+    /// Thrashing is impossible: in a time T an execution is preempted at most T / residency + 1
+    /// times, and everything ends.
     #[test]
     fn preemptions_are_bounded_and_everything_ends(
         jobs in jobs(),

@@ -1,5 +1,5 @@
-//! Ranges of tiles that grow over nodes and shrink again: when a part is split off, what becomes of
-//! it, and that every tile is made once and in order, whatever happens.
+//! Ranges of tiles that spread over nodes and shrink again: when a part is split off, what happens
+//! to it, and that every tile is computed once and in order.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 mod world;
@@ -26,7 +26,7 @@ fn made(tiled: &Tiled, n: u64) -> Vec<u64> {
 #[test]
 fn a_range_grows_over_the_nodes_that_are_free_and_ends_with_each_tile_once_and_in_order() {
     let (mut world, mut work) = whole(5, 100, 300, 3);
-    // One at a time: a second place must have been there for a second, then a third.
+    // One split at a time: a second place must have been free for a second, then a third.
     world.work(&mut work, 900);
     assert_eq!(work.told.len(), 0, "before the dwell is over");
     world.work(&mut work, 5_000);
@@ -50,7 +50,7 @@ fn a_range_grows_over_the_nodes_that_are_free_and_ends_with_each_tile_once_and_i
 
 #[test]
 fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
-    // The only other node is taken.
+    // The only other node is in use.
     let mut world = cluster(2);
     let mut work = Tiled::new(100);
     world.submit_program(2, "sweep@1");
@@ -59,16 +59,16 @@ fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
     assert!(work.told.is_empty());
     let summary = world.why(1).summary;
     assert!(summary.contains("no other place could take"), "{summary}");
-    // There is a place, and nothing to gain: less than two seconds.
+    // There is a place but nothing to gain: less than two seconds are left.
     let (mut world, mut work) = whole(2, 100, 19, 3);
     world.work_out(&mut work, 5_000);
     assert!(work.told.is_empty());
-    // One tile that takes long cannot be halved.
+    // One long tile cannot be halved.
     let (mut world, mut work) = whole(2, 4_000, 2, 3);
     world.work_out(&mut work, 20_000);
     assert!(work.told.is_empty());
     assert_eq!(made(&work, 1), [0, 1]);
-    // A gang gathers places: none is taken from it.
+    // A gang gathers places, so none is taken from it.
     let (mut world, mut work) = whole(3, 100, 400, 3);
     for n in [3, 4, 5] {
         let line = r#""params":{"work_us":5},"gang":{"name":"g","size":3}"#;
@@ -132,7 +132,7 @@ fn a_holder_at_its_end_has_no_node_and_is_not_bound_before_its_last_part_has_end
 fn parts_without_which_their_holder_began_anew_are_cancelled_and_the_holder_does_it_all() {
     for replaced in [false, true] {
         let (mut world, mut work, part, _) = holder_at_its_end();
-        // As `fiec repair` begins a lost ledger anew.
+        // Like `fiec repair`, which begins a lost ledger again.
         let holder = World::id(1);
         let state = &mut world.ledgers.get_mut(&holder).unwrap().state;
         let spread = state.spread.as_mut().unwrap();
@@ -174,7 +174,7 @@ fn parts_without_which_their_holder_began_anew_are_cancelled_and_the_holder_does
 fn a_part_whose_holder_comes_back_late_is_not_cancelled() {
     let (mut world, mut work, part, _) = holder_at_its_end();
     let holder = World::id(1);
-    // The worker of the part has appended it again, that of its holder not yet.
+    // The worker of the part has appended it again, the worker of its holder not yet.
     let lost = world.ledgers.remove(&holder).unwrap();
     world.replace_policy(77);
     let seen = Seen::Vanished;
@@ -189,7 +189,7 @@ fn a_part_whose_holder_comes_back_late_is_not_cancelled() {
     assert_eq!(made(&work, 1), (0..100).collect::<Vec<_>>());
 }
 
-/// One whose part is suspended where its node is not viable any more.
+/// An execution with a part that is suspended if its node is not viable.
 fn one_with_a_part() -> (World, Tiled, ExecutionId) {
     let (mut world, mut work) = (cluster(2), Tiled::new(100));
     let suspend = format!(r#"{VIABILITY},"when_unviable":"suspend""#);
@@ -204,7 +204,7 @@ fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
     let (mut world, mut work, part) = one_with_a_part();
     let (holder, there) = (world.node_of(1), world.node_with(part));
     assert_ne!(holder, there);
-    // It may be nowhere else, and that is not viable any more.
+    // It is pinned to this node, which is no longer viable.
     let pinned = Event::Adjusted {
         who: "ann".into(),
         change: Adjustment {
@@ -220,7 +220,7 @@ fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
     assert!(left(), "{}", world.stand(&[part]));
     let had = work.of[&part].clone();
     assert!(had.next < had.end && !had.done.is_empty());
-    // While its holder computes it waits for its place.
+    // While its holder computes, the part waits for a place.
     while matches!(world.phase(1), Phase::Started(_)) {
         assert!(matches!(world.state_of(part).phase, Phase::Pending));
         world.work(&mut work, 50);
@@ -268,8 +268,8 @@ fn where_a_part_fails_its_holder_fails_with_its_name_and_other_parts_are_cancell
     );
     let other = world.state_of(parts[1]).phase.clone();
     assert!(matches!(other, Phase::Cancelled), "{other:?}");
-    // It computed: that it stopped says neither that it has done all that it kept, nor that its
-    // place was no good.
+    // It computed: the stop means neither that it finished its own range, nor that its place was
+    // unviable.
     let causes = world
         .events_of(World::id(1))
         .into_iter()
@@ -289,7 +289,7 @@ fn where_a_part_fails_its_holder_fails_with_its_name_and_other_parts_are_cancell
 #[test]
 fn a_part_of_which_nothing_was_found_is_looked_for_again_while_its_holder_has_it() {
     let (mut world, mut work, part, there) = holder_at_its_end();
-    // Neither says anything more, and who reads the part's ledger is where it is not there yet.
+    // Both stay silent, and the part's ledger does not exist yet where the reader looks.
     world.silence(there);
     world.step(Input::Vanished { execution: part });
     assert!(!world.policy.knows(part));
@@ -304,7 +304,7 @@ fn a_part_of_which_nothing_was_found_is_looked_for_again_while_its_holder_has_it
 #[test]
 fn a_holder_whose_worker_does_not_see_its_part_ended_waits_until_that_was_looked_at() {
     let (mut world, mut work, part, there) = holder_at_its_end();
-    // What is known here and what the ledger says differ.
+    // The policy's view and the ledger differ.
     world.silence(there);
     let ledger = &world.ledgers[&part];
     let (seq, epoch) = (ledger.seq + 1_000, ledger.state.epoch);
@@ -387,7 +387,7 @@ fn a_part_counts_against_the_quota_of_its_tenant() {
 #[test]
 fn a_policy_service_that_takes_over_makes_the_parts_and_finds_those_that_have_ended() {
     let (mut world, mut work) = whole(3, 100, 200, 3);
-    // The one that saw the split makes nothing of it any more.
+    // The service that saw the split no longer makes the part.
     while world
         .events_of(World::id(1))
         .iter()
@@ -400,7 +400,7 @@ fn a_policy_service_that_takes_over_makes_the_parts_and_finds_those_that_have_en
     world.replace_policy(7);
     world.work(&mut work, 5_000);
     assert!(!world.parts().is_empty());
-    // It is gone for a while; parts end meanwhile.
+    // It is absent for a while, and parts end in the meantime.
     for own in [8, 9, 10] {
         world.work(&mut work, 2_500);
         world.replace_policy(own);
@@ -438,9 +438,9 @@ fn what_does_not_say_so_is_never_split() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Nodes press and recover, fall silent and come back, policy services are replaced: no tile is
-    /// lost or made twice of the whole, never more than may compute at once, and at the end the
-    /// whole is there.
+    /// Nodes press and recover, fall silent and return, and policy services are replaced. No tile
+    /// of the range is lost or computed twice, never more nodes compute than allowed, and in the
+    /// end the range is complete.
     #[test]
     fn whatever_happens_each_tile_is_there_once_and_no_more_compute_than_may(
         up_to in 2_u32..6,

@@ -63,7 +63,7 @@ fn of_20_000_invented_names_few_are_kept_and_none_after_silence() {
     invent(&mut w, 0, 20_000);
     assert_eq!(w.policy.known_nodes(), nodes, "an invented name is a node");
     assert!((1..=256).contains(&w.policy.strangers()));
-    // A tick costs what it cost before; the bound is for a machine that pauses.
+    // A tick costs as much as before; the bound tolerates a pause of the machine.
     let began = Instant::now();
     w.tick();
     let beside = began.elapsed();
@@ -71,7 +71,7 @@ fn of_20_000_invented_names_few_are_kept_and_none_after_silence() {
         beside < alone * 100 + std::time::Duration::from_secs(2),
         "{beside:?} beside invented names, {alone:?} alone"
     );
-    // Work goes on to the nodes that are there.
+    // Executions still go to the existing nodes.
     w.submit_and_store(1);
     assert!(w.node_of(1) < 2);
     w.pass(30_000);

@@ -1,4 +1,4 @@
-//! What the policy tells programs that other places could give.
+//! The offers of other places that the policy sends to programs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -21,15 +21,15 @@ fn only_nodes_that_would_take_work_are_offered_with_the_slots_that_nobody_holds(
     assert!(slots >= 2, "{all:?}");
     w.submit_line(1, r#""requires":{"nodes":["n1"]}"#);
     w.start(1);
-    // The busier one comes last.
+    // The busier node comes last.
     let names = |list: &[(String, u32)]| list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
     let now = offered(&w);
     assert_eq!(names(&now), ["n0", "n2", "n1"]);
     assert_eq!(now[2].1, slots - 1);
-    // A cordoned one is none.
+    // A cordoned node is not offered.
     w.cordon(0, true);
     assert_eq!(names(&offered(&w)), ["n2", "n1"]);
-    // One that presses is none either.
+    // A node under pressure is not offered.
     w.pressure(2, 0.97, 20_000);
     assert_eq!(names(&offered(&w)), ["n1"]);
 }

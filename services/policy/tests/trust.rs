@@ -1,5 +1,5 @@
-//! Work goes only where its contract was proved; what is computed once more and differs takes the
-//! contract away from whoever was wrong, and the execution back.
+//! Executions run only where their contract was proved. If a second computation differs, the node
+//! with the wrong result loses the contract and the execution steps back.
 
 #![allow(clippy::unwrap_used, reason = "a test may end so")]
 
@@ -29,7 +29,7 @@ fn quarantined(actions: &[Action]) -> Vec<String> {
     actions.iter().filter_map(node).collect()
 }
 
-/// Three nodes, and an execution that is verified as a whole, started.
+/// A number of nodes, and a started execution that is verified as a whole.
 fn guarded(nodes: usize) -> World {
     let mut w = World::new(nodes);
     w.submit_line(1, r#""verify":"all""#);
@@ -153,8 +153,8 @@ fn another_policy_service_goes_on_where_the_verification_was_and_counts_what_was
     assert_eq!(verified, Some((1, 3)), "{history:?}");
 }
 
-/// A policy service has started anew after boundaries 3 and 6, the first of which named an output;
-/// what is asked of the part up to 6.
+/// A policy service that started after boundaries 3 and 6, and its question about the part up to 6.
+/// Boundary 3 named an output.
 fn begun_anew(named: &str, still_there: bool) -> (World, (fiec_schemas::NodeId, u64)) {
     let mut w = guarded(3);
     w.commit_outputs(1, 3, "three", &[("loss", named)]);
@@ -178,7 +178,7 @@ fn another_policy_service_compares_outputs_of_messages_that_it_has_not_seen() {
     let verified = |a: &Action| matches!(a, Action::Verified { .. });
     assert!(actions.iter().any(verified), "{actions:?}");
 
-    // What the ledger names is not what two others made, though σ is.
+    // The ledger names an output that two others did not make, although σ is equal.
     for made in [&[("loss", "right")][..], &[]] {
         let (mut w, (node, question)) = begun_anew("wrong", true);
         let actions = w.answer_outputs(1, (&node, question), end, made);
@@ -204,7 +204,7 @@ fn outputs_that_the_ledger_shows_no_more_are_computed_anew_and_never_called_veri
     let lost = w.why(1);
     assert!(!format!("{lost:?}").contains("quarantined"), "{lost:?}");
 
-    // Where no outputs were made, none can be wrong.
+    // Without outputs, none can be wrong.
     let (mut w, (node, question)) = begun_anew("anything", false);
     let actions = w.answer(1, (&node, question), 6, of("six"));
     let verified = |a: &Action| matches!(a, Action::Verified { .. });
@@ -438,17 +438,17 @@ fn what_cannot_be_compared_is_compared_from_the_beginning_and_blames_nobody() {
     w.pass(100);
     let second = w.questions().remove(0);
     assert_eq!(second.2.from.as_ref().unwrap().index, 2);
-    // Not now: the same is asked again.
+    // The node cannot compare it now: the same question is asked again.
     let mut actions = w.cannot_compare(1, (&second.0, second.1), false);
     w.pass(2_000);
     let again = w.questions().remove(0);
     assert_eq!(again.2.from, second.2.from);
-    // Not at all any more: from the beginning.
+    // The state is gone for good: the question starts at the beginning.
     actions.extend(w.cannot_compare(1, (&again.0, again.1), true));
     w.pass(2_000);
     let third = w.questions().remove(0);
     assert_eq!((third.2.from.clone(), third.2.to), (None, Some(4)));
-    // Even where that differs twice, it is not known whose part was wrong.
+    // Even if that differs twice, it is unknown whose part was wrong.
     actions.extend(w.answer(1, (&third.0, third.1), 4, of("other")));
     w.pass(100);
     let fourth = w.questions().remove(0);

@@ -1,4 +1,4 @@
-//! Whatever happens to a cluster, the policy's promises hold; and each check can fail.
+//! Whatever happens to a cluster, the policy keeps its promises; and each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -29,7 +29,7 @@ fn every_committed_scenario_keeps_every_promise() {
     for file in files() {
         let text = std::fs::read(&file).unwrap();
         let scenario = Scenario::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        // The one that takes an hour of 10,000 nodes is for `fiec simulate`.
+        // The scenario of an hour and 10,000 nodes is for `fiec simulate`.
         if scenario.node_count() > 1_000 {
             continue;
         }
@@ -90,7 +90,7 @@ fn a_seed_gives_the_same_run_and_the_short_encoding_the_same_as_the_full() {
             let mut world = World::new(&scenario, &mut make).unwrap();
             world.full_encoding = full;
             let mut summary = world.run(&mut |_| {}).summary;
-            // Of real time only.
+            // These depend on real time.
             (summary.wall_s, summary.decisions_per_s) = (0.0, 0.0);
             (summary.policy_share, summary.tick_share) = (0.0, 0.0);
             summary
@@ -101,7 +101,7 @@ fn a_seed_gives_the_same_run_and_the_short_encoding_the_same_as_the_full() {
     }
 }
 
-/// How a policy, a broker or a worker is broken.
+/// A defect of a policy, a broker or a worker.
 #[derive(Clone, Copy, PartialEq)]
 enum Defect {
     BindsElsewhereThough(&'static str),
@@ -186,7 +186,7 @@ impl Decide for Broken {
             let node = NodeId::new(view.state.phase.node.unwrap()).unwrap();
             self.started = Some((view.state.execution, view.seq, view.state.epoch, node));
         }
-        // Where nobody dwells, whatever presses moves at once.
+        // Without a dwell, any pressure moves an execution at once.
         self.inner.step(now, input, out);
         self.spoil(out);
     }
@@ -273,7 +273,8 @@ fn a_second_binding_of_what_runs_is_an_impossible_event() {
 
 #[test]
 fn an_epoch_that_is_skipped_is_seen() {
-    // The fold refuses the event; what a broker garbles afterwards, the world's own look finds.
+    // The fold refuses the event. If a broker corrupts a state later, the world's own check finds
+    // it.
     let violation = broken(&two_nodes(""), Defect::SkipsAnEpoch)
         .violation
         .unwrap();
@@ -315,7 +316,7 @@ fn rebindings_beyond_the_bound_are_seen() {
 #[test]
 fn a_node_that_runs_more_than_it_can_is_seen() {
     let mut scenario = two_nodes("");
-    // What is short is bound ahead, and an honest worker queues it.
+    // Short executions are queued on a node, and a correct worker queues them.
     scenario.workloads[0].work_ms = fiec_simulator::scenario::Quantity::Fixed(20.0);
     scenario.workloads[0].arrivals = fiec_simulator::scenario::Arrivals::Poisson {
         per_s: 300.0,

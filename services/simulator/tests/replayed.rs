@@ -1,5 +1,5 @@
-//! What was recorded is played again in the company in which it was: gangs, quotas, batches of which
-//! some run at once, dependencies, ranges that were spread.
+//! A recorded history is played again with its gangs, quotas, batches with limits, dependencies and
+//! spread ranges.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -76,7 +76,7 @@ fn id(n: u128) -> ExecutionId {
     ExecutionId(uuid::Uuid::from_u128(n))
 }
 
-/// An execution of so many seconds, in capsules of 100 ms, with these fields beside its program.
+/// An execution of `seconds`, in capsules of 100 ms, with these fields beside its program.
 fn execution(n: u128, ms: i64, seconds: u64, fields: &str) -> ExecutionRow {
     let fields = match fields.contains("program") {
         true => fields.to_owned(),
@@ -118,13 +118,13 @@ fn played(scenario: &Scenario) -> Summary {
 
 fn replayed(history: &History) -> Summary {
     let scenario = history.scenario();
-    // As it is saved for `fiec simulate`.
+    // The form in which it is saved for `fiec simulate`.
     let again = Scenario::parse(scenario.to_json().as_bytes()).unwrap();
     assert_eq!(again, scenario);
     played(&scenario)
 }
 
-/// Within half a second.
+/// Checks the makespan to half a second.
 fn lasts(s: &Summary, seconds: f64) {
     let found = s.makespan_ms / 1e3;
     assert!((found - seconds).abs() < 0.5, "{found} s: {s:?}");
@@ -138,7 +138,7 @@ fn what_was_recorded_is_played_again_and_otherwise() {
         40,
         r#","id":"x","commit":{"every":5}"#,
     )]);
-    // One node presses for twelve seconds; the other came two seconds late.
+    // One node presses for twelve seconds; the other joined two seconds late.
     history.vectors.insert(1, vector("a", 10_000, 0.95));
     history.vectors.insert(2, vector("a", 22_000, 0.2));
     history.events.push(event("b", 2_000, "joined"));
@@ -178,7 +178,7 @@ fn what_was_recorded_is_played_again_and_otherwise() {
 #[test]
 fn what_waited_for_another_waits_whatever_the_order_of_the_rows() {
     let after = r#","after":[{"id":"00000000-0000-0000-0000-000000000001"}]"#;
-    // It was recorded first, and submitted in the same moment.
+    // It was recorded first, and submitted at the same moment.
     let rows = vec![execution(2, 0, 10, after), execution(1, 0, 10, "")];
     let s = replayed(&history(rows));
     assert_eq!(s.completed, 2);
@@ -202,14 +202,14 @@ fn members_of_a_gang_start_together_and_those_that_never_began_are_not_waited_fo
     let rows = |fields: &str| {
         let mut rows = vec![execution(1, 0, 20, "")];
         rows.extend([2, 3].map(|n| execution(n, 1_000 * n as i64, 10, fields)));
-        // Of another set of the same name, whose fellow never began.
+        // A member of another gang of the same name, whose other member never started.
         rows.push(execution(4, 4_000, 5, fields));
         rows
     };
     let scenario = history(rows(gang)).scenario();
     let gangs: Vec<_> = scenario.workloads.iter().map(|w| w.gang_size()).collect();
     assert_eq!(gangs, [None, Some(2), Some(2), None]);
-    // There are two places at once only after twenty seconds.
+    // Two places are free at once only after twenty seconds.
     let s = replayed(&history(rows(gang)));
     assert_eq!(s.completed, 4);
     assert!((30_000.0..32_000.0).contains(&s.makespan_ms), "{s:?}");
@@ -224,7 +224,7 @@ fn a_batch_runs_as_many_at_once_as_the_smallest_number_that_one_of_it_gives() {
     let all: Vec<_> = (1..5).map(|n| batch(n, one)).collect();
     let s = replayed(&history(all));
     assert!((20_000.0..22_000.0).contains(&s.makespan_ms), "{s:?}");
-    // Nobody promises anything of those that give none.
+    // Members without a limit have no promise.
     let some = vec![batch(1, one), batch(2, ""), batch(3, r#","at_once":2"#)];
     let s = replayed(&history(some));
     assert_eq!(s.completed, 3);
@@ -244,7 +244,7 @@ fn tenants_have_the_quotas_that_they_had_when_they_had_them() {
         weight: None,
     };
     lasts(&replayed(&history(jobs())), 15.0);
-    // One at a time, as was set before the span.
+    // One at a time, as set before the span.
     let mut limited = history(jobs());
     limited.quotas = vec![quota(-50_000, Some(1))];
     let scenario = limited.scenario();
@@ -252,11 +252,11 @@ fn tenants_have_the_quotas_that_they_had_when_they_had_them() {
     let s = replayed(&limited);
     assert!(s.reservations >= 6, "{s:?}");
     assert!((30_000.0..33_000.0).contains(&s.makespan_ms), "{s:?}");
-    // Lifted after ten seconds: two are done, and four go on two at a time.
+    // Lifted after ten seconds: two executions are done by then, the other four run two at a time.
     limited.quotas.push(quota(10_000, None));
     let s = replayed(&limited);
     assert!((19_500.0..23_000.0).contains(&s.makespan_ms), "{s:?}");
-    // And what if it had been another one.
+    // The same history with another quota.
     let mut other = scenario;
     settings::set(&mut other, "quota.lab.running=2").unwrap();
     let s = played(&other);
@@ -310,7 +310,7 @@ fn a_deadline_is_as_far_away_as_it_was() {
     let moment = format!(r#""at":"{}""#, at(31_000));
     assert_eq!(within(1_000, &moment), (Some(30), 0));
     assert_eq!(within(21_000, &moment), (Some(10), 1));
-    // It was submitted before the span, of which it has twelve seconds.
+    // It was submitted before the span and has twelve seconds of the span left.
     assert_eq!(within(-18_000, r#""within_s":30"#), (Some(12), 1));
 }
 

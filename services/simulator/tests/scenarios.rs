@@ -1,4 +1,4 @@
-//! What a scenario is: its committed schema, and errors that name field and rule.
+//! Scenarios: the committed schema, and errors that name field and rule.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

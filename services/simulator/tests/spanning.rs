@@ -1,5 +1,5 @@
-//! What spans executions, parks, gives way or leaves in time: each promise is kept by the production
-//! policy, and each check can fail.
+//! Dependencies, gangs, quotas, parks, preemptions and deadlines: the production policy keeps each
+//! promise, and each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -13,7 +13,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, NodeId};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play, random};
 
-/// How a policy, or a worker, is broken.
+/// A defect of a policy or a worker.
 #[derive(Clone, Copy, PartialEq)]
 enum Defect {
     ForgetsDependencies,
@@ -34,7 +34,7 @@ enum Defect {
 struct Broken {
     inner: Policy,
     defect: Defect,
-    /// The first that was seen to be started, with its epoch and node.
+    /// The first execution seen as started, with its epoch and node.
     started: Option<(ExecutionId, u64, NodeId)>,
     reserved: Vec<Reservation>,
     left_out: bool,
@@ -207,7 +207,7 @@ fn broken(scenario: &Scenario, defect: Defect) -> Outcome {
     World::new(scenario, &mut make).unwrap().run(&mut |_| {})
 }
 
-/// What the production policy keeps, the broken one does not, and the check says so.
+/// The production policy keeps the promise, the broken one does not, and the check reports it.
 fn trips(text: &str, defect: Defect, rule: Rule, word: &str) -> Summary {
     let scenario = Scenario::parse(text.as_bytes()).unwrap();
     let honest = play(&scenario, &mut |_| {}).unwrap();
@@ -220,7 +220,7 @@ fn trips(text: &str, defect: Defect, rule: Rule, word: &str) -> Summary {
     honest.summary
 }
 
-/// Two nodes of two slots and these fields.
+/// Two nodes of two slots, and these fields.
 fn world(fields: &str) -> String {
     format!(
         r#"{{"seed": 5, "duration_ms": 300000, "drain_ms": 600000,
@@ -348,7 +348,7 @@ fn a_drain_with_a_deadline_is_held_to_it() {
     assert!(honest.given_up > 0 && honest.completed == 4, "{honest:?}");
 }
 
-/// Everything that runs on one node becomes unviable for a while.
+/// Both executions on one node lose their viable place for a while.
 fn pressed() -> String {
     world(
         r#""workloads": [{"name": "jobs", "arrivals": {"at_once": {"count": 2}},
@@ -372,7 +372,7 @@ fn what_is_parked_and_never_let_go_on_is_seen() {
 
 #[test]
 fn a_node_that_parks_more_than_it_can_is_seen() {
-    // Priorities come one after the other, so that what runs gives way.
+    // Later priorities are higher, so that running executions are preempted.
     let text = world(
         r#""workloads": [
             {"name": "low", "arrivals": {"at_once": {"count": 4}}, "work_ms": {"fixed": 100000}},

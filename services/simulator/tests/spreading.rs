@@ -1,5 +1,5 @@
-//! Ranges that are spread over nodes: whatever happens, holder and parts have each tile once, none
-//! is done twice or left out, and every part ends; and each check can fail.
+//! Ranges that are spread over nodes: holder and parts cover each tile once, none is computed twice
+//! or skipped, and every part ends; and each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,7 +10,7 @@ use fiec_schemas::{Event, ExecutionId, ExecutionState};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play};
 
-/// How a policy, a broker or a worker is broken.
+/// A defect of a policy, a broker or a worker.
 #[derive(Clone, Copy, PartialEq)]
 enum Defect {
     KeepsWhatItGives,
@@ -72,7 +72,7 @@ fn broken(scenario: &Scenario, defect: Defect) -> Outcome {
     World::new(scenario, &mut make).unwrap().run(&mut |_| {})
 }
 
-/// A minute of work on so many nodes of one slot, which four may compute, and what goes wrong.
+/// A minute of work on nodes of one slot, of which four may compute it, with these faults.
 fn sweep(nodes: u32, faults: &str) -> Scenario {
     let text = format!(
         r#"{{"seed": 3, "duration_ms": 600000, "drain_ms": 900000,
@@ -85,8 +85,8 @@ fn sweep(nodes: u32, faults: &str) -> Scenario {
     Scenario::parse(text.as_bytes()).unwrap()
 }
 
-/// One of two is to be gone after ten seconds, and the other takes nothing new for six minutes and a
-/// half: the part that leaves the one has no place.
+/// One of two nodes disappears after 25 seconds, and the other is cordoned for six and a half
+/// minutes: the part that leaves the first has no place.
 const CLOSED: &str = r#"
     {"cordon": {"node": "n-0", "at_ms": 10000, "for_ms": 390000}},
     {"revoke": {"node": "n-1", "at_ms": 10500, "notice_ms": 15000}}"#;
@@ -99,7 +99,7 @@ fn honest(scenario: &Scenario) -> Summary {
     outcome.summary
 }
 
-/// What the production policy keeps, the broken one does not, and the check says so.
+/// The production policy keeps the promise, the broken one does not, and the check reports it.
 fn trips(scenario: &Scenario, defect: Defect, word: &str) -> Summary {
     let summary = honest(scenario);
     let violation = broken(scenario, defect).violation.expect("it must be seen");
@@ -199,7 +199,7 @@ fn spread() -> Scenario {
     Scenario::parse(&std::fs::read(folder.join("spread.json")).unwrap()).unwrap()
 }
 
-/// What the committed scenario comes to: a change of the policy that changes it is to be looked at.
+/// The figures of the committed scenario: a policy change that alters them needs a look.
 #[test]
 fn ranges_among_short_work_and_faults_come_to_what_was_committed() {
     let scenario = spread();

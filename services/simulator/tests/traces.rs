@@ -1,4 +1,4 @@
-//! The policy decides as it did when its traces were committed, and a trace tells each difference.
+//! The policy decides as it did when its traces were committed, and a trace shows each difference.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
@@ -137,10 +137,10 @@ fn a_trace_replays_to_itself() {
     }
 }
 
-/// A policy whose one action is dropped, or altered, on its way out.
+/// A policy with one action dropped or altered on its way out.
 struct Spoiled {
     policy: Policy,
-    /// How many appends come before that one.
+    /// Number of appends before that one.
     before: Rc<Cell<u32>>,
     drops: bool,
 }

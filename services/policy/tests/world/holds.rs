@@ -1,4 +1,4 @@
-//! The shell's part in what holds executions back: ledgers looked at, reservations changed.
+//! The shell's part in holds: looks at ledgers, and changes of reservations.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use fiec_schemas::{ExecutionId, Tenant};
 
 use super::World;
 
-/// What was asked for and not answered yet, and what is reserved.
+/// Open requests, and the reservations.
 #[derive(Default)]
 pub struct Asked {
     pub asked: Vec<Action>,
     pub tables: BTreeMap<Tenant, (u64, Reservations)>,
-    /// The broker gives no answers.
+    /// True if the broker gives no answers.
     pub silent: bool,
 }
 
 impl World {
-    /// The policy acts, and what it appends is lost on the way.
+    /// Lets the policy act, and loses its appends.
     pub fn act_and_lose(&mut self) {
         let mut lost = Vec::new();
         self.policy.act(self.at(), &mut lost);
@@ -28,7 +28,7 @@ impl World {
         assert!(appends, "it appends nothing: {lost:?}");
     }
 
-    /// What a ledger shows.
+    /// The result of a look at a ledger.
     pub fn seen(&self, id: ExecutionId) -> Seen {
         let Some(ledger) = self.ledgers.get(&id) else {
             return Seen::Vanished;
@@ -75,7 +75,7 @@ impl World {
         self.step(Input::Quota(&Self::tenant(), quota));
     }
 
-    /// How many executions are bound or computing.
+    /// Number of bound and started executions.
     pub fn running(&self) -> usize {
         let live = self.ledgers.values();
         live.filter(|l| l.state.phase.binding().is_some()).count()

@@ -1,4 +1,4 @@
-//! A played lab: programs that cross boundaries, and workers that do as they are told.
+//! A simulated lab: programs that cross boundaries, and workers that obey orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use fiec_schemas::{BoundaryEvent, Cause, Digest, Event, NodeDescriptor, Phase, T
 
 use super::{World, descriptor};
 
-/// A node with so many slots.
+/// A node with `slots` slots.
 pub fn node(slots: u32) -> NodeDescriptor {
     NodeDescriptor {
         slots,
@@ -22,23 +22,23 @@ pub fn lab(slots: u32) -> World {
     World::with(Config::default(), vec![node(slots)])
 }
 
-/// A played program: boundaries every so often, the work done so far.
+/// The simulated programs: their boundaries, and the work done so far.
 pub struct Lab {
     pub w: World,
-    /// Boundary interval of each, in milliseconds.
+    /// Boundary interval of each, in ms.
     pub every: BTreeMap<u64, u64>,
     pub computed: BTreeMap<u64, u64>,
     pub since_boundary: BTreeMap<u64, u64>,
     pub ordered: BTreeMap<u64, ControlRequest>,
-    /// When each gave way, and by which rule.
+    /// Time and rule of each preemption.
     pub gave_way: Vec<(u64, u64, Rule)>,
-    /// How long it takes to begin on a node, in milliseconds.
+    /// Time to start on a node, in ms.
     pub takes_up: u64,
-    /// So many of the next answers of holders are lost; they do as they were told.
+    /// Number of answers that will be lost next; the holders obey all the same.
     pub answers_lost: u32,
-    /// No order reaches the holders of these.
+    /// Executions whose holders get no orders.
     pub deaf: BTreeSet<u64>,
-    /// Since when each is bound, under which epoch.
+    /// Time and epoch of each binding.
     bound: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -74,14 +74,14 @@ impl Lab {
         self.submit(n, 1_000, fields);
     }
 
-    /// Whether it computes.
+    /// True if it runs and is not parked.
     pub fn runs(&self, n: u64) -> bool {
         let ledger = self.w.ledgers.get(&World::id(n));
         ledger
             .is_some_and(|l| matches!(l.state.phase, Phase::Started(_)) && l.state.parked.is_none())
     }
 
-    /// How many compute on a node.
+    /// Number of executions that run on a node.
     pub fn computing_on(&self, node: usize) -> usize {
         let running = self.running();
         running
@@ -112,8 +112,8 @@ impl Lab {
         })
     }
 
-    /// Programs compute, cross boundaries and do as they are told, for so long; `length` says how
-    /// long each takes in all.
+    /// Lets programs compute, cross boundaries and obey orders for `ms`. `length` gives the total
+    /// computing time of each.
     pub fn play(&mut self, ms: u64, length: impl Fn(u64) -> u64) {
         for _ in 0..ms / 50 {
             self.w.pass(50);
@@ -134,7 +134,7 @@ impl Lab {
         }
     }
 
-    /// A bound one begins, once it may, has a slot and was taken up.
+    /// Starts a bound execution if it may start, has a slot, and the start time has passed.
     fn begin(&mut self, n: u64) {
         if self.w.policy.withholds(World::id(n)) || !self.has_slot(n) {
             return;
@@ -152,12 +152,12 @@ impl Lab {
         self.ordered.remove(&n);
     }
 
-    /// How often it was bound.
+    /// Its number of bindings.
     pub fn epoch(&self, n: u64) -> u64 {
         self.w.ledgers[&World::id(n)].state.epoch
     }
 
-    /// An order to a worker: what stands does it at once, what computes at its next boundary.
+    /// An order to a worker: a parked execution obeys at once, a running one at its next boundary.
     fn hear(&mut self, request: ControlRequest) {
         let (execution, epoch) = match &request {
             ControlRequest::Yield {
@@ -276,7 +276,7 @@ impl Lab {
         self.w.phase(n).as_str().to_owned()
     }
 
-    /// Why it gave way last.
+    /// The reason of its last preemption.
     pub fn reason(&self, n: u64) -> (Rule, String) {
         let history = &self.w.ledgers[&World::id(n)].history;
         let mut causes = history.iter().rev().filter_map(|(_, e)| match e {

@@ -48,29 +48,29 @@ pub struct World {
     nodes: Vec<(NodeDescriptor, f64, u64, bool)>,
     /// Caps on memory in bytes, by node and device.
     caps: BTreeMap<(usize, Option<String>), f64>,
-    /// Other signals of devices than M, by node and id.
+    /// Signals of devices other than memory, by node and id.
     signals: BTreeMap<(usize, String, Signal), f64>,
-    /// M of devices, by node and id.
+    /// Memory readings of devices, by node and id.
     devices: BTreeMap<(usize, String), f64>,
     specs: BTreeMap<ExecutionId, Submission>,
-    /// Of those that are not the lab's.
+    /// Tenants of executions that are not the lab's.
     pub tenants: BTreeMap<ExecutionId, Tenant>,
     pub out: Vec<Action>,
     controls: Vec<(NodeId, ControlRequest)>,
     probes: Vec<String>,
     capsules: usize,
     recalls: Vec<ExecutionId>,
-    /// What the ledgers name, as far as a stream would still show it.
+    /// The outputs that the ledgers name, as far as a stream would still show them.
     pub named: BTreeMap<ExecutionId, fiec_policy::verify::Named>,
-    /// What the shell is asked about holds, in turn.
+    /// The shell's open requests about holds, in order.
     pub holds: holds::Asked,
-    /// Parts that the shell is to make, in turn.
+    /// Parts that the shell must make, in order.
     pub births: Vec<Action>,
-    /// Parts as they are before their first message.
+    /// Parts before their first message.
     unborn: BTreeMap<ExecutionId, ExecutionState>,
-    /// The shell cannot read how far executions are verified.
+    /// True if the shell cannot read how far executions are verified.
     pub hide_verified: bool,
-    /// How far executions are verified, as the shell has stored it.
+    /// How far executions are verified, as stored by the shell.
     pub verified: BTreeMap<ExecutionId, VerifiedUpTo>,
 }
 
@@ -81,12 +81,12 @@ impl World {
         Self::of((0..nodes).map(|i| descriptor(i, 100 + i as u128)).collect())
     }
 
-    /// Nodes that say this of themselves.
+    /// A world with these nodes.
     pub fn of(nodes: Vec<NodeDescriptor>) -> Self {
         Self::with(Config::default(), nodes)
     }
 
-    /// The same under these settings.
+    /// The same with these settings.
     pub fn with(config: Config, nodes: Vec<NodeDescriptor>) -> Self {
         let trace = Trace::begin();
         let mut world = Self {
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Stores what the policy wants to append.
+    /// Stores the policy's appends.
     pub fn carry_out(&mut self) {
         while !self.out.is_empty() {
             for action in std::mem::take(&mut self.out) {
@@ -281,7 +281,7 @@ impl World {
         self.submit_spec(n, spec())
     }
 
-    /// Submits this line of JSON, the program left out.
+    /// Submits a line of JSON without the program.
     pub fn submit_line(&mut self, n: u64, line: &str) -> Vec<Action> {
         let line = format!(r#"{{"program":"synthetic@1",{line}}}"#);
         let actions = self.submit_spec(n, Submission::parse(line.as_bytes()).unwrap());
@@ -334,7 +334,7 @@ impl World {
         phase.binding().unwrap().node.as_str()[1..].parse().unwrap()
     }
 
-    /// `node` or `node/device` where an execution is, or its phase.
+    /// `node` or `node/device` of an execution, or its phase without a node.
     pub fn place_of(&self, n: u64) -> String {
         let phase = self.phase(n);
         match phase.binding() {
@@ -520,7 +520,7 @@ impl World {
         std::mem::take(&mut self.capsules)
     }
 
-    /// What a change of an execution would come to.
+    /// The predicted effect of a change of an execution.
     pub fn foresee(&mut self, n: u64, change: &Adjustment) -> Result<String, String> {
         let at = self.at();
         self.policy.unrecorded().foresee(at, Self::id(n), change)

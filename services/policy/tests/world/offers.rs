@@ -1,4 +1,4 @@
-//! What nodes of the played cluster offer: devices, and less than they have.
+//! Offers of the simulated nodes: devices, and caps below their memory.
 
 use fiec_schemas::hardware::DeviceProfile;
 
@@ -12,19 +12,19 @@ impl World {
         self.carry_out();
     }
 
-    /// A node offers so many bytes of the memory of a device, or of its own.
+    /// Caps the memory that a node or its device offers, in bytes.
     pub fn cap(&mut self, node: usize, device: Option<&str>, bytes: f64) {
         self.caps.insert((node, device.map(str::to_owned)), bytes);
         self.vectors();
     }
 
-    /// What a node tells of one of its devices, or of a whole GPU that it has slices of.
+    /// Sets a node's reading of a device, or of a whole GPU with slices.
     pub fn set_signal(&mut self, node: usize, device: &str, signal: Signal, value: f64) {
         self.signals
             .insert((node, device.to_owned(), signal), value);
     }
 
-    /// Nothing is capped any more.
+    /// Removes all caps.
     pub fn uncap(&mut self) {
         self.caps.clear();
     }
@@ -43,7 +43,7 @@ pub fn with_slices(i: usize) -> NodeDescriptor {
     d
 }
 
-/// A node with devices of so many bytes, named `g0`, `g1`, ….
+/// A node with devices of these sizes in bytes, named `g0`, `g1`, ….
 pub fn with_devices(i: usize, memory: &[u64]) -> NodeDescriptor {
     let mut d = descriptor(i, 100 + i as u128);
     d.slots = 8;

@@ -1,9 +1,9 @@
-//! Workers of the played cluster that do as they are told: yield, park, go on.
+//! Workers of the simulated cluster that obey orders: yield, park, unpark.
 
 use super::*;
 
 impl World {
-    /// Orders to holders since the last call, without preparations; each is obeyed.
+    /// Obeys and returns the orders to holders since the last call, without preparations.
     pub fn obey_all(&mut self) -> Vec<(ExecutionId, ControlRequest)> {
         let mut obeyed = Vec::new();
         for (_, request) in self.take_controls() {
@@ -80,13 +80,13 @@ impl World {
         obeyed
     }
 
-    /// A device's units are busy for this share of the time.
+    /// Sets the share of time in which a device's units are busy.
     pub fn set_contention(&mut self, node: usize, device: &str, value: f64) {
         let key = (node, device.to_owned(), Signal::Contention);
         self.signals.insert(key, value);
     }
 
-    /// Whether an execution is parked.
+    /// True if an execution is parked.
     pub fn is_parked(&self, n: u64) -> bool {
         self.ledgers[&Self::id(n)].state.parked.is_some()
     }
@@ -101,7 +101,7 @@ impl World {
     }
 }
 
-/// A node that parks as many as it has slots.
+/// A node that parks as many executions as it has slots.
 pub fn parks(mut d: NodeDescriptor) -> NodeDescriptor {
     d.parks = d.slots;
     d

@@ -1,4 +1,4 @@
-//! What several tests begin with: small nodes, quotas, failures, and the first scene of their plays.
+//! Scenes that several tests share: small nodes, quotas, failures, and common first steps.
 
 use fiec_schemas::quota::Quota;
 
@@ -6,7 +6,7 @@ use super::lab::{Lab, for_ever};
 use super::spread::{Tiled, tiled};
 use super::*;
 
-/// So many executions of a tenant may run at once.
+/// A quota on the executions of a tenant that run at once.
 pub fn quota(running: impl Into<Option<u32>>) -> Quota {
     Quota {
         v: 1,
@@ -19,7 +19,7 @@ pub fn quota(running: impl Into<Option<u32>>) -> Quota {
     }
 }
 
-/// A node with one slot that keeps so many parked.
+/// A node with one slot that can park `parks` executions.
 pub fn single(i: usize, parks: u32) -> NodeDescriptor {
     NodeDescriptor {
         slots: 1,
@@ -28,18 +28,18 @@ pub fn single(i: usize, parks: u32) -> NodeDescriptor {
     }
 }
 
-/// The same submission with a higher priority than most.
+/// The same submission with a high priority.
 pub fn urgent(fields: &str) -> String {
     format!(r#""priority":10,{fields}"#)
 }
 
-/// What may be on this node alone.
+/// The requirement of one node.
 pub fn on(node: &str) -> String {
     format!(r#""requires":{{"nodes":["{node}"]}}"#)
 }
 
 impl World {
-    /// Its program fails for this reason; `told`: the policy hears of it.
+    /// Fails an execution's program for this reason. `told`: the policy gets the message.
     pub fn fail(&mut self, id: ExecutionId, reason: &str, told: bool) {
         let author = self.author_of(id);
         let failed = Event::Failed {
@@ -49,13 +49,13 @@ impl World {
         self.append(id, vec![failed], &author, told);
     }
 
-    /// All that has happened to it.
+    /// All events of an execution.
     pub fn events_of(&self, id: ExecutionId) -> Vec<Event> {
         let history = self.ledgers[&id].history.iter();
         history.map(|(_, e)| e.clone()).collect()
     }
 
-    /// Why it has failed, if it has.
+    /// The reason of its failure, if it has failed.
     pub fn failure_of(&self, id: ExecutionId) -> Option<String> {
         self.events_of(id).into_iter().rev().find_map(|e| match e {
             Event::Failed { reason, .. } => Some(reason),
@@ -63,14 +63,14 @@ impl World {
         })
     }
 
-    /// No node takes anything new, or all do again.
+    /// Cordons all nodes, or uncordons them.
     pub fn cordon_all(&mut self, on: bool) {
         (0..self.node_count()).for_each(|node| self.cordon(node, on));
     }
 }
 
-/// One that runs by itself on these nodes for so long, and then gives way to an urgent one; it takes
-/// `takes_up` to begin on a node.
+/// An execution runs alone on these nodes for `ms`, and is then preempted by an urgent one. It
+/// takes `takes_up` ms to start on a node.
 pub fn one_gives_way(nodes: Vec<NodeDescriptor>, takes_up: u64, fields: &str, ms: u64) -> Lab {
     let mut lab = Lab::new(World::of(nodes));
     lab.takes_up = takes_up;
@@ -84,7 +84,7 @@ pub fn one_gives_way(nodes: Vec<NodeDescriptor>, takes_up: u64, fields: &str, ms
 /// A member of a gang of three.
 pub const GANG: &str = r#""gang":{"name":"g","size":3}"#;
 
-/// A gang of three on so many nodes of two slots.
+/// A gang of three on nodes of two slots.
 pub fn gang_of_three(nodes: usize) -> World {
     let mut w = World::new(nodes);
     w.submit_gang();
@@ -92,7 +92,7 @@ pub fn gang_of_three(nodes: usize) -> World {
     w
 }
 
-/// The same, of which the first and the third compute, and the second was refused and finds no other
+/// The same with the first and third member started. The second was refused and finds no other
 /// place.
 pub fn gang_without_its_second(nodes: usize) -> World {
     let mut w = gang_of_three(nodes);
@@ -114,15 +114,15 @@ impl World {
     }
 }
 
-/// A range of tiles, each of `each_ms`, that up to so many may compute, on nodes of one slot.
+/// A range of tiles of `each_ms`, on nodes of one slot, that up to `up_to` nodes may compute.
 pub fn whole(nodes: usize, each_ms: u64, count: u64, up_to: u32) -> (World, Tiled) {
     let mut world = World::of((0..nodes).map(tiled).collect());
     world.submit_tiles(1, count, up_to, "");
     (world, Tiled::new(each_ms))
 }
 
-/// A holder that has done all that it kept and waits for its part, which is slow: with the part and
-/// its node.
+/// A holder that has finished its own range and waits for its slow part, with the part and its
+/// node.
 pub fn holder_at_its_end() -> (World, Tiled, ExecutionId, usize) {
     let (mut world, mut work) = whole(2, 100, 100, 2);
     world.work(&mut work, 3_000);

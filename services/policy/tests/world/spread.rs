@@ -1,6 +1,5 @@
-//! Workers of the played cluster that compute ranges of tiles, one tile a capsule, and share them:
-//! they split, wait for parts and take them back, move, and complete. The shell's part in it: parts
-//! are made where they are asked for.
+//! Workers of the simulated cluster that compute ranges of tiles, one tile per capsule. They split,
+//! wait for parts, take them back, move and complete. The shell makes requested parts.
 
 use std::collections::BTreeSet;
 
@@ -10,37 +9,37 @@ use fiec_schemas::spread::{part_id, tiles};
 
 use super::*;
 
-/// What one of them has done, and what is left to it.
+/// The finished and the remaining tiles of an execution.
 #[derive(Debug, Clone)]
 pub struct Tiles {
     pub done: Vec<u64>,
     pub next: u64,
     pub end: u64,
-    /// Capsules completed, of which a merge is one.
+    /// Completed capsules; a merge counts as one.
     capsules: u64,
-    /// When it began here.
+    /// Time of its start here.
     since: u64,
-    /// Tiles that were made when it began here.
+    /// Number of tiles that were finished at its start here.
     before: u64,
 }
 
-/// All of them.
+/// The state of all executions with ranges.
 #[derive(Debug, Default)]
 pub struct Tiled {
     pub of: BTreeMap<ExecutionId, Tiles>,
-    /// Told to split at their next boundary.
+    /// Executions that must split at their next boundary.
     splitting: BTreeSet<ExecutionId>,
-    /// Orders to split, in turn.
+    /// Orders to split, in order of time.
     pub told: Vec<ExecutionId>,
-    /// What a tile takes.
+    /// Time of a tile, in ms.
     pub each_ms: u64,
-    /// Nodes that take so many times as long.
+    /// Slow nodes, with their factor.
     pub slow: BTreeMap<String, u64>,
-    /// They refuse to split, for this reason.
+    /// The reason with which all workers refuse to split, if they do.
     pub refuse: Option<String>,
-    /// They take the order, and do nothing.
+    /// True if workers accept the order and do nothing.
     pub deaf: bool,
-    /// The most that computed at once.
+    /// The largest number that computed at once.
     pub most: usize,
 }
 
@@ -62,7 +61,7 @@ pub fn tiled(i: usize) -> NodeDescriptor {
 }
 
 impl World {
-    /// Submits a range of tiles that up to so many may compute.
+    /// Submits a range of tiles that up to `up_to` nodes may compute.
     pub fn submit_tiles(&mut self, n: u64, count: u64, up_to: u32, more: &str) {
         let line = format!(
             r#"{{"program":"sweep@1","params":{{"tiles":{{"from":0,"to":{count}}}}},"spread":{{"up_to":{up_to}}}{more}}}"#
@@ -71,7 +70,7 @@ impl World {
         self.carry_out();
     }
 
-    /// The shell makes parts.
+    /// The shell makes the requested parts.
     pub fn make_parts(&mut self) {
         for action in std::mem::take(&mut self.births) {
             let Action::MakePart { part, holder, .. } = action else {
@@ -111,7 +110,7 @@ impl World {
         &self.ledgers[&id].state
     }
 
-    /// Who is not over.
+    /// All live executions.
     pub fn live(&self) -> Vec<ExecutionId> {
         let all = self.ledgers.iter();
         let live = all.filter(|(_, l)| !l.state.phase.is_terminal());
@@ -125,7 +124,7 @@ impl World {
         parts.map(|(id, _)| *id).collect()
     }
 
-    /// The cluster and its workers go on for a while.
+    /// Runs the cluster and its workers for `ms`.
     pub fn work(&mut self, tiled: &mut Tiled, ms: u64) {
         for _ in 0..ms / 50 {
             self.pass(50);
@@ -143,7 +142,7 @@ impl World {
         }
     }
 
-    /// The same until nothing lives, at most for so long.
+    /// The same until no execution lives, at most `ms`.
     pub fn work_out(&mut self, tiled: &mut Tiled, ms: u64) {
         let until = self.now + ms;
         while !self.live().is_empty() && self.now < until {
@@ -153,7 +152,7 @@ impl World {
         assert!(live.is_empty(), "{}", self.stand(&live));
     }
 
-    /// Where these stand, for a test that fails.
+    /// The state of these executions, for a failing test.
     pub fn stand(&self, ids: &[ExecutionId]) -> String {
         let words = ids.iter().map(|id| {
             let why = self.policy.why(self.at(), *id).map(|w| w.summary);
@@ -162,7 +161,7 @@ impl World {
         words.collect()
     }
 
-    /// A policy service that knows nothing takes over: it reads the last message of each ledger.
+    /// Replaces the policy service by an empty one that reads the last message of each ledger.
     pub fn replace_policy(&mut self, own: u128) {
         let config = self.policy.config().clone();
         self.policy = self.trace.policy(&config, InstanceId(Uuid::from_u128(own)));
@@ -300,7 +299,7 @@ impl World {
             part.phase.is_terminal(),
             "it was bound before its last part has ended"
         );
-        // A part that was never begun has nothing.
+        // A part that never started has no tiles.
         let taken = tiled.of.get(&last.id).cloned();
         let own = tiled.of.get_mut(&id).unwrap();
         let next = taken.as_ref().map_or(last.from, |t| t.next);
@@ -312,7 +311,7 @@ impl World {
         self.append(id, events, author, true);
     }
 
-    /// A boundary where something was made since the last one.
+    /// A boundary if a tile was finished since the last one.
     fn boundary_of(&mut self, tiled: &mut Tiled, id: ExecutionId) -> Vec<Event> {
         let made = self.advance(tiled, id);
         let us = made * tiled.each_ms * 1_000;
@@ -339,7 +338,7 @@ impl World {
         })
     }
 
-    /// Makes the tiles that the time since it began is enough for.
+    /// Finishes the tiles for which there was time since the start.
     fn advance(&mut self, tiled: &mut Tiled, id: ExecutionId) -> u64 {
         let binding = self.state_of(id).phase.binding();
         let slow = binding.and_then(|b| tiled.slow.get(b.node.as_str()));
@@ -370,7 +369,7 @@ impl World {
                 });
             } else {
                 if events.is_empty() && spread.part_of.is_some() {
-                    // Its last tile was committed before: the end is a boundary of its own.
+                    // Its last tile was already committed, so the end is a boundary of its own.
                     tiled.of.get_mut(&id).unwrap().capsules += 1;
                     events.push(self.tile_boundary(tiled, id, 1_000));
                 }

@@ -1,4 +1,4 @@
-//! The trace of a played cluster, held against the committed one when the cluster is dropped.
+//! The trace of a simulated cluster, compared with the committed one when the cluster is dropped.
 //!
 //! A trace is named by its test, so the names of tests differ in all of this folder. The second
 //! cluster of a test has `-2` at the end of its name. `FIEC_TRACES=DIR` writes each trace to
@@ -17,20 +17,20 @@ use fiec_simulator::trace::committed::{Committed, is_update};
 use fiec_simulator::trace::{Digested, Recorder, Traced, replay};
 
 thread_local! {
-    /// Clusters that the test of this thread has made.
+    /// Number of clusters that the test of this thread has made.
     static MADE: Cell<u32> = const { Cell::new(0) };
     static IS_TRACED: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Leaves the clusters that this test makes from now on without a trace: their inputs differ from
-/// run to run, or there are too many of them.
+/// Turns traces off for the clusters that this test makes from now on: their inputs differ from run
+/// to run, or there are too many of them.
 pub fn untraced() {
     IS_TRACED.set(false);
 }
 
 /// The trace of one cluster.
 pub struct Trace {
-    /// None: it is not recorded.
+    /// None: the trace is not recorded.
     name: Option<String>,
     recorder: Recorder,
     text: Text,
@@ -74,7 +74,7 @@ impl Trace {
         }
     }
 
-    /// One more policy service of the cluster.
+    /// Adds a policy service to the cluster.
     pub fn policy(&self, config: &Config, id: InstanceId) -> Traced<Policy> {
         self.recorder.policy(config, id, production)
     }
@@ -129,7 +129,7 @@ fn name_of_next() -> String {
     }
 }
 
-/// Changes the committed digests. Tests and their binaries may do so at the same time.
+/// Changes the committed digests. Other tests and binaries may do so at the same time.
 pub fn update(change: impl FnOnce(&mut BTreeMap<String, Digested>)) {
     let lock = File::create(Path::new(env!("CARGO_TARGET_TMPDIR")).join("traces.lock")).unwrap();
     lock.lock().unwrap();

@@ -1,4 +1,4 @@
-//! What is proved, compared and taken back in the played cluster.
+//! Proofs, comparisons and steps back in the simulated cluster.
 
 use super::*;
 
@@ -12,14 +12,14 @@ fn outputs_of(outputs: &[(&str, &str)]) -> Vec<fiec_schemas::Output> {
 }
 
 impl World {
-    /// A boundary of this index and digest, committed by whoever computes it.
+    /// Commits a boundary with this index and digest as the execution's holder.
     pub fn commit(&mut self, n: u64, index: u64, digest: &str) {
         let author = self.author(n);
         let boundary = self.boundary_event(index, digest);
         self.append(Self::id(n), vec![boundary], &author, true);
     }
 
-    /// The program has ended with this result; nothing of that counts yet.
+    /// Ends the program with this result, which does not count before verification.
     pub fn compute(&mut self, n: u64, capsules: u64, result: &str) {
         let (author, at) = (self.author(n), self.wall());
         let computed = Event::Computed {
@@ -33,7 +33,7 @@ impl World {
         self.append(Self::id(n), vec![computed], &author, true);
     }
 
-    /// A boundary that names outputs, each with the digest of these words.
+    /// Commits a boundary that names outputs with the digests of these words.
     pub fn commit_outputs(&mut self, n: u64, index: u64, digest: &str, outputs: &[(&str, &str)]) {
         let Event::Boundary(mut boundary) = self.boundary_event(index, digest) else {
             unreachable!()
@@ -43,7 +43,7 @@ impl World {
         self.append(Self::id(n), vec![Event::Boundary(boundary)], &author, true);
     }
 
-    /// What was asked to be computed once more since the last call: whom, and the question.
+    /// The verification questions since the last call, with their nodes.
     pub fn questions(&mut self) -> Vec<(NodeId, u64, Segment)> {
         let controls = std::mem::take(&mut self.controls);
         controls
@@ -57,7 +57,7 @@ impl World {
             .collect()
     }
 
-    /// A node answers a question: with this digest at this boundary.
+    /// A node answers a question with this digest at this boundary.
     pub fn answer(
         &mut self,
         n: u64,
@@ -68,7 +68,7 @@ impl World {
         self.answer_outputs(n, (node, question), (index, digest), &[])
     }
 
-    /// A node answers a question: with these outputs on the way, too.
+    /// A node answers a question and names these outputs as well.
     pub fn answer_outputs(
         &mut self,
         n: u64,
@@ -96,7 +96,7 @@ impl World {
         actions
     }
 
-    /// A node could not compare what it was asked for.
+    /// A node answers that it could not compare.
     pub fn cannot_compare(
         &mut self,
         n: u64,
@@ -118,7 +118,7 @@ impl World {
         actions
     }
 
-    /// Carries out a step back as the shell would.
+    /// Performs a step back like the shell.
     pub fn step_back(&mut self, action: &Action) {
         let Action::StepBack {
             execution,
@@ -142,9 +142,9 @@ impl World {
         self.act();
     }
 
-    /// Another policy service takes over, which knows what is stored and nothing else: the last
-    /// message of each ledger (with these events, where it is one of this execution), claims and
-    /// proofs of nodes, their last vectors.
+    /// Replaces the policy service by one that knows only stored facts: the last message of each
+    /// ledger (with these events for execution `n`), the nodes' claims and proofs, and their last
+    /// vectors.
     pub fn another_policy(&mut self, n: u64, last: Vec<Event>) {
         let own = InstanceId(Uuid::from_u128(77));
         self.policy = self.trace.policy(&Config::default(), own);
@@ -155,8 +155,7 @@ impl World {
         self.step(Input::Loaded);
     }
 
-    /// A policy service to which an operator has given the keys of nodes takes over, before there
-    /// is any execution.
+    /// Replaces the policy service by one with pinned keys of nodes, before there is any execution.
     pub fn pin(&mut self, keys: BTreeMap<NodeId, String>) {
         let config = Config {
             node_keys: Some(Arc::new(keys)),
@@ -176,7 +175,7 @@ impl World {
         self.vectors();
     }
 
-    /// The event of a boundary that holds nothing but σ.
+    /// A boundary event with σ only.
     pub fn boundary_event(&self, index: u64, digest: &str) -> Event {
         let at = self.wall();
         Event::Boundary(BoundaryEvent {
@@ -193,7 +192,7 @@ impl World {
         })
     }
 
-    /// Says how far executions were verified, as the shell would.
+    /// Answers how far executions were verified, like the shell.
     pub(super) fn answer_recalls(&mut self) {
         for execution in std::mem::take(&mut self.recalls) {
             let up_to = match self.hide_verified {
@@ -209,13 +208,13 @@ impl World {
         }
     }
 
-    /// What a node has lost, as it is stored.
+    /// Stores the contracts that a node has lost.
     pub fn lose(&mut self, node: usize, lost: Quarantine) -> Vec<Action> {
         let name = self.node(node);
         self.step(Input::Quarantine(&name, lost))
     }
 
-    /// One more node.
+    /// Adds a node.
     pub fn join(&mut self) -> NodeId {
         let i = self.nodes.len();
         let d = descriptor(i, 900 + i as u128);
@@ -227,7 +226,7 @@ impl World {
         name
     }
 
-    /// A node's canaries have run: what it proves has been checked by the shell.
+    /// A node sends the proof of its canaries, checked by the shell.
     pub fn prove(&mut self, node: usize, passed: bool) -> Vec<Action> {
         let d = self.nodes[node].0.clone();
         let at = self.wall();

@@ -1,4 +1,4 @@
-//! What the workers of the stage do: they start, complete, refuse and obey.
+//! The workers of the simulated cluster: they start, complete, refuse and obey.
 
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Event, ExecutionId, Phase};
@@ -57,7 +57,7 @@ impl World {
         );
     }
 
-    /// The worker does as ordered.
+    /// The worker obeys an order.
     pub fn obey(&mut self, id: ExecutionId, request: &ControlRequest) {
         let ControlRequest::Yield {
             epoch,

@@ -1,14 +1,14 @@
-"""A job of `fiec experiment reallocation`, over JSON lines: it sleeps for as long as its device
-would compute, and holds as much of that device's memory as it needs.
+"""A job of `fiec experiment reallocation`, over JSON lines. It sleeps for the time that its device
+would compute, and holds the memory of the device that it needs.
 
-Its device is emulated. `params.devices` is a folder with a folder for each device, in which every
-process that computes there keeps a file with what it holds; `memory` says what there is, in GiB. A
-file counts while its process keeps it locked, so that who is killed holds nothing. Whoever looks or
-changes keeps `lock`. Processes on one device share its units evenly once they want more than all.
+Its device is emulated. `params.devices` has a folder for each device. Every process that computes
+there keeps a file with its memory in that folder; `memory` has the size of the device in GiB. A file
+counts while its process keeps it locked, so a killed process holds nothing. Readers and writers hold
+`lock`. Processes on one device share its units evenly if they want more than all of them.
 
-State: the capsules that are done, and a number that each of them changes. What happens is appended
-to `params.log`, a line each: `began`, `capsule`, `oom` or `left`, the process, the capsules done, and
-the device.
+The state is the number of finished capsules, and a number that each capsule changes. Each event is a
+line in `params.log`: `began`, `capsule`, `oom` or `left`, the process, the finished capsules, and the
+device.
 """
 
 import base64
@@ -20,23 +20,23 @@ import sys
 import time
 
 GIB = 1 << 30
-# Whoever is about to leave a device has left it by then.
+# Time in seconds after which a process that leaves a device has left it.
 PATIENCE_S = 2.0
-# A job that has not the memory that it needs makes do with what it has.
+# Factor by which a job slows down if it has less memory than it needs.
 SLOWER = 4.0
-# Without an answer that helps it asks again after so many capsules.
+# Number of capsules after which a job repeats a request without effect.
 ASK_AGAIN = 10
 
 
 class Device:
-    """A part of an emulated device, or of none."""
+    """A part of an emulated device, or no device."""
 
     def __init__(self, devices, units):
         self.devices, self.units = devices, units
         self.id, self.file, self.held = None, None, 0
 
     def go(self, name):
-        """Leaves the one it had."""
+        """Leaves the current device and joins the device of this name, if any."""
         if self.file is not None:
             os.unlink(self.path)
             os.close(self.file)
@@ -62,7 +62,7 @@ class Device:
         os.pwrite(self.file, text, 0)
 
     def others(self):
-        """What the other living processes hold, and the units that they want."""
+        """Returns the memory of the other live processes, and the units that they want."""
         held, units = 0, 0.0
         for entry in os.scandir(self.folder):
             if not entry.name.startswith("of-") or entry.path == self.path:
@@ -81,7 +81,7 @@ class Device:
         return held, units
 
     def hold(self, held, used, patience=0.0):
-        """Holds so many GiB from now on; False where there is not so much."""
+        """Holds `held` GiB from now on. Returns False if the device has too little."""
         until = time.monotonic() + patience
         while True:
             with self.alone():
@@ -134,7 +134,7 @@ class Job:
         return self.params["peak" if self.done >= self.params["grows_at"] else "base"]
 
     def may(self):
-        """The GiB that it takes."""
+        """Returns the GiB that the job takes."""
         if self.params["mode"] == "reserved":
             return self.params["peak"]
         if self.params["mode"] == "over_commit":
@@ -142,7 +142,7 @@ class Job:
         return min(self.needs(), self.granted)
 
     def grant(self, grant):
-        """Goes to the device of a grant, if it is another one."""
+        """Joins the device of a grant, if it is another one."""
         device = grant.get("device")
         name = device and device["uuid"]
         self.granted = (device and device.get("memory_bytes") or 0) // GIB
@@ -164,7 +164,7 @@ class Job:
         sys.exit("out of memory: %d GiB are not free on %s" % (self.may(), self.device.id))
 
     def ask(self):
-        """Asks for what it needs beyond its grant."""
+        """Requests the memory that it needs beyond its grant."""
         if self.asked is not None and self.done < self.asked + ASK_AGAIN:
             return
         self.asked = self.done
@@ -174,13 +174,13 @@ class Job:
     def capsule(self):
         if self.params["mode"] == "reconfigured" and self.needs() > self.granted:
             self.ask()
-        # A grant is kept by everybody: what another one still has it is about to give back.
+        # All jobs respect grants, so another job is about to return memory beyond its own.
         asks = self.params["mode"] == "reconfigured"
         if not self.take(PATIENCE_S if asks else 0.0):
             self.out_of_memory()
         slower = SLOWER if self.needs() > self.device.held else 1.0
         step = self.params["capsule_s"] * self.device.slowness() * slower
-        # A device goes on while its host talks; but it does not make up for a long pause.
+        # A device computes while its host communicates, but it does not catch up after a long pause.
         self.due = max(self.due, time.monotonic() - self.params["capsule_s"]) + step
         time.sleep(max(0.0, self.due - time.monotonic()))
         self.number = (self.number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
@@ -188,7 +188,7 @@ class Job:
         self.note("capsule")
 
     def boundary(self):
-        """False where it ends here."""
+        """Reports a boundary. Returns False if the job ends here."""
         self.say(**{"is": "boundary", "of": self.params["capsules"]})
         while True:
             told = self.hear()
