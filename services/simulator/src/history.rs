@@ -21,38 +21,39 @@ use together::Whole;
 
 /// The parts that are taken from the history unchanged.
 pub const RECORDED: [&str; 8] = [
-    "submissions: when they came, whose, what they require and wait for, their batches with how many \
-     of them run at once, their gangs, their ranges that may be spread, priorities, deadlines, \
-     thresholds and commit policies",
-    "what lived when the span began: it comes at its beginning, with what it computed from then on",
-    "how long each computed in all, in how many capsules, the size of its last state, and whether its \
-     program failed at its end (but for what was spread)",
-    "quotas and weights of tenants, as they were when the span began and as they changed in it",
+    "submissions: time, tenant, requirements, dependencies, batches with their limits, gangs, ranges \
+     that may be spread, priorities, deadlines, thresholds and commit policies",
+    "executions that lived when the span began: they arrive at its start, with what they computed \
+     from then on",
+    "for each execution: computing time, number of capsules, size of the last state, and whether its \
+     program failed at its end (not for spread executions)",
+    "quotas and weights of tenants: those in force at the start, and their changes",
     "nodes: slots, places to park, memory, cores, labels, thresholds",
-    "loads: the nodes' own readings of every signal, with whatever ran there at the time",
-    "when nodes joined, were lost, left, returned, were cordoned or drained, or said that they would \
-     be gone",
-    "ranges that were spread: all that their parts computed, in tiles of one length; who splits when \
-     is played anew",
+    "loads: the nodes' own readings of every signal, including the load of their executions",
+    "times at which nodes joined, were lost, left, returned, were cordoned or drained, or announced \
+     their end",
+    "spread ranges: the sum of what their parts computed, in tiles of one length; the splits are \
+     decided again",
 ];
 
 /// The parts that are modelled.
 pub const MODELLED: [&str; 12] = [
-    "workers, broker and network: appends, commits and capsules without losses, 0.3 ms on the way; \
-     one policy service, with the default settings where --set says nothing",
-    "computing time is the same on every node and under every load: what presses does not slow it",
-    "memory that an execution takes is part of the load where it ran, and does not move with it",
-    "capsules of one execution are all of one length",
-    "between two recorded vectors the last one holds",
-    "what lived when the span began is placed anew at its beginning, wherever it was",
-    "what has not ended computes as long as it had; what never began is left out, and nobody waits for \
-     it: of a gang, those start together that began in the span",
-    "devices, bandwidth, instruction sets and programs of nodes, and limits on devices, are not looked \
-     at: what asked for them takes a slot of any node that meets the rest",
-    "every node keeps every contract, and nothing is computed once more",
-    "crashes, pauses, cancellations, changes of live executions and an operator's orders to yield or \
-     move are not played again",
-    "programs ask for nothing beyond their grant",
+    "workers, broker and network: no losses, and 0.3 ms for each message; one policy service, with \
+     default settings unless --set changes them",
+    "computing time is the same on every node and under every load: pressure does not slow programs",
+    "memory of an execution is part of the load where it ran, and does not move with it",
+    "all capsules of an execution have the same length",
+    "a recorded vector holds until the next one",
+    "executions that lived when the span began are placed again at its start",
+    "executions that have not ended compute as long as they had; executions that never started are \
+     left out, and no other waits for them; of a gang, the members that started in the span start \
+     together",
+    "devices, bandwidth, instruction sets, programs of nodes and limits on devices are ignored: an \
+     execution that requested them takes a slot of any node that meets the other requirements",
+    "every node keeps every contract, and nothing is verified",
+    "crashes, pauses, cancellations, changes of live executions, and operators' orders to yield or \
+     move are not played",
+    "programs request nothing beyond their grant",
     "a drain has no deadline",
 ];
 
