@@ -9,7 +9,7 @@ use fiec_policy::{Action, Config, Input, Now, Policy};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::scheduling::{self, Keep};
-use fiec_schemas::{Cause, Event, ExecutionId, NodeId};
+use fiec_schemas::{Cause, Event, ExecutionId, NodeId, PhaseKind};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play, random};
 
@@ -131,7 +131,7 @@ impl Broken {
 impl Decide for Broken {
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         if let Input::Ledger(view) = &input
-            && view.state.phase.is == "started"
+            && view.state.phase.is == PhaseKind::Started
         {
             let node = NodeId::new(view.state.phase.node.unwrap()).unwrap();
             self.started = Some((view.state.execution, view.state.epoch, node));
