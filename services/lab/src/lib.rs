@@ -1,7 +1,7 @@
 //! The lab: measures, simulates and demonstrates the product, and has servers for development.
 //!
-//! It links the product and includes its commands, so that the services and workers of a demo, a
-//! bench or a test are processes of one executable. The product never depends on the lab.
+//! It links the product and includes its commands. So the services and workers of a demo, a bench or
+//! a test are processes of one executable. The product never depends on the lab.
 
 #[macro_use(eprintln, println)]
 extern crate fiec;

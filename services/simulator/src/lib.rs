@@ -6,13 +6,13 @@
 //! is the real one. Every step checks the promises of [`broken::Rule`]. The first violation ends
 //! the run, and [`shrink`](shrink::shrink) makes the scenario smaller.
 //!
-//! The model covers computing time by a node's speed, boundaries, commits, memory use,
-//! dependencies, gangs, batches with limits, quotas and reservations, parks, failing programs,
-//! drains with a deadline, revocations, and spread ranges.
-//!
-//! It does not cover the transfer time of σ (its bytes are counted), devices, crashes with retries,
-//! requests for more memory, energy, verification, leases, or operators' commands other than drains
-//! and cordons.
+//! | | |
+//! |---|---|
+//! | modelled | computing time by a node's speed, boundaries, commits, memory use, failing programs |
+//! | | dependencies, gangs, batches with limits, quotas, reservations, parks, spread ranges |
+//! | | drains with a deadline, cordons, revocations |
+//! | not modelled | the transfer time of σ (its bytes are counted), devices, energy, leases |
+//! | | crashes with retries, requests for more memory, verification, other operators' commands |
 
 pub mod broken;
 mod check_scenario;

@@ -6,8 +6,8 @@
 //!
 //! A preempted execution waits in the queue like all others, by priority, tenant share and age.
 //! Shorter executions pass it for a bounded time only ([`crate::share::order`]). When its turn
-//! comes and a slot is free, it goes on where it is parked, and others are preempted for it by the
-//! same rules. It moves to another node once it has waited longer than the move costs.
+//! comes and a slot is free, it resumes in its place. Others are preempted for it by the same rules.
+//! It moves to another node once it has waited longer than the move costs.
 //!
 //! If keeping memory has come to cost more than a new start from σ, the execution gives it up and
 //! waits as pending. It returns no later than it would have returned from its park.

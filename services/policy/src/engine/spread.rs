@@ -210,9 +210,8 @@ impl Policy {
         self.wait_if_pending(holder);
     }
 
-    /// Forgets an execution that no longer lives. If the end of a part that is still out was not
-    /// reported, its ledger may merely have been missing at the time of the look, so it is looked
-    /// up again.
+    /// Forgets an execution that no longer lives. For a part without a reported end, the ledger may
+    /// only have been missing when the shell looked. So the part is looked up again.
     pub(super) fn forget_spread(&mut self, id: ExecutionId) {
         let member = self.spread.members.remove(&id);
         let holder = member.and_then(|m| m.spreading.part_of);

@@ -1,6 +1,6 @@
 //! Records why executions wait, so that SQL shows it too: after a first moment, and again when the
-//! reasons change. An explanation reads every node, so only the front of the queue is reported, a
-//! few executions at a time, and less often the more nodes there are.
+//! reasons change. An explanation reads every node. So only the front of the queue is reported, a
+//! few executions at a time, and less often on larger clusters.
 
 use std::collections::BTreeMap;
 

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! *service* is the expected remaining service. Executions with much service age more slowly, or a
-//! crowd of long ones would age past all short ones. No execution passes one that was submitted
-//! (101 − priority) · (ageing + service) earlier, because a newcomer has an effective priority of
-//! 100 at most. The wait counts from the submission, or from the last computation if there was one.
+//! crowd of long ones would age past all short ones. A newcomer has an effective priority of 100 at
+//! most. So no execution passes one that was submitted (101 − priority) · (ageing + service)
+//! earlier. The wait counts from the submission, or from the last computation if there was one.
 //!
 //! A **preempted, parked** execution keeps memory, and perhaps its device, while it waits. Short
 //! executions could pass it again and again. So once it has waited for

@@ -9,8 +9,8 @@
 //!   more,
 //! * for [`Config::spread_dwell_ms`] without a break there has been a place for one more: on a node
 //!   without a member, or on any free device if the members run on devices,
-//! * by its own rhythm the member has at least [`Config::spread_least_ms`] left, and at least
-//!   [`Config::spread_moves`] times its cost of a move and of reading its inputs, and
+//! * by its own rhythm the member has at least [`Config::spread_least_ms`] left,
+//! * it has at least [`Config::spread_moves`] times the cost of a move and of its inputs left, and
 //! * of all members it has the most time left.
 //!
 //! Each range has one order at a time. After an order without effect, the delay before the next one
