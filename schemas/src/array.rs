@@ -1,24 +1,23 @@
-//! One line that stands for many: the submissions of an array.
+//! Arrays: lines that become many submissions.
 
 use serde_json::Value;
 
 use crate::ids::ClientId;
 use crate::submission::{FieldError, Submission};
 
-/// What is replaced by the index of an array's element.
+/// Text that the index of an element replaces.
 const INDEX: &str = "{index}";
 
 impl Submission {
-    /// How many submissions it stands for.
+    /// Number of submissions that the line becomes.
     pub fn count(&self) -> usize {
         self.array.map_or(1, |array| array.count as usize)
     }
 
-    /// The submissions that it stands for, in order of their indices from 0; itself where it is no
-    /// array. In parameters, labels and `after` the text `{index}` is replaced by the index; a
-    /// parameter that is nothing but `"{index}"` becomes the number. A client's id gets
-    /// `-<index>` at its end. Each is made when it is asked for, since all of them together may be
-    /// a thousand times as large as the line.
+    /// The elements of the array in order of their indices from 0, or the submission itself. In
+    /// parameters, labels and `after`, the index replaces the text `{index}`. A parameter that is
+    /// exactly `"{index}"` becomes the number. A client's id gets the suffix `-<index>`. Elements
+    /// are made one at a time, because all together may be a thousand times as large as the line.
     pub fn elements(self) -> Elements {
         let array = self.array;
         let plain = Submission {
@@ -36,7 +35,7 @@ impl Submission {
     /// All of [`Submission::elements`] at once.
     ///
     /// # Errors
-    /// The field that breaks a rule once the index is put in.
+    /// The field that breaks a rule after the index is inserted.
     pub fn expand(self) -> Result<Vec<Submission>, FieldError> {
         self.elements().collect()
     }
@@ -62,7 +61,7 @@ impl Submission {
     }
 }
 
-/// The submissions that a line stands for, made one by one.
+/// The submissions of a line, made one at a time.
 #[derive(Debug)]
 pub struct Elements {
     plain: Submission,
@@ -72,7 +71,7 @@ pub struct Elements {
 }
 
 impl Elements {
-    /// Index of the next element; none where the line is no array.
+    /// Index of the next element. `None` if the line is no array.
     pub fn index(&self) -> Option<u32> {
         self.is_array.then_some(self.next)
     }
@@ -132,7 +131,7 @@ mod tests {
             second,
             r#"{"id":"part-1","program":"mine@1","params":{"file":"in/1.npy","list":[1,[7]],"seed":1},"after":[{"id":"prep-1"},{"id":"all"}],"labels":{"part":"1 of 3"}}"#
         );
-        // What it has become is a submission that a client could have sent.
+        // An element is a submission that a client could have sent.
         assert_eq!(Submission::parse(second.as_bytes()).unwrap(), all[1]);
     }
 
@@ -150,7 +149,7 @@ mod tests {
         let error = expanded(&line).unwrap_err();
         assert_eq!(error.field, "id");
         assert!(error.reason.contains("index 0"), "{}", error.reason);
-        // An element cannot wait for itself.
+        // An element cannot depend on itself.
         let line = r#"{"id":"a","program":"mine@1","array":{"count":2},"after":[{"id":"a-1"}]}"#;
         assert_eq!(expanded(line).unwrap_err().field, "after[0].id");
     }

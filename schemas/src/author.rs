@@ -3,17 +3,17 @@
 
 use crate::ids::{InstanceId, NodeId};
 
-/// A policy service as an author.
+/// The author name of a policy service.
 pub fn of_policy(id: InstanceId) -> String {
     format!("policy/{id}")
 }
 
-/// A life of a node's agent as an author.
+/// The author name of a life of a node's agent.
 pub fn of_worker(node: &NodeId, instance: InstanceId) -> String {
     format!("worker/{node}/{instance}")
 }
 
-/// The node and the life of its agent that an author is; none where it is no worker.
+/// The node and the life of its agent in an author name. `None` if the author is no worker.
 pub fn worker(author: &str) -> Option<(&str, &str)> {
     author.strip_prefix("worker/")?.split_once('/')
 }

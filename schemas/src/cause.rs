@@ -1,4 +1,4 @@
-//! Why an execution was bound or yielded, and who was considered.
+//! Why an execution was bound or yielded, and which candidates were considered.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,14 +14,14 @@ tagged! { "kind", "Cause", CauseKind,
     pub enum Cause {
         /// Its first binding.
         Initial,
-        /// A signal pressed beyond its threshold for longer than its dwell.
+        /// A signal exceeded its threshold for longer than its dwell.
         Pressure {
-            /// What was seen.
+            /// The evidence for the decision.
             evidence: Box<Evidence>,
         },
-        /// Somebody asked for it.
+        /// A person or program asked for it.
         Operator {
-            /// Who.
+            /// The person or program that asked.
             who: String,
         },
         /// Its node is leaving.
@@ -31,73 +31,72 @@ tagged! { "kind", "Cause", CauseKind,
         },
         /// Its node fell silent.
         Lost {
-            /// For how long, in milliseconds, when that was decided.
+            /// Duration of the silence at the decision, in ms.
             silent_ms: u64,
         },
-        /// Its node did not take it, or not in time.
+        /// Its node did not start it in time, or refused it.
         NotTaken {
-            /// Why.
+            /// The reason.
             reason: String,
         },
         /// Its ledger says that its node computes it, but the node does not hold it.
         Orphaned {
-            /// In words.
+            /// Details in words.
             reason: String,
         },
         /// It was resumed after a pause.
         Resumed,
-        /// It waited in a node's queue while another had room.
+        /// It waited in a node's queue while another node had a free slot.
         Balance,
         /// A node that computed it has lost the contract.
         Corrupt {
-            /// Which node, where it is known.
+            /// The node, if it is known.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             node: Option<NodeId>,
-            /// Why.
+            /// The reason.
             reason: String,
         },
-        /// It gives way to another execution.
+        /// Another execution preempts it.
         Preempted {
-            /// By which rule.
+            /// The rule.
             rule: Rule,
-            /// To which one, where it is one.
+            /// The other execution, if it is one.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             by: Option<ExecutionId>,
-            /// In words, with what the choice of this one costs.
+            /// Details in words, with the cost of preempting this one.
             reason: String,
         },
-        /// Another device is the better one for it.
+        /// Another device suits it better.
         Reallocated {
-            /// True for a larger one, false for a smaller one that is sufficient.
+            /// True for a larger device, false for a smaller sufficient one.
             upgrade: bool,
-            /// In words.
+            /// Details in words.
             reason: String,
         },
         /// Its program asked for more than its place has.
         Asked {
-            /// In words.
+            /// Details in words.
             reason: String,
         },
-        /// Its node has said when it will be gone.
+        /// Its node will go away at a known time.
         Revoked {
-            /// Who said so.
+            /// Who announced it.
             who: String,
-            /// When it will be gone.
+            /// When the node goes away.
             at: Timestamp,
         },
-        /// Its place is not viable, and no other is: it waits.
+        /// Its place is not viable and no other place is, so it waits.
         Unviable {
-            /// In words.
+            /// Details in words.
             reason: String,
         },
-        /// What it has kept of its range is done; the rest is with its parts, for the last of
-        /// which it waits.
+        /// It has done the part of its range that it kept. Now it waits for the last of its parts.
         Parts,
-        /// A part of it has failed or was cancelled: it stops, and fails.
+        /// One of its parts failed or was cancelled, so it stops and fails.
         PartFailed {
-            /// Which part.
+            /// The part.
             part: ExecutionId,
-            /// In words.
+            /// Details in words.
             reason: String,
         },
     }
@@ -152,43 +151,44 @@ impl Cause {
 /// The pressure that made a node unviable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {
-    /// Where.
+    /// The node.
     pub node: NodeId,
-    /// Which signal.
+    /// The signal.
     pub signal: Signal,
-    /// Which device of the node, if it was one's.
+    /// The device, if the signal is a device's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Its value in [0, 1] at the decision.
     pub value: f64,
     /// The threshold in force.
     pub threshold: Threshold,
-    /// Since when it was at or above `high`.
+    /// Time since which it was at or above `high`.
     pub since: Timestamp,
-    /// The hardware vector at the decision (readings that were measured, [`crate::limits::EVIDENCE_LIMIT`] at most).
+    /// The hardware vector at the decision: measured readings, [`crate::limits::EVIDENCE_LIMIT`] at
+    /// most.
     pub vector: Vec<Reading>,
 }
 
-/// A choice of a node, with everybody who was considered.
+/// A choice of a node, with the candidates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Decision {
-    /// Who was considered, the chosen one first ([`crate::limits::CANDIDATES_LIMIT`] at most).
+    /// The candidates, the chosen one first ([`crate::limits::CANDIDATES_LIMIT`] at most).
     pub candidates: Vec<Candidate>,
     /// Candidates beyond those listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u32,
-    /// Whose choice it was and when, where the node itself appended the binding.
+    /// Who chose and when, if the node itself appended the binding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entrusted: Option<Entrusted>,
 }
 
-/// A first binding that its node was entrusted with: the policy service made it, the node appends
-/// it together with what it has to say itself.
+/// An entrusted first binding: the policy service chooses, and the node appends it together with
+/// its own events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Entrusted {
     /// The policy service, as an author: `policy/<id>`.
     pub by: String,
-    /// When it chose, by its clock: from then on the execution is bound.
+    /// When it chose, by its clock. The execution is bound from then on.
     pub at: Timestamp,
 }
 
@@ -196,18 +196,18 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// A node that was considered.
+/// A node that was considered as a destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Candidate {
     /// The node.
     pub node: NodeId,
-    /// Which device of it, where a device was considered.
+    /// The device, if a device was considered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub substrate: Option<String>,
-    /// Its score where it was acceptable; higher is better.
+    /// Its score, if it was acceptable. Higher is better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// Why it was rejected, each reason a sentence; empty where it was acceptable.
+    /// Why it was rejected, each reason a sentence. Empty if it was acceptable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! The chain of one ledger, and what a worker knows of it. The broker may lose the tail of a stream
-//! and give its sequences out again, so a message is known by its digest. `schemas/PROTOCOL.md` has
+//! The chain of one ledger, as a worker knows it. The broker may lose the last messages of a stream
+//! and assign their sequences again, so a digest identifies a message. `schemas/PROTOCOL.md` has
 //! the rules; `tests/ledger_protocol.rs` checks a model of them.
 
 use std::collections::VecDeque;
@@ -27,17 +27,17 @@ impl Link {
     }
 }
 
-/// How the ledger's last valid message stands to a chain that a worker holds.
+/// Comparison of the ledger's last valid message with the chain of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It is the tip of the chain. Its sequence may be another one than before.
+    /// It is the tip of the chain. Its sequence may have changed.
     Unchanged,
-    /// It is an ancestor of the tip: the broker lost the messages behind it. The holder of the
+    /// It is an ancestor of the tip: the broker lost the messages after it. The holder of the
     /// binding may append the tip's state again.
     Behind {
         /// Ordinal of the ledger's last valid message.
         kept: Ordinal,
-        /// Ordinals lost: the tip's less `kept`.
+        /// Number of lost ordinals: the tip's minus `kept`.
         lost: u64,
     },
     /// The ledger holds no message. Treat it as `Behind` with `kept: 0` if
@@ -57,8 +57,8 @@ pub struct Detached {
     pub ordinal: Ordinal,
 }
 
-/// The chain of one ledger as far as a worker knows it: the tip, and the digests of at most
-/// [`LEDGER_DEPTH`] messages behind it.
+/// The part of one ledger's chain that a worker knows: the tip, and the digests of at most
+/// [`LEDGER_DEPTH`] messages before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     tip: Link,
@@ -68,7 +68,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// A chain of which only `tip` is known, and the digest of the message before it.
+    /// A chain with a known tip and the digest of the message before it.
     pub fn new(tip: Link) -> Self {
         Self {
             tip,
@@ -87,16 +87,16 @@ impl Held {
         self.has_first
     }
 
-    /// True when `digest` is the tip's or that of a known message behind it.
+    /// True if `digest` is the tip's or that of a known earlier message.
     pub fn contains(&self, digest: &Digest) -> bool {
         self.tip.digest == *digest || self.behind.contains(digest)
     }
 
-    /// Adds a message that is stored in the ledger. It follows the tip, or, as `healed` does, an
-    /// ancestor: then the messages in between are forgotten.
+    /// Adds a message that is stored in the ledger. It follows the tip. A `healed` message may
+    /// follow an ancestor, and then the messages between them are dropped.
     ///
     /// # Errors
-    /// When the message follows no known message. Nothing changes then.
+    /// If the message follows no known message. Then nothing changes.
     pub fn push(&mut self, link: Link) -> Result<(), Detached> {
         let detached = Detached {
             digest: link.digest,
@@ -108,7 +108,7 @@ impl Held {
                 let at = self.behind.iter().position(|known| *known == prev);
                 self.behind.truncate(at.ok_or(detached)? + 1);
             }
-            // `healed` on an empty ledger.
+            // A `healed` message on an empty ledger.
             None if self.has_first => self.behind.clear(),
             None => return Err(detached),
         }
@@ -120,14 +120,14 @@ impl Held {
         Ok(())
     }
 
-    /// Takes over a new sequence of the tip, read in the present life of the broker.
+    /// Sets the tip's sequence, as read in the present life of the broker.
     pub fn move_tip(&mut self, seq: Sequence) {
         self.tip.seq = seq;
     }
 
-    /// Adds what an older message says of the one before it. Returns false, and changes nothing, if
-    /// `link` is not the oldest known message or there is no room. A worker that takes an execution
-    /// over reads the ledger from the newest message to the oldest into this: a rollback beyond the
+    /// Adds the predecessor that an older message names. Returns false, and changes nothing, if
+    /// `link` is not the oldest known message or there is no room. A worker that takes over an
+    /// execution calls this for each message from the newest to the oldest. A rollback beyond the
     /// known messages looks like `Overtaken`.
     pub fn extend_back(&mut self, link: &Link) -> bool {
         let oldest = self.behind.front().unwrap_or(&self.tip.digest);
@@ -159,11 +159,11 @@ impl Held {
     }
 }
 
-/// The valid messages among those that a subject holds, in stream order. A message counts if it
-/// follows the last valid one before it; every other message is void.
+/// The valid messages among those of a subject, in stream order. A message is valid if it follows
+/// the last valid message before it. Every other message is void.
 ///
-/// If the first message of the ledger has dropped out of the stream, nothing says that the oldest
-/// one left is valid. Then the longest chain counts: no author writes on top of a void message.
+/// If the stream no longer has the first message of the ledger, the oldest one left may be void.
+/// Then the longest chain is valid, because no author writes after a void message.
 pub fn valid_chain(links: &[Link]) -> Vec<Link> {
     let chain_from = |from: &[Link]| {
         let mut chain: Vec<Link> = Vec::new();

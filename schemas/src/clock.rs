@@ -1,4 +1,4 @@
-//! How far a machine's clock is off.
+//! The offset of a machine's clock.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 /// A machine's clock against the broker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClockReading {
-    /// The machine's time less the broker's, in microseconds; negative when it is behind.
+    /// The machine's time minus the broker's, in µs. Negative if it is behind.
     pub ahead_us: i64,
-    /// Bound of the error of `ahead_us`, in microseconds.
+    /// Bound on the error of `ahead_us`, in µs.
     pub within_us: u64,
 }
 
 impl ClockReading {
-    /// From here on a person is told: 100 ms, in microseconds.
+    /// Offset above which a person is warned: 100 ms, in µs.
     pub const FAR_US: u64 = 100_000;
 
     /// True if the clocks differ by more than the measurement's error.
@@ -26,7 +26,7 @@ impl ClockReading {
         self.ahead_us.unsigned_abs() > self.within_us.saturating_add(Self::FAR_US)
     }
 
-    /// The difference for a person, e.g. `3600.0 s ahead of the broker's` or `152 ms behind the
+    /// The difference for people, e.g. `3600.0 s ahead of the broker's` or `152 ms behind the
     /// broker's`.
     pub fn in_words(self) -> String {
         let side = if self.ahead_us < 0 {

@@ -1,4 +1,5 @@
-//! Who must act next on an execution, and by when: read from the state of its ledger alone.
+//! Who must act next on an execution, and by when. It is derived from the state in the ledger
+//! alone.
 //!
 //! | phase | who | what | by when |
 //! |---|---|---|---|
@@ -9,14 +10,14 @@
 //! | started | worker | commit or end | no limit: a program may compute for hours between commits |
 //! | started, cancel requested | worker | cancel it | [`REQUEST_MS`] after the request |
 //! | started, pause requested | worker | pause it | the same, or [`INTERVALS`] mean intervals between its commits where that is longer; no limit before its first commit |
-//! | parked | policy service | let it go on, or move it | no limit: others have its place |
+//! | parked | policy service | continue or move it | no limit: others have its place |
 //! | parked, something requested | worker | do it | [`REQUEST_MS`] after both |
 //! | paused | a person | resume it | no limit |
 //! | verifying | policy service | have it verified | no limit: other nodes compute it once more |
 //! | ended | recorder | record its end | no limit: the ledger does not say what is recorded |
 //!
-//! A duty that is overdue is a reason to look, not a proof of a fault: an execution may also wait
-//! that long in the queue of a node while no other node has room.
+//! An overdue duty is a reason to look, not a proof of a fault. An execution may also wait that
+//! long in a node's queue while no other node has room.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,16 +25,15 @@ use serde::{Deserialize, Serialize};
 use crate::event::{ExecutionState, Phase, RequestKind};
 use crate::ids::{NodeId, Timestamp};
 
-/// A worker must start a bound execution within this time, in ms. The policy service binds it to
-/// another node after that: it waits twice as long as it lets a busy node take.
+/// Time for a worker to start a bound execution, in ms. After it, the policy service binds the
+/// execution to another node. It is twice the time that the policy service allows a busy node.
 pub const START_MS: u64 = 120_000;
-/// The policy service must bind an execution that was not started to another node within this
-/// time, in ms.
+/// Time for the policy service to bind an execution that was not started to another node, in ms.
 pub const REBIND_MS: u64 = 60_000;
-/// A worker must do what was requested within this time, in ms.
+/// Time for a worker to do a request, in ms.
 pub const REQUEST_MS: u64 = 60_000;
-/// A worker pauses an execution at a boundary: within this many of its mean intervals between two
-/// commits.
+/// Time for a worker to pause an execution, in mean intervals between two commits: a pause happens
+/// at a boundary.
 pub const INTERVALS: u64 = 4;
 
 /// Who must act next.
@@ -72,36 +72,36 @@ impl Actor {
     }
 }
 
-/// What must be done next.
+/// The task that must be done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Bind it to a node.
     Bind,
-    /// Bind it once the last of its parts ended.
+    /// Bind it after the last of its parts has ended.
     AwaitParts,
     /// Start it.
     Start,
-    /// Bind it to another node, since it was not started.
+    /// Bind it to another node, because it was not started.
     Rebind,
-    /// Commit its next boundary, or end.
+    /// Commit its next boundary, or end it.
     Compute,
     /// Cancel it, as requested.
     Cancel,
     /// Pause it, as requested.
     Pause,
-    /// Let it go on where it is parked, or move it.
+    /// Continue it where it is parked, or move it.
     Unpark,
     /// Resume it.
     Resume,
-    /// Have it verified.
+    /// Let other nodes verify it.
     Verify,
-    /// Record its end, where there is a history.
+    /// Record its end, if there is a recorder.
     Record,
 }
 
 impl Task {
-    /// For people, after "must".
+    /// Words for people, to follow "must".
     pub const fn in_words(self) -> &'static str {
         match self {
             Self::Bind => "bind it to a node",
@@ -127,20 +127,20 @@ pub struct Duty {
     /// The worker's node; only for a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// What.
+    /// The task.
     pub what: Task,
-    /// By when; absent where nothing in the ledger limits it.
+    /// The time limit. Absent if nothing in the ledger sets one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Timestamp>,
 }
 
 impl Duty {
-    /// True after its time.
+    /// True after the time limit.
     pub fn is_overdue(&self, now: Timestamp) -> bool {
         self.by.is_some_and(|by| by < now)
     }
 
-    /// For people.
+    /// A sentence for people.
     pub fn in_words(&self) -> String {
         let who = match (self.who, &self.node) {
             (Actor::Worker, Some(node)) => format!("worker {node}"),
@@ -154,7 +154,7 @@ impl Duty {
     }
 }
 
-/// Who must act next on an execution with this state, and by when, seen at `now`.
+/// The duty on an execution with this state, seen at `now`.
 pub fn of(state: &ExecutionState, now: Timestamp) -> Duty {
     let node = state.phase.binding().map(|binding| binding.node.clone());
     let duty = Standing::of(state).duty(now);
@@ -164,12 +164,12 @@ pub fn of(state: &ExecutionState, now: Timestamp) -> Duty {
     }
 }
 
-/// All that a duty depends on, without names: small enough to keep for each of 100,000 executions.
+/// The fields that a duty depends on, without names. Small enough to keep for 100,000 executions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// Waits for a binding.
     Pending {
-        /// It waits for its parts before that.
+        /// True if it waits for its parts first.
         awaits_parts: bool,
     },
     /// Bound, not started.
@@ -179,14 +179,14 @@ pub enum Standing {
     },
     /// Started.
     Started {
-        /// It waits at a boundary, where it is.
+        /// True if it is parked.
         is_parked: bool,
         /// The request that is not done yet.
         request: Option<Request>,
     },
     /// Waits for somebody to resume it.
     Paused,
-    /// Others compute it once more.
+    /// Other nodes compute it again.
     Verifying,
     /// Ended.
     Ended,
@@ -197,29 +197,29 @@ pub enum Standing {
 pub struct Request {
     /// [`Task::Cancel`] or [`Task::Pause`].
     pub what: Task,
-    /// By when; none where nothing limits it.
+    /// The time limit, if there is one.
     pub by: Option<Timestamp>,
 }
 
-/// What the time limit of a request depends on.
+/// The fields that the time limit of a request depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Requested {
-    /// What, as the ledger says.
+    /// The request in the ledger.
     pub what: RequestKind,
     /// When it was requested.
     pub at: Timestamp,
-    /// When the worker that holds the execution now was given it.
+    /// When the execution was bound to its present worker.
     pub bound_at: Timestamp,
-    /// Since when it is parked, if it is.
+    /// When it was parked, if it is.
     pub parked_at: Option<Timestamp>,
     /// Commits so far.
     pub commits: u64,
-    /// Time spent computing up to the last of them, in microseconds.
+    /// Computing time up to the last commit, in µs.
     pub compute_us: u64,
 }
 
 impl Request {
-    /// With its time limit.
+    /// The request with its time limit.
     pub fn of(requested: Requested) -> Self {
         let from = requested.at.max(requested.bound_at);
         let soon = from.max(requested.parked_at.unwrap_or(from));
@@ -239,7 +239,7 @@ impl Request {
 }
 
 impl Standing {
-    /// Of the execution with this state.
+    /// The standing of an execution with this state.
     pub fn of(state: &ExecutionState) -> Self {
         match &state.phase {
             Phase::Pending => Self::Pending {
@@ -265,7 +265,7 @@ impl Standing {
         }
     }
 
-    /// Who must act next, and by when, seen at `now`; without the worker's node.
+    /// The duty, seen at `now`, without the worker's node.
     pub fn duty(self, now: Timestamp) -> Duty {
         let (who, what, by) = match self {
             Self::Pending { awaits_parts } => {
@@ -353,7 +353,7 @@ mod tests {
         then(&bound, seconds, &[event])
     }
 
-    /// A boundary whose capsules took this many seconds.
+    /// A boundary with this many seconds of computing.
     fn commit(state: &ExecutionState, seconds: i64, took: u64) -> ExecutionState {
         let event = BoundaryEvent {
             index: state.boundary_index() + 1,

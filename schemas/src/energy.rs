@@ -1,50 +1,50 @@
-//! Joules of executions, as counters of the hardware gave them.
+//! Energy of executions, from the counters of the hardware.
 //!
-//! What is charged: the increase of a counter between two readings goes to the executions that
-//! computed under it meanwhile, in equal parts by the time for which each did; what it uses at rest
-//! beside them is in it. `host` is processors and memory (RAPL package and DRAM domains), `device`
-//! the device that the execution is bound to. While nothing computes, nobody is charged. Several
-//! workers on one host each take the host's counters for their own.
+//! The increase of a counter between two readings is divided among the executions that computed
+//! meanwhile, in proportion to their time. It includes the idle power of the hardware. `host` is
+//! processors and memory (RAPL package and DRAM domains). `device` is the device to which the
+//! execution is bound. While no execution computes, nobody is charged. If several workers run on
+//! one host, each counts the whole host.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Energy of one interval between two commits. At least one part is there; a part that was not
-/// measured from end to end is absent, which is not zero.
+/// Energy of one interval between two commits. At least one part is present. A part that was not
+/// measured for the whole interval is absent, which is not zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Energy {
-    /// Share of the host's energy, in microjoules.
+    /// Share of the host's energy, in µJ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_uj: Option<u64>,
-    /// Share of the device's energy, in microjoules.
+    /// Share of the device's energy, in µJ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_uj: Option<u64>,
 }
 
 impl Energy {
-    /// None where nothing was measured.
+    /// `None` if nothing was measured.
     pub fn of(host_uj: Option<u64>, device_uj: Option<u64>) -> Option<Self> {
         (host_uj.is_some() || device_uj.is_some()).then_some(Self { host_uj, device_uj })
     }
 }
 
-/// Energy over an execution's life, as far as it was measured.
+/// Energy over an execution's life, for the measured intervals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EnergyTotals {
-    /// Of hosts.
+    /// Energy of hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Measured>,
-    /// Of devices.
+    /// Energy of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Measured>,
 }
 
-/// A sum, and how much of the execution it covers.
+/// A sum, and the number of intervals that it covers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
-    /// Microjoules.
+    /// Energy in µJ.
     pub uj: u64,
-    /// Intervals that they are of. All of a completed execution are one more than its commits.
+    /// Number of measured intervals. A completed execution has one interval more than commits.
     pub intervals: u64,
 }
 
@@ -59,7 +59,7 @@ impl Measured {
 }
 
 impl EnergyTotals {
-    /// Adds an interval; one without a measurement changes nothing.
+    /// Adds an interval. An interval without a measurement changes nothing.
     pub fn add(total: &mut Option<Self>, interval: Option<Energy>) {
         if let Some(interval) = interval {
             let total = total.get_or_insert_default();

@@ -1,5 +1,5 @@
-//! What a ledger message says: the events that happened together, and the cumulative state after
-//! them. The transitions themselves are in [`crate::fold`].
+//! Ledger messages: the events that happened together, and the cumulative state after them. The
+//! transitions are in [`crate::fold`].
 
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ use crate::spread::Spreading;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
 
-/// One message of a ledger: events that became true together, and the state after them.
+/// One message of a ledger: events that happened together, and the state after them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LedgerMessage {
     /// Version of this message: 1.
     pub v: u8,
-    /// What happened, in order.
+    /// The events, in order.
     pub events: Vec<Event>,
-    /// The state after it; this alone suffices to go on.
+    /// The state after the events. It alone suffices to continue.
     pub state: ExecutionState,
-    /// Place for a signature by the binding's holder.
+    /// Reserved for a signature by the binding's holder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sig: Option<String>,
 }
@@ -38,7 +38,7 @@ pub struct LedgerMessage {
 /// A ledger message that cannot be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
-    /// Over the limit of the header.
+    /// It exceeds the limit of the header.
     #[error(
         "ledger message of {size} bytes is over the {EVENT_HEADER_LIMIT} that a header may have"
     )]
@@ -46,7 +46,7 @@ pub enum MessageError {
         /// Its size in bytes.
         size: usize,
     },
-    /// No JSON of this form.
+    /// It is not JSON of this form.
     #[error("ledger message is not of the expected form: {0}")]
     Json(#[from] serde_json::Error),
     /// A version that this program does not know.
@@ -55,7 +55,7 @@ pub enum MessageError {
 }
 
 impl LedgerMessage {
-    /// The header's value.
+    /// Encodes the header's value.
     ///
     /// # Errors
     /// [`MessageError::TooLarge`] over [`EVENT_HEADER_LIMIT`].
@@ -67,11 +67,11 @@ impl LedgerMessage {
         Ok(text)
     }
 
-    /// Reads a header's value; `sequence` is the message's own and takes the place of 0 wherever
-    /// the message speaks of itself.
+    /// Decodes a header's value. `sequence` is the message's own. It replaces 0 where the message
+    /// refers to itself.
     ///
     /// # Errors
-    /// When it is no such message.
+    /// If the text is not such a message.
     pub fn decode(text: &str, sequence: Sequence) -> Result<Self, MessageError> {
         let mut message: Self = serde_json::from_str(text)?;
         if message.v != 1 {
@@ -83,209 +83,210 @@ impl LedgerMessage {
 }
 
 tagged! { "type", "Event", EventKind,
-    /// Something that happened to an execution.
+    /// An event of an execution.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Event {
-        /// It exists.
+        /// The execution was submitted.
         Submitted,
-        /// It is tied to a node under a new epoch.
+        /// The execution was bound to a node, with a new epoch.
         Bound {
-            /// The new epoch: one more than before.
+            /// The new epoch: one more than the last.
             epoch: Epoch,
             /// The node.
             node: NodeId,
-            /// Which life of the node's agent.
+            /// The life of the node's agent.
             instance: InstanceId,
-            /// Which place on it.
+            /// The substrate on it.
             substrate: String,
-            /// Why.
+            /// The reason.
             cause: Cause,
-            /// Whom the choice was made from; absent when a decision lies in another message.
+            /// The candidates of the choice. Absent if another message has the decision.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             decision: Option<Decision>,
         },
-        /// Its node computes.
+        /// The node has started the execution.
         Started {
-            /// Under which epoch.
+            /// The epoch of the binding.
             epoch: Epoch,
-            /// When its first capsule of this binding began.
+            /// When the first capsule of this binding began.
             computing_since: Timestamp,
         },
         /// A boundary became durable.
         Boundary(BoundaryEvent),
-        /// Messages to the outside became durable; they are published now.
+        /// Emitted messages became durable. They are published now.
         Emitted {
-            /// Which.
+            /// The messages.
             outbox: Outbox,
         },
-        /// The node gave it up at its last committed boundary.
+        /// The node yielded the execution at its last committed boundary.
         Yielded {
-            /// Why.
+            /// The reason.
             cause: Cause,
             /// When the last capsule on this node ended.
             computed_until: Timestamp,
         },
-        /// The node did not take it.
+        /// The node refused the binding.
         Refused {
-            /// Why.
+            /// The reason.
             reason: String,
-            /// Slots that it could offer.
+            /// Slots that the node could offer.
             offer: u32,
         },
-        /// It waits until somebody resumes it.
+        /// The execution pauses until somebody resumes it.
         Paused {
             /// Who asked.
             who: String,
         },
-        /// It may be bound again.
+        /// The execution may be bound again.
         Resumed {
             /// Who asked.
             who: String,
         },
-        /// Somebody asked for something that the holder of the binding will do.
+        /// Somebody requested something that the holder of the binding will do.
         Requested {
             /// Who asked.
             who: String,
-            /// What.
+            /// The request.
             what: RequestKind,
         },
-        /// The tail of what is left to it is a part of its own from now on: in the message of the
-        /// boundary whose σ ends before it.
+        /// The last tiles of its remaining range became a part. This is in the message of the
+        /// boundary whose σ ends before the part.
         Split {
             /// The part: [`crate::spread::part_id`].
             part: ExecutionId,
-            /// How often it was split before.
+            /// How often the execution was split before.
             nth: u32,
             /// The part's first tile.
             from: u64,
-            /// The one behind its last.
+            /// The tile after the part's last one.
             to: u64,
         },
-        /// It has taken the last of its parts, which has ended: in the message of the boundary
-        /// whose σ has that part's tiles.
+        /// The execution took back the last of its parts, which has ended. This is in the message
+        /// of the boundary whose σ has the part's tiles.
         Merged {
             /// The part.
             part: ExecutionId,
         },
-        /// A part has ended with what it has done: what was left to it is its holder's.
+        /// A part has ended early. Its holder gets the remaining tiles.
         Returned {
             /// Its holder.
             to: ExecutionId,
         },
-        /// It is given more or less from its next boundary on, as long as it is where it is.
+        /// The grant of the execution changes at its next boundary, until it moves.
         Reconfigured {
             /// Who asked.
             who: String,
-            /// What it may use then.
+            /// The new grant.
             grant: Grant,
         },
-        /// Something about it is changed from now on.
+        /// An adjustment of the execution, in force from now on.
         Adjusted {
             /// Who asked: an operator, or `program`.
             who: String,
-            /// What is changed.
+            /// The change.
             change: Adjustment,
         },
-        /// It waits at its last committed boundary, where it is.
+        /// The execution is parked on its node at its last committed boundary.
         Parked {
-            /// Why.
+            /// The reason.
             cause: Cause,
             /// What it keeps.
             keep: Keep,
-            /// When the last capsule before that ended.
+            /// When its last capsule ended.
             computed_until: Timestamp,
         },
-        /// It goes on where it is parked.
+        /// The execution continues on the node where it was parked.
         Unparked {
-            /// Why, or who asked.
+            /// The reason, or who asked.
             reason: String,
             /// When its next capsule began.
             computing_since: Timestamp,
         },
-        /// The program ended without completing; it is tried again from the last commit.
+        /// The program ended without completing. It is retried from the last commit.
         Crashed {
             /// Crashes so far.
             attempt: u32,
             /// Exit status or signal, in words.
             exit: String,
-            /// The end of what it wrote to stderr.
+            /// The end of its output to stderr.
             stderr: String,
-            /// How long the next attempt waits.
+            /// Pause before the next attempt, in ms.
             backoff_ms: u64,
         },
-        /// It is done.
+        /// The execution has completed.
         Completed {
-            /// What the program says of its result; absent where `object` has it.
+            /// The program's result. Absent if `object` has it.
             #[serde(default, skip_serializing_if = "Value::is_null")]
             result: Value,
             /// A result over 4 KiB, stored beside the ledger.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             object: Option<ResultObject>,
-            /// When its last capsule ended.
+            /// When the last capsule ended.
             computed_until: Timestamp,
-            /// Capsules in all.
+            /// Number of all capsules.
             capsules: BoundaryIndex,
             /// Outputs made since the last commit.
             #[serde(default, skip_serializing_if = "Vec::is_empty")]
             outputs: Vec<Output>,
-            /// Energy since the last commit; absent where it was not measured.
+            /// Energy since the last commit. Absent if it was not measured.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             energy: Option<Energy>,
         },
-        /// Its program has ended, and what it has made is compared before it counts; `completed`
-        /// follows `verified`.
+        /// The program has ended. Its outputs and result are compared before they count.
+        /// `completed` follows `verified`.
         Computed {
-            /// What the program says of its result; absent where `object` has it.
+            /// The program's result. Absent if `object` has it.
             #[serde(default, skip_serializing_if = "Value::is_null")]
             result: Value,
             /// A result over 4 KiB, stored beside the ledger.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             object: Option<ResultObject>,
-            /// When its last capsule ended.
+            /// When the last capsule ended.
             computed_until: Timestamp,
-            /// Capsules in all.
+            /// Number of all capsules.
             capsules: BoundaryIndex,
             /// Outputs made since the last commit.
             #[serde(default, skip_serializing_if = "Vec::is_empty")]
             outputs: Vec<Output>,
-            /// Energy since the last commit; absent where it was not measured.
+            /// Energy since the last commit. Absent if it was not measured.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             energy: Option<Energy>,
         },
-        /// Other nodes have computed it once more, with the same bits.
+        /// Other nodes have computed the execution again, with the same bits.
         Verified {
-            /// Who.
+            /// The nodes.
             by: Vec<NodeId>,
-            /// In how many segments.
+            /// Number of segments.
             segments: u32,
         },
-        /// What it has reached is not to be trusted: it goes on from an earlier boundary.
+        /// The last boundaries of the execution are not trusted. It continues from an earlier one.
         SteppedBack {
-            /// From which; none: from the beginning. Its `seq` is 0 where this message carries σ.
+            /// The boundary to continue from. Absent: the beginning. Its `seq` is 0 if this message
+            /// carries σ.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             to: Option<StatePlace>,
-            /// Why.
+            /// The reason.
             cause: Cause,
         },
-        /// The broker had lost messages of this ledger, and the holder of the binding says again
-        /// what they came to. Nothing was computed twice.
+        /// The broker had lost messages of this ledger. The holder of the binding states their
+        /// result again. Nothing was computed twice.
         Healed {
-            /// Ordinal of the message that was left; 0 where none was.
+            /// Ordinal of the last message that was left, 0 if none was.
             kept: Ordinal,
-            /// Messages that were lost.
+            /// Number of lost messages.
             lost: u64,
-            /// Digest of the header of the last of them.
+            /// Digest of the last lost message's header.
             over: Digest,
         },
-        /// It cannot complete.
+        /// The execution cannot complete.
         Failed {
-            /// Why, for a person.
+            /// The reason, for a person.
             reason: String,
-            /// The end of what the program wrote to stderr.
+            /// The end of the program's output to stderr.
             #[serde(default, skip_serializing_if = "String::is_empty")]
             stderr: String,
         },
-        /// Somebody ended it.
+        /// Somebody cancelled the execution.
         Cancelled {
             /// Who.
             who: String,
@@ -293,11 +294,11 @@ tagged! { "type", "Event", EventKind,
     }
 }
 
-/// Messages that an execution emitted since its last commit, packed into one chunk of
-/// `FIEC_CHUNK`, from where they are published on `fiec.outbox.<tenant>.<execution>.<name>`.
+/// Messages that an execution emitted since its last commit. They are packed into one chunk of
+/// `FIEC_CHUNK`, and published from there on `fiec.outbox.<tenant>.<execution>.<name>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Outbox {
-    /// Sequence of the chunk; it is dropped once they are published.
+    /// Sequence of the chunk. It is dropped after its messages are published.
     pub seq: Sequence,
     /// Digest of the chunk.
     pub digest: Digest,
@@ -305,8 +306,8 @@ pub struct Outbox {
     pub bytes: u32,
     /// Messages in it.
     pub count: u32,
-    /// The last boundary at which one of them was emitted. What is emitted again at an earlier one
-    /// is the same and is left out.
+    /// The last boundary at which one of them was emitted. A repeated computation emits the same
+    /// messages at earlier boundaries, which are left out.
     pub through: BoundaryIndex,
 }
 
@@ -323,16 +324,16 @@ pub struct BoundaryEvent {
     pub computed_at: Timestamp,
     /// Time spent computing since the commit before, in microseconds.
     pub compute_us: u64,
-    /// Boundaries in all, where the program knows.
+    /// Number of all boundaries, if the program knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<BoundaryIndex>,
-    /// The program's own short word on its progress.
+    /// The program's own short note on its progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Outputs that become visible with this commit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Output>,
-    /// Energy since the commit before, or since the program began here; absent where it was not
+    /// Energy since the last commit, or since the program began here. Absent if it was not
     /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<Energy>,
@@ -358,32 +359,32 @@ pub struct ResultObject {
     pub bytes: u32,
 }
 
-/// The cumulative state of an execution; the last message alone gives it.
+/// The cumulative state of an execution. The last message alone contains it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExecutionState {
-    /// Which execution.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
     /// The message's place in the ledger, from 1.
     pub ordinal: Ordinal,
     /// Digest of the `Fiec-Event` header of the message before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev: Option<Digest>,
-    /// Who wrote the message: `policy/<id>` or `worker/<node>/<instance>`.
+    /// Author of the message: `policy/<id>` or `worker/<node>/<instance>`.
     pub author: String,
-    /// When, by the author's clock.
+    /// Time of the message, by the author's clock.
     pub at: Timestamp,
     /// Digest of the canonical submission.
     pub submission: Digest,
-    /// The submission itself, if it is small, while the execution lives and in a first message that
-    /// ends it; a large one lies in `FIEC_DATA`.
+    /// The submission itself, if it is small. Present while the execution lives, and in a first
+    /// message that ends it. A large one is in `FIEC_DATA`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Arc<Submission>>,
-    /// The contract under which it may move.
+    /// The numeric contract for moves.
     #[serde(default, skip_serializing_if = "is_bitwise")]
     pub contract: Contract,
-    /// True where outputs and completion are visible only once they were verified.
+    /// True if outputs and completion are visible only after verification.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guarded: bool,
     /// Its batch.
@@ -391,7 +392,7 @@ pub struct ExecutionState {
     pub batch: Option<BatchPlace>,
     /// When it was submitted, by the broker's clock.
     pub submitted_at: Timestamp,
-    /// Where it stands.
+    /// Its phase.
     pub phase: Phase,
     /// Epoch of the last binding; 0 before the first.
     pub epoch: Epoch,
@@ -401,22 +402,22 @@ pub struct ExecutionState {
     /// When it was last bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved_at: Option<Timestamp>,
-    /// Nodes that it left because of pressure, the last 8.
+    /// The last 8 nodes that it left because of pressure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left: Vec<Left>,
-    /// Something that was asked of the holder and is not yet done.
+    /// A request to the holder that is not done yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
-    /// What was changed about it since it was submitted.
+    /// Adjustments since the submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adjusted: Option<Box<Adjustment>>,
-    /// Set while it waits at its last boundary, where it is.
+    /// Present while it is parked at its last boundary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,
-    /// How it shares its range of tiles with others, where it may or is a part.
+    /// How it shares its range of tiles. Present if it may share it or is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Box<Spreading>>,
-    /// What it emitted last. Whoever takes it over makes sure that it is published.
+    /// The messages that it emitted last. Its next holder makes sure that they are published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<Outbox>,
     /// Counters over its whole life.
@@ -428,38 +429,38 @@ fn is_bitwise(contract: &Contract) -> bool {
 }
 
 tagged! { "is", "Phase", PhaseKind,
-    /// Where an execution stands.
+    /// Phase of an execution.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Phase {
-        /// Waits to be bound.
+        /// Waits for a binding.
         Pending,
-        /// Tied to a node that has not started it yet.
+        /// Bound to a node that has not started it.
         Bound(Binding),
-        /// Computing there.
+        /// Computes on its node.
         Started(Binding),
         /// Waits for `resume`.
         Paused {
             /// Who paused it.
             who: String,
         },
-        /// Computed to its end; others compute it once more before that counts.
+        /// Computed to its end. Other nodes compute it again before that counts.
         Verifying {
-            /// Where it was computed last.
+            /// The node where it was computed last.
             node: NodeId,
         },
-        /// Done.
+        /// Completed.
         Completed,
-        /// Given up.
+        /// Failed permanently.
         Failed,
-        /// Ended by somebody.
+        /// Cancelled by somebody.
         Cancelled,
-        /// A part that has ended before all of its range was done; the rest is its holder's.
+        /// A part that ended before its range was done. Its holder has the remaining tiles.
         Returned,
     }
 }
 
 impl EventKind {
-    /// True for one that ends an execution.
+    /// True for an event that ends an execution.
     pub const fn is_end(self) -> bool {
         matches!(
             self,
@@ -469,7 +470,7 @@ impl EventKind {
 }
 
 impl PhaseKind {
-    /// True when nothing more will happen.
+    /// True if no further event can follow.
     pub const fn is_terminal(self) -> bool {
         matches!(
             self,
@@ -479,12 +480,12 @@ impl PhaseKind {
 }
 
 impl Phase {
-    /// The name in SQL, metrics and for people.
+    /// The name in SQL, in metrics and for people.
     pub const fn as_str(&self) -> &'static str {
         self.kind().as_str()
     }
 
-    /// True when nothing more will happen.
+    /// True if no further event can follow.
     pub fn is_terminal(&self) -> bool {
         self.kind().is_terminal()
     }
@@ -503,9 +504,9 @@ impl Phase {
 pub struct Binding {
     /// The node.
     pub node: NodeId,
-    /// Which life of its agent.
+    /// The life of its agent.
     pub instance: InstanceId,
-    /// Which place on it.
+    /// The substrate on it.
     pub substrate: String,
     /// Sequence of the message that made the binding and identifies it.
     pub seq: Sequence,
@@ -513,7 +514,7 @@ pub struct Binding {
     pub at: Timestamp,
 }
 
-/// The last committed boundary and where its σ is.
+/// The last committed boundary and the place of its σ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StatePlace {
     /// Capsules completed before it.
@@ -522,15 +523,15 @@ pub struct StatePlace {
     pub digest: Digest,
     /// Bytes of σ.
     pub bytes: u64,
-    /// Sequence of the message whose body is σ, or the list of its chunks where it is larger than
-    /// 768 KiB; absent where an earlier version put it whole into the object store `FIEC_STATE`.
+    /// Sequence of the message whose body is σ, or the list of its chunks if σ is larger than 768
+    /// KiB. Absent if an earlier version stored σ in the object store `FIEC_STATE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<Sequence>,
-    /// Ordinal of the message that carries it.
+    /// Ordinal of that message.
     pub ordinal: Ordinal,
 }
 
-/// A node that was left because of pressure.
+/// A node that an execution left because of pressure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Left {
     /// The node.
@@ -540,23 +541,23 @@ pub struct Left {
 }
 
 named! {
-    /// What can be requested of the holder of a binding, through the ledger.
+    /// A request to the holder of a binding, through the ledger.
     pub enum RequestKind {
-        /// End it.
+        /// End the execution.
         Cancel,
-        /// Give it up at its next boundary and leave it paused.
+        /// Stop it at its next boundary and leave it paused.
         Pause,
     }
 }
 
-/// An order that the holder of the binding has taken and will carry out.
+/// A request that the holder of the binding has accepted and will do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Requested {
-    /// What.
+    /// The request.
     pub what: RequestKind,
-    /// By whom.
+    /// Who asked.
     pub who: String,
-    /// When; absent where an earlier version wrote it.
+    /// When. Absent if an earlier version wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
 }
@@ -579,16 +580,16 @@ pub struct Totals {
     /// Bytes of σ committed.
     #[serde(default, skip_serializing_if = "none64")]
     pub state_bytes: u64,
-    /// Bindings after the first, whatever the cause.
+    /// Bindings after the first, with any cause.
     #[serde(default, skip_serializing_if = "none64")]
     pub rebindings: u64,
-    /// Of those, the ones for pressure.
+    /// Rebindings because of pressure.
     #[serde(default, skip_serializing_if = "none64")]
     pub pressure: u64,
     /// Crashes of the program.
     #[serde(default, skip_serializing_if = "none64")]
     pub crashes: u64,
-    /// Microseconds spent computing, as committed.
+    /// Computing time up to the last commit, in µs.
     #[serde(default, skip_serializing_if = "none64")]
     pub compute_us: u64,
     /// Steps back to an earlier boundary.
@@ -604,7 +605,7 @@ fn none64(n: &u64) -> bool {
 }
 
 impl ExecutionState {
-    /// Puts a message's own sequence in the place of 0.
+    /// Replaces 0 by the message's own sequence.
     pub fn resolve(&mut self, sequence: Sequence) {
         if let Phase::Bound(binding) | Phase::Started(binding) = &mut self.phase
             && binding.seq == 0
@@ -618,7 +619,7 @@ impl ExecutionState {
         }
     }
 
-    /// The index of the last committed boundary; 0 where nothing was committed.
+    /// The index of the last committed boundary, 0 if there is none.
     pub fn boundary_index(&self) -> BoundaryIndex {
         self.boundary.as_ref().map_or(0, |b| b.index)
     }

@@ -35,7 +35,7 @@ use crate::spread::Spreading;
 use crate::submission::Submission;
 use crate::trust::Verify;
 
-/// How many nodes left under pressure are remembered.
+/// Number of nodes left under pressure that are remembered.
 const LEFT_LIMIT: usize = 8;
 
 /// An event that the state does not allow.
@@ -49,32 +49,32 @@ pub enum TransitionError {
         /// The event.
         event: &'static str,
     },
-    /// The epoch does not follow.
+    /// The event has the wrong epoch.
     #[error("epoch {found} where {expected} was expected")]
     Epoch {
-        /// What the event says.
+        /// Epoch in the event.
         found: u64,
-        /// What the state demands.
+        /// Epoch that the state requires.
         expected: u64,
     },
-    /// A step back would be one ahead.
+    /// The target of a step back is ahead of the last boundary.
     #[error("a step back to boundary {found}, beyond the last committed one ({last})")]
     Forward {
-        /// What the event says.
+        /// Boundary in the event.
         found: u64,
         /// The last committed boundary.
         last: u64,
     },
-    /// A rule of ranges that are shared out is broken.
+    /// A rule of shared ranges is broken.
     #[error("{rule}")]
     Spread {
-        /// Which, and what was found.
+        /// The rule, and what was found.
         rule: String,
     },
-    /// Progress would not be monotonic.
+    /// The boundary is not ahead of the last one.
     #[error("boundary {found} after boundary {last}: progress must grow")]
     Progress {
-        /// What the event says.
+        /// Boundary in the event.
         found: u64,
         /// The last committed boundary.
         last: u64,
@@ -82,7 +82,7 @@ pub enum TransitionError {
 }
 
 impl ExecutionState {
-    /// The state before any message, from which `submitted` is the only way on.
+    /// The state before any message. Only `submitted` can follow.
     pub fn unborn(
         tenant: Tenant,
         execution: ExecutionId,
@@ -118,8 +118,8 @@ impl ExecutionState {
         }
     }
 
-    /// The state after a message with these events, written by `author` at `at` on top of a
-    /// message whose header has the digest `prev` (none for the first).
+    /// The state after a message with these events. `author` writes it at `at`, after the message
+    /// whose header has the digest `prev` (`None` for the first message).
     ///
     /// # Errors
     /// The first event that the state before it does not allow.
@@ -138,8 +138,8 @@ impl ExecutionState {
         Ok(next)
     }
 
-    /// The state after the message of this one, had it these events too, written by `author` at
-    /// `at`: a first binding is appended by its node with whatever the node has to say.
+    /// The state if this state's message also had these events, written by `author` at `at`. A node
+    /// appends an entrusted binding together with its own events in this way.
     ///
     /// # Errors
     /// The first event that the state before it does not allow.
@@ -169,7 +169,7 @@ impl ExecutionState {
             next.apply(event, at)?;
         }
         if next.phase.is_terminal() {
-            // Who reads only this message must learn what was asked for.
+            // A reader of this message alone must learn the submission.
             if next.ordinal > 1 {
                 next.spec = None;
             }
@@ -384,7 +384,7 @@ impl ExecutionState {
                     place
                 });
                 self.totals.steps_back += 1;
-                // A pause and its order stand; everything else begins anew.
+                // A pause and an order to pause stay. Everything else begins again.
                 if !matches!(self.phase, Phase::Paused { .. }) {
                     self.phase = Phase::Pending;
                     self.requested = None;
@@ -438,8 +438,8 @@ impl ExecutionState {
         Ok(())
     }
 
-    /// Says that the message of this state carries σ again in its body, so that the message which
-    /// carried it so far may drop out of the stream.
+    /// Marks that this state's message carries σ again in its body. The message that carried it
+    /// before may then drop out of the stream.
     pub fn carry_state_again(&mut self) {
         let ordinal = self.ordinal;
         if let Some(place) = &mut self.boundary
@@ -450,12 +450,13 @@ impl ExecutionState {
         }
     }
 
-    /// The state of a message that says again, on top of the message `last`, what this state came
-    /// to before the broker lost all behind that message. `over` is the digest of the message that
-    /// made this state. Where the message with σ, or the one that made the binding, was lost too,
-    /// the new message takes its place: its sequence is 0.
+    /// The state of a `healed` message. The broker lost all messages after `last`. The new message
+    /// follows `last` and restores this state. `over` is the digest of the message that made this
+    /// state. If the message with σ or with the binding was lost too, the new message replaces it
+    /// with sequence 0.
     ///
     /// # Errors
+    /// If there is no binding.
     /// When there is no binding.
     pub fn healed(
         &self,
@@ -489,7 +490,7 @@ impl ExecutionState {
         Ok((event, next))
     }
 
-    /// The index of the boundary that the same message has made durable before.
+    /// The boundary that the same message has committed before this event.
     fn new_boundary(&self, event: &'static str) -> Result<BoundaryIndex, TransitionError> {
         let made = self.boundary.as_ref();
         made.filter(|place| place.ordinal == self.ordinal)
@@ -504,7 +505,8 @@ impl ExecutionState {
         self.spread.as_deref_mut().ok_or(refused)
     }
 
-    /// What waits for its parts has nothing left to compute: its next boundary is a merge.
+    /// An execution that waits for its parts has nothing left to compute, so its next boundary is a
+    /// merge.
     fn only_merges_while_it_waits(&self, events: &[Event]) -> Result<(), TransitionError> {
         let waits = self.spread.as_ref().is_some_and(|spread| spread.waits);
         let back = |e: &Event| matches!(e, Event::Merged { .. } | Event::SteppedBack { .. });
@@ -533,7 +535,7 @@ impl ExecutionState {
         }
     }
 
-    /// Started, and not waiting.
+    /// Checks that the execution is started and not parked.
     fn must_compute(&self, event: &'static str) -> Result<(), TransitionError> {
         self.must_be_started(event)?;
         if self.parked.is_some() {

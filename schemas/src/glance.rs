@@ -1,11 +1,12 @@
-//! A ledger message read only as far as the choice needs whether to read it whole. Nothing is copied
-//! and no time or digest is parsed: some thousand bytes of a header take about a microsecond.
+//! A partial reader of ledger messages, to decide whether a message must be read completely. It
+//! copies nothing and parses no time or digest. It takes about 1 µs for a header of some thousand
+//! bytes.
 
 use serde::Deserialize;
 
 use crate::event::{BatchPlace, PhaseKind};
 
-/// What a glance at a message shows.
+/// The fields that a glance reads.
 #[derive(Debug, Deserialize)]
 pub struct Glance {
     state: StateGlance,
@@ -26,7 +27,7 @@ impl Glance {
     /// Reads the `Fiec-Event` header.
     ///
     /// # Errors
-    /// When it is no ledger message.
+    /// If it is no ledger message.
     pub fn read(header: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(header)
     }

@@ -1,4 +1,4 @@
-//! The hardware vector H(t), thresholds with hysteresis, and what a node says of itself.
+//! The hardware vector H(t), thresholds with hysteresis, and node descriptors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +21,7 @@ pub use crate::substrate::{
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
-    /// M: memory in use of the host, or of the tightest limit that encloses the node.
+    /// M: memory in use on the host, or under the tightest limit of the node.
     Memory,
     /// M stall: time lost waiting for memory (pressure stall information).
     MemoryStall,
@@ -66,14 +66,14 @@ impl Signal {
         }
     }
 
-    /// The declared step: a value that has changed by more than this since it was published last
-    /// is news, and is published before the next heartbeat.
+    /// The declared step. A value that has changed by more since it was last published is published
+    /// before the next heartbeat.
     pub fn step(self) -> f64 {
         match self {
             Signal::Memory => 0.02,
             Signal::MemoryStall | Signal::Power | Signal::Thermal | Signal::Fabric => 0.05,
             Signal::Latency | Signal::Contention => 0.10,
-            // Any fault at all.
+            // Every error counts.
             Signal::Errors => 0.0,
         }
     }
@@ -85,43 +85,43 @@ impl fmt::Display for Signal {
     }
 }
 
-/// One component of H(t) as measured at one place.
+/// One component of H(t), measured at one place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Reading {
-    /// Which component.
+    /// The component.
     pub signal: Signal,
-    /// GPU or MIG UUID; absent for the node itself. Devices are never averaged. A part of the
-    /// host, which informs and is judged by no threshold: `machine` (the whole host, where a
-    /// cgroup is tighter), `cgroup:<directory>`, `numa:<n>` (a memory node), `peer:<node>`
-    /// (round trips to another node).
+    /// UUID of a GPU or MIG slice. Absent for the node itself. Devices are never averaged. It can
+    /// also be a part of the host, which has no threshold: `machine` (the whole host, if a cgroup
+    /// is tighter), `cgroup:<directory>`, `numa:<n>` (a memory node), `peer:<node>` (round trips to
+    /// another node).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Normalized to [0, 1]; absent when it could not be measured, which is not zero.
+    /// The value, normalized to [0, 1]. Absent if it could not be measured, which is not zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// The raw reading in `unit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raw: Option<f64>,
-    /// The limit that the raw reading is held against, in `unit`.
+    /// The limit of the raw reading, in `unit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
     /// Unit of `raw` and `limit`: `bytes`, `percent`, `mW`, `celsius`, `us`, `ratio`, `event`.
     pub unit: String,
-    /// Where it was read: a file, a library call.
+    /// Source of the reading: a file or a library call.
     pub source: String,
     /// When it was read.
     pub at: Timestamp,
     /// Why there is no value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
-    /// The envelope in force, which `value` is held against in place of `limit`.
+    /// The envelope in force, whose cap replaces `limit` in `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envelope: Option<EnvelopeNow>,
 }
 
 impl Reading {
-    /// Whether it is about a part of the host, which informs and is judged by no threshold: the
-    /// node's own reading of the signal has taken it into account.
+    /// True for a part of the host, which informs and has no threshold. The node's own reading of
+    /// the signal includes it.
     pub fn is_part(&self) -> bool {
         self.device.as_deref().is_some_and(|place| {
             place == "machine"
@@ -132,51 +132,51 @@ impl Reading {
     }
 }
 
-/// What a running execution has reached, as its agent last heard; not durable.
+/// Progress of a running execution, as its agent knows it. It is not durable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunningProgress {
-    /// Which execution.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Under which binding.
+    /// The epoch of its binding.
     pub epoch: Epoch,
     /// Boundaries reached, committed or not.
     pub boundary: BoundaryIndex,
-    /// Boundaries in all, where the program knows.
+    /// Number of all boundaries, if the program knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<BoundaryIndex>,
-    /// A short word of the program on where it stands, for people.
+    /// The program's short note on its progress, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// H(t) of one node, with what it is running; published on `fiec.telemetry.<node>` when
-/// something changes by more than a step and at a slow heartbeat.
+/// H(t) of one node, with its running executions. It is published on `fiec.telemetry.<node>` when a
+/// component changes by more than its step, and as a slow heartbeat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HardwareVector {
     /// Version of this message: 1.
     pub v: u8,
     /// The node.
     pub node: NodeId,
-    /// Its instance.
+    /// The life of its agent.
     pub instance: InstanceId,
-    /// Counts this instance's vectors.
+    /// Number of this vector in that life.
     pub count: u64,
     /// When the vector was made.
     pub at: Timestamp,
-    /// The machine's clock against the broker's. Times of a vector, and of what the node appends to
-    /// ledgers, are by the broker's clock where this is there. Absent before it was measured.
+    /// Offset of the machine's clock from the broker's. If present, times in this vector and in the
+    /// node's ledger messages are by the broker's clock. Absent before it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<ClockReading>,
-    /// The components; one for each signal and place, missing ones included.
+    /// The components: one for each signal and place, missing ones included.
     pub readings: Vec<Reading>,
-    /// True once the node takes no more work and is giving up what it has.
+    /// True once the node accepts no more work and releases its executions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
     /// Executions that the node can run at once.
     pub slots: u32,
     /// Executions that run now.
     pub running_count: u32,
-    /// Bindings taken up that wait for a slot.
+    /// Bindings that wait for a slot.
     pub queued_count: u32,
     /// The running executions (at most 64 are listed).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -197,19 +197,19 @@ impl HardwareVector {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Threshold {
-    /// At or above this the signal presses; in (0, 1].
+    /// The signal presses at or above this value; in (0, 1].
     pub high: f64,
-    /// Below this it recovers; in [0, high).
+    /// The signal recovers below this value; in [0, high).
     pub low: f64,
-    /// How long either must last, in milliseconds.
+    /// How long either must last, in ms.
     pub dwell_ms: u32,
 }
 
 impl Threshold {
-    /// Checks 0 ≤ low < high ≤ 1. The error is the broken rule and the field it is about.
+    /// Checks 0 ≤ low < high ≤ 1.
     ///
     /// # Errors
-    /// The field (`high` or `low`) and the rule.
+    /// The field (`high` or `low`) and the rule that it breaks.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         if !(self.high > 0.0 && self.high <= 1.0) {
             return Err((
@@ -236,10 +236,10 @@ impl Threshold {
     }
 }
 
-/// Thresholds by signal. A signal that is absent is not judged.
+/// Thresholds by signal. A signal without a threshold is not judged.
 pub type Thresholds = BTreeMap<Signal, Threshold>;
 
-/// The thresholds of a node that declares none of its own.
+/// The thresholds of a node that declares none.
 pub fn default_thresholds() -> Thresholds {
     let t = |high, low, dwell_ms| Threshold {
         high,
@@ -257,41 +257,41 @@ pub fn default_thresholds() -> Thresholds {
     ])
 }
 
-/// What a node says of itself when it joins: the value of its key in `FIEC_NODES`.
+/// A node's description of itself when it joins: the value of its key in `FIEC_NODES`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeDescriptor {
     /// Version of this message: 1.
     pub v: u8,
     /// The node.
     pub node: NodeId,
-    /// The instance that holds the name.
+    /// The life of its agent, which holds the name.
     pub instance: InstanceId,
-    /// The host's name as the host says it.
+    /// The host's own name.
     pub host: String,
-    /// Process id of the agent on its host.
+    /// Process id of the agent.
     pub pid: u32,
     /// Version of the worker.
     pub version: String,
     /// When the instance started.
     pub started_at: Timestamp,
-    /// Which `FIEC_CAPSULE_<shard>` it pulls from.
+    /// The `FIEC_CAPSULE_<shard>` that it pulls from.
     pub shard: u16,
     /// Executions that it runs at once.
     pub slots: u32,
-    /// Executions that it keeps parked beside them at most; 0: it does not park.
+    /// Most executions that it keeps parked in addition. 0: it does not park.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub parks: u32,
     /// Logical processors.
     pub cpus: u32,
     /// Instruction set and the extensions that numeric contracts depend on, e.g. `x86_64+avx2+fma`.
     pub isa: String,
-    /// Memory limit in bytes that M is measured against.
+    /// Memory limit in bytes for the signal M.
     pub memory_limit_bytes: u64,
-    /// What sets that limit: `cgroup v1 …`, `cgroup v2 …`, `declared`, `host`.
+    /// Source of that limit: `cgroup v1 …`, `cgroup v2 …`, `declared`, `host`.
     pub memory_limit_source: String,
-    /// Places that execute.
+    /// Its substrates.
     pub substrates: Vec<Substrate>,
-    /// What is known and was measured of the machine.
+    /// Description and measurements of the machine.
     #[serde(default, skip_serializing_if = "NodeProfile::is_empty")]
     pub profile: NodeProfile,
     /// Programs that it runs, as `name@version`.
@@ -299,45 +299,45 @@ pub struct NodeDescriptor {
     /// The operator's labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Thresholds in force here unless a submission overrides them.
+    /// Thresholds in force, unless a submission overrides them.
     pub thresholds: Thresholds,
-    /// Where its `/metrics` and `/healthz` are, if anywhere.
+    /// Address of its `/metrics` and `/healthz`, if it serves them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
-    /// Its key and its environment; without them it can prove nothing.
+    /// Its key and its environment. Without them it can prove nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<NodeIdentity>,
 }
 
-/// What an operator has said about a node: the value of its flags key in `FIEC_NODES`.
+/// An operator's flags on a node: the value of its flags key in `FIEC_NODES`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeFlags {
-    /// No new binding goes here.
+    /// No new execution is placed here.
     #[serde(default)]
     pub cordoned: bool,
-    /// What runs here is moved away at its next boundary.
+    /// Executions move away at their next boundaries.
     #[serde(default)]
     pub draining: bool,
-    /// Who said so.
+    /// Who set the flags.
     #[serde(default)]
     pub who: String,
     /// When.
     #[serde(default)]
     pub at: Timestamp,
-    /// For a drain: what has not reached a boundary by then is given up there, and goes on
-    /// elsewhere from its last commit.
+    /// For a drain: executions without a boundary until then stop there, and continue elsewhere
+    /// from their last commits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_by: Option<Timestamp>,
-    /// When the node will be gone. What runs there leaves before.
+    /// When the node goes away. Its executions leave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<Timestamp>,
-    /// The life of its agent of which that was said: a later one is not meant. None: every life.
+    /// The life of its agent that the revocation is for. Absent: every life.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<InstanceId>,
 }
 
 impl NodeFlags {
-    /// When this life of the node will be gone, if somebody has said so.
+    /// When this life of the node goes away, if that was announced.
     pub fn revocation_of(&self, life: InstanceId) -> Option<Timestamp> {
         self.revoked_at
             .filter(|_| self.revoked.is_none_or(|revoked| revoked == life))

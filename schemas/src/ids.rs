@@ -1,5 +1,5 @@
-//! Typed names, identifiers, digests and times: every value that crosses a process has a type
-//! here, so that a node's name cannot be passed where a tenant's is meant.
+//! Typed names, identifiers, digests and times. Every value that crosses a process has a type here,
+//! so that a node's name cannot be passed as a tenant's.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,32 +13,32 @@ pub use crate::time::Timestamp;
 /// Why a name, an identifier or a digest was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// The text is no `[A-Za-z0-9_-]{1,64}`.
+    /// The text does not match `[A-Za-z0-9_-]{1,64}`.
     #[error(
         "{kind} {text:?} must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-' \
          (a dot would split a NATS subject)"
     )]
     Name {
-        /// What the text was meant to name.
+        /// Kind of the name.
         kind: &'static str,
         /// The offending text, cut to a readable length.
         text: String,
     },
-    /// The text is no UUID.
+    /// The text is not a UUID.
     #[error("{kind} {text:?} is not a UUID")]
     Uuid {
-        /// What the text was meant to identify.
+        /// Kind of the identifier.
         kind: &'static str,
         /// The offending text.
         text: String,
     },
-    /// The text is no digest.
+    /// The text is not a digest.
     #[error("digest {text:?} must be 64 lower-case hexadecimal digits (BLAKE3-256)")]
     Digest {
         /// The offending text.
         text: String,
     },
-    /// The text is no time.
+    /// The text is not a time.
     #[error("time {text:?} must be RFC 3339, for example 2026-05-01T12:00:00.000001Z")]
     Time {
         /// The offending text.
@@ -58,7 +58,7 @@ pub fn is_name(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-/// Reads a value from a string without copying the string first: a ledger message holds dozens.
+/// Parses a value from a borrowed string: a ledger message has dozens of them.
 pub(crate) struct Parsed<T> {
     expected: &'static str,
     value: std::marker::PhantomData<T>,
@@ -160,7 +160,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// Who owns an execution; a part of its ledger's subject.
+    /// The owner of an execution; a part of its ledger's subject.
     Tenant, "tenant"
 );
 name_type!(
@@ -172,12 +172,12 @@ name_type!(
     ClientId, "id"
 );
 name_type!(
-    /// A batch's name as a client gave it.
+    /// A client's name of a batch.
     BatchName, "batch"
 );
 
 impl NodeId {
-    /// Maps a host name to a node id: every character that may not stand in one becomes `-`.
+    /// Maps a host name to a node id. Every invalid character becomes `-`.
     pub fn from_host_name(host: &str) -> Self {
         let mapped: String = host
             .chars()
@@ -228,7 +228,8 @@ macro_rules! uuid_type {
 }
 
 uuid_type!(
-    /// Identifies one execution: UUIDv7 from its submission's place, or UUIDv8 from a client's id.
+    /// Identifies one execution: a UUIDv7 from the place of its submission, or a UUIDv8 from a
+    /// client's id.
     ExecutionId, "execution"
 );
 uuid_type!(
@@ -236,20 +237,20 @@ uuid_type!(
     BatchId, "batch"
 );
 uuid_type!(
-    /// One life of a worker agent's process (UUIDv7); a restart makes a new one.
+    /// One life of a worker agent's process (UUIDv7). Each start makes a new one.
     InstanceId, "instance"
 );
 
 impl ExecutionId {
-    /// The id of an execution whose client named it: the same (tenant, id) gives the same
-    /// execution, whoever computes it. UUIDv8 of BLAKE3 over `tenant/id`.
+    /// The id of an execution that its client named. Everybody who computes it gets the same
+    /// execution for the same (tenant, id). UUIDv8 of BLAKE3 over `tenant/id`.
     pub fn from_client(tenant: &Tenant, client: &ClientId) -> Self {
         Self(uuid_v8(&["execution", tenant.as_str(), client.as_str()]))
     }
 
-    /// The id of an execution without a client's id: a UUIDv7 whose time is the broker's time
-    /// stamp of the submission and whose other bits derive from the message's sequence and the
-    /// line in it, so that a redelivered message gives the same ids.
+    /// The id of an execution without a client's id: a UUIDv7. Its time is the broker's time stamp
+    /// of the submission. Its other bits derive from the message's sequence and the line, so that a
+    /// redelivered message gives the same ids.
     pub fn from_submission(tenant: &Tenant, stamp: Timestamp, sequence: u64, line: u32) -> Self {
         Self(uuid_v7(
             &["execution", tenant.as_str()],
@@ -259,7 +260,7 @@ impl ExecutionId {
         ))
     }
 
-    /// The same for an element of an array: its line stands for many.
+    /// The id of an element of an array, without a client's id.
     pub fn from_element(
         tenant: &Tenant,
         stamp: Timestamp,
@@ -274,19 +275,19 @@ impl ExecutionId {
 }
 
 impl BatchId {
-    /// The batch that a client named.
+    /// The batch with a client's name.
     pub fn from_client(tenant: &Tenant, name: &BatchName) -> Self {
         Self(uuid_v8(&["batch", tenant.as_str(), name.as_str()]))
     }
 
-    /// The batch that one submission message of several lines is.
+    /// The batch of one submission message with several lines.
     pub fn from_submission(tenant: &Tenant, stamp: Timestamp, sequence: u64) -> Self {
         Self(uuid_v7(&["batch", tenant.as_str()], stamp, sequence, 0))
     }
 }
 
 impl InstanceId {
-    /// A new instance, for a starting agent.
+    /// A new instance id, for an agent that starts.
     pub fn random() -> Self {
         Self(Uuid::now_v7())
     }
@@ -295,7 +296,7 @@ impl InstanceId {
 fn hash_parts(parts: &[&str]) -> blake3::Hasher {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
-        // Names hold no '/', so the parts cannot run into each other.
+        // Names have no '/', so two parts never become ambiguous.
         hasher.update(part.as_bytes());
         hasher.update(b"/");
     }
@@ -384,14 +385,14 @@ impl JsonSchema for Digest {
     }
 }
 
-/// Counts the bindings of an execution; the fencing token that people read. 0 before the first.
+/// Number of bindings of an execution, 0 before the first. It is the fencing token that people see.
 pub type Epoch = u64;
 /// The index of a boundary: the number of capsules completed before it.
 pub type BoundaryIndex = u64;
-/// The place of a message in its execution's ledger, from 1 without gaps.
+/// Position of a message in its execution's ledger, from 1 without gaps.
 pub type Ordinal = u64;
-/// A JetStream stream sequence; 0 in a message means "this message", since a writer cannot know
-/// the sequence that the broker will give.
+/// A sequence of a JetStream stream. In a message, 0 means "this message", because a writer does
+/// not know the sequence that the broker will assign.
 pub type Sequence = u64;
 
 #[cfg(test)]

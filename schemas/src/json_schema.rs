@@ -1,5 +1,5 @@
-//! JSON Schemas of everything that crosses a process, generated from the types and committed as
-//! `schemas/json/*.json`; a test fails when a committed one is stale.
+//! JSON Schemas of all messages between processes, generated from the types and committed as
+//! `schemas/json/*.json`. A test fails if a committed one is stale.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;

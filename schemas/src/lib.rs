@@ -1,5 +1,5 @@
-//! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas.
-//! Depends on nothing else of FIEC; everything else depends on it.
+//! The shared vocabulary of FIEC: ids, messages, events, subjects and their JSON Schemas. It
+//! depends on no other crate of FIEC. All others depend on it.
 
 pub mod array;
 pub mod author;

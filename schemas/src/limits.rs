@@ -1,24 +1,24 @@
-//! Bounds of everything that a ledger message holds, in bytes of JSON where nothing else is said.
+//! Limits of all parts of a ledger message, in bytes of JSON unless another unit is named.
 //!
 //! A last message that does not fit would leave its execution `started` for ever. Therefore every
-//! text and every list of an event has a bound here, [`fit`] cuts each to its bound before a
-//! message is made, and `tests/limits.rs` builds the largest message of every kind and checks that
-//! it fits. Outputs and results are data and are never cut: their writer checks them
-//! ([`outputs_len`]) and stores a large result beside the ledger ([`INLINE_RESULT_LIMIT`]).
+//! text and every list of an event has a limit here. [`fit`] cuts each to its limit before a
+//! message is made. `tests/limits.rs` builds the largest message of every kind and checks that it
+//! fits. Outputs and results are data and are never cut: their writer checks them ([`outputs_len`])
+//! and stores a large result beside the ledger ([`INLINE_RESULT_LIMIT`]).
 
 use crate::cause::{Candidate, Cause, Decision, Evidence};
 use crate::event::{Event, Output};
 use crate::hardware::Reading;
 
-/// Longest `Fiec-Event` header in bytes; the broker refuses header blocks of 64 KiB.
+/// Longest `Fiec-Event` header in bytes. The broker refuses header blocks of 64 KiB.
 pub const EVENT_HEADER_LIMIT: usize = 48 * 1024;
-/// Longest canonical submission in bytes that a ledger message carries itself; a longer one lies
-/// in `FIEC_DATA` by its digest.
+/// Longest canonical submission in bytes that a ledger message contains. A longer one is in
+/// `FIEC_DATA`, by its digest.
 pub const INLINE_SUBMISSION_LIMIT: usize = 2 * 1024;
 /// Largest result of a program in bytes.
 pub const RESULT_LIMIT: usize = 256 * 1024;
-/// Longest result in bytes that a ledger message carries itself; a longer one lies in `FIEC_DATA`
-/// by its digest.
+/// Longest result in bytes that a ledger message contains. A longer one is in `FIEC_DATA`, by its
+/// digest.
 pub const INLINE_RESULT_LIMIT: usize = 4 * 1024;
 /// Longest list of outputs in one event.
 pub const OUTPUTS_LIMIT: usize = 8 * 1024;
@@ -32,7 +32,7 @@ pub const REASON_LIMIT: usize = 1_000;
 pub const WORD_LIMIT: usize = 128;
 /// Most readings in an event's evidence.
 pub const EVIDENCE_LIMIT: usize = 16;
-/// Most candidates that a message lists; the others are counted.
+/// Most candidates that a message lists. The others are counted.
 pub const CANDIDATES_LIMIT: usize = 12;
 /// Longest list of reasons against one candidate.
 pub const REJECTED_LIMIT: usize = 400;
@@ -62,7 +62,7 @@ pub fn outputs_len(outputs: &[Output]) -> usize {
     outputs.iter().map(one).sum()
 }
 
-/// The longest beginning of a text that takes at most `limit` bytes of JSON.
+/// Length of the longest beginning that takes at most `limit` bytes of JSON.
 fn beginning(chars: impl Iterator<Item = char>, limit: usize) -> usize {
     let mut left = limit;
     let mut end = 0;
@@ -78,7 +78,7 @@ fn beginning(chars: impl Iterator<Item = char>, limit: usize) -> usize {
 
 /// Keeps the beginning of a text, at most `limit` bytes of JSON.
 pub fn cut(text: &mut String, limit: usize) {
-    // The longest character takes six bytes for one.
+    // One byte of text takes at most six bytes of JSON.
     if text.len() * 6 > limit {
         text.truncate(beginning(text.chars(), limit));
     }
@@ -98,8 +98,8 @@ fn cut_if_any(text: &mut Option<String>, limit: usize) {
     }
 }
 
-/// Cuts the texts and lists of a message's events to their bounds. The readings of a pressure are
-/// said once: with the binding where there is one.
+/// Cuts the texts and lists of a message's events to their limits. Lists the readings of a pressure
+/// once: in the binding, if there is one.
 pub fn fit(events: &mut [Event]) {
     for event in &mut *events {
         fit_event(event);

@@ -1,5 +1,5 @@
-//! What a submission wants of a node's machine: instruction sets, kernel, driver, and its memory's
-//! tiers. Held against what the node's descriptor says.
+//! Requirements on a node's machine: instruction sets, kernel, driver, and memory tiers. They are
+//! compared with the node's descriptor.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +11,14 @@ use crate::hardware::NodeDescriptor;
 use crate::submission::FieldError;
 use crate::substrate::MemoryTier;
 
-/// Most instruction sets that one list may name.
+/// Most instruction sets in one list.
 const ISA_LIMIT: usize = 32;
-/// Longest name of one in bytes.
+/// Longest name of an instruction set, in bytes.
 const ISA_NAME_LIMIT: usize = 32;
 /// The library whose version is the NVIDIA driver's.
 pub const NVIDIA_DRIVER: &str = "nvidia_driver";
 
-/// A release as one to four numbers with dots, e.g. `6.1` or `550.54.15`; those that are left out
-/// are 0.
+/// A release as one to four numbers with dots, e.g. `6.1` or `550.54.15`. Missing numbers are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema)]
 #[schemars(with = "String", extend("pattern" = "^[0-9]{1,9}(\\.[0-9]{1,9}){0,3}$"))]
 pub struct Release {
@@ -28,13 +27,13 @@ pub struct Release {
 }
 
 impl Release {
-    /// True where this is `other` or a later one.
+    /// True if this is `other` or a later release.
     pub fn is_at_least(self, other: Self) -> bool {
         self.parts >= other.parts
     }
 
-    /// The release that a name of a system or driver tells, e.g. 6.1.0 of `Linux 6.1.0-28-amd64`:
-    /// of its first word that begins with a digit as many numbers as there are, four at most.
+    /// The release in the name of a system or driver, e.g. 6.1.0 in `Linux 6.1.0-28-amd64`. It is
+    /// the beginning of the first word that starts with a digit, up to four numbers.
     pub fn told_by(name: &str) -> Option<Self> {
         let word = name
             .split_whitespace()
@@ -98,13 +97,12 @@ impl<'de> Deserialize<'de> for Release {
     }
 }
 
-/// What a machine must have (`requires`), or up to what it is of use (`prefers`). What a node does
-/// not know of itself it does not have.
+/// Properties that a machine must have (`requires`) or that are useful (`prefers`). A machine lacks
+/// a property that its node does not know.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineRequirement {
-    /// Words of the node's instruction set: `x86_64`, `avx2`, `fma`, `avx512f`, `aarch64`, `neon`,
-    /// `sve`.
+    /// Instruction sets: `x86_64`, `avx2`, `fma`, `avx512f`, `aarch64`, `neon`, `sve`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub isa: Vec<String>,
     /// This release of the kernel or a later one, e.g. `"6.1"`.
@@ -113,33 +111,33 @@ pub struct MachineRequirement {
     /// This version of NVIDIA's driver or a later one, e.g. `"550.54"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<Release>,
-    /// At most this latency of a read in the quickest memory, as the node measured it when it
-    /// joined, in nanoseconds.
+    /// At most this latency of a read in the fastest memory, in ns, as measured when the node
+    /// joined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_latency_ns: Option<u64>,
-    /// At least so many bytes in memory nodes without processors of their own (CXL).
+    /// At least this many bytes in memory nodes without their own processors (CXL).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far_memory_bytes: Option<u64>,
 }
 
-/// What a machine has, in the same words.
+/// The properties of a node's machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
     descriptor: &'a NodeDescriptor,
 }
 
 impl<'a> Machine<'a> {
-    /// As the descriptor says.
+    /// Takes the properties from a descriptor.
     pub fn of(descriptor: &'a NodeDescriptor) -> Self {
         Self { descriptor }
     }
 
-    /// Whether its instruction set has this word.
+    /// True if it has this instruction set.
     pub fn has_isa(self, word: &str) -> bool {
         self.descriptor.isa.split('+').any(|has| has == word)
     }
 
-    /// Its instruction set.
+    /// Its instruction sets, joined by `+`.
     pub fn isa(self) -> &'a str {
         &self.descriptor.isa
     }
@@ -154,7 +152,7 @@ impl<'a> Machine<'a> {
         Release::told_by(self.descriptor.profile.libraries.get(NVIDIA_DRIVER)?)
     }
 
-    /// The least latency of its memory nodes, in whole nanoseconds.
+    /// The lowest latency of its memory nodes, in whole ns.
     pub fn memory_latency_ns(self) -> Option<u64> {
         let nodes = self.descriptor.profile.memory.iter();
         let least = nodes.filter_map(|m| m.latency_ns).min_by(f64::total_cmp)?;
@@ -166,7 +164,7 @@ impl<'a> Machine<'a> {
         Some(least.ceil() as u64)
     }
 
-    /// Bytes of its far memory nodes; 0 where it has none.
+    /// Bytes of its far memory nodes, 0 if it has none.
     pub fn far_memory_bytes(self) -> u64 {
         let nodes = self.descriptor.profile.memory.iter();
         let far = nodes.filter(|m| m.tier == MemoryTier::Far);
@@ -174,42 +172,42 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What of a [`MachineRequirement`] a machine does not meet.
+/// A requirement that a machine does not meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmet<'a> {
-    /// It lacks a word of the instruction set.
+    /// It lacks an instruction set.
     Isa {
-        /// What it has.
+        /// The instruction sets that it has.
         has: &'a str,
-        /// What it lacks.
+        /// The missing one.
         needs: &'a str,
     },
-    /// Its kernel is older, or not known.
+    /// Its kernel is older, or unknown.
     Kernel {
         /// Its release.
         has: Option<Release>,
-        /// The least that will do.
+        /// The oldest sufficient one.
         needs: Release,
     },
     /// Its NVIDIA driver is older, or there is none.
     Driver {
         /// Its version.
         has: Option<Release>,
-        /// The least that will do.
+        /// The oldest sufficient one.
         needs: Release,
     },
     /// Its memory is slower, or was not measured.
     MemoryLatency {
-        /// Nanoseconds of a read.
+        /// Latency of a read in ns.
         has: Option<u64>,
-        /// The most that will do.
+        /// The highest sufficient one.
         needs: u64,
     },
     /// It has less far memory.
     FarMemory {
-        /// Bytes of it.
+        /// Bytes of far memory.
         has: u64,
-        /// The least that will do.
+        /// The least sufficient number.
         needs: u64,
     },
 }
@@ -244,7 +242,7 @@ impl fmt::Display for Unmet<'_> {
 }
 
 impl MachineRequirement {
-    /// The first that a node does not meet.
+    /// The first requirement that a node does not meet.
     pub fn unmet<'a>(&'a self, descriptor: &'a NodeDescriptor) -> Option<Unmet<'a>> {
         let machine = Machine::of(descriptor);
         if let Some(needs) = self.isa.iter().find(|word| !machine.has_isa(word)) {
@@ -276,7 +274,7 @@ impl MachineRequirement {
         (has < needs).then_some(Unmet::FarMemory { has, needs })
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field, below `at`, and the rule that it breaks.

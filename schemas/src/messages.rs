@@ -1,4 +1,4 @@
-//! Messages beside the ledger: capsules, handover, control, the operator's requests, records.
+//! Messages outside the ledger: capsules, handover, control, the operator's requests, records.
 
 mod api;
 mod record;
@@ -24,60 +24,60 @@ pub use verbs::*;
 /// Header of a handover message that holds a [`Handover`] as JSON.
 pub const HANDOVER_HEADER: &str = "Fiec-Handover";
 
-/// Bindings for a node to take up: one message on `fiec.capsule.<shard>.<node>`.
+/// Bindings for a node: one message on `fiec.capsule.<shard>.<node>`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CapsuleMessage {
     /// Version of this message: 1.
     pub v: u8,
     /// The bindings.
     pub bindings: Vec<CapsuleBinding>,
-    /// The life of the broker's server that gave their sequences; after another begin of the server
-    /// a sequence may be another message's.
+    /// The life of the broker's server that gave the sequences of the bindings. In another life,
+    /// another message can have the same sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
 }
 
-/// One binding to take up.
+/// One binding of an execution to the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CapsuleBinding {
     /// Sequence of the last message of the execution's ledger, which `started` must follow.
     pub seq: Sequence,
     /// Digest of that message's `Fiec-Event` header.
     pub digest: Digest,
-    /// The state that it gives (sequences resolved or 0 for `seq`).
+    /// The state after that message (sequences resolved, or 0 for `seq`).
     pub state: ExecutionState,
 }
 
 tagged! { "is", "Handover",
-    /// What a handover message on `fiec.handover.<node>` is; the body of a part is a piece of σ.
+    /// Kind of a handover message on `fiec.handover.<node>`. The body of a part is a piece of σ.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Handover {
         /// A piece of σ, sent at the moment of the append that binds the destination.
         Part {
-            /// Which execution.
+            /// The execution.
             execution: ExecutionId,
             /// The epoch that the append makes.
             epoch: Epoch,
-            /// From 0.
+            /// Number of this part, from 0.
             part: u32,
-            /// How many there are.
+            /// Number of all parts.
             parts: u32,
             /// Digest of the whole σ.
             digest: Digest,
             /// Bytes of the whole σ.
             bytes: u64,
-            /// The ledger message as it is being appended (with part 0).
+            /// The ledger message that is being appended. It comes with part 0.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             ledger: Option<String>,
-            /// Where σ is large: the bytes of all parts, which are the list of its chunks and those of
-            /// them that the commit before does not have.
+            /// For a large σ: bytes of all parts. The parts hold the list of its chunks, and the
+            /// chunks that the commit before does not have.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             delta: Option<u64>,
         },
         /// First bindings that the node is entrusted with. Each line of the body is the header of a
         /// ledger message that was not appended. The node computes at once, and appends the
         /// binding's events together with its own as the first message of that ledger. If it does
-        /// not do so in time, the policy service appends the line as it stands, and sends a capsule
+        /// not do so in time, the policy service appends the line unchanged and sends a capsule
         /// message.
         Entrusted {
             /// Number of lines of the body.
@@ -85,14 +85,14 @@ tagged! { "is", "Handover",
         },
         /// The append was acknowledged: `started` must follow this sequence.
         Confirmed {
-            /// Which execution.
+            /// The execution.
             execution: ExecutionId,
             /// The epoch.
             epoch: Epoch,
             /// The sequence.
             seq: Sequence,
-            /// Digest of the ledger message that was appended; a node that has heard of another one
-            /// drops that.
+            /// Digest of the ledger message that was appended. A node that holds another message
+            /// drops it.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             bound: Option<Digest>,
             /// The life of the broker's server that gave the sequence.
@@ -101,7 +101,7 @@ tagged! { "is", "Handover",
         },
         /// The append failed: discard the speculation.
         Abandoned {
-            /// Which execution.
+            /// The execution.
             execution: ExecutionId,
             /// The epoch.
             epoch: Epoch,
@@ -109,14 +109,14 @@ tagged! { "is", "Handover",
     }
 }
 
-/// A place to move to.
+/// Destination of a move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Destination {
     /// The node.
     pub node: NodeId,
-    /// Which life of its agent.
+    /// The life of its agent.
     pub instance: InstanceId,
-    /// Which place on it.
+    /// The substrate on it.
     pub substrate: String,
 }
 
@@ -124,17 +124,17 @@ pub struct Destination {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ControlRequest {
-    /// Are you there, and who are you?
+    /// Asks whether the node is alive, and which life of its agent answers.
     Ping,
-    /// Which executions do you hold? The answer has a page of them, in order of their ids.
+    /// Asks which executions the node holds. The answer has a page of them, ordered by id.
     Holdings {
-        /// The page begins behind this one; absent for the first page.
+        /// The page begins after this execution. Absent for the first page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<ExecutionId>,
     },
-    /// A rebinding is coming: have a child of this program ready and inputs fetched.
+    /// Announces a rebinding: prepare a child with this program, and fetch its inputs.
     Prepare {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
         /// Its tenant.
         tenant: Tenant,
@@ -142,116 +142,116 @@ pub enum ControlRequest {
         program: String,
         /// Bytes of σ to expect.
         state_bytes: u64,
-        /// Where on the node it will be bound; none: on its host. The context of a device is made
-        /// ahead.
+        /// The substrate that it will be bound to. Absent: the host. For a device, the node makes
+        /// its context ahead.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         substrate: Option<String>,
     },
-    /// Yield at the next boundary: commit there and end the run. The execution goes on elsewhere.
+    /// Yield at the next boundary: commit there and end the run. The execution continues elsewhere.
     Yield {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
-        /// Why.
+        /// The reason.
         cause: Cause,
-        /// Where to; without it the policy service binds anew.
+        /// The destination. Without it, the policy service binds the execution again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<Destination>,
-        /// How that was chosen.
+        /// How the destination was chosen.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         decision: Option<Decision>,
     },
-    /// Give the execution up now, at a boundary or not: it goes on from its last commit elsewhere.
+    /// Stop the execution now, at a boundary or not. It continues from its last commit elsewhere.
     GiveUp {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
-        /// Why.
+        /// The reason.
         cause: Cause,
     },
-    /// Run the canaries anew and publish what they show.
+    /// Run the canaries again and publish the proof.
     Prove,
-    /// Compute a part of an execution once more, beside real work and never before it; what is
-    /// found is published on `fiec.verdict`.
+    /// Compute a part of an execution again, beside other work and never before it. The node
+    /// publishes its finding on `fiec.verdict`.
     Verify {
-        /// Names the question.
+        /// Number of the question.
         question: u64,
-        /// Of which execution.
+        /// The execution.
         execution: ExecutionId,
         /// Its tenant.
         tenant: Tenant,
-        /// Which part.
+        /// The part.
         segment: Segment,
     },
     /// Yield at the next boundary, and stay paused.
     Pause {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Who asked.
+        /// The person or program that asks.
         who: String,
     },
-    /// Park at the next boundary: commit there, keep this of the execution, and wait.
+    /// Park at the next boundary: commit there, keep `keep`, and wait.
     Park {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
-        /// Why.
+        /// The reason.
         cause: Cause,
-        /// What it keeps.
+        /// What the execution keeps.
         keep: Keep,
     },
-    /// Go on where it is parked.
+    /// Continue the parked execution on this node.
     Unpark {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
-        /// Why, or who asked.
+        /// The reason, or who asked.
         reason: String,
     },
-    /// Give the last half of what is left away at the next boundary, as a part of its own.
+    /// Split at the next boundary: the last half of the remaining range becomes a part.
     Split {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
     },
-    /// Append that something about it is changed from now on.
+    /// Append an adjustment of the execution, in force from now on.
     Adjust {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Who asked.
+        /// The person or program that asks.
         who: String,
-        /// What is changed.
+        /// The change.
         change: Adjustment,
     },
-    /// Give it more or less from its next boundary on.
+    /// Change its grant from its next boundary on.
     Reconfigure {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Under which epoch; another one is refused.
+        /// Its epoch. The node refuses another one.
         epoch: Epoch,
-        /// What it may use then; what is left out stays as it is.
+        /// The new grant. An absent resource keeps its value.
         grant: Grant,
-        /// Who asked.
+        /// The person or program that asks.
         #[serde(default)]
         who: String,
     },
-    /// End it now.
+    /// End the execution now.
     Cancel {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// Who asked.
+        /// The person or program that asks.
         who: String,
     },
 }
 
 impl ControlRequest {
-    /// The execution whose runner takes the request, and the epoch that it must have there. None
-    /// for a request that the node itself takes.
+    /// The execution whose runner handles the request, and the epoch that it must have. `None` if
+    /// the node itself handles it.
     pub fn runner(&self) -> Option<(ExecutionId, Option<Epoch>)> {
         match *self {
             Self::Yield {
@@ -287,42 +287,42 @@ impl ControlRequest {
 pub struct ControlReply {
     /// The node.
     pub node: NodeId,
-    /// Which life of its agent answers.
+    /// The life of its agent.
     pub instance: InstanceId,
-    /// Why the request was not taken; absent where it was.
+    /// Why the request was refused. Absent if it was accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why it was not taken, for programs, where that has a name.
+    /// Reason for programs, if the refusal has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// For `ping`: what runs here.
+    /// For `ping`: the running executions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub running: Vec<RunningProgress>,
-    /// For `holdings`.
+    /// For `holdings`: a page of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holdings: Option<HoldingsPage>,
 }
 
-/// Why a node does not take a request, where the asker can do something about it.
+/// Reasons of a refusal that the asker can act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// The node does not hold the execution.
     NotHeld,
-    /// The execution is about to start at the node, or to leave it. Ask again, where it is then.
+    /// The execution is about to start at the node, or to leave it. Ask again at its next node.
     Moving,
 }
 
-/// Most executions on a page of [`ControlRequest::Holdings`]: some 300 KB of JSON.
+/// Most executions on a page of [`ControlRequest::Holdings`]: about 300 KB of JSON.
 pub const HOLDINGS_PAGE: usize = 4_000;
 
-/// A page of the executions that a node holds: those that wait there, compute, or whose last
-/// message is not yet stored.
+/// A page of the executions that a node holds. They wait there, compute, or have a last message
+/// that is not stored yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HoldingsPage {
-    /// They, in order of their ids; [`HOLDINGS_PAGE`] at most.
+    /// The executions, ordered by id; [`HOLDINGS_PAGE`] at most.
     pub held: Vec<Holding>,
-    /// True where another page follows.
+    /// True if another page follows.
     #[serde(default)]
     pub more: bool,
 }
@@ -330,8 +330,8 @@ pub struct HoldingsPage {
 /// An execution that a node holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Holding {
-    /// Which.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Under which epoch.
+    /// Its epoch.
     pub epoch: Epoch,
 }

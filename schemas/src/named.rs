@@ -1,13 +1,13 @@
-//! Enums whose variants are names: in JSON, subjects, SQL and metrics each is its own name in
+//! Enums whose variants are names. In JSON, subjects, SQL and metrics, a variant is its name in
 //! snake case. The list of variants is the only list of the names.
 
-/// A text that names no variant of an enum.
+/// A text that is not the name of a variant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is none of {}", known.join(", "))]
 pub struct UnknownName {
     /// The text.
     pub name: String,
-    /// The names that there are.
+    /// The known names.
     pub known: Vec<&'static str>,
 }
 
@@ -26,7 +26,7 @@ macro_rules! named {
         pub enum $name { $($(#[$about])* $variant),* }
 
         impl $name {
-            /// All of them, in order.
+            /// All variants, in order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// The name in JSON, SQL and metrics.

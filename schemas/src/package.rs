@@ -1,5 +1,5 @@
-//! Programs that are not built in: what a package says of itself, how it is registered, and what
-//! a program is granted where it runs.
+//! Programs that are not built in: the manifest of a package, its registration, and the grant of a
+//! running program.
 
 use std::fmt;
 
@@ -12,36 +12,36 @@ use crate::submission::FieldError;
 
 /// File name of a manifest in a package's folder.
 pub const MANIFEST_FILE: &str = "fiec.json";
-/// Largest artifact in bytes that may be pushed.
+/// Largest artifact that may be pushed, in bytes.
 pub const ARTIFACT_LIMIT: u64 = 4 << 30;
 /// Longest `image` of a manifest, in bytes.
 const IMAGE_LIMIT: usize = 512;
 
-/// How a program and FIEC talk. The meaning is the same for all; see `workers/CONTRACT.md`.
+/// Protocol between a program and FIEC. All have the same meaning; see `workers/CONTRACT.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
-    /// A JSON head and a raw body over a socket that is open already; what the kits speak.
+    /// A JSON head and a raw body over an open socket. The kits use it.
     Frames,
-    /// One JSON object a line over the Unix socket named by `FIEC_SOCKET`.
+    /// JSON lines over the Unix socket named by `FIEC_SOCKET`.
     JsonLines,
-    /// One process a capsule, its state in the folder named by `FIEC_STATE_DIR`.
+    /// One process for each capsule, with its state in the folder named by `FIEC_STATE_DIR`.
     StateDir,
 }
 
-/// What happens when no boundary is reached within `boundary_ms`.
+/// What happens if no boundary is reached within `boundary_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnSilence {
-    /// The execution fails, with that cause.
+    /// The execution fails with this cause.
     #[default]
     Fail,
-    /// A warning is logged, and it goes on.
+    /// The worker logs a warning, and the execution continues.
     Wait,
 }
 
-/// Bounds that a program declares for itself; what goes beyond them ends the execution as failed,
-/// with the bound named.
+/// Limits that a program declares for itself. An execution beyond a limit fails, and the reason
+/// names the limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -51,7 +51,7 @@ pub struct Limits {
     /// Longest time between two boundaries, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary_ms: Option<u64>,
-    /// What happens beyond `boundary_ms`.
+    /// What happens after `boundary_ms`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_silence: OnSilence,
 }
@@ -64,23 +64,23 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The command: program and arguments. A first word with a `/` is a path in the package's
-    /// folder; one without is looked up in the PATH of the node. It runs in that folder.
+    /// The command: program and arguments, run in the package's folder. A first word with a `/` is
+    /// a path in that folder. Otherwise it is looked up in the node's PATH.
     pub entry: Vec<String>,
-    /// How it talks.
+    /// Protocol of the program.
     pub protocol: Protocol,
-    /// The outputs it may make: names, or patterns with `*`. None: it makes none.
+    /// Outputs that the program may make: names, or patterns with `*`. Empty: it makes none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
-    /// Its bounds.
+    /// Limits of the program.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// Run the entry in this container image: `name@sha256:<64 hex digits>`, `sha256:<64 hex
+    /// Runs the entry in this container image. It is `name@sha256:<64 hex digits>`, `sha256:<64 hex
     /// digits>` (an image id of the node's engine), or the path of an image archive in the package
-    /// (`….tar`). A tag is refused: it may name another image on another node.
+    /// (`….tar`). A tag is refused, because it may name another image on another node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Whether a container may use the network.
+    /// True if the container may use the network.
     #[serde(default, skip_serializing_if = "is_default")]
     pub network: bool,
 }
@@ -92,14 +92,14 @@ impl Limits {
 }
 
 impl Manifest {
-    /// Reads and checks a manifest.
+    /// Parses and checks a manifest.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
     pub fn parse(text: &[u8]) -> Result<Self, FieldError> {
         let mut reader = serde_json::Deserializer::from_slice(text);
         let manifest: Self = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            // What a missing field or broken JSON has for a path is no name of a field.
+            // For a missing field or invalid JSON, the path is no name of a field.
             let path = error.path().to_string();
             let field = if matches!(path.as_str(), "." | "?") {
                 String::new()
@@ -112,7 +112,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -166,26 +166,26 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether an output of this name was declared.
+    /// True if the manifest declares an output of this name.
     pub fn declares(&self, output: &str) -> bool {
         self.outputs.iter().any(|pattern| matches(pattern, output))
     }
 }
 
-/// The image of a container. Its text never begins with `-`, so no engine reads it as a flag.
+/// The image of a container. Its text never begins with `-`, so an engine never reads it as a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Image<'a> {
-    /// An image by its digest or id, which names the same image on every node.
+    /// An image by its digest or id, which means the same image on every node.
     Reference(&'a str),
     /// An image archive: a path in the package's folder.
     Archive(&'a str),
 }
 
 impl<'a> Image<'a> {
-    /// Reads the `image` of a manifest.
+    /// Parses the `image` of a manifest.
     ///
     /// # Errors
-    /// When it is neither a reference with a digest nor a plain path in the package.
+    /// If it is neither a reference with a digest nor a plain path in the package.
     pub fn parse(text: &'a str) -> Result<Self, FieldError> {
         let path = text.strip_prefix("./").unwrap_or(text);
         let is_short = text.len() <= IMAGE_LIMIT;
@@ -224,7 +224,7 @@ fn climbs(path: &str) -> bool {
     path.split('/').any(|part| part == "..")
 }
 
-/// Whether `text` is what `pattern` says, where `*` stands for any characters.
+/// True if `text` matches `pattern`, in which `*` stands for any characters.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == text;
@@ -243,8 +243,8 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     left.ends_with(rest)
 }
 
-/// A program's name and version, as `name@version`: each of `[A-Za-z0-9_-]`, the version also
-/// with inner dots, 64 characters at most.
+/// A program's name and version, as `name@version`. Each has at most 64 characters of
+/// `[A-Za-z0-9_-]`. The version may also have inner dots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProgramName {
     name: String,
@@ -257,7 +257,7 @@ impl ProgramName {
         &self.name
     }
 
-    /// The version behind it.
+    /// The version after the `@`.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -304,12 +304,12 @@ impl std::str::FromStr for ProgramName {
     }
 }
 
-/// Whether a program comes with FIEC.
+/// True if the program is part of FIEC.
 pub fn is_built_in(program: &str) -> bool {
     programs::BUILT_IN.contains(&program)
 }
 
-/// What is said of a program that is neither built in nor registered, and what to do.
+/// The error for a program that is neither built in nor registered, with what to do.
 pub fn unregistered(program: &str) -> FieldError {
     FieldError::new(
         "program",
@@ -326,7 +326,7 @@ pub fn unregistered(program: &str) -> FieldError {
 pub struct ProgramRecord {
     /// `name@version`.
     pub program: String,
-    /// What the package says of itself.
+    /// The package's manifest.
     pub manifest: Manifest,
     /// The artifact, a tar, in the object store of data.
     pub artifact: Digest,
@@ -338,19 +338,20 @@ pub struct ProgramRecord {
     pub pushed_by: String,
 }
 
-/// What a program may use where it runs. It adapts to it without changing its bits.
+/// Resources that a program may use on its node. A program adapts to them without changing its
+/// bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Grant {
-    /// The place on the node, e.g. `cpu0`.
+    /// The substrate on the node, e.g. `cpu0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub substrate: Option<String>,
-    /// Threads that may compute at once; none: the program's own choice.
+    /// Threads that may compute at once. Absent: the program chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// The processors it may run on; empty: any.
+    /// Processors that it may run on. Empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cpus: Vec<u32>,
-    /// Memory in bytes; none: not limited.
+    /// Memory in bytes. Absent: not limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// A device, if one was granted.
@@ -359,7 +360,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// This grant with what `change` names in its place.
+    /// This grant with the resources of `change` replaced.
     #[must_use]
     pub fn changed_by(&self, change: &Self) -> Self {
         Self {

@@ -1,9 +1,10 @@
-//! What a JSON reader says, in the words of JSON: no types of this source, no second line number.
+//! Translates the messages of a JSON parser into words of JSON, without types of this source or a
+//! second line number.
 
-/// How a deadline is written; the first form is the one that a bare date is to become.
+/// The forms of a deadline. A bare date is meant as the first one.
 const DEADLINE: &str = r#"write {"at": "2026-12-31T18:00:00Z"} or {"within_s": 7200}"#;
 
-/// The reason of a syntax error: one line of a file was read, so the column alone says where.
+/// The reason of a syntax error. One line of a file was parsed, so only the column is named.
 pub(crate) fn syntax(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
@@ -16,8 +17,8 @@ pub(crate) fn syntax(error: &serde_json::Error) -> String {
     }
 }
 
-/// The reason why a value was refused, without types of this source and without its place, which
-/// the path to the field says.
+/// The reason why a value was refused, without types of this source. The path of the field says the
+/// place.
 pub(crate) fn refusal(reason: &str) -> String {
     let reason = match reason.rfind(" at line ") {
         Some(place) => &reason[..place],
@@ -31,7 +32,7 @@ pub(crate) fn refusal(reason: &str) -> String {
     }
 }
 
-/// The same, with the right form where people have found none.
+/// The reason, with the right form if people often miss it.
 pub(crate) fn refusal_of(field: &str, reason: &str) -> String {
     let words = refusal(reason);
     match field {

@@ -1,5 +1,5 @@
-//! The built-in programs and their parameters, so that a submission is checked field by field
-//! before anything is created.
+//! The built-in programs and their parameters. A submission is checked field by field before
+//! anything is created.
 
 mod dense;
 
@@ -19,9 +19,9 @@ pub use dense::{
 
 /// Conjugate gradients.
 pub const CG: &str = "cg@1";
-/// A program that does declared work with a declared state; for tests and benches.
+/// A program with declared work and a declared state, for tests and benches.
 pub const SYNTHETIC: &str = "synthetic@1";
-/// What σ of `synthetic@1` begins with, in bytes.
+/// Length of the header of σ of `synthetic@1`, in bytes.
 pub const SYNTHETIC_HEADER: u64 = 24;
 /// A matrix product in tiles.
 pub const GEMM: &str = "gemm@1";
@@ -29,59 +29,59 @@ pub const GEMM: &str = "gemm@1";
 pub const LU: &str = "lu@1";
 /// QR factorization by block columns.
 pub const QR: &str = "qr@1";
-/// The canaries: whether this machine keeps the numeric contracts.
+/// The canaries, which check that this machine keeps the numeric contracts.
 pub const CANARY: &str = "canary@1";
 /// Every built-in program.
 pub const BUILT_IN: [&str; 6] = [CANARY, CG, GEMM, LU, QR, SYNTHETIC];
 
-/// Parameters of `cg@1`: solves A·x = b by Jacobi-preconditioned conjugate gradients, once for
-/// each load case. One capsule is `iterations_per_capsule` iterations; σ holds x, r, p and the
-/// scalars. Reductions have a fixed order, so that digests do not depend on threads or node.
+/// Parameters of `cg@1`, which solves A·x = b by Jacobi-preconditioned conjugate gradients, once
+/// for each load case. One capsule is `iterations_per_capsule` iterations. σ holds x, r, p and the
+/// scalars. Sums have a fixed order, so digests do not depend on threads or node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CgParams {
     /// The matrix.
     pub matrix: MatrixSource,
-    /// Stop when ‖r‖/‖b‖ is at most this; in (0, 1).
+    /// Stop if ‖r‖/‖b‖ is at most this; in (0, 1).
     #[serde(default = "default_tolerance")]
     pub tolerance: f64,
-    /// Fail when one load case needs more iterations than this.
+    /// Fail if one load case needs more iterations than this.
     #[serde(default = "default_max_iterations")]
     pub max_iterations: u64,
     /// Iterations in one capsule.
     #[serde(default = "default_iterations_per_capsule")]
     pub iterations_per_capsule: u64,
-    /// Right-hand sides, solved one after the other. Case 0 is A·1, the others are drawn from
-    /// `seed`.
+    /// Number of right-hand sides, solved one after the other. Case 0 is A·1. The others are drawn
+    /// from `seed`.
     #[serde(default = "default_load_cases")]
     pub load_cases: u64,
     /// Seed of the right-hand sides.
     #[serde(default)]
     pub seed: u64,
-    /// Threads for the kernels; changes the speed, never the bits.
+    /// Threads of the kernels. They change the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
 }
 
-/// Where a matrix comes from.
+/// Source of a matrix.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum MatrixSource {
-    /// A Matrix Market file (`coordinate real symmetric` or `general`), absolute or relative to
-    /// the worker's data folder; it must be readable on every node.
+    /// A Matrix Market file (`coordinate real symmetric` or `general`), absolute or relative to the
+    /// worker's data folder. It must be readable on every node.
     File(String),
     /// Such a file that was pushed (`fiec data push`), by its digest.
     Object(Digest),
     /// The five-point Laplacian on an n × n grid.
     #[serde(rename = "poisson2d")]
     Poisson2d {
-        /// Grid points a side.
+        /// Grid points per side.
         n: u32,
     },
     /// The seven-point Laplacian on an n × n × n grid.
     #[serde(rename = "poisson3d")]
     Poisson3d {
-        /// Grid points a side.
+        /// Grid points per side.
         n: u32,
     },
 }
@@ -102,82 +102,84 @@ fn default_threads() -> u32 {
     1
 }
 
-/// Parameters of `synthetic@1`: `capsules` capsules, each of `work_us` of computation, with a σ
-/// of `state_bytes` that changes at every boundary and folds into the result's digest.
+/// Parameters of `synthetic@1`. Each of `capsules` capsules computes for `work_us`. σ has
+/// `state_bytes`, changes at every boundary, and is part of the result's digest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SyntheticParams {
-    /// Capsules in all; 0 completes at once.
+    /// Number of capsules. 0 completes at once.
     #[serde(default = "one")]
     pub capsules: u64,
     /// Bytes of σ.
     #[serde(default)]
     pub state_bytes: u64,
-    /// Keeps them in pages of so many bytes outside of σ, which then has their digests; a multiple
-    /// of 64 from 1,024 on. 0: σ is whole.
+    /// Keeps them in pages of this many bytes outside σ, which then has their digests. A multiple
+    /// of 64, at least 1,024. 0: σ is whole.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub page_bytes: u64,
-    /// What changes in σ with each capsule, in place of 64 bytes.
+    /// The bytes of σ that change with each capsule. Default: 64 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<SyntheticChange>,
-    /// Microseconds of computation in one capsule.
+    /// Computing time of one capsule in µs.
     #[serde(default)]
     pub work_us: u64,
-    /// Exits with status 1 when the capsule of this index begins, after writing to stderr.
+    /// Exits with status 1 when the capsule with this index begins, after writing to stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_at: Option<u64>,
-    /// Crashes there once for each node: a file of this name in the worker's run folder lets a later
-    /// attempt pass. 1 to 64 letters, digits, `_` or `-`. Without it, every attempt crashes.
+    /// Crashes there only once on each node: a file with this name in the worker's run folder lets
+    /// later attempts pass. 1 to 64 letters, digits, `_` or `-`. Without it, every attempt crashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_marker: Option<String>,
     /// Prints a line at each boundary.
     #[serde(default)]
     pub print: bool,
-    /// Asks for memory beyond its grant; the answer is its note.
+    /// Reserves memory beyond its grant. Its note has the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<SyntheticReserve>,
-    /// Looks around and asks for another grant; what it was told is its note.
+    /// Reads its surroundings and asks for another grant. Its note has the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask: Option<SyntheticAsk>,
-    /// Emits a message `tick` with its index after every so many capsules; 0: never.
+    /// Emits a message `tick` with its index after every so many capsules. 0: never.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub emit_every: u64,
 }
 
-/// What `synthetic@1` asks for beyond its grant. It uses nothing of it.
+/// A reservation of `synthetic@1` beyond its grant. The program does not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SyntheticReserve {
-    /// Before the capsule of this index, and again when it goes on behind it elsewhere.
+    /// Reserves before the capsule with this index, and again when it continues after it on another
+    /// node.
     pub at: u64,
-    /// Bytes of the host's memory in all.
+    /// Bytes of host memory in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes of its device's memory in all.
+    /// Bytes of device memory in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_memory_bytes: Option<u64>,
 }
 
-/// What `synthetic@1` asks of its node. It does not use it.
+/// A request of `synthetic@1` to its node. The program does not use the grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SyntheticAsk {
-    /// Before each capsule whose index is a multiple of this, above 0.
+    /// Asks before each capsule whose index is a multiple of this, which must be above 0.
     pub every: u64,
     /// Threads.
     pub threads: u32,
 }
 
-/// A part of σ that changes with each capsule.
+/// The bytes of σ that change with each capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SyntheticChange {
-    /// Bytes in all, at least 8 for each place.
+    /// Bytes in total, at least 8 for each place.
     pub bytes: u64,
-    /// Places over which they are spread, told by σ itself.
+    /// Number of places over which they are spread, derived from σ.
     #[serde(default = "one_place")]
     pub places: u32,
-    /// Inserted there, and as many dropped at the end; else in place.
+    /// True: bytes are inserted there, and as many dropped at the end. False: bytes change in
+    /// place.
     #[serde(default)]
     pub insert: bool,
 }
@@ -194,14 +196,14 @@ fn one() -> u64 {
     1
 }
 
-/// Parameters of `canary@1`: none. One capsule is one case of the suite; the result says of each
-/// what digest its bits have and how large its error is against its bound.
+/// Parameters of `canary@1`: none. One capsule is one case of the suite. The result has, for each
+/// case, the digest of its bits, and its error with its bound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CanaryParams {}
 
 impl CanaryParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -211,7 +213,7 @@ impl CanaryParams {
 }
 
 fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
-    // A derived reader takes a list for an object whose fields are in order.
+    // A derived parser accepts a list for an object if its values are in the order of the fields.
     if !params.is_object() {
         return Err(FieldError::new("params", "must be an object"));
     }
@@ -227,7 +229,7 @@ fn parse<T: DeserializeOwned>(params: &Value) -> Result<T, FieldError> {
 }
 
 impl CgParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -275,7 +277,7 @@ impl CgParams {
 }
 
 impl SyntheticParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -337,10 +339,10 @@ impl SyntheticParams {
     }
 }
 
-/// Checks whether parameters, which [`check`] let pass, go with a contract.
+/// Checks that parameters, which [`check`] accepted, allow a contract.
 ///
 /// # Errors
-/// The field and the rule.
+/// The field and the rule that it breaks.
 pub fn check_contract(program: &str, params: &Value, contract: Contract) -> Result<(), FieldError> {
     if contract == Contract::Bitwise
         && matches!(program, GEMM | LU | QR)
@@ -355,11 +357,11 @@ pub fn check_contract(program: &str, params: &Value, contract: Contract) -> Resu
     Ok(())
 }
 
-/// Checks a program's name, and the parameters of a built-in. Whether any other program is
-/// registered is for those to say who can look (see [`crate::package::unregistered`]).
+/// Checks a program's name, and the parameters of a built-in program. The caller looks up whether
+/// another program is registered (see [`crate::package::unregistered`]).
 ///
 /// # Errors
-/// The field and the rule: a name that cannot be one, or a parameter that is refused.
+/// The field and the rule that it breaks.
 pub fn check(program: &str, params: &Value) -> Result<(), FieldError> {
     match program {
         CANARY => CanaryParams::from_value(params).map(|_| ()),

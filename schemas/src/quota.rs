@@ -1,6 +1,6 @@
-//! What a tenant may use at once, and what is reserved of it. Reservations span executions, so
-//! they lie apart from the ledgers: one message on `fiec.quota.<tenant>` holds all of a tenant, and
-//! is replaced by compare-and-set on the subject's last sequence.
+//! Quotas of tenants, and their reservations. Reservations concern several executions, so they are
+//! apart from the ledgers. One message on `fiec.quota.<tenant>` holds all reservations of a tenant.
+//! It is replaced by compare-and-set on the subject's last sequence.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub const WEIGHT_LIMIT: u32 = 1_000;
 /// Most reservations of a tenant, so that they fit into one message of the broker.
 pub const RESERVATIONS_LIMIT: usize = 4_000;
 
-/// What a tenant may use at once; in the KV bucket `FIEC_QUOTA` under the tenant's name.
+/// A tenant's quota, in the KV bucket `FIEC_QUOTA` under the tenant's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quota {
     /// Version of this record: 1.
@@ -21,14 +21,15 @@ pub struct Quota {
     /// Most executions that are bound or running at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
-    /// Most of them that hold a device, or a share of one.
+    /// Most of them that use a device, or a share of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<u32>,
-    /// Most bytes of the hosts' memory that they ask for together (`requires.memory_bytes` or
-    /// `requires.free_memory_bytes`, the larger; what says nothing: its node's share of a slot).
+    /// Most bytes of host memory that they ask for together. Of `requires.memory_bytes` and
+    /// `requires.free_memory_bytes` the larger counts. Without both, the node's share of a slot
+    /// counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Its share relative to other tenants, from 1 to 1000; 1 where nothing is said.
+    /// Its share relative to other tenants, from 1 to 1000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// Who set it.
@@ -38,7 +39,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// True where it limits what the tenant runs; a weight alone does not.
+    /// True if it limits what the tenant runs. A weight alone is no limit.
     pub fn limits(&self) -> bool {
         self.running.is_some() || self.devices.is_some() || self.memory_bytes.is_some()
     }
@@ -48,7 +49,7 @@ impl Quota {
         self.weight.unwrap_or(1).max(1)
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -62,7 +63,7 @@ impl Quota {
         }
     }
 
-    /// For people.
+    /// Words for people.
     pub fn in_words(&self) -> String {
         let mut words = Vec::new();
         words.extend(self.running.map(|n| format!("{n} running")));
@@ -76,16 +77,16 @@ impl Quota {
     }
 }
 
-/// What one execution has reserved.
+/// Reservation of one execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reservation {
-    /// Which execution.
+    /// The execution.
     pub execution: ExecutionId,
     /// The policy service that may bind it while it is pending.
     pub by: InstanceId,
-    /// The last message of its ledger when `by` took the reservation over from a policy service
-    /// that was gone: an append of that one may still be under way, so the reservation is not
-    /// given back before the ledger has moved on.
+    /// The last message of its ledger when `by` took the reservation over from a lost policy
+    /// service. An append of that service may still be in flight, so the reservation is kept until
+    /// the ledger has moved on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firm: Option<Sequence>,
     /// Devices that it holds.
@@ -97,10 +98,10 @@ pub struct Reservation {
     /// Its batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
-    /// How many of its batch run at once, as far as that was known.
+    /// The `at_once` of its batch, as far as it was known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_once: Option<u32>,
-    /// The set with which it starts.
+    /// The gang with which it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang: Option<BatchName>,
 }
@@ -117,7 +118,7 @@ fn none64(n: &u64) -> bool {
 pub struct Reservations {
     /// Version of this message: 1.
     pub v: u8,
-    /// In order of the executions' ids.
+    /// Reservations, ordered by execution id.
     pub entries: Vec<Reservation>,
 }
 

@@ -1,5 +1,5 @@
-//! What a submission wants of the place where it runs: what it must have (`requires`), and up to
-//! what more is of use to it (`prefers`).
+//! The place that a submission wants: what it requires (`requires`), and what it can use beyond
+//! that (`prefers`).
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::machine::MachineRequirement;
 use crate::submission::{Contract, FieldError};
 use crate::substrate::ComputeCapability;
 
-/// Most labels, and most nodes, that one list may name.
+/// Most labels and most nodes in one list.
 const LIST_LIMIT: usize = 1_000;
 /// Longest pattern of a device's name in bytes.
 const PATTERN_LIMIT: usize = 128;
 
-/// What a node must have to be a candidate.
+/// Requirements on a node. Only nodes that meet all of them are candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Requirements {
@@ -29,15 +29,14 @@ pub struct Requirements {
     /// At least this memory limit, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// At least so many bytes of that limit not in use when it is placed, by the node's own
-    /// reading.
+    /// At least this many free bytes under that limit, by the node's own reading when it is placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory_bytes: Option<u64>,
-    /// At least so many logical processors.
+    /// At least this many logical processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// At least this copy bandwidth of one thread in the node's fastest memory, as it measured
-    /// it when it joined, in bytes a second.
+    /// At least this copy bandwidth of one thread in the node's fastest memory, in bytes per
+    /// second, as measured when the node joined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_bytes_s: Option<u64>,
     /// Instruction sets, kernel, driver and memory tiers of its machine.
@@ -51,7 +50,7 @@ pub struct Requirements {
     pub device: Option<DeviceRequirement>,
 }
 
-/// Whose readings decide whether a device may go on executing.
+/// Whose readings decide whether an execution may stay on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ViableBy {
@@ -62,76 +61,75 @@ pub enum ViableBy {
     Device,
 }
 
-/// What a device must have to be a candidate. The execution has it to itself, unless it says by
-/// `share_bytes` that it is content with a part of its memory.
+/// Requirements on a device. The execution has it alone, unless `share_bytes` says that a part of
+/// its memory is enough.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceRequirement {
-    /// A pattern for its name, as `nvidia-smi -L` shows it, where `*` stands for any characters.
+    /// Pattern of its name, as `nvidia-smi -L` shows it. `*` stands for any characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// At least this compute capability, e.g. `"8.0"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<ComputeCapability>,
-    /// At least so many streaming multiprocessors.
+    /// At least this many streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// At least so much memory in all, in bytes.
+    /// At least this much memory in total, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// At least so many bytes not in use when it is placed, by the device's own reading.
+    /// At least this many free bytes, by the device's own reading when it is placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory_bytes: Option<u64>,
-    /// At least this bandwidth of copies between host and device, the slower direction, in bytes
-    /// a second.
+    /// At least this bandwidth of copies between host and device, in the slower direction, in bytes
+    /// per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bytes_s: Option<u64>,
-    /// Share the device with others that say this too: so many bytes of its memory are this
-    /// execution's budget. Absent: nobody else runs there.
+    /// Share the device with other executions that set this too. This many bytes of its memory are
+    /// the execution's budget. Absent: no other execution runs there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_bytes: Option<u64>,
-    /// Whose readings decide whether it may stay.
+    /// Whose readings decide whether the execution may stay.
     #[serde(default, skip_serializing_if = "is_default")]
     pub viable_by: ViableBy,
 }
 
-/// Up to what more is of use. Nothing here rules a place out; of those that pass, the ones that
-/// come nearer are taken first.
+/// Resources beyond the requirements that are useful. They exclude no place. Among the candidates,
+/// places that come nearer to them are chosen first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Preferences {
     /// A memory limit, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes of that limit not in use.
+    /// Free bytes under that limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory_bytes: Option<u64>,
     /// Logical processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Copy bandwidth of one thread, in bytes a second.
+    /// Copy bandwidth of one thread, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_bytes_s: Option<u64>,
     /// Instruction sets, kernel, driver and memory tiers of its machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachineRequirement>,
-    /// A stronger numeric contract than the one under which it may move.
+    /// A stronger numeric contract than the one that it requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<Contract>,
     /// Labels with values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// A device. Where `requires` names none, it is taken if one is free, to itself; the host
-    /// will do.
+    /// A device. If `requires` names none, the execution gets a free device alone, or the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DevicePreference>,
 }
 
-/// Up to what more of a device is of use.
+/// Properties of a device that are useful.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DevicePreference {
-    /// A pattern for its name, with `*`.
+    /// Pattern of its name, with `*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// A compute capability.
@@ -140,10 +138,10 @@ pub struct DevicePreference {
     /// Streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Memory in all, in bytes.
+    /// Memory in total, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bandwidth of copies between host and device, the slower direction, in bytes a second.
+    /// Bandwidth of copies between host and device, in the slower direction, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bytes_s: Option<u64>,
 }
@@ -153,18 +151,18 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Requirements {
-    /// True where anything will do.
+    /// True if there are no requirements.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// True where a hardware vector, and not the descriptor alone, decides.
+    /// True if placement needs a hardware vector as well as the descriptor.
     pub fn asks_of_vector(&self) -> bool {
         let device = self.device.as_ref();
         self.free_memory_bytes.is_some() || device.is_some_and(|d| d.free_memory_bytes.is_some())
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field, below `requires`, and the rule that it breaks.
@@ -212,12 +210,13 @@ impl Requirements {
 }
 
 impl Preferences {
-    /// True where nothing is preferred.
+    /// True if there are no preferences.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Checks the rules that types cannot say, and that more is preferred than is required.
+    /// Checks the rules that types cannot express, and that each preference exceeds its
+    /// requirement.
     ///
     /// # Errors
     /// The field, below `prefers`, and the rule that it breaks.

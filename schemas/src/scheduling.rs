@@ -1,5 +1,5 @@
-//! What a submission says about when it runs, what an operator or its program changes about that
-//! while it lives, and what a pause keeps.
+//! Fields of a submission on when it runs, adjustments of a live execution, and what a parked
+//! execution keeps.
 
 use std::str::FromStr as _;
 
@@ -14,30 +14,30 @@ use crate::submission::{FieldError, Submission};
 
 /// The highest priority; the lowest is its negative.
 pub const PRIORITY_LIMIT: i16 = 100;
-/// Most executions that one submission may wait for.
+/// Most executions that one submission may depend on.
 pub const AFTER_LIMIT: usize = 256;
 /// Most members of a gang.
 pub const GANG_LIMIT: u32 = 1_024;
 /// Most elements of an array.
 pub const ARRAY_LIMIT: u32 = 10_000;
 
-/// By when an execution should be done. One of `within_s` and `at` is given.
+/// Deadline of an execution: either `within_s` or `at`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Deadline {
-    /// So many seconds after the submission.
+    /// Seconds after the submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_s: Option<u32>,
-    /// At this time.
+    /// A moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
-    /// What happens when it is not done by then.
+    /// What happens if it is not done by then.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_miss: OnMiss,
 }
 
 impl Deadline {
-    /// For people.
+    /// Words for people.
     pub fn in_words(&self) -> String {
         let due = match (self.at, self.within_s) {
             (Some(at), _) => format!("due at {at}"),
@@ -51,11 +51,11 @@ impl Deadline {
     }
 }
 
-/// What happens to an execution that is not done by its deadline.
+/// What happens to an execution that misses its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnMiss {
-    /// It goes on, and its history says that it was late.
+    /// It continues, and its history says that it was late.
     #[default]
     GoOn,
     /// It fails.
@@ -63,7 +63,7 @@ pub enum OnMiss {
 }
 
 impl Deadline {
-    /// The moment, for an execution submitted at `submitted_at`.
+    /// The moment of the deadline, for an execution submitted at `submitted_at`.
     pub fn moment(&self, submitted_at: Timestamp) -> Timestamp {
         match (self.at, self.within_s) {
             (Some(at), _) => at,
@@ -86,14 +86,14 @@ impl Deadline {
     }
 }
 
-/// Which end of another execution is waited for.
+/// How the other execution must have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterOutcome {
-    /// It completes; should it fail or be cancelled, this one fails.
+    /// It completed. If it fails or is cancelled, this execution fails.
     #[default]
     Ok,
-    /// It ends, however.
+    /// It ended in any way.
     Any,
 }
 
@@ -101,7 +101,7 @@ pub enum AfterOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dependency {
-    /// The execution's UUID, or the id that its client gave it.
+    /// The execution's UUID, or its client's id.
     pub id: String,
     /// How it must have ended.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -109,7 +109,7 @@ pub struct Dependency {
 }
 
 impl Dependency {
-    /// Which execution that is; none where the id is neither a UUID nor a client's id.
+    /// The other execution. `None` if the id is neither a UUID nor a client's id.
     pub fn execution(&self, tenant: &Tenant) -> Option<ExecutionId> {
         if let Ok(uuid) = uuid::Uuid::from_str(&self.id) {
             return Some(ExecutionId(uuid));
@@ -119,51 +119,51 @@ impl Dependency {
     }
 }
 
-/// A set of executions that start together or not at all. Its members have the same name and size,
-/// and there are `size` of them.
+/// A set of executions that start together or not at all. All `size` members give the same name and
+/// size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gang {
     /// Its name, within the tenant.
     pub name: BatchName,
-    /// How many members it has.
+    /// Number of members.
     pub size: u32,
 }
 
-/// One line that stands for many: the same submission for each index from 0. In its parameters,
-/// labels and `after` the text `{index}` is replaced by the index; a parameter that is nothing but
-/// `"{index}"` becomes the number. A client's id gets `-<index>` at its end.
+/// Makes a line an array: the same submission for each index from 0. In its parameters, labels and
+/// `after`, the index replaces the text `{index}`. A parameter that is exactly `"{index}"` becomes
+/// the number. The client's id gets the suffix `-<index>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Array {
-    /// How many.
+    /// Number of elements.
     pub count: u32,
 }
 
-/// What happens to a running execution when its place is not viable and no other is.
+/// What happens to a running execution if its place is not viable and no other place is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenUnviable {
-    /// What costs least, by the length of the wait that is expected, the size of σ and the
-    /// bandwidth of the links.
+    /// The cheapest of the other three, by the expected wait, the size of σ and the bandwidth of
+    /// the links.
     #[default]
     Cheapest,
-    /// It goes on where it is until there is a place to migrate to.
+    /// It continues where it is until it can migrate.
     Migrate,
-    /// It stops at a boundary, keeps its place, and waits there.
+    /// It parks at a boundary, keeps its place, and waits there.
     Wait,
-    /// It commits at a boundary, frees its place, and waits for another.
+    /// It commits at a boundary, frees its place, and waits for another one.
     Suspend,
 }
 
-/// Whether a running execution may be moved for the sake of a better use of the devices.
+/// Whether a running execution may move so that devices are used better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reallocation {
-    /// To a smaller device that is sufficient, when others want the large one.
+    /// To a smaller sufficient device, if others want the large one.
     #[serde(default = "yes")]
     pub downgrade: bool,
-    /// To a larger device that idles.
+    /// To a larger device that is idle.
     #[serde(default = "yes")]
     pub upgrade: bool,
 }
@@ -181,13 +181,13 @@ fn yes() -> bool {
     true
 }
 
-/// What a pause that is expected to end keeps of an execution, whose σ is committed in any case.
+/// What a parked execution keeps. Its σ is committed in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// Its process, and what it has on the device.
+    /// Its process, and its content on the device.
     Device,
-    /// Its process; what it had on the device is in the host's memory.
+    /// Its process. Its content on the device is in the host's memory.
     Host,
 }
 
@@ -201,26 +201,26 @@ impl Keep {
     }
 }
 
-/// A running execution that waits at its last committed boundary.
+/// An execution that is parked at its last committed boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Parked {
-    /// What it keeps.
+    /// What the execution keeps.
     pub keep: Keep,
-    /// Since when.
+    /// When it was parked.
     pub at: Timestamp,
 }
 
-/// Why one execution gives way to another.
+/// Rule by which one execution preempts another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// The other one has a higher priority.
+    /// The preempting execution has a higher priority.
     Priority,
-    /// Its slice of time is over, and the other one has attained less service.
+    /// Its time slice is over, and the preempting execution has attained less service.
     TimeSlice,
-    /// Its tenant has more than its share, and the other one's less.
+    /// Its tenant has more than its share, and the other tenant has less.
     FairShare,
-    /// The other one would miss its deadline.
+    /// The preempting execution would miss its deadline otherwise.
     Deadline,
     /// Its tenant is over its quota.
     Quota,
@@ -239,8 +239,8 @@ impl Rule {
     }
 }
 
-/// What has been changed about a live execution: by an operator, or by its program, which may ask
-/// beyond its grant. What is absent stays as it is.
+/// Changes of a live execution, by an operator, or by its program, which may ask beyond its grant.
+/// An absent field keeps its value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Adjustment {
@@ -250,30 +250,30 @@ pub struct Adjustment {
     /// Its deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
-    /// Thresholds, for the signals named.
+    /// Thresholds of the named signals.
     #[serde(default, skip_serializing_if = "Thresholds::is_empty")]
     pub viability: Thresholds,
-    /// The only nodes on which it may run; an empty list: any.
+    /// The only nodes on which it may run. An empty list: any node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Vec<NodeId>>,
     /// Nodes on which it may not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclude: Option<Vec<NodeId>>,
-    /// Bytes of the host's memory that it needs.
+    /// Bytes of host memory that it needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes of a device's memory that it needs.
+    /// Bytes of device memory that it needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_memory_bytes: Option<u64>,
 }
 
 impl Adjustment {
-    /// True where nothing is changed.
+    /// True if nothing changes.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// For people: what holds after it.
+    /// The new settings in words, for people.
     pub fn in_words(&self) -> String {
         let names = |nodes: &[NodeId]| {
             let names: Vec<_> = nodes.iter().map(|node| node.as_str()).collect();
@@ -304,7 +304,7 @@ impl Adjustment {
         words.join(", ")
     }
 
-    /// Takes a later change into this one.
+    /// Adds a later change to this one.
     pub fn merge(&mut self, later: &Self) {
         fn take<T: Clone>(old: &mut Option<T>, new: &Option<T>) {
             if new.is_some() {
@@ -320,7 +320,7 @@ impl Adjustment {
         take(&mut self.device_memory_bytes, &later.device_memory_bytes);
     }
 
-    /// The submission as it stands after the change. Of memory it needs what it asks for, at least.
+    /// Applies the change to a submission. It needs at least the memory that it asks for.
     pub fn apply(&self, spec: &mut Submission) {
         self.apply_to(
             &mut spec.priority,
@@ -330,7 +330,7 @@ impl Adjustment {
         );
     }
 
-    /// The parts of a submission that a change may touch, as they stand after it.
+    /// Applies the change to the parts of a submission that it may affect.
     pub fn apply_to(
         &self,
         priority: &mut i16,
@@ -357,7 +357,7 @@ impl Adjustment {
         }
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -401,7 +401,7 @@ fn check_priority(priority: i16) -> Result<(), FieldError> {
     Err(FieldError::new("priority", rule))
 }
 
-/// The rules of a submission's fields of this module.
+/// Checks the fields of a submission that this module defines.
 pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
     check_priority(spec.priority)?;
     spec.deadline.map_or(Ok(()), |deadline| deadline.check())?;

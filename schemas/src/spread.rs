@@ -1,26 +1,26 @@
-//! A range of tiles that several executions share: one has it, and gives parts of it away.
+//! Ranges of tiles that several executions share.
 //!
-//! An execution whose work is a range of tiles that know nothing of each other may be computed by
-//! several at once. A **holder** splits off **parts**, which are ordinary executions and may split
-//! as well:
+//! If an execution's work is a range of independent tiles, several executions may compute it at
+//! once. A **holder** splits off **parts**. Parts are ordinary executions and may split as well:
 //!
 //! ```text
 //! holder   [from ........ x ...... cut)            done up to x, left up to its end
 //! parts                            [cut ...... end) [end ........ to)
 //!                                   last of the stack     first
-//! split      the tail of what is left becomes a part: the new last one
+//! split      the last tiles that are left become a part: the new last one
 //! yielded    with the cause `parts`: the holder's own range is done, it waits for the last part
 //! completed  of a part: all of its range is done, with its σ
-//! returned   of a part: what it has left is its holder's
+//! returned   of a part: its holder gets the remaining tiles
 //! merged     the holder takes the last part's tiles; its end becomes that part's end
 //! ```
 //!
-//! What each has done is in one piece from its beginning, so σ has no more than the end of its
-//! range. The parts of a holder are a stack whose last one begins where the holder ends: it is
-//! taken first, and nothing is ever out of order. A part's id derives from its holder, how often
-//! that was split before, and its range: whoever sees a `split` may make the part, and all who do
-//! make the same one. (By holder and range alone it would be that of an earlier part, where a
-//! range came back and is split off once more.)
+//! Each execution has done one piece from its beginning, so σ only needs the end of its range. The
+//! parts of a holder form a stack. The last part begins where the holder ends, and is taken back
+//! first, so tiles are never out of order.
+//!
+//! A part's id derives from its holder, the number of earlier splits, and its range. Whoever reads
+//! a `split` may make the part, and all make the same one. Holder and range alone would not do: a
+//! range that came back and is split off again would have the id of the earlier part.
 
 use std::sync::Arc;
 
@@ -36,14 +36,14 @@ use crate::submission::{FieldError, Submission};
 
 /// Most parts of one holder at a time, so that a ledger message fits its header.
 pub const PARTS_LIMIT: usize = 16;
-/// Over how many a range may be spread.
+/// Limits on the number of executions that share a range.
 pub const UP_TO: std::ops::RangeInclusive<u32> = 2..=64;
 
-/// What a submission says about sharing its range.
+/// A submission's permission to share its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
-    /// How many may compute it at once, itself and its parts: 2 to 64.
+    /// Most executions that compute it at once, itself and its parts: 2 to 64.
     #[schemars(range(min = 2, max = 64))]
     pub up_to: u32,
 }
@@ -51,25 +51,25 @@ pub struct Spread {
 /// How an execution shares its range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Spreading {
-    /// How many may compute the whole at once.
+    /// Most executions that compute the whole range at once.
     pub up_to: u32,
-    /// Its holder, where it is a part.
+    /// Its holder, if it is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<ExecutionId>,
-    /// How often it was split.
+    /// Number of its splits.
     #[serde(default, skip_serializing_if = "none32")]
     pub splits: u32,
-    /// The boundary of the last split or merge, before which it cannot step back; 0: of none.
+    /// Boundary of the last split or merge, 0 if there is none. It cannot step back before that.
     #[serde(default, skip_serializing_if = "none64")]
     pub since: BoundaryIndex,
-    /// The tile behind its last one, where that is known: its submission says it, or a split has.
+    /// The tile after its last one, if known from its submission or a split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u64>,
-    /// It has done all that it kept, and waits for the last of its parts.
+    /// True if it has done all tiles that it kept, and waits for the last of its parts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits: bool,
-    /// The parts that it has not taken back. The last one begins where its own range ends, each
-    /// other one where the next one ends.
+    /// Parts that it has not taken back. The last one begins where its own range ends. Each other
+    /// one begins where the next one ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
 }
@@ -77,11 +77,11 @@ pub struct Spreading {
 /// A part of a holder's range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Part {
-    /// The execution that has it.
+    /// The execution that computes it.
     pub id: ExecutionId,
     /// The first tile.
     pub from: u64,
-    /// The one behind the last.
+    /// The tile after the last one.
     pub to: u64,
 }
 
@@ -103,8 +103,8 @@ fn none64(n: &u64) -> bool {
     *n == 0
 }
 
-/// The id of the part that has this range of a holder's, which was split `nth` times before: the
-/// same for everybody who derives it. UUIDv8 of BLAKE3.
+/// The id of a part with this range, whose holder was split `nth` times before. Everybody who
+/// derives it gets the same id. UUIDv8 of BLAKE3.
 pub fn part_id(of: ExecutionId, nth: u32, range: TileRange) -> ExecutionId {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"part/").update(of.0.as_bytes());
@@ -116,7 +116,7 @@ pub fn part_id(of: ExecutionId, nth: u32, range: TileRange) -> ExecutionId {
     ExecutionId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
 }
 
-/// The range that a submission's parameters name, if they do.
+/// The range of tiles in a submission's parameters, if there is one.
 pub fn tiles(params: &serde_json::Value) -> Option<TileRange> {
     let given = params.get("tiles").filter(|given| given.is_object())?;
     TileRange::deserialize(given).ok()
@@ -127,7 +127,7 @@ fn wrong(rule: impl Into<String>) -> TransitionError {
 }
 
 impl Spreading {
-    /// As it begins; none where the submission's range is not to be shared.
+    /// The initial state. `None` if the submission's range may not be shared.
     pub fn of(submission: &Submission) -> Option<Self> {
         let Spread { up_to } = submission.spread?;
         Some(Self {
@@ -141,7 +141,7 @@ impl Spreading {
         })
     }
 
-    /// The part that it takes back next.
+    /// The part that is taken back next.
     pub fn last(&self) -> Option<&Part> {
         self.parts.last()
     }
@@ -231,9 +231,9 @@ impl Spreading {
 }
 
 impl Submission {
-    /// The submission of a part: the same for that range, alone. What says when and in which
-    /// company the whole was to start is left out, its deadline is the same moment
-    /// (`submitted_at` is the holder's).
+    /// The submission of a part: the same submission, for this range. Fields about when and with
+    /// which others the whole starts are left out. Its deadline is the same moment (`submitted_at`
+    /// is the holder's).
     pub fn part(&self, range: TileRange, submitted_at: Timestamp) -> Self {
         let mut part = Self {
             id: None,
@@ -258,7 +258,7 @@ impl Submission {
 }
 
 impl Adjustment {
-    /// The same change for a part of what was submitted at `submitted_at`: a deadline is the same
+    /// The same change for a part of an execution submitted at `submitted_at`. A deadline keeps its
     /// moment.
     pub fn for_part(&self, submitted_at: Timestamp) -> Self {
         let mut change = self.clone();
@@ -271,8 +271,8 @@ impl Adjustment {
 }
 
 impl ExecutionState {
-    /// A part before any message, `submitted_at` that moment. `submission` is the part's
-    /// ([`Submission::part`] of the holder's); what was changed about its holder holds for it.
+    /// A part before any message, submitted at `submitted_at`. `submission` is the part's
+    /// ([`Submission::part`] of the holder's). The holder's adjustments apply to it.
     pub fn unborn_part(
         holder: &Self,
         part: &Part,
@@ -296,18 +296,18 @@ impl ExecutionState {
         state
     }
 
-    /// The parts that are out.
+    /// Parts that it has not taken back.
     pub fn parts(&self) -> &[Part] {
         self.spread.as_ref().map_or(&[], |spread| &spread.parts)
     }
 
-    /// Its holder, where it is a part.
+    /// Its holder, if it is a part.
     pub fn part_of(&self) -> Option<ExecutionId> {
         self.spread.as_ref()?.part_of
     }
 }
 
-/// The rules of a submission's field `spread`.
+/// Checks the field `spread` of a submission.
 pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
     let Some(Spread { up_to }) = spec.spread else {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Objects are objects. A derived reader also takes a list for a struct, with the fields in their
-//! order, so that `[0.9, 0.5, 1]` would pass for a threshold. Reading through [`Strict`] refuses
-//! that wherever a struct, or a variant with fields, is expected, however deep.
+//! Strict parsing of objects. A derived parser also accepts a list for a struct, with the values in
+//! the order of the fields, so that `[0.9, 0.5, 1]` would pass for a threshold. [`Strict`] refuses
+//! that for every struct, and every variant with fields, at any depth.
 
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
@@ -9,7 +9,7 @@ use serde::de::{
 };
 use serde_json::{Error, Value};
 
-/// A JSON value, to be read by a type that is strict about objects.
+/// A JSON value for a parser that accepts only objects for structs.
 #[derive(Debug, Clone, Copy)]
 pub struct Strict<'de>(pub &'de Value);
 
@@ -20,7 +20,7 @@ impl<'de> IntoDeserializer<'de, Error> for Strict<'de> {
     }
 }
 
-/// What a type that expects an object is told of a list.
+/// The error for a list where an object is expected.
 fn no_list() -> Error {
     Error::custom("must be an object, but is a list")
 }
@@ -85,7 +85,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
                 Some((variant, value)) => visitor.visit_enum(Variant(variant, value)),
                 None => Err(Error::custom("an empty object names no variant")),
             },
-            // A name alone, or whatever is no variant at all.
+            // A name alone, or a value that is no variant.
             other => other.deserialize_enum(name, variants, visitor),
         }
     }

@@ -1,4 +1,4 @@
-//! Names of subjects, streams, buckets and headers: the one place where they are spelled.
+//! Names of subjects, streams, buckets and headers. They are spelled only here.
 
 use std::fmt::Display;
 
@@ -7,15 +7,15 @@ use crate::messages::{ExecutionVerb, NodeVerb};
 
 /// Header of a ledger message that holds its [`crate::LedgerMessage`] as JSON.
 pub const EVENT_HEADER: &str = "Fiec-Event";
-/// Largest σ in bytes that travels in a ledger message's body; of a larger one the body is a list
-/// of its chunks, which lie in [`CHUNK_STREAM`].
+/// Largest σ in bytes that a ledger message's body contains. For a larger one the body is the list
+/// of its chunks, which are in [`CHUNK_STREAM`].
 pub const INLINE_STATE_LIMIT: usize = 768 * 1024;
 /// Messages kept for each execution in the ledger stream.
 pub const LEDGER_DEPTH: u64 = 64;
 
 /// Stream of submissions (work queue).
 pub const SUBMIT_STREAM: &str = "FIEC_SUBMIT";
-/// Stream of ledgers, one subject an execution.
+/// Stream of ledgers, one subject for each execution.
 pub const LEDGER_STREAM: &str = "FIEC_LEDGER";
 /// Stream of facts that belong to no ledger: rejections, node changes. Read by the recorder.
 pub const RECORD_STREAM: &str = "FIEC_RECORD";
@@ -23,19 +23,19 @@ pub const RECORD_STREAM: &str = "FIEC_RECORD";
 pub const TELEMETRY_STREAM: &str = "FIEC_TELEMETRY";
 /// Stream of the services' probes, which show whether the broker stores.
 pub const PROBE_STREAM: &str = "FIEC_PROBE";
-/// Stream of what programs print.
+/// Stream of the output of programs.
 pub const LOG_STREAM: &str = "FIEC_LOG";
 /// KV bucket of node descriptors and cordon flags.
 pub const NODES_BUCKET: &str = "FIEC_NODES";
-/// Stream of what tenants have reserved, one message a tenant.
+/// Stream of the reservations of tenants, one message for each tenant.
 pub const QUOTA_STREAM: &str = "FIEC_RESERVED";
-/// KV bucket of what tenants may use at once, by tenant.
+/// KV bucket of quotas, by tenant.
 pub const QUOTA_BUCKET: &str = "FIEC_QUOTA";
 /// KV bucket of registered programs, by [`crate::package::ProgramName::key`].
 pub const PROGRAMS_BUCKET: &str = "FIEC_PROGRAMS";
-/// Stream of the chunks of large σ, one subject an execution.
+/// Stream of the chunks of large σ, one subject for each execution.
 pub const CHUNK_STREAM: &str = "FIEC_CHUNK";
-/// Stream of what programs emit.
+/// Stream of the messages that programs emit.
 pub const OUTBOX_STREAM: &str = "FIEC_OUTBOX";
 /// Object store of the large σ that earlier versions stored whole, by digest.
 pub const STATE_BUCKET: &str = "FIEC_STATE";
@@ -44,17 +44,17 @@ pub const DATA_BUCKET: &str = "FIEC_DATA";
 /// Durable consumer of the policy services on [`SUBMIT_STREAM`].
 pub const SUBMIT_CONSUMER: &str = "policy";
 
-/// The stream that carries capsules of one shard of nodes.
+/// The stream of the capsule messages of one shard of nodes.
 pub fn capsule_stream(shard: u16) -> String {
     format!("FIEC_CAPSULE_{shard}")
 }
 
-/// All capsules of one shard.
+/// The capsule messages of one shard.
 pub fn capsule_shard(shard: u16) -> String {
     format!("fiec.capsule.{shard}.*")
 }
 
-/// Where a node's capsules arrive.
+/// The capsule messages of a node.
 pub fn capsule(shard: u16, node: &NodeId) -> String {
     format!("fiec.capsule.{shard}.{node}")
 }
@@ -64,17 +64,17 @@ pub fn capsule_consumer(node: &NodeId) -> String {
     format!("node-{node}")
 }
 
-/// Where a tenant submits.
+/// The submissions of a tenant.
 pub fn submit(tenant: &Tenant) -> String {
     format!("fiec.submit.{tenant}")
 }
 
-/// What a tenant has reserved.
+/// The reservations of a tenant.
 pub fn quota(tenant: &Tenant) -> String {
     format!("fiec.quota.{tenant}")
 }
 
-/// The tenant that a subject of reservations names, if it is one.
+/// The tenant in a subject of reservations.
 pub fn parse_quota(subject: &str) -> Option<Tenant> {
     subject.strip_prefix("fiec.quota.")?.parse().ok()
 }
@@ -89,13 +89,13 @@ pub fn ledgers(tenant: &Tenant) -> String {
     format!("fiec.ledger.{tenant}.*")
 }
 
-/// The tenant and execution that a ledger subject names, if it is one.
+/// The tenant and the execution in a subject of a ledger.
 pub fn parse_ledger(subject: &str) -> Option<(Tenant, ExecutionId)> {
     let (tenant, execution) = subject.strip_prefix("fiec.ledger.")?.split_once('.')?;
     Some((tenant.parse().ok()?, execution.parse().ok()?))
 }
 
-/// The tenant that a submission's subject names, if it is one.
+/// The tenant in a subject of submissions.
 pub fn parse_submit(subject: &str) -> Option<Tenant> {
     subject.strip_prefix("fiec.submit.")?.parse().ok()
 }
@@ -105,12 +105,12 @@ pub fn chunk(tenant: &Tenant, execution: ExecutionId) -> String {
     format!("fiec.chunk.{tenant}.{execution}")
 }
 
-/// Where what an execution emits under a name is published; `*` for all names.
+/// The messages that an execution emits under a name. `*` for all names.
 pub fn outbox(tenant: &Tenant, execution: ExecutionId, name: &str) -> String {
     format!("fiec.outbox.{tenant}.{execution}.{name}")
 }
 
-/// σ on its way to a prepared node.
+/// Handover messages to a prepared node, which carry σ.
 pub fn handover(node: &NodeId) -> String {
     format!("fiec.handover.{node}")
 }
@@ -120,17 +120,17 @@ pub fn telemetry(node: &NodeId) -> String {
     format!("fiec.telemetry.{node}")
 }
 
-/// The node that a telemetry subject names, if it is one.
+/// The node in a subject of telemetry.
 pub fn parse_telemetry(subject: &str) -> Option<NodeId> {
     subject.strip_prefix("fiec.telemetry.")?.parse().ok()
 }
 
-/// A node's control requests.
+/// Control requests to a node.
 pub fn control(node: &NodeId) -> String {
     format!("fiec.control.{node}")
 }
 
-/// What an execution's program prints.
+/// The output of an execution's program.
 pub fn log(tenant: &Tenant, execution: ExecutionId) -> String {
     format!("fiec.log.{tenant}.{execution}")
 }
@@ -140,12 +140,12 @@ pub fn rejection(tenant: &str) -> String {
     format!("fiec.record.rejection.{tenant}")
 }
 
-/// A node's coming, going, cordoning.
+/// Facts about a node: joining, leaving, flags.
 pub fn node_record(node: &NodeId) -> String {
     format!("fiec.record.node.{node}")
 }
 
-/// What a tenant may use at once.
+/// Changes of a tenant's quota.
 pub fn quota_record(tenant: &Tenant) -> String {
     format!("fiec.record.quota.{tenant}")
 }
@@ -155,10 +155,10 @@ pub fn waiting_record(execution: ExecutionId) -> String {
     format!("fiec.record.waiting.{execution}")
 }
 
-/// What nodes found that computed a part of an execution once more.
+/// Verdicts of nodes that computed parts of executions again.
 pub const VERDICT: &str = "fiec.verdict";
 
-/// Presence of policy services, so that replicas share work without a leader.
+/// Presence of policy services, so that they share work without a leader.
 pub const POLICY_PRESENCE: &str = "fiec.policy.presence";
 
 /// A request about one execution: a [`crate::messages::ExecutionRequest`]. `*` for all tenants.
@@ -192,10 +192,10 @@ pub const API_QUOTAS: &str = "fiec.api.quotas";
 /// All nodes.
 pub const API_NODES: &str = "fiec.api.nodes";
 
-/// A request about what a node offers: a [`crate::messages::EnvelopeRequest`].
+/// A request about a node's envelopes: a [`crate::messages::EnvelopeRequest`].
 pub const API_ENVELOPE: &str = "fiec.api.node.envelope";
 
-/// What the nodes could give: answered with a [`crate::surroundings::OffersReply`].
+/// The resources that nodes can offer. The answer is a [`crate::surroundings::OffersReply`].
 pub const OFFERS: &str = "fiec.api.offers";
 
 /// The probe of a kind of service, stored in [`PROBE_STREAM`].
@@ -203,11 +203,11 @@ pub fn probe(who: &str) -> String {
     format!("fiec.probe.{who}")
 }
 
-/// The recorder's checkpoint, published at least once a second so that writers can see it lag.
+/// The recorder's checkpoint, published at least once a second, so that writers notice its lag.
 pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";
 
-/// Asks a recorder to put its copy of a state into [`STATE_BUCKET`]: a
-/// [`crate::messages::RestoreRequest`], answered with a [`crate::messages::RestoreReply`].
+/// A request to a recorder to put its copy of a state into [`STATE_BUCKET`]: a
+/// [`crate::messages::RestoreRequest`]. The answer is a [`crate::messages::RestoreReply`].
 pub const RECORDER_RESTORE: &str = "fiec.recorder.restore";
 
 /// KV key of a node's descriptor in [`NODES_BUCKET`].
@@ -220,7 +220,7 @@ pub fn envelopes_key(node: &NodeId) -> String {
     format!("envelopes.{node}")
 }
 
-/// KV key of what a node has proved, in [`NODES_BUCKET`].
+/// KV key of a node's proof, in [`NODES_BUCKET`].
 pub fn proof_key(node: &NodeId) -> String {
     format!("proof.{node}")
 }

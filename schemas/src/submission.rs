@@ -1,4 +1,4 @@
-//! What a client hands over: one submission a line of JSON, checked before anything is created.
+//! Submissions: one line of JSON each, checked before anything is created.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,22 +25,22 @@ pub use crate::requirements::{
 
 /// Longest line of a submission in bytes; the broker's message limit is twice this.
 pub const LINE_LIMIT: usize = 512 * 1024;
-/// Header of a submission message or request that is taken as a whole or not at all: `true`.
+/// Header of a submission that is accepted as a whole or not at all: `true`.
 pub const ATOMIC_HEADER: &str = "Fiec-Atomic";
-/// Most submissions in one message, the elements of its arrays counted.
+/// Most submissions in one message, including the elements of its arrays.
 pub const LINES_LIMIT: usize = 10_000;
-/// Most bytes that the lines of one message with arrays may come to once each array is written out.
+/// Most bytes of a message's lines with arrays, after the arrays are expanded.
 pub const EXPANSION_LIMIT: usize = 64 * 1024 * 1024;
-/// Most entries of `after` in one message, those of each element of its arrays counted.
+/// Most entries of `after` in one message, counted for each element of its arrays.
 pub const AFTER_TOTAL_LIMIT: usize = 100_000;
 
 /// A field of a submission and the rule that it breaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[error("{field}{}{reason}", if .field.is_empty() { "" } else { ": " })]
 pub struct FieldError {
-    /// Path of the field, e.g. `viability.memory.low`; empty where the line is no JSON at all.
+    /// Path of the field, e.g. `viability.memory.low`. Empty if the line is not valid JSON.
     pub field: String,
-    /// The rule, and what was found.
+    /// The rule, and the value that was found.
     pub reason: String,
 }
 
@@ -58,26 +58,25 @@ impl FieldError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommitPolicy {
-    /// Once a second, less often where a commit is so costly that it would take more than one
-    /// per cent of the time.
+    /// Once a second. Less often if commits would take more than one per cent of the time.
     #[default]
     Auto,
     /// Every k-th boundary.
     Every(NonZeroU64),
-    /// At the first boundary after so many milliseconds.
+    /// At the first boundary after this many milliseconds.
     EveryMs(NonZeroU32),
 }
 
-/// What two substrates must agree on for an execution to move between them.
+/// Numeric contract: the agreement that two substrates need for an execution to move between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Contract {
-    /// Equal digests.
+    /// Their digests are equal.
     #[default]
     Bitwise,
-    /// Each side's normwise backward error under the declared bound.
+    /// The normwise backward error of each is below the declared bound.
     Bounded,
-    /// Opt-in: equal in distribution.
+    /// Their results are equal in distribution. Only on request.
     Statistical,
 }
 
@@ -91,7 +90,7 @@ impl Contract {
         }
     }
 
-    /// Higher for a contract that promises more.
+    /// Rank of the contract. A contract that promises more has a higher one.
     pub fn strength(self) -> u8 {
         match self {
             Contract::Bitwise => 2,
@@ -101,15 +100,16 @@ impl Contract {
     }
 }
 
-/// One submission: a computation to be run to its end, wherever.
+/// One submission: a computation that runs to its end, on whichever nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Submission {
-    /// The client's own id. The same id with the same body is the same execution; with another
-    /// body it is an error. Without one, the id derives from where the broker stored the line.
+    /// The client's own id. The same id with the same body is the same execution. With another body
+    /// it is an error. Without an id, the id derives from the place where the broker stored the
+    /// line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ClientId>,
-    /// Puts the execution into a batch by name.
+    /// Name of a batch that the execution belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchName>,
     /// `name@version`.
@@ -120,69 +120,67 @@ pub struct Submission {
     /// When boundaries become durable.
     #[serde(default, skip_serializing_if = "is_default")]
     pub commit: CommitPolicy,
-    /// Thresholds of this execution, in place of its node's, for the signals named.
+    /// Thresholds of this execution, instead of the node's, for the named signals.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
         deserialize_with = "by_name"
     )]
     pub viability: Thresholds,
-    /// How often the program may crash and be tried again from its last commit.
+    /// How many crashes of the program are followed by a retry from the last commit.
     #[serde(
         default = "default_retries",
         skip_serializing_if = "is_default_retries"
     )]
     pub retries: u32,
-    /// What a node must have.
+    /// Requirements that a node must meet.
     #[serde(default, skip_serializing_if = "Requirements::is_empty")]
     pub requires: Requirements,
-    /// Up to what more is of use.
+    /// Resources beyond the requirements that are useful.
     #[serde(default, skip_serializing_if = "Preferences::is_empty")]
     pub prefers: Preferences,
-    /// The numeric contract under which it may move.
+    /// The numeric contract for moves.
     #[serde(default, skip_serializing_if = "is_default")]
     pub contract: Contract,
-    /// Which part is computed once more elsewhere and compared; the policy service's share where
-    /// nothing is said.
+    /// The part that another node computes again and compares. Absent: the policy service's share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<Verify>,
-    /// From -100 to 100; higher goes first, and may take the place of lower.
+    /// From -100 to 100. A higher one is served first, and may preempt a lower one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i16,
-    /// By when it should be done.
+    /// The deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
-    /// How long it takes on an undisturbed node, in seconds, if the client knows.
+    /// Expected time on an undisturbed node, in seconds, if the client knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_s: Option<u32>,
-    /// What must have ended before.
+    /// Executions that must have ended before this one is placed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<Dependency>,
-    /// At most so many executions of its batch run at once; the smallest number that one of them
-    /// gives counts.
+    /// Most executions of its batch that run at once. The smallest number in the batch counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_once: Option<u32>,
-    /// The set with which it starts, or not at all.
+    /// The gang with which it starts, or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang: Option<Gang>,
-    /// This line stands for many.
+    /// Makes this line an array of submissions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
-    /// Its range of tiles (`params.tiles`) may be shared out over several nodes.
+    /// Allows several nodes to share its range of tiles (`params.tiles`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
-    /// What happens when its place is not viable and no other is.
+    /// What to do if its place is not viable and no other place is.
     #[serde(default, skip_serializing_if = "is_default")]
     pub when_unviable: WhenUnviable,
-    /// Whether it may be moved for a better use of the devices.
+    /// Whether it may move so that devices are used better.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reallocation: Reallocation,
-    /// The client's own words, kept in the history.
+    /// The client's own labels, kept in the history.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// Reads thresholds by the names of their signals, so that an error's path can say the name.
+/// Reads thresholds by the names of their signals, so that the path of an error has the name.
 fn by_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Thresholds, D::Error> {
     BTreeMap::<String, Threshold>::deserialize(deserializer)?
         .into_iter()
@@ -211,7 +209,7 @@ fn is_default_retries(value: &u32) -> bool {
 }
 
 impl Submission {
-    /// A run of a program with nothing else said.
+    /// A submission of a program with defaults only.
     pub fn of(program: &str) -> Self {
         Self {
             id: None,
@@ -239,7 +237,7 @@ impl Submission {
         }
     }
 
-    /// Reads and checks one line.
+    /// Parses and checks one line.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -253,12 +251,13 @@ impl Submission {
                 ),
             ));
         }
-        // The plain parser is the fast path; only a bad line pays for a path to its field.
+        // The plain parser is fast. Only an invalid line is parsed again to find its field's path.
         let submission: Self = match serde_json::from_slice(line) {
             Ok(submission) => submission,
             Err(plain) => return Err(locate(line, &plain)),
         };
-        // It takes a list for an object, which only a line with a list can have.
+        // The plain parser accepts a list for an object. Only a line with a list needs the strict
+        // check.
         if line.contains(&b'[') {
             objects_are_objects(line)?;
         }
@@ -266,7 +265,7 @@ impl Submission {
         Ok(submission)
     }
 
-    /// Checks the rules that types cannot say.
+    /// Checks the rules that types cannot express.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -289,7 +288,7 @@ impl Submission {
         if let Some(verify) = self.verify {
             verify.check(self.contract)?;
         }
-        // What an array's parameters are is known once the index is put in.
+        // The parameters of an array are known only after the index is inserted.
         if self.array.is_some() {
             return Ok(());
         }
@@ -304,12 +303,12 @@ impl Submission {
 
     /// The canonical form.
     pub fn to_json(&self) -> Vec<u8> {
-        // Writing to memory fails only for maps whose keys are no strings; here they all are.
+        // Serializing fails only for maps whose keys are not strings. All keys here are strings.
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
-/// Reads a line again, strictly; it has been read once.
+/// Parses a valid line again, strictly.
 fn objects_are_objects(line: &[u8]) -> Result<(), FieldError> {
     let value: Value =
         serde_json::from_slice(line).map_err(|error| FieldError::new("", plain::syntax(&error)))?;
@@ -343,7 +342,7 @@ fn locate(line: &[u8], error: &serde_json::Error) -> FieldError {
     }
 }
 
-/// serde names a missing or unknown field in back-quotes; at the top level that is the field.
+/// serde quotes the name of a missing or unknown field. At the top level, that is the field.
 fn missing_or_unknown(reason: &str) -> String {
     let named = reason.starts_with("missing field") || reason.starts_with("unknown field");
     let name = reason.split('`').nth(1).filter(|_| named);
@@ -355,9 +354,9 @@ fn missing_or_unknown(reason: &str) -> String {
 pub struct LineError {
     /// Line in the batch, from 1.
     pub line: u32,
-    /// The field, empty where the line as a whole is at fault.
+    /// The field. Empty if the whole line is at fault.
     pub field: String,
-    /// The rule, and what was found.
+    /// The rule, and the value that was found.
     pub reason: String,
 }
 
@@ -375,7 +374,7 @@ impl fmt::Display for LineError {
     }
 }
 
-/// The lines of a JSONL body with their numbers from 1; blank lines are passed over.
+/// The lines of a JSONL body with their numbers from 1. Blank lines are skipped.
 pub fn lines(body: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     (1u32..)
         .zip(body.split(|b| *b == b'\n'))

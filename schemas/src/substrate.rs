@@ -1,5 +1,5 @@
-//! What a node says of the machine it is on: the places that execute, its memory, and what was
-//! measured of both. All of it can be required or preferred by a submission, and is in SQL.
+//! A node's description of its machine: the substrates, the memory, and the measurements of both. A
+//! submission can require or prefer all of it, and SQL has it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,16 +14,16 @@ use crate::submission::Contract;
 /// The id of the substrate that is the host's processors.
 pub const HOST: &str = "host";
 
-/// The word of a node's confinement that says that its worker may start containers.
+/// Entry of a node's confinement which says that its worker may start containers.
 pub const CONTAINERS: &str = "containers";
 
-/// CUDA's version of what a device's units can do, e.g. `9.0`.
+/// CUDA's version of a device's features, e.g. `9.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(with = "String", extend("pattern" = "^[0-9]{1,3}\\.[0-9]{1,3}$"))]
 pub struct ComputeCapability {
-    /// Before the dot.
+    /// Number before the dot.
     pub major: u16,
-    /// Behind it.
+    /// Number after the dot.
     pub minor: u16,
 }
 
@@ -66,147 +66,146 @@ impl<'de> Deserialize<'de> for ComputeCapability {
     }
 }
 
-/// A place that can execute.
+/// A substrate: a place that executes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Substrate {
     /// `host`, or the UUID of a GPU or MIG slice.
     pub id: String,
     /// `cpu`, `gpu` or `mig`.
     pub kind: String,
-    /// For people.
+    /// Name for people.
     pub name: String,
-    /// Memory in bytes that belongs to it, where known.
+    /// Its own memory in bytes, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// What is known of it as a device; absent for the host.
+    /// Its properties as a device. Absent for the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceProfile>,
 }
 
 impl Substrate {
-    /// Whether it is a device, which one execution has to itself or several share by a budget.
+    /// True for a device, which one execution has alone or several share by a budget.
     pub fn is_device(&self) -> bool {
         self.kind != "cpu"
     }
 }
 
-/// What is known of a device. Absent is not measured, or not told by the driver.
+/// Properties of a device. An absent one was not measured, or the driver does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceProfile {
-    /// What its units can do.
+    /// Its compute capability.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<ComputeCapability>,
     /// Streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Where it is on the host's bus, e.g. `0000:1b:00.0`.
+    /// Its address on the host's bus, e.g. `0000:1b:00.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
-    /// UUID of the whole GPU that this is a slice of; absent where it is none. The slice draws from
-    /// the same power and is cooled with it.
+    /// UUID of the whole GPU, if this is a slice. A slice shares power and cooling with the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<String>,
     /// Numeric contracts that its kernels can keep.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<Contract>,
-    /// Copies from the host's page-locked memory, in bytes a second.
+    /// Bandwidth of copies from the host's page-locked memory, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_device_bytes_s: Option<u64>,
-    /// Copies to the host's page-locked memory, in bytes a second.
+    /// Bandwidth of copies to the host's page-locked memory, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_device_bytes_s: Option<u64>,
-    /// Why the copies were not measured.
+    /// Why the bandwidth was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
 }
 
 impl DeviceProfile {
-    /// The slower direction of its copies, in bytes a second.
+    /// The slower direction of its copies, in bytes per second.
     pub fn copy_bytes_s(&self) -> Option<u64> {
         Some(self.to_device_bytes_s?.min(self.from_device_bytes_s?))
     }
 }
 
-/// Where a memory node stands in the machine's hierarchy.
+/// Tier of a memory node in the machine's hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryTier {
-    /// Memory with processors of its own.
+    /// Memory with its own processors.
     Local,
-    /// Memory without processors: CXL, high-bandwidth or persistent memory appears so.
+    /// Memory without processors. CXL, high-bandwidth and persistent memory appear so.
     Far,
 }
 
-/// A memory node (NUMA). What firmware says stands beside what was measured.
+/// A memory node (NUMA), with the firmware's figures and the measured ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryNode {
     /// The kernel's number.
     pub id: u32,
-    /// Where it stands.
+    /// Its tier.
     pub tier: MemoryTier,
     /// The kernel's list of its processors, e.g. `0-7,16-23`.
     pub cpus: String,
     /// Its size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Reads by the nearest processors as firmware says, in bytes a second.
+    /// Read bandwidth from the nearest processors by the firmware's table, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware_read_bytes_s: Option<u64>,
-    /// Their latency as firmware says, in nanoseconds.
+    /// Read latency from the nearest processors by the firmware's table, in ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware_read_ns: Option<u64>,
-    /// What one thread copies, in bytes a second: each is read once and written once.
+    /// Copy bandwidth of one thread, in bytes per second. Each byte is read once and written once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bytes_s: Option<u64>,
-    /// A read that depends on the one before, in nanoseconds, over `sample_bytes`.
+    /// Latency of a read that depends on the read before, in ns, over `sample_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<f64>,
-    /// Size of the array that was measured. Where it is not far larger than the last cache, the
-    /// figures are partly the cache's.
+    /// Size of the measured array. If it is not far larger than the last cache, the figures are
+    /// partly those of the cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample_bytes: Option<u64>,
-    /// Why it was not measured.
+    /// Why the node was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
 }
 
-/// What a node knows of its machine beyond the places that execute.
+/// A node's knowledge of its machine besides the substrates.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeProfile {
-    /// Physical cores of the machine, where the kernel tells them.
+    /// Physical cores of the machine, if the kernel reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
     /// The kernel, e.g. `Linux 6.1.0`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kernel: String,
-    /// Bytes of the last cache that the first processor sees, where the kernel tells them.
+    /// Bytes of the last cache of the first processor, if the kernel reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_cache_bytes: Option<u64>,
     /// Numeric contracts that the host's kernels can keep.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<Contract>,
-    /// `host` or `container`, then what the worker may put around programs: `users` (run them as
-    /// other users), `cgroups` (control groups of their own), `containers` (start containers).
+    /// `host` or `container`, then the isolation that the worker can give programs: `users` (other
+    /// users), `cgroups` (their own control groups), `containers` (containers).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub confinement: Vec<String>,
-    /// Versions of what the devices stand on: `nvidia_driver`, `cuda_driver`.
+    /// Versions of the libraries that the devices need: `nvidia_driver`, `cuda_driver`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub libraries: BTreeMap<String, String>,
     /// The memory nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryNode>,
-    /// When, and of what, the measurements were taken.
+    /// When and on which machine the measurements were made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
 }
 
 impl NodeProfile {
-    /// True where nothing is known.
+    /// True if nothing is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What one thread copies in the fastest memory node, in bytes a second.
+    /// Copy bandwidth of one thread in the fastest memory node, in bytes per second.
     pub fn bandwidth_bytes_s(&self) -> Option<u64> {
         self.memory.iter().filter_map(|m| m.copy_bytes_s).max()
     }
@@ -215,11 +214,11 @@ impl NodeProfile {
 /// A measurement of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
-    /// When it was taken; a restart takes it from the disk again.
+    /// When it was made. A restart reads it from the disk again.
     pub at: Timestamp,
-    /// How long it took, in milliseconds.
+    /// Its duration in ms.
     pub took_ms: u64,
-    /// Digest over what it depends on: processors, memory nodes, devices, driver.
+    /// Digest over the parts that it depends on: processors, memory nodes, devices, driver.
     pub machine: Digest,
 }
 

@@ -1,7 +1,7 @@
-//! What a program may know of where it runs, and what it may ask of that: its node's vector, what
-//! other places could give, and another grant.
+//! What a program may learn about the place where it runs, and what it may ask for. It may learn
+//! its node's vector and the offers of other nodes, and ask for another grant.
 //!
-//! All of it may change the speed of a program, or how it lays out its work in time; never its
+//! All of this may change the speed of a program or the order of its work in time, but never its
 //! bits.
 
 use schemars::JsonSchema;
@@ -12,44 +12,44 @@ use crate::ids::{NodeId, Timestamp};
 use crate::messages::RefusalCode;
 use crate::package::Grant;
 
-/// Most nodes that are offered at once.
+/// Most nodes in one list of offers.
 pub const OFFERS_LIMIT: usize = 64;
 
-/// What a program is told of where it runs.
+/// A program's knowledge of the place where it runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Surroundings {
-    /// Its node; none where it runs without one.
+    /// Its node. Absent if it runs without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// What that node told last of its hardware; none where it has not yet.
+    /// The node's last hardware vector. Absent if there is none yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vector: Option<HardwareVector>,
-    /// What it may use now, or from its next boundary on where that was changed just now.
+    /// Its grant now, or from its next boundary on if it was changed just now.
     #[serde(default)]
     pub grant: Grant,
-    /// What other places could give; none where that is not known, which is not nothing.
+    /// Offers of other nodes. Absent if they are unknown, which is not the same as none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offers: Option<Offers>,
-    /// Why it is not known.
+    /// Why the offers are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
 
-/// What the nodes of a cluster could give at a moment, as a policy service knew it.
+/// Offers of the nodes of a cluster at one moment, as a policy service knew them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Offers {
     /// When.
     pub at: Timestamp,
-    /// The nodes that are viable under their own thresholds and take work: those with the most
-    /// free slots first, then in the order of their names.
+    /// Nodes that are viable under their own thresholds and accept work. Those with the most free
+    /// slots come first, then in order of their names.
     pub nodes: Vec<Offer>,
-    /// How many more there are.
+    /// Number of further nodes that are not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_off: u32,
 }
 
 impl Offers {
-    /// Free slots of all nodes that are listed.
+    /// Free slots of all listed nodes.
     pub fn free_slots(&self) -> u32 {
         self.nodes
             .iter()
@@ -57,18 +57,18 @@ impl Offers {
     }
 }
 
-/// What one node could give.
+/// Resources that one node could offer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Offer {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// Executions that it would run at once beside those that it holds.
+    /// Executions that it could run in addition to those that it holds.
     pub free_slots: u32,
-    /// Its slots in all.
+    /// Number of all its slots.
     pub slots: u32,
-    /// Logical processors, of all slots together.
+    /// Logical processors of all slots together.
     pub cores: u32,
-    /// Bytes of memory that are free under its limit or the envelope in force; none: not known.
+    /// Free bytes of memory under its limit or the envelope in force. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory_bytes: Option<u64>,
     /// Its devices.
@@ -83,47 +83,47 @@ pub struct DeviceOffer {
     pub id: String,
     /// Its name.
     pub name: String,
-    /// Bytes of its memory in all.
+    /// Bytes of its memory in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes of it that are free; none: not known.
+    /// Free bytes of its memory. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory_bytes: Option<u64>,
-    /// Nobody has it to himself, and it is viable.
+    /// True if no execution has it alone and it is viable.
     pub free: bool,
 }
 
 /// The answer to `fiec.api.offers`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OffersReply {
-    /// Why there are none.
+    /// Why there are no offers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why, for programs; present where `error` is.
+    /// Reason for programs. Present if `error` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalCode>,
-    /// They.
+    /// The offers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offers: Option<Offers>,
 }
 
-/// The grant that a program asks for within its node. What is absent stays as it is. More memory
-/// is no business of this: that is reserved, and may move the execution.
+/// The grant that a program asks for on its node. An absent field keeps its value. More memory
+/// cannot be asked for in this way: a program reserves memory, which may move the execution.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GrantChange {
-    /// Threads that may compute at once: more than it has, or fewer.
+    /// Threads that may compute at once, more or fewer than now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
     /// The processors (lanes) to run on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cpus: Vec<u32>,
-    /// Bytes of the host's memory: fewer than it has, so that others may be granted them.
+    /// Bytes of host memory, fewer than now, so that others may be granted them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
 }
 
 impl GrantChange {
-    /// So many threads.
+    /// Asks for this many threads.
     pub fn threads(threads: u32) -> Self {
         Self {
             threads: Some(threads),
@@ -131,12 +131,12 @@ impl GrantChange {
         }
     }
 
-    /// True where nothing is asked for.
+    /// True if nothing is asked for.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// A grant with this change, or the rule that speaks against it whatever the node has.
+    /// Applies the change to a grant. Fails if the change breaks a rule on every node.
     ///
     /// # Errors
     /// The field and the rule, in words.
@@ -169,18 +169,18 @@ impl GrantChange {
     }
 }
 
-/// What became of it.
+/// Answer to a request for another grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Asked {
-    /// This grant holds from the next boundary on; the program is told of it (`configure`) there.
+    /// The grant is in force from the next boundary on. The program is told there (`configure`).
     Granted {
-        /// What may be used then.
+        /// The new grant.
         grant: Grant,
     },
-    /// It keeps what it has.
+    /// The program keeps its grant.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,9 +1,9 @@
-//! Reads an enum whose variant stands in a field (`{"type":"bound", …}`) without a detour.
+//! Parses an enum with its variant in a field (`{"type":"bound", …}`) directly.
 //!
-//! Serde's own reader of such enums first copies the whole object into a tree, since the field
-//! might come last, and once more for each such enum inside. Every writer of ours puts it first;
-//! then the rest of the object can be read straight into the variant. Where it comes later the
-//! detour is taken, with the same result.
+//! Serde's own parser of such enums first copies the whole object into a tree, because the field
+//! might come last. It copies again for each such enum inside. All our writers put the field first,
+//! so the rest of the object can be parsed into the variant directly. If the field comes later, the
+//! tree is used, with the same result.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,9 +17,9 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value};
 
-/// Declares an enum that is written with its variant's name in the field `$tag`, and read as this
-/// module says. `$remote` is the enum's own name as a string. With `$kind` it also declares the
-/// enum of the variants' names.
+/// Declares an enum that is written with its variant's name in the field `$tag`, and parsed as this
+/// module describes. `$remote` is the enum's own name as a string. With `$kind` it also declares
+/// the enum of the variants' names.
 macro_rules! tagged {
     (
         $tag:literal, $remote:literal, $kind:ident,
@@ -44,7 +44,7 @@ macro_rules! tagged {
         }
 
         impl $name {
-            /// Which variant it is.
+            /// The kind of this variant.
             pub const fn kind(&self) -> $kind {
                 match self { $(Self::$variant { .. } => $kind::$variant),* }
             }
@@ -58,7 +58,7 @@ macro_rules! tagged {
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                // The same variants, read as if their name stood outside of them.
+                // The same variants, parsed with the name outside the object.
                 #[derive(serde::Deserialize)]
                 #[serde(remote = $remote, rename_all = "snake_case")]
                 #[allow(dead_code)]
@@ -79,7 +79,7 @@ macro_rules! tagged {
 }
 pub(crate) use tagged;
 
-/// Reads `T`, an enum with its variants' names outside, from an object that has them in `tag`.
+/// Parses `T`, an enum with the variant's name outside, from an object that has the name in `tag`.
 pub(crate) fn read<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     tag: &'static str,
     deserializer: D,
@@ -131,7 +131,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
     }
 }
 
-/// Borrowed where the source allows it.
+/// A text that is borrowed if the source allows it.
 struct Text<'de>(Cow<'de, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -234,7 +234,7 @@ mod tests {
         let first: T = serde_json::from_str(text).unwrap();
         let value: serde_json::Value = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_value(&first).unwrap(), value, "{text}");
-        // A tree has its fields in the order of their names: the tag is rarely first there.
+        // A tree orders its fields by name, so the tag is rarely first.
         assert_eq!(serde_json::from_value::<T>(value).unwrap(), first, "{text}");
         assert_eq!(serde_json::from_slice::<T>(text.as_bytes()).unwrap(), first);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The one form of time in messages: UTC with microseconds, stamped by its observer.
+//! The only form of time in messages: UTC with microseconds, stamped by its observer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
 
 use crate::ids::{IdError, Parsed, shorten};
 
-/// A moment in UTC, microseconds since the Unix epoch, stamped by its observer. What workers
-/// and policy services publish is by the broker's clock, as far as they could measure it.
-/// Written as RFC 3339 with six digits of a second.
+/// A moment in UTC, in µs since the Unix epoch, stamped by its observer. Workers and policy
+/// services publish times by the broker's clock, as far as they could measure it. The text is RFC
+/// 3339 with six digits of a second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);
 
@@ -37,7 +37,7 @@ impl Timestamp {
         Self(self.0.saturating_add(us))
     }
 
-    /// The system clock's time now. For shells; the policy is handed its times.
+    /// The present time of the system clock. Only for shells; the policy receives its times.
     pub fn now() -> Self {
         let since = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -48,12 +48,12 @@ impl Timestamp {
 
 /// Length of `2026-05-01T12:00:00.000001Z`.
 const TEXT_LEN: usize = 27;
-/// Beyond these years the text would not have four digits for the year.
+/// Outside these years, the year would not have four digits.
 const YEARS: std::ops::RangeInclusive<i64> = 0..=9_999;
 
 impl Timestamp {
-    /// The canonical text. These run on every message of the ledger, several times faster than a
-    /// general formatter. None outside the years 0 to 9999.
+    /// The canonical text. Every ledger message needs it, and this is several times faster than a
+    /// general formatter. `None` outside the years 0 to 9999.
     fn text(self) -> Option<[u8; TEXT_LEN]> {
         // Civil date from days: Howard Hinnant, "chrono-compatible low-level date algorithms".
         let z = self.0.div_euclid(86_400_000_000) + 719_468;
@@ -88,7 +88,7 @@ impl Timestamp {
         Some(text)
     }
 
-    /// Reads the canonical text; none for any other form, which a general parser reads.
+    /// Parses the canonical text. `None` for any other form, which a general parser handles.
     fn from_text(text: &[u8; TEXT_LEN]) -> Option<Self> {
         let shape = b"0000-00-00T00:00:00.000000Z";
         let fits = text.iter().zip(shape).all(|(found, wanted)| match wanted {
@@ -105,7 +105,7 @@ impl Timestamp {
         };
         let (year, month, day) = (number(0..4), number(5..7), number(8..10));
         let (hour, minute, second) = (number(11..13), number(14..16), number(17..19));
-        // What is no date of the calendar (or a leap second) is left to the general parser.
+        // The general parser handles days after the 28th, leap seconds and invalid dates.
         if !(1..=12).contains(&month)
             || !(1..=28).contains(&day)
             || hour > 23
@@ -193,7 +193,7 @@ mod tests {
     fn a_timestamp_survives_its_text_and_reads_as_others_read_it() {
         let day = 86_400_000_000i64;
         let mut all = vec![0, 1, 951_782_400_000_000, 1_709_164_800_999_999, -1, -day];
-        // Every day of eight years around a leap year, at odd moments.
+        // Every day of eight years around a leap year, at various times of day.
         all.extend((10_000..13_000).map(|n| n * day + n * 7_919 % day));
         for micros in all {
             let t = Timestamp::from_micros(micros);

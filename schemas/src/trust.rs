@@ -1,4 +1,4 @@
-//! What nodes prove of themselves, what they lost, and what is computed twice.
+//! Proofs of nodes, contracts that they lost, and repeated computation of parts.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,21 @@ use crate::hardware::NodeDescriptor;
 use crate::ids::{BoundaryIndex, Digest, ExecutionId, InstanceId, NodeId, Timestamp};
 use crate::submission::{Contract, FieldError};
 
-/// Version of the suite of canaries that proofs must be of.
+/// Version of the suite of canaries that a proof must have.
 pub const SUITE: u32 = 1;
 
-/// Who a node is and on what it computes; part of its descriptor, and what a proof must agree with.
+/// Identity and environment of a node. It is part of the descriptor, and a proof must agree with
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeIdentity {
     /// The node's public key: an `nkeys` user key (ed25519), as text.
     pub key: String,
-    /// Digest over the binary, the instruction set, drivers and libraries: another one calls for
-    /// another proof.
+    /// Digest over the binary, the instruction set, drivers and libraries. If it changes, a new
+    /// proof is needed.
     pub environment: Digest,
 }
 
-/// What a node's canaries have shown: the value of its proof key in `FIEC_NODES`.
+/// Signed result of a node's canaries: the value of its proof key in `FIEC_NODES`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SignedProof {
     /// Version of this message: 1.
@@ -37,32 +38,32 @@ pub struct SignedProof {
     pub sig: String,
 }
 
-/// What a node states.
+/// A node's statement about its canaries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Proof {
     /// Version of this message: 1.
     pub v: u8,
     /// The node.
     pub node: NodeId,
-    /// Which life of its agent.
+    /// The life of its agent.
     pub instance: InstanceId,
     /// Version of the suite of canaries.
     pub suite: u32,
-    /// On what it was computed, as in [`NodeIdentity::environment`].
+    /// The environment of the computation, as in [`NodeIdentity::environment`].
     pub environment: Digest,
     /// When it was computed.
     pub at: Timestamp,
-    /// Until when it counts.
+    /// End of its validity.
     pub expires_at: Timestamp,
     /// One result for each contract and each substrate that computed.
     pub results: Vec<Proved>,
-    /// Substrates that computed nothing: that is no word about their bits.
+    /// Substrates on which the canaries did not run. This says nothing about their bits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unproved: Vec<Unproved>,
 }
 
 impl Proof {
-    /// A statement by which every place of a node keeps every contract, for nodes that are played.
+    /// A statement that every substrate of a node keeps every contract, for simulated nodes.
     pub fn passing(d: &NodeDescriptor, suite: u32, at: Timestamp, expires_at: Timestamp) -> Self {
         let contracts = [Contract::Bitwise, Contract::Bounded];
         let results = d.substrates.iter().flat_map(|substrate| {
@@ -94,27 +95,28 @@ impl Proof {
 /// A substrate on which the canaries could not run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unproved {
-    /// Which substrate of the node.
+    /// The substrate.
     pub substrate: String,
-    /// Why, one sentence.
+    /// The reason in one sentence.
     pub reason: String,
 }
 
-/// A result of the canaries.
+/// Result of the canaries for one contract on one substrate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Proved {
-    /// On which substrate of the node.
+    /// The substrate.
     pub substrate: String,
-    /// For which contract.
+    /// The contract.
     pub contract: Contract,
-    /// True where every case kept it.
+    /// True if every case kept the contract.
     pub passed: bool,
-    /// What broke it, one sentence; empty where it was kept.
+    /// The violation in one sentence. Empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
     /// Cases that were computed.
     pub cases: u32,
-    /// What computed them: `cpu`, or the device with what the host computed in its stead.
+    /// The processor of the cases: `cpu`, or the device, with the parts that the host computed
+    /// instead.
     pub ran_on: String,
     /// Digest over the names and digests of all cases.
     pub digest: Digest,
@@ -123,25 +125,25 @@ pub struct Proved {
 /// Contracts that a node has lost: the value of its quarantine key in `FIEC_NODES`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quarantine {
-    /// The contracts, each once for a place.
+    /// The lost contracts, each once for a substrate or the node.
     #[serde(default)]
     pub entries: Vec<Quarantined>,
-    /// Who released the node last, with when; proofs from before do not count again.
+    /// The last release. Proofs from before it do not count again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<Released>,
 }
 
-/// A contract that a node has lost until somebody releases it.
+/// A contract that a node has lost until it is released.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quarantined {
     /// The contract.
     pub contract: Contract,
-    /// On which of its devices; absent: on all of the node.
+    /// The device. Absent: the whole node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub substrate: Option<String>,
-    /// Why, in one sentence.
+    /// The reason in one sentence.
     pub reason: String,
-    /// Who found it: `policy/<id>`.
+    /// Who found the violation: `policy/<id>`.
     pub who: String,
     /// When.
     pub at: Timestamp,
@@ -150,44 +152,45 @@ pub struct Quarantined {
 /// The last release of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Released {
-    /// By whom.
+    /// Who released it.
     pub who: String,
     /// When.
     pub at: Timestamp,
 }
 
 impl Quarantine {
-    /// The entry of this contract for exactly this device, or for all of the node.
+    /// The entry of this contract for exactly this device, or for the whole node.
     pub fn of(&self, contract: Contract, substrate: Option<&str>) -> Option<&Quarantined> {
         let mut entries = self.entries.iter();
         entries.find(|e| e.contract == contract && e.substrate.as_deref() == substrate)
     }
 
-    /// The entry that takes this contract away from a substrate.
+    /// The entry by which a substrate has lost this contract.
     pub fn at(&self, contract: Contract, substrate: &str) -> Option<&Quarantined> {
         let device = || self.of(contract, Some(substrate));
         self.of(contract, None).or_else(device)
     }
 }
 
-/// Which part of an execution is computed once more elsewhere, and compared.
+/// The part of an execution that another node computes again and compares.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Verify {
-    /// None of it.
+    /// No part.
     None,
-    /// All of it; outputs and the completion are visible only afterwards.
+    /// All of it. Outputs and completion are visible only afterwards.
     All,
     /// This share of its committed boundaries, in [0, 1], drawn by their digests. Outputs are
-    /// visible as they are committed: those of a node that is found out later were visible.
+    /// visible when they are committed, so outputs of a node that is found corrupt later were
+    /// visible.
     Share(f64),
 }
 
 impl Verify {
-    /// Checks that a share is one.
+    /// Checks that a share is valid.
     ///
     /// # Errors
-    /// The field and the rule.
+    /// The field and the rule that it breaks.
     pub fn check(self, contract: Contract) -> Result<(), FieldError> {
         if let Verify::Share(share) = self
             && !(0.0..=1.0).contains(&share)
@@ -209,46 +212,46 @@ impl Verify {
     }
 }
 
-/// A part of an execution to be computed once more: from a boundary to a later one.
+/// A part of an execution to compute again: from one boundary to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Segment {
-    /// From where; none: from the beginning.
+    /// First boundary. Absent: the beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<StatePlace>,
-    /// To which boundary; none: to its end.
+    /// Last boundary. Absent: the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<BoundaryIndex>,
-    /// σ of that boundary is to be kept in `FIEC_STATE` where its digest is this one, so that the
-    /// execution can go on from there whatever its ledger still holds.
+    /// Digest of σ at the last boundary. If σ has it, σ is kept in `FIEC_STATE`, so that the
+    /// execution can continue from there whatever its ledger still holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Digest>,
 }
 
-/// What a node states that computed a segment; said in a [`SignedVerdict`].
+/// A node's statement on a segment that it computed. A [`SignedVerdict`] contains it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// Version of this message: 1.
     pub v: u8,
-    /// Which question it answers.
+    /// Number of the question.
     pub question: u64,
-    /// Who computed.
+    /// The node that computed.
     pub node: NodeId,
-    /// Which life of its agent.
+    /// The life of its agent.
     pub instance: InstanceId,
-    /// Of which execution.
+    /// The execution.
     pub execution: ExecutionId,
-    /// What was found; absent where it could not be computed.
+    /// The finding. Absent if the segment could not be computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finding: Option<Finding>,
     /// Why there is no finding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// It cannot be compared from where the segment begins: that state is not stored any more.
+    /// True if the segment's first state is no longer stored, so nothing can be compared.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gone: bool,
 }
 
-/// A verdict as its node signed it: a message on `fiec.verdict`.
+/// A signed verdict: a message on `fiec.verdict`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SignedVerdict {
     /// Version of this message: 1.
@@ -261,17 +264,17 @@ pub struct SignedVerdict {
     pub sig: String,
 }
 
-/// How far an execution is verified that is verified as a whole: an object beside the σ that was
-/// kept of that boundary, so that whoever has it verified next goes on from there.
+/// How far an execution is verified that is verified as a whole. It is stored beside the kept σ of
+/// that boundary, so that the next policy service continues from there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifiedUpTo {
     /// Version of this object: 1.
     pub v: u8,
     /// The last verified boundary.
     pub good: StatePlace,
-    /// Who computed it once more.
+    /// The nodes that computed it again.
     pub by: Vec<NodeId>,
-    /// In how many parts.
+    /// Number of segments.
     pub segments: u32,
 }
 
@@ -279,20 +282,20 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The end of a segment, as somebody computed it.
+/// The end of a segment, as one node computed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Capsules completed there.
     pub index: BoundaryIndex,
-    /// Digest of σ, or of the result where it is the end ([`digest_of_result`]).
+    /// Digest of σ. At the end of the execution: digest of the result ([`digest_of_result`]).
     pub digest: Digest,
-    /// Outputs made on the way by name, the last of each.
+    /// The last output of each name in the segment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Digest>,
 }
 
 impl Finding {
-    /// Notes outputs; a later one of a name takes the place of an earlier.
+    /// Adds outputs. A later output replaces an earlier one of the same name.
     pub fn made(&mut self, outputs: &[Output]) {
         for output in outputs {
             self.outputs.insert(output.name.clone(), output.digest);

@@ -1,10 +1,10 @@
-//! Envelopes: what an operator or an experiment lets a node offer of a signal.
+//! Envelopes: limits that an operator or an experiment sets on what a node offers of a signal.
 //!
-//! With the limit L that a reading is held against, an envelope gives a cap c(t) in [0, L], a pure
-//! function of the envelope and the time. The signal's value then is raw / c(t), clamped to
-//! [0, 1], and never less than it is without the envelope; where c(t) is 0, nothing is offered and
-//! the value is 1. The worker applies this before it publishes, so that every reader sees one
-//! truth; the reading keeps its raw value and limit and says the cap and whose it is.
+//! For the limit L of a reading, an envelope gives a cap c(t) in [0, L], a pure function of the
+//! envelope and the time. The value of the signal then is raw / c(t), clamped to [0, 1], and never
+//! less than without the envelope. If c(t) is 0, nothing is offered and the value is 1. The worker
+//! applies envelopes before it publishes, so that every reader sees the same value. The reading
+//! keeps its raw value and limit, and names the cap and who set it.
 
 mod units;
 
@@ -27,7 +27,7 @@ pub use units::{Amount, Day, TimeOfDay, Zone};
 pub const ENVELOPES_LIMIT: usize = 64;
 /// Most windows of one schedule.
 const WINDOWS_LIMIT: usize = 64;
-/// In `device`: each device of the node that has no envelope of its own.
+/// Value of `device` for every device of the node that has no envelope of its own.
 pub const EVERY_DEVICE: &str = "*";
 
 /// The envelopes of a node: the value of its key in `FIEC_NODES`.
@@ -43,22 +43,22 @@ pub struct NodeEnvelopes {
     pub at: Timestamp,
 }
 
-/// What is offered of one signal.
+/// The cap on one signal of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
-    /// `memory`, `power` or `contention`: the signals whose value is use against a limit.
+    /// `memory`, `power` or `contention`: signals that measure use against a limit.
     pub signal: Signal,
-    /// Which device, by its UUID, or `*` for each; absent for the node itself.
+    /// UUID of the device, or `*` for each. Absent: the node itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// The cap over time.
     pub shape: Shape,
-    /// When the envelope's own time is the clock's: phase 0 of a sinusoid, and the moment from
-    /// which `speed` counts. Absent: when it is set.
+    /// When the envelope's own time equals the clock's: phase 0 of a sinusoid, and the start of
+    /// `speed`. Absent: when the envelope is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The envelope's time passes so many times as fast, for experiments; 1 by default.
+    /// Factor by which the envelope's time passes faster, for experiments. Default 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub speed: f64,
 }
@@ -76,15 +76,15 @@ fn is_one(speed: &f64) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
-    /// Always the same.
+    /// The same cap always.
     Constant(Constant),
-    /// By the time of day.
+    /// Caps by time of day.
     Schedule(Schedule),
     /// mean + amplitude · sin(2π · t / period + phase).
     Sinusoid(Sinusoid),
 }
 
-/// Always the same cap.
+/// A constant cap.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Constant {
@@ -92,49 +92,49 @@ pub struct Constant {
     pub cap: Amount,
 }
 
-/// Caps by the time of day; where windows overlap, the lowest counts.
+/// Caps by time of day. If windows overlap, the lowest cap counts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// Where the times are those of the clock on the wall.
+    /// Time zone of the times of day.
     pub zone: Zone,
-    /// When which cap holds.
+    /// Windows with their caps.
     pub windows: Vec<Window>,
-    /// The cap outside of all windows; the whole limit by default.
+    /// The cap outside all windows. Default: the whole limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<Amount>,
 }
 
-/// A part of the day, on some days of the week. One that ends before it begins ends on the next
-/// day.
+/// A part of the day, on some days of the week. A window that ends before it begins ends on the
+/// next day.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
-    /// The cap meanwhile.
+    /// The cap in this window.
     pub cap: Amount,
-    /// From then on; midnight by default.
+    /// Begin of the window. Default: midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<TimeOfDay>,
-    /// Until then, exclusive; the end of the day by default.
+    /// End of the window, exclusive. Default: the end of the day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<TimeOfDay>,
-    /// On these days, counted by when it begins; every day by default.
+    /// Days on which the window begins. Default: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub days: Vec<Day>,
 }
 
-/// A cap that swings.
+/// A cap that follows a sine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sinusoid {
-    /// Half of the swing.
+    /// Half of the difference between peak and trough.
     pub amplitude: Amount,
     /// Seconds from peak to peak, in the envelope's time.
     pub period_s: f64,
-    /// Degrees by which it is ahead; 90 begins at the peak. 0 by default.
+    /// Phase in degrees, default 0. 90 begins at the peak.
     #[serde(default)]
     pub phase_deg: f64,
-    /// Around what; by default the limit less the amplitude, so that its peak is the limit.
+    /// Mean of the sine. Default: the limit minus the amplitude, so that the peak is the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean: Option<Amount>,
 }
@@ -142,15 +142,15 @@ pub struct Sinusoid {
 /// An envelope at one moment, in a reading.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EnvelopeNow {
-    /// The cap in the reading's unit; at most its limit.
+    /// The cap in the reading's unit, at most its limit.
     pub cap: f64,
-    /// What envelope, and who set it.
+    /// Kind of the envelope, and who set it.
     pub source: String,
 }
 
 impl Envelope {
-    /// c(t): the cap at a moment, in the unit of `limit` and within [0, limit]. None where it is a
-    /// share and no limit is known.
+    /// c(t): the cap at a moment, in the unit of `limit` and within [0, limit]. `None` if the cap
+    /// is a share and the limit is unknown.
     pub fn cap(&self, limit: Option<f64>, at: Timestamp) -> Option<f64> {
         let raw = match &self.shape {
             Shape::Constant(constant) => constant.cap.of(limit)?,
@@ -166,18 +166,18 @@ impl Envelope {
         at.micros().saturating_sub(since.micros()) as f64 / 1e6 * self.speed
     }
 
-    /// What the clock would show if time had always passed as fast as the envelope's.
+    /// The clock's time if time had passed at the envelope's speed since `since`.
     fn own_time(&self, at: Timestamp) -> Timestamp {
         if self.speed == 1.0 {
             return at;
         }
         let since = self.since.unwrap_or_default();
-        // A float that is out of range becomes the nearest integer.
+        // The cast turns an out-of-range float into the nearest integer.
         let passed = (self.own_seconds(at) * 1e6) as i64;
         Timestamp::from_micros(since.micros().saturating_add(passed))
     }
 
-    /// Seconds of the clock after which the cap repeats; none where it is constant.
+    /// Seconds of the clock after which the cap repeats. `None` if it is constant.
     pub fn period_s(&self) -> Option<f64> {
         match &self.shape {
             Shape::Constant(_) => None,
@@ -189,12 +189,12 @@ impl Envelope {
         }
     }
 
-    /// True where both are about the same signal at the same place.
+    /// True if both are for the same signal of the same device or node.
     pub fn same_place(&self, other: &Envelope) -> bool {
         self.signal == other.signal && self.device == other.device
     }
 
-    /// Checks the rules that types cannot say. Fields are named from `path` on.
+    /// Checks the rules that types cannot express. `path` is the prefix of field names.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -365,14 +365,14 @@ impl Sinusoid {
             Some(mean) => mean.of(limit)?,
             None => limit? - amplitude,
         };
-        // The whole periods are dropped first: the sine of a large number is that of a rough one.
+        // Drop whole periods first, because the sine of a large number is inexact.
         let turns = (seconds / self.period_s).rem_euclid(1.0) + self.phase_deg / 360.0;
         Some(mean + amplitude * (turns * TAU).sin())
     }
 }
 
 impl NodeEnvelopes {
-    /// The envelope for a signal at a place: a device's own before that for every device.
+    /// The envelope for a signal. A device's own envelope comes before the one for every device.
     pub fn of(&self, signal: Signal, device: Option<&str>) -> Option<&Envelope> {
         let find = |wanted: Option<&str>| {
             self.envelopes
@@ -382,8 +382,8 @@ impl NodeEnvelopes {
         find(device).or_else(|| device.and_then(|_| find(Some(EVERY_DEVICE))))
     }
 
-    /// Holds a reading against the envelope in force, if there is one. Parts of the host, which
-    /// only inform, are left as they are.
+    /// Applies the envelope in force to a reading, if there is one. Parts of the host, which only
+    /// inform, do not change.
     pub fn hold(&self, reading: &mut Reading, at: Timestamp) {
         if reading.is_part() {
             return;
@@ -414,7 +414,7 @@ impl NodeEnvelopes {
         format!("{who} set {}", each.join("; "))
     }
 
-    /// Checks every envelope, and that no two are about the same signal at the same place.
+    /// Checks every envelope, and that no two are for the same signal of the same device or node.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -448,17 +448,17 @@ fn check_all(envelopes: &[Envelope]) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// Reads a list of envelopes from JSON, strictly.
+/// Parses a list of envelopes strictly.
 ///
 /// # Errors
-/// The field and the rule that it breaks; fields are named from `envelopes[0]` on.
+/// The field and the rule that it breaks. Field names begin with `envelopes[0]`.
 pub fn read_list(value: &Value) -> Result<Vec<Envelope>, FieldError> {
     let envelopes: Vec<Envelope> =
         serde_path_to_error::deserialize(Strict(value)).map_err(|e| {
             let path = e.path().to_string();
             let at = match path.as_str() {
                 "." => String::new(),
-                // An index needs no dot before it, whatever else does.
+                // An index needs no dot before it. Every other path does.
                 path if path.starts_with('[') => path.to_owned(),
                 path => format!(".{path}"),
             };

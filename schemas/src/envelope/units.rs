@@ -1,4 +1,4 @@
-//! Amounts, times of day, days and zones as people write them; each is a string in JSON.
+//! Amounts, times of day, days and zones as people write them. Each is a string in JSON.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// How much of a signal's limit: a share of it, or an amount in the signal's own unit.
+/// An amount of a signal: a share of its limit, or a number in its own unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
     /// Per cent of the limit: `40%`.
@@ -19,7 +19,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// In the unit of a limit; none for a share where there is no limit.
+    /// The amount in the unit of a limit. `None` for a share without a limit.
     pub fn of(self, limit: Option<f64>) -> Option<f64> {
         match self {
             Self::Percent(percent) => limit.map(|limit| limit * percent / 100.0),
@@ -27,7 +27,7 @@ impl Amount {
         }
     }
 
-    /// The number alone: for comparisons of amounts of one kind.
+    /// The number alone, to compare amounts of one kind.
     pub(super) fn number(self) -> f64 {
         match self {
             Self::Percent(percent) => percent,
@@ -36,7 +36,7 @@ impl Amount {
     }
 }
 
-/// The largest first.
+/// Units of bytes, the largest first.
 const BYTES: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
@@ -101,9 +101,9 @@ impl FromStr for Amount {
 pub struct TimeOfDay(u16);
 
 impl TimeOfDay {
-    /// When a day begins.
+    /// Begin of a day.
     pub const MIDNIGHT: Self = Self(0);
-    /// When it ends.
+    /// End of a day.
     pub const END: Self = Self(24 * 60);
 
     /// Seconds since midnight.
@@ -160,7 +160,7 @@ pub enum Day {
 }
 
 impl Day {
-    /// From Monday.
+    /// All days, from Monday.
     pub const ALL: [Day; 7] = [
         Day::Mon,
         Day::Tue,
@@ -176,10 +176,10 @@ impl Day {
         ["mon", "tue", "wed", "thu", "fri", "sat", "sun"][self as usize]
     }
 
-    /// The days of `mon-fri`, `sat,sun` or `mon-wed,fri`.
+    /// Parses `mon-fri`, `sat,sun` or `mon-wed,fri`.
     ///
     /// # Errors
-    /// What is no day.
+    /// The text that is no day.
     pub fn parse_list(text: &str) -> Result<Vec<Day>, String> {
         let day = |name: &str| {
             let found = Day::ALL.into_iter().find(|d| d.as_str() == name.trim());
@@ -205,8 +205,8 @@ impl Day {
     }
 }
 
-/// A time zone by its IANA name. The names and rules of the machine are used, and where it has
-/// none those that were compiled in.
+/// A time zone by its IANA name. The machine's time zone database is used. If the machine has none,
+/// the compiled-in one is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Zone(pub(super) TimeZone);
 

@@ -1,4 +1,4 @@
-//! What operators and clients ask of the policy service, and its answers.
+//! Requests of operators and clients to the policy service, and its answers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,16 +20,16 @@ use super::RefusalCode;
 pub struct ExecutionRequest {
     /// The execution's UUID, or the client's id.
     pub id: String,
-    /// Who asks; kept in the history.
+    /// The person or program that asks. The history keeps it.
     #[serde(default)]
     pub who: String,
-    /// For `yield`: the node to move to, if the asker has a wish.
+    /// For `yield`: the node to move to. Absent: the policy service chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<NodeId>,
-    /// For `reconfigure`: what is to change of what it may use.
+    /// For `reconfigure`: the resources to change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
-    /// For `adjust`: what is to change about it.
+    /// For `adjust`: the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Adjustment>,
 }
@@ -41,25 +41,25 @@ pub struct ExecutionRequest {
 pub struct NodeRequest {
     /// The node.
     pub node: NodeId,
-    /// Who asks.
+    /// The person or program that asks.
     #[serde(default)]
     pub who: String,
-    /// For `drain`: what has not left after so many seconds is given up there. For `revoke`: the
-    /// node will be gone in so many seconds.
+    /// For `drain`: seconds after which a remaining execution is stopped there. For `revoke`:
+    /// seconds until the node goes away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u32>,
 }
 
-/// A request about what a node may offer, on `fiec.api.node.envelope`.
+/// A request about the envelopes of a node, on `fiec.api.node.envelope`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnvelopeRequest {
     /// The node.
     pub node: NodeId,
-    /// Who asks; kept in the history.
+    /// The person or program that asks. The history keeps it.
     #[serde(default)]
     pub who: String,
-    /// What to change; absent: nothing, only show what is in force.
+    /// The change. Absent: only show the envelopes in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<EnvelopeChange>,
 }
@@ -68,51 +68,51 @@ pub struct EnvelopeRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum EnvelopeChange {
-    /// Puts each in the place of the one for its signal and device; leaves the others.
+    /// Sets envelopes. Each replaces the one for its signal and device. Other envelopes stay.
     Set {
-        /// The new ones, as [`crate::envelope::Envelope`] reads them.
+        /// The new envelopes, in the form of [`crate::envelope::Envelope`].
         envelopes: serde_json::Value,
     },
-    /// Puts these in the place of all.
+    /// Replaces all envelopes.
     Replace {
-        /// The new ones.
+        /// The new envelopes.
         envelopes: serde_json::Value,
     },
-    /// Takes envelopes away.
+    /// Removes envelopes.
     Clear {
-        /// Only those of this signal.
+        /// Only envelopes of this signal.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         signal: Option<crate::hardware::Signal>,
-        /// Only those of this device.
+        /// Only envelopes of this device.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<String>,
     },
 }
 
-/// A request about what a tenant may use at once, on `fiec.api.quota.<tenant>`; without a change it
-/// only shows what is in force.
+/// A request about a tenant's quota, on `fiec.api.quota.<tenant>`. Without a change it only shows
+/// the quota in force.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaRequest {
-    /// Who asks; kept with the quota.
+    /// The person or program that asks. It is kept with the quota.
     #[serde(default)]
     pub who: String,
-    /// What to change.
+    /// The change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<QuotaChange>,
 }
 
-/// A change of what a tenant may use at once.
+/// A change of a tenant's quota.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaChange {
-    /// Takes all limits and the weight away before the others of this change are set.
+    /// Removes all limits and the weight before the other fields are set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub clear: bool,
-    /// Most executions at once.
+    /// Most executions that are bound or running at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
-    /// Most of them on devices.
+    /// Most of them that use devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<u32>,
     /// Most bytes of memory that they ask for together.
@@ -123,33 +123,33 @@ pub struct QuotaChange {
     pub weight: Option<u32>,
 }
 
-/// The answer about tenants' quotas.
+/// The answer about quotas of tenants.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QuotaReply {
-    /// Why it was not done, and what to do; absent where it was.
+    /// Why the request was refused, and what to do. Absent if it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why, for programs; present where `error` is.
+    /// Reason for programs. Present if `error` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalCode>,
-    /// What is to be known although it was done.
+    /// A warning although the request was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
-    /// The tenant that was asked about, or all that have a quota.
+    /// The requested tenant, or all tenants with a quota.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<TenantQuota>,
 }
 
-/// What a tenant may use at once, and what it has reserved of it.
+/// A tenant's quota and its reservations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantQuota {
-    /// Which tenant.
+    /// The tenant.
     pub tenant: Tenant,
-    /// What is in force; absent: no limits.
+    /// The quota in force. Absent: no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<crate::quota::Quota>,
-    /// Executions with a reservation now. Without limits only batches with `at_once` and gangs
-    /// have any.
+    /// Executions with a reservation now. Without limits, only batches with `at_once` and gangs
+    /// have reservations.
     pub running: u32,
     /// Devices that these hold.
     pub devices: u32,
@@ -162,32 +162,32 @@ pub struct TenantQuota {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRequest {
-    /// The batch's UUID, or the name that its client gave it.
+    /// The batch's UUID, or the client's name for it.
     pub batch: String,
-    /// Who asks; kept in the history.
+    /// The person or program that asks. The history keeps it.
     #[serde(default)]
     pub who: String,
-    /// Ends the answer after so many milliseconds of doing (5000 where nothing is said, 8000 at most);
-    /// [`BatchReply::left`] says how many remain, and the same request with
-    /// [`BatchReply::cursor`] goes on with them.
+    /// Time limit of the answer in ms: 5000 by default, 8000 at most. [`BatchReply::left`] says how
+    /// many executions remain. The same request with [`BatchReply::cursor`] continues with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
-    /// [`Untaken::upto`] of the answer before: nothing is done before these have been taken in.
+    /// [`Untaken::upto`] of the previous answer: the request waits until these messages are taken
+    /// in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untaken: Option<Sequence>,
-    /// [`BatchReply::cursor`] of the answer before: this one goes on where that one ended.
+    /// [`BatchReply::cursor`] of the previous answer: this request continues there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
 
-/// Submission messages of a tenant that no service has taken in yet.
+/// Submission messages of a tenant that no policy service has taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Untaken {
-    /// How many there are.
+    /// Number of messages.
     pub messages: u64,
-    /// Sequence of the oldest.
+    /// Sequence of the oldest message.
     pub oldest: Sequence,
-    /// Sequence of the last one that is waited for: those behind it came after the request.
+    /// Sequence of the last message to wait for. Later messages came after the request.
     pub upto: Sequence,
 }
 
@@ -198,46 +198,45 @@ fn is_zero(number: &u64) -> bool {
 /// The answer about a whole batch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BatchReply {
-    /// Why it was not done, and what to do; absent where it was.
+    /// Why the request was refused, and what to do. Absent if it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why, for programs; present where `error` is.
+    /// Reason for programs. Present if `error` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalCode>,
     /// The batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
-    /// How many of its executions are in each phase, after what was done; one whose worker has
-    /// taken the request counts under the phase in which it still is. Empty while ledgers are
+    /// Number of its executions in each phase, after this request. If a worker has accepted the
+    /// request but not done it, its execution counts in its present phase. Empty while ledgers are
     /// unread.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     pub phases: std::collections::BTreeMap<PhaseKind, u32>,
-    /// Executions for which this request was carried out, or taken by their workers: those of this
-    /// answer.
+    /// Executions for which this answer's request was done, or accepted by their workers.
     #[serde(default)]
     pub done: u32,
-    /// Executions that it does not concern: they have ended, or are so already.
+    /// Executions without a change: they have ended, or are in the requested state.
     #[serde(default)]
     pub unconcerned: u32,
-    /// Executions for which it failed.
+    /// Executions for which the request failed.
     #[serde(default)]
     pub failed: u32,
-    /// Executions that this request did not come to: send it again.
+    /// Executions that this request did not reach: send it again.
     #[serde(default)]
     pub left: u32,
-    /// Ledgers of the tenant that were not read yet: send the request again with the cursor.
+    /// Ledgers of the tenant that were not read: send the request again with the cursor.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unread: u64,
-    /// Absent once the request has come to its end; otherwise what the next request names, within a
-    /// minute, to go on where this answer ended. Without it, or where it is not known any more, the
-    /// next request looks at all ledgers again, and does what is left.
+    /// Cursor of the next request, which continues where this answer ended. It is valid for a
+    /// minute. Absent once the request is complete. Without a valid cursor, the next request reads
+    /// all ledgers again and does the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
-    /// What no service has taken in after a second of waiting; it may hold executions of the batch:
-    /// send the request again, with [`Untaken::upto`].
+    /// Messages that were not taken in within a second. They may hold executions of the batch: send
+    /// the request again, with [`Untaken::upto`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untaken: Option<Untaken>,
-    /// Why it failed for the first few.
+    /// Reasons of the first few failures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
 }
@@ -245,110 +244,110 @@ pub struct BatchReply {
 /// The answer to every request that is not a submission.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ApiReply {
-    /// Why it was not done, and what to do; absent where it was.
+    /// Why the request was refused, and what to do. Absent if it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why, for programs; present where `error` is.
+    /// Reason for programs. Present if `error` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalCode>,
-    /// What was done, for people.
+    /// What the request did, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// The execution's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ExecutionState>,
-    /// What it has reached beyond the last commit.
+    /// Its progress beyond the last commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<RunningProgress>,
-    /// For `why`.
+    /// For `why`: the explanation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
-    /// For `nodes`.
+    /// For `nodes`: all nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeStatus>,
-    /// For `envelope`: what is in force now.
+    /// For `envelope`: the envelopes in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envelopes: Option<NodeEnvelopes>,
 }
 
-/// Why an execution is where it is.
+/// Why an execution runs where it runs, or waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Why {
-    /// In one sentence.
+    /// The reason in one sentence.
     pub summary: String,
-    /// Every node and the verdict on it now.
+    /// All nodes with the present verdict on each.
     pub candidates: Vec<crate::event::Candidate>,
-    /// What would have to change.
+    /// Changes that would help.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_help: Vec<String>,
     /// Its phase.
     pub phase: PhaseKind,
-    /// Where it is.
+    /// Its place, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// Why it is there; of one that waits to be bound anew, why it must be.
+    /// Cause of its binding. If it waits for a rebinding, cause of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// Whom that place was chosen from, and who was rejected then.
+    /// The decision for its place: the candidates, and why others were rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// What judges it where it is: each signal with its threshold in force and what is read.
+    /// The thresholds in force for it: each signal with its threshold and its reading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub thresholds: Vec<InForce>,
-    /// Of one that is placed: what would move it.
+    /// For a placed execution: events that would move it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_move: Vec<String>,
-    /// Of one that is placed and has no order to move: the first few nodes that could take it now.
+    /// For a placed execution without an order to move: the first few nodes that could run it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub would_go_to: Option<Vec<NodeId>>,
-    /// What it waits for beside a node, each a sentence.
+    /// Conditions that it waits for besides a node, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// Who must act next, and by when, as its ledger says.
+    /// Who must act next and by when, as its ledger says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<crate::duty::Duty>,
 }
 
-/// Where an execution is.
+/// The place of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Place {
     /// The node.
     pub node: NodeId,
-    /// Which place on it.
+    /// The substrate on it.
     pub substrate: String,
-    /// Under which epoch.
+    /// The epoch of its binding.
     pub epoch: Epoch,
-    /// The node that it came from, where the ledger still shows that.
+    /// The node that it came from, if the ledger still shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<NodeId>,
 }
 
-/// A threshold that judges an execution, and how the signal stands against it.
+/// A threshold in force for an execution, with the state of its signal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InForce {
-    /// Which signal.
+    /// The signal.
     pub signal: crate::hardware::Signal,
-    /// Which device; none: the node itself.
+    /// The device. Absent: the node itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// The threshold.
     pub threshold: crate::hardware::Threshold,
-    /// True where the execution brings it, false where it is the node's own.
+    /// True if the execution sets it, false if it is the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own: bool,
-    /// What was read last, in [0, 1]; none: nothing fresh.
+    /// The last reading, in [0, 1]. Absent if no reading is recent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// `viable`, `suspect`, `unviable`, `recovering`, `unknown`.
     pub state: String,
 }
 
-/// How a policy service sees a node.
+/// A node as a policy service sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeStatus {
-    /// What it said when it joined.
+    /// The descriptor with which it joined.
     pub descriptor: NodeDescriptor,
-    /// What operators said.
+    /// The operators' flags.
     pub flags: NodeFlags,
     /// `viable`, `suspect`, `unviable`, `recovering`, `unknown`, `lost`.
     pub viability: String,
@@ -358,51 +357,51 @@ pub struct NodeStatus {
     /// The last vector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vector: Option<crate::hardware::HardwareVector>,
-    /// Milliseconds since it was last heard.
+    /// Milliseconds since its last message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent_ms: Option<u64>,
     /// Executions bound to it.
     pub bound: u32,
-    /// The numeric contracts and how it stands with each, on each substrate.
+    /// Its numeric contracts and their standing, on each substrate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<ContractStanding>,
 }
 
-/// How a node stands with a numeric contract.
+/// Standing of a node with a numeric contract.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ContractStanding {
     /// The contract.
     pub contract: crate::submission::Contract,
-    /// On which substrate.
+    /// The substrate.
     pub substrate: String,
     /// `proved`, `unproved`, `expired`, `failed`, `quarantined`.
     pub standing: String,
-    /// In words: until when, or why not.
+    /// Details in words: until when, or why not.
     pub detail: String,
 }
 
-/// The answer to `fiec.api.submit.<tenant>`: one result for every line that was not blank.
+/// The answer to `fiec.api.submit.<tenant>`: one result for every line that is not blank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SubmitReply {
-    /// Why nothing at all was taken.
+    /// Why the whole request was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why, for programs; present where `error` is.
+    /// Reason for programs. Present if `error` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalCode>,
-    /// The batch that the lines became, where there were several.
+    /// The batch of the lines, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
-    /// The lines that were taken.
+    /// Accepted lines.
     pub accepted: Vec<Accepted>,
-    /// The lines that were not.
+    /// Refused lines.
     pub errors: Vec<LineError>,
-    /// What the tenant should know of it, for people.
+    /// A note for the tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// A line that was taken.
+/// An accepted line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accepted {
     /// Line in the batch, from 1.
@@ -412,10 +411,10 @@ pub struct Accepted {
     /// The client's id, if it gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_id: Option<ClientId>,
-    /// True where the same submission was there before; of an array, all of its elements.
+    /// True if the same submission existed before. For an array: if all of its elements did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub existing: bool,
-    /// Of an array: all its executions in order of their indices, of which `id` is the first.
+    /// For an array: all its executions in order of their indices. `id` is the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elements: Vec<ExecutionId>,
 }

@@ -1,4 +1,4 @@
-//! What is told for the history, and between services.
+//! Facts for the history, and messages between services.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub enum Record {
     Rejection {
         /// The subject's tenant, as it was given.
         tenant: String,
-        /// Sequence of the submission message, where it was stored.
+        /// Sequence of the submission message, if it was stored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<Sequence>,
         /// Line, field, reason.
@@ -34,45 +34,45 @@ pub enum Record {
     Node {
         /// The node.
         node: NodeId,
-        /// Which life, where known.
+        /// The life of its agent, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         instance: Option<InstanceId>,
         /// `joined`, `left`, `lost`, `returned`, `cordoned`, `uncordoned`, `draining`, `revoked`,
         /// `quarantined`, `released`, `viability`.
         what: String,
-        /// Who or why.
+        /// Who or why, in words.
         detail: String,
         /// Who asked for it, if somebody did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         who: Option<String>,
         /// When.
         at: Timestamp,
-        /// For `joined`: what it said of itself.
+        /// For `joined`: its descriptor.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         descriptor: Option<Box<NodeDescriptor>>,
     },
-    /// A node has proved what it can keep, or has tried to.
+    /// A node published a proof, or tried to.
     Proof {
-        /// What it stated and signed.
+        /// The signed statement.
         proof: Box<SignedProof>,
-        /// Why it does not count; absent where it was verified.
+        /// Why it does not count. Absent if it was verified.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         refused: Option<String>,
-        /// When the policy service judged it.
+        /// When the policy service verified it.
         at: Timestamp,
     },
-    /// A part of an execution was computed once more.
+    /// A part of an execution was computed again.
     Verification {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// From which boundary; 0: from the beginning.
+        /// First boundary of the part. 0: the beginning.
         from: BoundaryIndex,
-        /// To which.
+        /// Last boundary of the part.
         to: BoundaryIndex,
-        /// Who had computed it, where that was one node.
+        /// The node that had computed it, if it was one node.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeId>,
-        /// Who computed it once more.
+        /// The nodes that computed it again.
         by: Vec<NodeId>,
         /// `agreed`, `node_corrupt`, `verifier_corrupt`, `undecided`.
         outcome: String,
@@ -81,40 +81,40 @@ pub enum Record {
         /// When.
         at: Timestamp,
     },
-    /// An execution waits, and why: once when it has waited for a moment, and when that changes.
+    /// An execution waits. Recorded when it has waited for a moment, and when the reason changes.
     Waiting {
-        /// Which execution.
+        /// The execution.
         execution: ExecutionId,
-        /// In one sentence.
+        /// The reason in one sentence.
         summary: String,
-        /// Who was considered ([`crate::limits::CANDIDATES_LIMIT`] at most).
+        /// The candidates ([`crate::limits::CANDIDATES_LIMIT`] at most).
         candidates: Vec<crate::event::Candidate>,
         /// Candidates beyond those listed.
         #[serde(default)]
         omitted: u32,
-        /// What would have to change.
+        /// Changes that would help.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         would_help: Vec<String>,
         /// When.
         at: Timestamp,
     },
-    /// Somebody changed what a node may offer.
+    /// The envelopes of a node were changed.
     Envelopes {
         /// The node.
         node: NodeId,
-        /// All that are in force now, with who set them and when.
+        /// All envelopes in force now, with who set them and when.
         envelopes: NodeEnvelopes,
     },
-    /// Somebody changed what a tenant may use at once.
+    /// The quota of a tenant was changed.
     Quota {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// What holds now, with who set it and when.
+        /// The quota in force now, with who set it and when.
         quota: Quota,
     },
 }
 
-/// The recorder's word on how far it has come, on `fiec.recorder.checkpoint`.
+/// The recorder's progress, on `fiec.recorder.checkpoint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RecorderCheckpoint {
     /// Last ledger sequence in PostgreSQL.
@@ -125,21 +125,21 @@ pub struct RecorderCheckpoint {
     pub at: Timestamp,
 }
 
-/// A worker asks a recorder for its copy of a state, on `fiec.recorder.restore`.
+/// A worker's request for a recorder's copy of a state, on `fiec.recorder.restore`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RestoreRequest {
-    /// Whose state.
+    /// The execution.
     pub execution: ExecutionId,
-    /// Of which boundary.
+    /// The boundary of the state.
     pub index: BoundaryIndex,
-    /// Its digest.
+    /// Digest of the state.
     pub digest: Digest,
 }
 
-/// The answer: the state lies in `FIEC_STATE` now, or there is a reason why not.
+/// The answer: the state is in `FIEC_STATE` now, or the reason why not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RestoreReply {
-    /// Why there is no copy; none: it was restored.
+    /// Why there is no copy. Absent if the state was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -151,19 +151,19 @@ pub struct PolicyPresence {
     pub id: InstanceId,
     /// When.
     pub at: Timestamp,
-    /// True with its last message.
+    /// True in its last message.
     #[serde(default)]
     pub leaving: bool,
 }
 
-/// A line that a program printed, on `fiec.log.<tenant>.<execution>`.
+/// A line of a program's output, on `fiec.log.<tenant>.<execution>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LogLine {
     /// When the agent read it.
     pub at: Timestamp,
-    /// Where it ran.
+    /// The node where the program ran.
     pub node: NodeId,
-    /// Under which epoch.
+    /// The epoch of its binding.
     pub epoch: Epoch,
     /// `stdout` or `stderr`.
     pub stream: String,

@@ -1,14 +1,14 @@
-//! Why something was not done, for programs. The text beside it is for people and may change.
+//! Codes of refusals, for programs. The text beside a code is for people and may change.
 
 use crate::named::named;
 
 named! {
-    /// Why the policy service did not do what was asked. It stands in `refusal`, beside the text in
+    /// Why the policy service refused a request. The code is in `refusal`, beside the text in
     /// `error`.
     pub enum RefusalCode {
         /// The request or its subject cannot be read.
         Unreadable,
-        /// The request asks for something that is not allowed: the text names the field.
+        /// The request breaks a rule. The text names the field.
         Invalid,
         /// The tenant has no such execution.
         UnknownExecution,
@@ -18,35 +18,35 @@ named! {
         UnknownNode,
         /// The execution has ended.
         Ended,
-        /// It is as it is asked to be.
+        /// The execution is in the requested state already.
         AlreadySo,
-        /// It cannot be resumed: it is not paused.
+        /// The execution cannot be resumed because it is not paused.
         NotPaused,
-        /// It cannot be resumed yet: it pauses at its next boundary. Ask again.
+        /// The execution cannot be resumed yet: it pauses at its next boundary. Ask again.
         Pausing,
-        /// It is about to start on a node, or to leave one. Ask again once it runs.
+        /// The execution is about to start on a node, or to leave one. Ask again once it runs.
         Moving,
-        /// It does not run, and only one that runs can be changed so.
+        /// The execution does not run, and the request is for running executions only.
         NotRunning,
-        /// No other node can take it.
+        /// No other node can run the execution.
         NoPlace,
-        /// Its node does not do it.
+        /// The execution's node refused the request.
         NodeRefused,
-        /// Its node does not answer. Ask again.
+        /// The execution's node does not answer. Ask again.
         NodeSilent,
-        /// It changed faster than it could be changed. Ask again.
+        /// Other writers were first at each attempt. Ask again.
         Overtaken,
-        /// Submissions of the tenant are still being taken in. Ask again.
+        /// Submissions of the tenant are still queued. Ask again.
         NotTakenIn,
         /// The service has no room for the request, and did nothing. Ask again.
         Busy,
-        /// The service did not answer in time. It may still do what was asked.
+        /// The service did not answer in time. It may still do the request.
         Unanswered,
-        /// The service is reading the ledgers at its start. Ask again.
+        /// The service is starting and still reads the ledgers. Ask again.
         Loading,
-        /// The service ends. Another one answers.
+        /// The service is ending. Another one answers.
         Ending,
-        /// The broker did not do what the service needed for it.
+        /// An operation of the broker failed.
         Broker,
     }
 }

@@ -1,25 +1,25 @@
-//! What can be asked of the policy service: the verbs in the subjects of its API.
+//! Verbs of the policy service's API, as they appear in its subjects.
 
 use crate::named::named;
 
 named! {
     /// A request about one execution, on `fiec.api.<verb>.<tenant>`.
     pub enum ExecutionVerb {
-        /// Where it stands.
+        /// Show its state.
         Status,
         /// End it.
         Cancel,
-        /// Stop it at its next boundary until it is resumed.
+        /// Pause it at its next boundary until it is resumed.
         Pause,
-        /// Let a paused one go on.
+        /// Resume it.
         Resume,
         /// Move it to another node.
         Yield,
-        /// Change what it may use where it runs.
+        /// Change its grant.
         Reconfigure,
         /// Change its priority, thresholds, deadline, memory or nodes.
         Adjust,
-        /// Why it is where it is.
+        /// Explain why it runs where it runs, or waits.
         Why,
     }
 }
@@ -27,13 +27,13 @@ named! {
 named! {
     /// A request about a whole batch, on `fiec.api.batch.<verb>.<tenant>`.
     pub enum BatchVerb {
-        /// How many of its executions are in each phase.
+        /// Show how many of its executions are in each phase.
         Status,
-        /// End all that have not ended.
+        /// End all executions that have not ended.
         Cancel,
-        /// Stop all at their next boundaries until they are resumed.
+        /// Pause all executions at their next boundaries until they are resumed.
         Pause,
-        /// Let the paused ones go on.
+        /// Resume the paused executions.
         Resume,
     }
 }
@@ -41,17 +41,17 @@ named! {
 named! {
     /// A request about one node, on `fiec.api.node.<verb>`.
     pub enum NodeVerb {
-        /// Bind nothing new to it.
+        /// Place no new execution on it.
         Cordon,
-        /// Take it back into use.
+        /// Place new executions on it again.
         Uncordon,
-        /// Move everything to other nodes, and bind nothing new to it.
+        /// Move all executions to other nodes, and place no new one on it.
         Drain,
-        /// Take it back into use.
+        /// End a drain: place new executions on it again, and move no more away.
         Undrain,
-        /// It will be gone at a given time: move everything before that.
+        /// Announce when it goes away. All executions leave before.
         Revoke,
-        /// Give it back the contracts that it has lost.
+        /// Release it from quarantine.
         Release,
     }
 }

@@ -13,25 +13,25 @@ pub const SIDE_LIMIT: u64 = 1 << 20;
 /// Most elements of a dense matrix: 64 GiB of doubles.
 pub const ELEMENTS_LIMIT: u64 = 1 << 33;
 
-/// Where a dense matrix comes from.
+/// Source of a dense matrix.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum DenseSource {
-    /// A `.npy` file of little-endian doubles, or a Matrix Market file; absolute or relative to
-    /// the worker's data folder. It must be readable on every node.
+    /// A `.npy` file of little-endian doubles, or a Matrix Market file, absolute or relative to the
+    /// worker's data folder. It must be readable on every node.
     File(String),
     /// Such a file that was pushed (`fiec data push`), by its digest.
     Object(Digest),
-    /// Made from a seed: elements in [−1, 1).
+    /// Generated from a seed, with elements in [−1, 1).
     Random(RandomDense),
 }
 
-/// A matrix that anyone can make again from a few integers: column j is load case j of `seed`
-/// (see `fiec_kernels::rhs`).
+/// A matrix that can be generated again from a few integers: column j is load case j of `seed` (see
+/// `fiec_kernels::rhs`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RandomDense {
-    /// Rows and columns of a square matrix; or give `rows` and `cols`.
+    /// Rows and columns of a square matrix. Otherwise give `rows` and `cols`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n: Option<u64>,
     /// Rows.
@@ -46,7 +46,7 @@ pub struct RandomDense {
 }
 
 impl RandomDense {
-    /// Rows and columns; none where the fields contradict each other.
+    /// Rows and columns. `None` if the fields contradict each other.
     pub fn shape(&self) -> Option<(u64, u64)> {
         match (self.n, self.rows, self.cols) {
             (Some(n), None, None) => Some((n, n)),
@@ -56,15 +56,15 @@ impl RandomDense {
     }
 }
 
-/// Who decides the order of operations, and with it the bits.
+/// The order of operations, which determines the bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
-    /// FIEC: the same bits on every processor and device.
+    /// FIEC's order: the same bits on every processor and device.
     #[default]
     Chain512,
-    /// The vendor of the granted device (cuBLAS, cuSOLVER): within error bounds only, so not under
-    /// the bitwise contract. Without a device it is computed as `chain512`.
+    /// The order of the device vendor's library (cuBLAS, cuSOLVER). Results are within error bounds
+    /// only, so not under the bitwise contract. Without a device it is computed as `chain512`.
     Vendor,
 }
 
@@ -74,24 +74,24 @@ impl Arithmetic {
     }
 }
 
-/// Tiles `from` to below `to`.
+/// A range of tiles: from `from` up to, but without, `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TileRange {
     /// The first tile.
     pub from: u64,
-    /// The one behind the last.
+    /// The tile after the last one.
     pub to: u64,
 }
 
 impl TileRange {
-    /// How many tiles it has.
+    /// Number of tiles.
     pub fn count(self) -> u64 {
         self.to.saturating_sub(self.from)
     }
 
-    /// What a holder with this left gives away when it is split: the last half. None where less
-    /// than two tiles are left.
+    /// The tiles that a holder with this range left gives away in a split: the last half. `None` if
+    /// fewer than two tiles are left.
     pub fn last_half(self) -> Option<Self> {
         let gives = self.count() / 2;
         (gives > 0).then_some(Self {
@@ -101,9 +101,9 @@ impl TileRange {
     }
 }
 
-/// Parameters of `gemm@1`: C = A·B in tiles. A capsule is one tile, and its output is
-/// `c-<i>-<j>`, a `.npy` file of the tile in tile row i and tile column j. Tiles are numbered row
-/// by row and know nothing of each other: a batch may share them out by ranges.
+/// Parameters of `gemm@1`: C = A·B in tiles. A capsule is one tile. Its output is `c-<i>-<j>`, a
+/// `.npy` file of the tile in tile row i and tile column j. Tiles are numbered row by row and are
+/// independent, so a batch may divide them into ranges.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GemmParams {
@@ -111,23 +111,23 @@ pub struct GemmParams {
     pub a: DenseSource,
     /// B, with k rows and n columns.
     pub b: DenseSource,
-    /// Rows and columns of a tile (less at the border); 1 to 16384. It changes no bit of C, but
-    /// what the outputs are.
+    /// Rows and columns of a tile (fewer at the border), 1 to 16384. It changes the outputs, but no
+    /// bit of C.
     #[serde(default = "default_tile")]
     pub tile: u32,
-    /// The tiles to compute; all by default.
+    /// The tiles to compute. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tiles: Option<TileRange>,
-    /// Threads at most; changes the speed, never the bits.
+    /// Most threads. They change the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
-    /// Who decides the order of operations.
+    /// The order of operations.
     #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
     pub arithmetic: Arithmetic,
 }
 
 /// Parameters of `lu@1`: P·A = L·U with partial pivoting, left-looking. A capsule is one block
-/// column, and its output is `lu-<k>`; the last one makes `pivots`, too.
+/// column, and its output is `lu-<k>`. The last one also makes `pivots`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LuParams {
@@ -137,10 +137,10 @@ pub struct LuParams {
     #[serde(default = "default_lu_block")]
     #[schemars(range(min = 1, max = 4096))]
     pub block: u32,
-    /// Threads at most; changes the speed, never the bits.
+    /// Most threads. They change the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
-    /// Who decides the order of operations.
+    /// The order of operations.
     #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
     pub arithmetic: Arithmetic,
 }
@@ -156,10 +156,10 @@ pub struct QrParams {
     #[serde(default = "default_qr_block")]
     #[schemars(range(min = 1, max = 4096))]
     pub block: u32,
-    /// Threads at most; changes the speed, never the bits.
+    /// Most threads. They change the speed, never the bits.
     #[serde(default = "default_threads")]
     pub threads: u32,
-    /// Who decides the order of operations.
+    /// The order of operations.
     #[serde(default, skip_serializing_if = "Arithmetic::is_default")]
     pub arithmetic: Arithmetic,
 }
@@ -174,8 +174,8 @@ fn default_qr_block() -> u32 {
     128
 }
 
-/// Whether parameters of a dense program that were checked ask for bits that no contract of
-/// equality can promise.
+/// True if checked parameters of a dense program ask for the vendor's bits, which the bitwise
+/// contract cannot promise.
 pub(super) fn is_vendor(params: &Value) -> bool {
     params.get("arithmetic").and_then(Value::as_str) == Some("vendor")
 }
@@ -190,7 +190,7 @@ fn within(field: &str, value: u32, limit: u32) -> Result<(), FieldError> {
     ))
 }
 
-/// Checks a source, and tells its shape where the parameters say it.
+/// Checks a source. Returns its shape if the parameters contain it.
 fn check_source(field: &str, source: &DenseSource) -> Result<Option<(u64, u64)>, FieldError> {
     let fail =
         |part: &str, rule: String| Err(FieldError::new(format!("params.{field}.{part}"), rule));
@@ -219,7 +219,7 @@ fn check_source(field: &str, source: &DenseSource) -> Result<Option<(u64, u64)>,
 }
 
 impl GemmParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -248,7 +248,7 @@ impl GemmParams {
 }
 
 impl LuParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
@@ -269,7 +269,7 @@ impl LuParams {
 }
 
 impl QrParams {
-    /// Reads and checks the parameters.
+    /// Parses and checks the parameters.
     ///
     /// # Errors
     /// The field and the rule that it breaks.
