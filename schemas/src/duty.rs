@@ -9,11 +9,11 @@
 //! | bound, later than that | policy service | bind it to another node | [`REBIND_MS`] after that |
 //! | started | worker | commit or end | no limit: a program may compute for hours between commits |
 //! | started, cancel requested | worker | cancel it | [`REQUEST_MS`] after the request |
-//! | started, pause requested | worker | pause it | the same, or [`INTERVALS`] mean intervals between its commits where that is longer; no limit before its first commit |
+//! | started, pause requested | worker | pause it | the same, or [`INTERVALS`] mean intervals between its commits if that is longer; no limit before its first commit |
 //! | parked | policy service | continue or move it | no limit: others have its place |
 //! | parked, something requested | worker | do it | [`REQUEST_MS`] after both |
 //! | paused | a person | resume it | no limit |
-//! | verifying | policy service | have it verified | no limit: other nodes compute it once more |
+//! | verifying | policy service | have it verified | no limit: other nodes compute it again |
 //! | ended | recorder | record its end | no limit: the ledger does not say what is recorded |
 //!
 //! An overdue duty is a reason to look, not a proof of a fault. An execution may also wait that

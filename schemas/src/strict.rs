@@ -1,6 +1,6 @@
 //! Strict parsing of objects. A derived parser also accepts a list for a struct, with the values in
-//! the order of the fields, so that `[0.9, 0.5, 1]` would pass for a threshold. [`Strict`] refuses
-//! that for every struct, and every variant with fields, at any depth.
+//! the order of the fields: `[0.9, 0.5, 1]` would pass for a threshold. [`Strict`] refuses that for
+//! every struct, and every variant with fields, at any depth.
 
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};

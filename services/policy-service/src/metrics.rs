@@ -1,4 +1,4 @@
-//! What `/metrics` shows.
+//! Metrics of the service, as `/metrics` shows them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

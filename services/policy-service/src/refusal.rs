@@ -129,7 +129,7 @@ pub enum Refusal {
         name: String,
         /// Its node.
         node: NodeId,
-        /// What the node said.
+        /// The node's reason.
         reason: String,
     },
     /// It ran before, and is not running at this moment.

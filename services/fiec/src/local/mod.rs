@@ -1,5 +1,5 @@
 //! Runs programs without any server. A run goes to its end, or yields at boundaries and resumes in
-//! fresh processes, or is checked for the four invariants of a capsule program. The processes are
+//! fresh processes. [`check`] tests the four invariants of a capsule program. The processes are
 //! those that an agent starts, and they speak the same frames.
 
 pub mod check;

@@ -1,5 +1,5 @@
-//! Questions to the core, which is one task. Each question has a deadline, so that a busy or stuck
-//! core does not hold up the API, which answers a bounded number of requests at once.
+//! Questions to the core, which is one task. Each question has a deadline. So a busy or stuck core
+//! does not hold up the API, which answers a bounded number of requests at once.
 
 use std::time::Duration;
 

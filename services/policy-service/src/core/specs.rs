@@ -29,7 +29,7 @@ struct Wanted {
     lost: Option<Instant>,
 }
 
-/// The submissions that are to be fetched.
+/// Submissions to fetch.
 #[derive(Debug, Default)]
 pub struct Specs {
     wanted: HashMap<ExecutionId, Wanted>,

@@ -22,7 +22,7 @@ pub type OpenBinding = (Box<Line>, Draft);
 /// Bindings that were left to nodes, and of which no ledger message has come.
 #[derive(Default)]
 pub struct EntrustedBindings {
-    /// Headers of ledger messages that are to be sent, by node.
+    /// Headers of ledger messages that are not sent, by node.
     unsent: BTreeMap<NodeId, Vec<String>>,
     open: HashMap<ExecutionId, OpenBinding>,
     /// When the service appends each binding itself, earliest first. Some are not open any more.

@@ -169,7 +169,7 @@ impl Core {
         match found {
             Ok(Some(entry)) => {
                 let other = entry.message.state.submission;
-                // What is forgotten since has ended; the message that was found may be older.
+                // An execution that the policy no longer knows has ended. The message may be older.
                 if line.can_have_ledger || self.policy.knows(execution) {
                     self.reread(&entry.message, entry.seq);
                 }
