@@ -1,8 +1,8 @@
 //! The durable consumers by which nodes pull their capsules.
 //!
 //! A node that leaves in order removes its consumer. The server removes the consumer of a lost node
-//! after [`CONSUMER_KEPT`]. No capsule goes with a consumer: the stream is a work queue, so it keeps
-//! a message until it is acknowledged, and a consumer that is made again starts at the oldest one.
+//! after [`CONSUMER_KEPT`]. No capsule is lost with a consumer: the stream is a work queue, which
+//! keeps a message until it is acknowledged. A new consumer starts at the oldest message.
 
 use std::time::Duration;
 

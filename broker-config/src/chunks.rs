@@ -2,11 +2,13 @@
 //! stored.
 //!
 //! The bytes themselves determine the limits of chunks, so that an insertion moves no other limits.
-//! (FastCDC: W. Xia et al., “The Design of Fast Content-Defined Chunking for Data Deduplication
-//! Based Storage Systems”, IEEE TPDS 31 (2020) 2017–2031.) Measured on 24 MB of numbers with a
-//! change of 1 %, for limits of 3, 6 and 12 KiB: a change in one place or an insertion makes 1.1 %
-//! of the bytes new. A change in 60 places makes 4.5 % new. Chunks of one length do as well on
-//! changes in place (3 to 5 %), but store up to the whole σ again after an insertion.
+//! The algorithm is FastCDC (W. Xia et al., “The Design of Fast Content-Defined Chunking for Data
+//! Deduplication Based Storage Systems”, IEEE TPDS 31 (2020) 2017–2031).
+//!
+//! Measured on 24 MB of numbers with a change of 1 %, for limits of 3, 6 and 12 KiB: a change in
+//! one place or an insertion makes 1.1 % of the bytes new. A change in 60 places makes 4.5 % new.
+//! Chunks of one length do as well on changes in place (3 to 5 %). After an insertion they store up
+//! to the whole σ again.
 //!
 //! A chunk is one message of the stream `FIEC_CHUNK`, and is named by its sequence. So the removal
 //! of a superseded chunk never removes bytes that were stored again later.
@@ -65,8 +67,8 @@ pub struct Piece {
     pub range: Range<usize>,
 }
 
-/// Average length of a chunk, before its limits are applied, for a σ of this many bytes: at most
-/// about 4,000 chunks of up to 768 KiB.
+/// Average length of a chunk, before its limits are applied, for a σ of this many bytes. It gives
+/// at most about 4,000 chunks of up to 768 KiB.
 fn length_for(bytes: usize) -> usize {
     const MIB: usize = 1 << 20;
     match bytes {

@@ -28,7 +28,7 @@ pub enum BrokerError {
     /// An operation failed.
     #[error("NATS: cannot {what}: {source}")]
     Operation {
-        /// What was attempted.
+        /// The operation.
         what: String,
         /// The cause.
         source: async_nats::Error,
@@ -36,9 +36,9 @@ pub enum BrokerError {
     /// Bytes that do not have the digest under which they were stored.
     #[error("{what} has digest {found}, expected {expected}: it is damaged and was not used")]
     Digest {
-        /// What was read.
+        /// The name of the data.
         what: String,
-        /// The digest of what was read.
+        /// The digest of the bytes.
         found: String,
         /// The digest that it was named by.
         expected: String,
@@ -62,7 +62,7 @@ pub enum BrokerError {
     /// Bytes of no known form.
     #[error("{what} cannot be read: {reason}")]
     Malformed {
-        /// What was read.
+        /// The name of the data.
         what: String,
         /// The reason.
         reason: String,

@@ -6,11 +6,11 @@
 //! execution does not end. So at most one set is pending.
 //!
 //! **Promise.** At every moment the stream holds a prefix of an execution's messages, in order and
-//! each once, for the week that it keeps a message. Several messages are one atomic batch, so a
-//! lost connection leaves no gap. Each publish expects the last message of the execution that its
-//! author has read. So a publisher that was stopped for hours, or that races with another one,
-//! publishes nothing twice. One case is not covered: a publisher that stops for over a week between
-//! its read and its first publish.
+//! each once. This lasts for the week that it keeps a message. Several messages are one atomic
+//! batch, so a lost connection leaves no gap. Each publish expects the last message of the
+//! execution that its author has read. So a publisher that was stopped for hours, or that races
+//! with another one, publishes nothing twice. One case is not covered: a publisher that stops for
+//! over a week between its read and its first publish.
 
 use std::time::Duration;
 

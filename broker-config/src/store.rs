@@ -147,7 +147,6 @@ pub async fn data_size(broker: &Broker, digest: Digest) -> Result<Option<u64>, B
 ///
 /// # Errors
 /// When it is missing, larger than `limit`, damaged, or the writer fails.
-/// When it is not there, larger than `limit`, damaged, or the writer fails.
 pub async fn get_data_to(
     broker: &Broker,
     digest: Digest,

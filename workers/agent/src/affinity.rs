@@ -15,7 +15,7 @@ const WALKS: usize = 8;
 /// The processors that this worker may use itself, by the kernel's numbers.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn own() -> io::Result<Vec<u32>> {
     let set = sched_getaffinity(None)?;
     let numbers = 0..u32::try_from(CpuSet::MAX_CPU).unwrap_or(u32::MAX);

@@ -5,7 +5,7 @@
 //! <cache>/programs/<digest>/   an unpacked artifact
 //! <cache>/data/<digest>        an input or an output
 //! <cache>/states/<digest>      the large state of an execution that has left
-//! <cache>/tmp-<pid>/           what is being fetched; renamed when it is complete
+//! <cache>/tmp-<pid>/           running fetches; renamed when complete
 //! ```
 
 use std::collections::HashMap;

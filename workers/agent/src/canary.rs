@@ -1,5 +1,5 @@
-//! Proves that this node computes correctly. Canaries run in a child, as real programs do, on each
-//! substrate. The node signs and publishes their results.
+//! Proves which numeric contracts this node keeps. Canaries run in a child, as real programs do, on
+//! each substrate. The node signs and publishes their results.
 //!
 //! The node renews its proof on joining, on a change of the environment, before the last proof
 //! expires, and on request of a policy service. A node without a proof publishes its host's results

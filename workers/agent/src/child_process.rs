@@ -39,7 +39,7 @@ struct Raw {
 }
 
 enum Task {
-    /// Fork and execute, on one thread that lives as long as the agent: the kernel ties a child's
+    /// Fork and execute on one thread that lives as long as the agent. The kernel ties a child's
     /// death signal to the thread that forked it.
     Spawn(Launch, oneshot::Sender<io::Result<Raw>>),
     /// Wait for a killed child, which may take a moment.
@@ -67,7 +67,7 @@ pub struct Spawner {
     run_dir: PathBuf,
 }
 
-/// The programs and tenants that one child may serve: executions of one program and one tenant.
+/// The executions that one child may serve in sequence: those of one program and tenant.
 pub type Key = (String, Tenant);
 
 /// A running child process.

@@ -109,7 +109,7 @@ pub async fn claim(broker: &Broker, descriptor: &NodeDescriptor) -> Result<Claim
                 .await;
                 return Ok(claim);
             }
-            // Somebody else was faster; whether it lives is asked in the next round.
+            // Another worker was faster. The next round checks whether it lives.
             Err(error) => tracing::debug!(%error, "the node's key has changed"),
         }
     }
@@ -186,7 +186,7 @@ impl Claim {
         }
     }
 
-    /// States anew what the node says of itself.
+    /// Publishes the node's descriptor again.
     ///
     /// # Errors
     /// When another instance has the name, or the broker does not do it.
@@ -205,7 +205,7 @@ impl Claim {
         Ok(())
     }
 
-    /// States what the node says of itself if the broker has lost it.
+    /// Publishes the node's descriptor again if the broker has lost it.
     ///
     /// # Errors
     /// When the broker does not do it.

@@ -1,6 +1,6 @@
 //! A restarted broker may have lost the messages that it acknowledged last. The holder of the
-//! binding then knows more than the ledger, and appends the loss again: one message on top of the
-//! rest, with the event `healed` and the lost state. Nothing is computed twice.
+//! binding then knows more than the ledger, and appends the loss again. It appends one message on
+//! top of the rest, with the event `healed` and the lost state. Nothing is computed twice.
 //!
 //! The rules are in `schemas/PROTOCOL.md`. [`Held::compare`] decides.
 

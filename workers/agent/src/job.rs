@@ -125,7 +125,7 @@ pub struct Live {
     pub control: mpsc::Sender<RunnerOrder>,
     /// Its progress, for telemetry.
     pub progress: Arc<Mutex<RunningProgress>>,
-    /// Whether a child has computed for it.
+    /// Whether a child has started to compute it.
     pub begun: bool,
     /// Confirms a speculation.
     pub confirm: Option<oneshot::Sender<Stored>>,
@@ -162,7 +162,7 @@ impl Live {
     }
 
     /// Orders the execution to yield, in the worker's own name. The policy service binds it again.
-    /// False if its queue of orders is full, or its runner has ended.
+    /// Returns false if its queue of orders is full, or its runner has ended.
     pub fn order_yield(&self, execution: ExecutionId, cause: Cause) -> bool {
         let request = ControlRequest::Yield {
             execution,

@@ -1,5 +1,5 @@
-//! Round trips of real messages, for L: to the broker and back over the connection that executions
-//! use, and to another node and back during a handover.
+//! Round trips of real messages, for L. One kind goes to the broker and back over the connection
+//! that executions use. The other goes to another node and back during a handover.
 //!
 //! Flushing a connection only hands bytes to the kernel. So a few bytes are published to a subject
 //! that only this node subscribes to. The time that this process waited for a processor meanwhile

@@ -12,9 +12,9 @@ const PRIVATE: u32 = 0o700;
 /// Rights of others to write.
 const WRITABLE: u32 = 0o022;
 
-/// Where a node's run folder is unless said otherwise: in the user's run-time folder
-/// (`XDG_RUNTIME_DIR`) where there is one, else in the shared temporary folder under a name with
-/// the user's number. Another user can take that name first, but is found out by [`secure`].
+/// Returns the default of a node's run folder: in the user's run-time folder (`XDG_RUNTIME_DIR`) if
+/// it exists, else in the shared temporary folder. There its name contains the user's number.
+/// Another user can take that name first, but [`secure`] detects that.
 pub fn default_of(node: &NodeId) -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     default_in(own.filter(|folder| folder.is_absolute()), node)

@@ -168,7 +168,7 @@ pub struct Shared {
     pub ledger: Ledger,
     /// This life of the node.
     pub instance: InstanceId,
-    /// Author of what is appended here.
+    /// Author of this worker's messages.
     pub author: String,
     /// Idle children.
     pub pool: Arc<Pool>,

@@ -1,6 +1,7 @@
-//! Verification: computes a part of another node's execution again, from a boundary whose σ is
-//! in the ledger to a later one or to the end. It uses a slot that no job waits for, and is
-//! preempted by the first job that comes. Nothing of it is appended. The finding is published.
+//! Verification: computes a part of another node's execution again. The part starts at a boundary
+//! whose σ is in the ledger, and ends at a later one or at the end. It uses a slot that no job
+//! waits for, and is preempted by the first job that comes. Nothing of it is appended. The finding
+//! is published.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;

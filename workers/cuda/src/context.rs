@@ -82,8 +82,8 @@ pub(crate) struct Context {
     functions: Vec<sys::CUfunction>,
 }
 
-// SAFETY: the driver's handles may be used from any thread where the context is current; `bind`
-// makes it so before each use, and `&mut`/ownership keeps it to one thread at a time.
+// SAFETY: the driver's handles may be used from any thread where the context is current. `bind`
+// makes it current before each use, and ownership keeps it to one thread at a time.
 unsafe impl Send for Context {}
 
 impl Context {

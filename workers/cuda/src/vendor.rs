@@ -206,8 +206,8 @@ impl Vendor {
         };
         let (m, n, k) = (size(m)?, size(n)?, size(k)?);
         let (lda, ldb, ldc) = (size(a.stride())?, size(b.stride())?, size(c.stride())?);
-        // SAFETY: the parts lie in live buffers of this device; alpha and beta are read before the
-        // call returns (the handle's pointer mode is that of the host).
+        // SAFETY: the parts lie in live buffers of this device. alpha and beta are read before the
+        // call returns, since the handle's pointer mode is that of the host.
         blas_done("cublasDgemm", || unsafe {
             blas::cublasDgemm_v2(
                 self.blas,

@@ -3,8 +3,8 @@
 //! The state is plain data: x, r, p, `r·z`, `r·r` and the iteration. A run that continues from a
 //! copy of it, on any machine, gets the bits of the undisturbed run.
 //!
-//! One iteration: `q = A p`, `α = rz/(p·q)`, `r −= α q`, `x += α p`, `β = rz′/rz`,
-//! `p = D⁻¹r + β p`; fused as `passes` says.
+//! One iteration: `q = A p`, `α = rz/(p·q)`, `r −= α q`, `x += α p`, `β = rz′/rz`, `p = D⁻¹r + β
+//! p`. `passes` says how these are fused.
 //!
 //! The recurrence's residual keeps falling long after the true one has stopped. Below 2⁻²⁰⁰ of ‖b‖
 //! it is *exhausted*: further iterations count and change nothing else. So no long run ends in

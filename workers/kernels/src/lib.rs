@@ -6,10 +6,12 @@
 //!
 //! * products and sums are fused (`f64::mul_add`), with one rounding each, on every machine;
 //! * a row of a sparse product is one chain in ascending column order;
-//! * reductions have fixed leaves of [`reduce::LEAF`] elements, fixed lanes inside a leaf and a
-//!   fixed tree above them; threads only decide where a leaf is computed;
+//! * reductions have fixed leaves of [`reduce::LEAF`] elements, fixed lanes in a leaf and a fixed
+//!   tree above them; threads only decide where a leaf is computed;
 //! * an element of a dense product is one chain in ascending order of the inner dimension, in
-//!   blocks of [`dense::gemm::DEPTH`]; a factorization's block size belongs to its definition.
+//!   blocks of [`dense::gemm::DEPTH`].
+//!
+//! A factorization's block size belongs to its definition.
 //!
 //! The crate does not depend on programs, capsules or messages. NaN payloads are not specified.
 //! Non-finite input is refused at the entry points.

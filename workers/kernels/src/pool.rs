@@ -22,9 +22,9 @@ struct Shared {
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only while no worker is between "saw the generation" and
-// "decremented `remaining`" (`run` takes `&mut Pool` and waits for zero), and the release/acquire
-// pair on `generation` orders the write before every read. The pointee is `Sync`.
+// SAFETY: `job` is written only while no worker is between "saw the generation" and "decremented
+// `remaining`": `run` takes `&mut Pool` and waits for zero. The release/acquire pair on
+// `generation` orders the write before every read. The pointee is `Sync`.
 #[allow(unsafe_code)]
 unsafe impl Send for Shared {}
 // SAFETY: as above.
@@ -86,8 +86,8 @@ impl Pool {
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the pointer between the growth of
-        // `generation` and their decrement of `remaining`; `Wait` keeps this frame, and so
-        // `job`'s borrow, alive until `remaining` is zero, on unwinding too.
+        // `generation` and their decrement of `remaining`. `Wait` keeps this frame, and so `job`'s
+        // borrow, alive until `remaining` is zero, on unwinding too.
         let erased: Job = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(std::ptr::from_ref(job))
         };

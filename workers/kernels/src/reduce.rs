@@ -1,9 +1,9 @@
 //! Reductions of fixed shape.
 //!
-//! Element `i` of a leaf of [`LEAF`] elements goes to lane `i mod 8`; a lane is one chain of
-//! fused multiply-adds from +0; the lanes are added as
-//! `((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7))`; leaves are added pairwise, neighbour with neighbour,
-//! level by level (an odd last one moves up as it is).
+//! Element `i` of a leaf of [`LEAF`] elements goes to lane `i mod 8`. A lane is one chain of fused
+//! multiply-adds from +0. The lanes are added as `((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7))`. Leaves
+//! are added pairwise, neighbour with neighbour, level by level. An odd last one moves up
+//! unchanged.
 
 use crate::engine::{Engine, split_mut};
 use crate::simd::dispatched;

@@ -1,8 +1,8 @@
 //! Right-hand sides that can be reproduced from a few integers.
 //!
-//! SplitMix64 (Steele, Lea, Flood 2014): element `i` of load case `k` under `seed` is
-//! `mix(s + (i+1)·γ)` with `γ = 0x9E3779B97F4A7C15` and `s = mix(seed + γ) ⊕ mix(k·γ + 1)`; its
-//! upper 53 bits, as an integer `m`, give the value `2m/2⁵³ − 1`, exactly, in [−1, 1).
+//! SplitMix64 (Steele, Lea, Flood 2014): element `i` of load case `k` under `seed` is `mix(s +
+//! (i+1)·γ)`. Here `γ = 0x9E3779B97F4A7C15` and `s = mix(seed + γ) ⊕ mix(k·γ + 1)`. Its upper 53
+//! bits, as an integer `m`, give the value `2m/2⁵³ − 1`, exactly, in [−1, 1).
 
 use crate::engine::Engine;
 use crate::sparse::Csr;

@@ -54,7 +54,7 @@ impl Simd {
         }
     }
 
-    /// What is used. Above portable only after detection.
+    /// The width in use. It is above portable only after detection.
     #[must_use]
     pub const fn level(self) -> Level {
         self.level

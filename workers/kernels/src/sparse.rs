@@ -44,9 +44,12 @@ pub enum CsrError {
 
 /// A sparse matrix by rows.
 ///
-/// Invariants, established by [`Csr::from_parts`], the only constructor: `row_ptr` has `rows + 1`
-/// ascending offsets from 0 to `col_idx.len() == values.len()`; columns ascend strictly within a
-/// row and lie below `cols`; values are finite; `segments` partition the rows.
+/// [`Csr::from_parts`], the only constructor, establishes these invariants:
+///
+/// * `row_ptr` has `rows + 1` ascending offsets from 0 to `col_idx.len() == values.len()`;
+/// * columns ascend strictly within a row and are below `cols`;
+/// * values are finite;
+/// * `segments` partition the rows.
 #[derive(Debug, Clone)]
 pub struct Csr {
     rows: usize,

@@ -1,7 +1,7 @@
 //! The encoding of a CG solve's state.
 //!
-//! Header of 48 bytes, little endian: magic `FIECCGS1`, version `u32` = 1, reserved `u32` = 0,
-//! n `u64`, iteration `u64`, rz `f64`, rr `f64`; then x, r, p, each n `f64`. Nothing follows.
+//! Header of 48 bytes, little endian: magic `FIECCGS1`, version `u32` = 1, reserved `u32` = 0, n
+//! `u64`, iteration `u64`, rz `f64`, rr `f64`. Then x, r, p, each n `f64`. Nothing follows.
 
 use crate::cg::CgState;
 

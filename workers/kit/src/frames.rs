@@ -1,5 +1,5 @@
-//! The frames between an agent and a child: a JSON head and a raw body, over a Unix socket pair
-//! whose descriptor the child finds in `FIEC_SOCKET_FD` (3 if unset).
+//! The frames between an agent and a child: a JSON head and a raw body. They use a Unix socket
+//! pair. The child finds its descriptor in `FIEC_SOCKET_FD` (3 if unset).
 //!
 //! ```text
 //! u32 LE length of head │ u64 LE length of body │ head (JSON) │ body

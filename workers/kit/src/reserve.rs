@@ -46,14 +46,14 @@ impl Reserve {
 pub enum Reserved {
     /// This grant holds. The program receives it (`configure`) at its next boundary.
     Granted {
-        /// What may be used then.
+        /// The grant from then on.
         grant: Grant,
     },
     /// This node lacks the memory. The execution yields or parks at a boundary soon, and continues
     /// on a node that has it. Until then the program works with its present grant, or ends its
     /// capsule.
     Moves {
-        /// What this node lacks.
+        /// The missing memory, described.
         reason: String,
     },
     /// No node has the memory.

@@ -5,7 +5,7 @@
 //! * `"wrong_bits": true`: the device computes wrongly;
 //! * `"cannot_open": "why"`: the device cannot be opened;
 //! * `"context_ms": 300`: the time to make its context;
-//! * `"contexts": "FILE"`: each event of its contexts is appended to this file as a line: `made`,
+//! * `"contexts": "FILE"`: each event of its contexts is appended to this file. A line has `made`,
 //!   `taken`, `kept` or `gone`, the device, and the process.
 
 use std::io::Write as _;

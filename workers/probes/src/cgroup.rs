@@ -245,7 +245,6 @@ impl NodeCgroup {
     ///
     /// # Errors
     /// The kernel's refusal.
-    /// What the kernel refused.
     pub fn join(&self, pid: u32) -> Result<(), CgroupError> {
         move_to(&self.dir, pid)
     }

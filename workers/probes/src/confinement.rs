@@ -1,8 +1,8 @@
 //! Where a worker runs, and the isolation that it can give its programs.
 //!
-//! A worker inside a container lacks abilities that it has on the host: to run programs as other
-//! users, to create control groups below its own, and mostly to start containers. A submission or
-//! an operator may need to know, so a node states its abilities as words.
+//! A worker inside a container lacks abilities that it has on the host. It cannot run programs as
+//! other users or create control groups below its own, and mostly cannot start containers. A
+//! submission or an operator may need to know, so a node states its abilities as words.
 
 use std::fs;
 use std::path::Path;

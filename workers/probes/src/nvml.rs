@@ -15,9 +15,10 @@ use nvml_wrapper::{Device, EventSet, Nvml};
 
 use crate::device::{DeviceFacts, DeviceMemory, DeviceSource, Fact, Pcie};
 
-/// Xids after which a device needs a reset or a person: uncorrectable memory, internal
-/// micro-controller halt, row remapping failure, NVLink, fallen off the bus, uncontained ECC, GSP
-/// time-outs, unrecovered ECC. Xids that a program causes (13, 31, 43, 45) are not among them.
+/// Xids after which a device needs a reset or a person. They stand for uncorrectable memory,
+/// internal micro-controller halt, row remapping failure, NVLink, fallen off the bus, uncontained
+/// ECC, GSP time-outs, and unrecovered ECC. Xids that a program causes (13, 31, 43, 45) are not
+/// among them.
 const FATAL_XIDS: [u64; 10] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143];
 
 /// `NVML_NVLINK_MAX_LINKS`: most links of a device.

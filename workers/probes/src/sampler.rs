@@ -153,9 +153,9 @@ impl Sampler {
         self.devices.clone()
     }
 
-    /// Sets the kernel's triggers at the high and low thresholds of M (the node's and those of
-    /// executions), and at the node's threshold of M stall. Cheap without a change. Call it
-    /// repeatedly, since limits and file pages change.
+    /// Sets the kernel's triggers at the thresholds of M, high and low, and at the node's threshold
+    /// of M stall. `memory` has the node's thresholds and those of executions. Cheap without a
+    /// change. Call it repeatedly, since limits and file pages change.
     pub fn arm(&mut self, memory: &[Threshold], stall: Option<Threshold>) {
         if let (Some(watch), Some(probe)) = (&mut self.watch, &mut self.memory) {
             let shares = shares(memory, self.offered);
@@ -222,9 +222,10 @@ fn shares(thresholds: &[Threshold], offered: f64) -> Vec<f64> {
     shares
 }
 
-/// Whether the readings differ from the published ones: a value by more than its signal's declared
-/// step ([`Signal::step`]), its presence, or the set of signals and places. Parts of the host do
-/// not count. Compare with the last *published* readings, so that a slow drift counts as well.
+/// Whether the readings differ from the published ones. Three differences count: a value by more
+/// than its signal's declared step ([`Signal::step`]), its presence, and the set of signals and
+/// places. Parts of the host do not count. Compare with the last *published* readings, so that a
+/// slow drift counts as well.
 pub fn changed(previous: &[Reading], current: &[Reading]) -> bool {
     let own = |readings: &[Reading]| readings.iter().filter(|r| !r.is_part()).count();
     own(previous) != own(current)

@@ -7,10 +7,10 @@
 //! scalar loops that follow the definitions (`reference.rs`).
 //!
 //! The cases cover products whose inner dimension crosses the edge of a block
-//! ([`crate::dense::gemm::DEPTH`]), sums that cancel, and results below the normal range (a machine
-//! may flush them to zero). They cover signs of zeros, pivots that tie, reflectors, substitution,
-//! fixed trees of sums, and rows of a sparse product. The last case combines them in 20 steps of
-//! CG.
+//! ([`crate::dense::gemm::DEPTH`]), and sums that cancel. They cover results below the normal
+//! range, which a machine may flush to zero, and signs of zeros. They cover pivots that tie,
+//! reflectors, substitution, fixed trees of sums, and rows of a sparse product. The last case
+//! combines them in 20 steps of CG.
 //!
 //! [`device`] computes them on an accelerator, as far as it has the operations.
 

@@ -5,12 +5,12 @@
 //! column to its right. It is final, except that later exchanges still apply to the rows below its
 //! own diagonal block.
 //!
-//! The order of operations, together with that of [`super::gemm`] and [`super::triangular`]: a
-//! panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left
-//! half is factored. The right half is exchanged, solved, updated by one product, and factored. In
-//! a leaf, column by column: the first row of largest magnitude becomes the pivot. The column below
-//! it is multiplied by the pivot's reciprocal (divided by a pivot below 2⁻¹⁰²⁰). Each column to the
-//! right gets `fma(−u, l, ·)`. The block size is part of this definition, threads are not.
+//! The order of operations extends those of [`super::gemm`] and [`super::triangular`]. A panel of
+//! more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left half is
+//! factored. The right half is exchanged, solved, updated by one product, and factored. In a leaf,
+//! column by column: the first row of largest magnitude becomes the pivot. The column below it is
+//! multiplied by the pivot's reciprocal (divided by a pivot below 2⁻¹⁰²⁰). Each column to the right
+//! gets `fma(−u, l, ·)`. The block size is part of this definition, threads are not.
 
 use super::gemm::{Into, gemm};
 use super::mat::{MatMut, MatRef};
@@ -154,8 +154,8 @@ fn leaf(simd: Simd, mut a: MatMut<'_>, pivots: &mut [usize]) -> Result<(), LuErr
     Ok(())
 }
 
-/// Factors a matrix of at least as many rows as columns in place, by block columns of `block`:
-/// U on and above the diagonal, L below it. Row `j` was exchanged with row `pivots[j]`.
+/// Factors a matrix in place, by block columns of `block`: U on and above the diagonal, L below it.
+/// It has at least as many rows as columns. Row `j` was exchanged with row `pivots[j]`.
 ///
 /// # Errors
 /// See [`LuError`].

@@ -1,6 +1,6 @@
 //! Dense matrices of f64 by columns, and views of parts of them.
 //!
-//! A view may be cut by rows as well as by columns, which slices cannot express: the rows of a part
+//! A view may be cut by rows as well as by columns. Slices cannot express that: the rows of a part
 //! lie interleaved with those of another. So views hold a pointer. Every constructor keeps the
 //! parts of a mutable view disjoint.
 

@@ -1,14 +1,19 @@
 //! A = Q·R by Householder reflectors, left-looking by block columns in compact WY form (Schreiber
-//! and Van Loan, 1989): the reflectors of a block are `I − V·T·Vᵀ` with V unit lower trapezoidal
+//! and Van Loan, 1989). The reflectors of a block are `I − V·T·Vᵀ` with V unit lower trapezoidal
 //! and T upper triangular.
 //!
-//! The order of operations, together with that of [`super::gemm`] and the fixed lanes of a dot
-//! product: a panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]).
-//! The left half is factored and applied to the right half ([`apply`]), which is then factored.
-//! Then `T₁₂ = −T₁₁·((V₁ᵀV₂)·T₂₂)` (Elmroth and Gustavson, 2000). In a leaf, column by column: `σ =
-//! ‖x‖`, `β = −sign(x₀)·σ`, `τ = (β − x₀)/β`, `v = x/(x₀ − β)` with `v₀ = 1`. From each column c to
-//! the right, `(τ·(c₀ + v·c))·v` is subtracted. The block size is part of this definition, threads
-//! are not.
+//! The order of operations extends that of [`super::gemm`] and the fixed lanes of a dot product. A
+//! panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left
+//! half is factored and applied to the right half ([`apply`]), which is then factored. Then `T₁₂ =
+//! −T₁₁·((V₁ᵀV₂)·T₂₂)` (Elmroth and Gustavson, 2000).
+//!
+//! In a leaf, column by column, for the column x:
+//!
+//! * `σ = ‖x‖`, `β = −sign(x₀)·σ`, `τ = (β − x₀)/β`;
+//! * `v = x/(x₀ − β)` with `v₀ = 1`;
+//! * each column c to the right loses `(τ·(c₀ + v·c))·v`.
+//!
+//! The block size is part of this definition, threads are not.
 
 use super::gemm::{Into, gemm};
 use super::mat::{Mat, MatMut, MatRef};

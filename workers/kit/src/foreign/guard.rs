@@ -1,8 +1,8 @@
 //! Ends the processes that a foreign program leaves behind, even if this process is killed.
 //!
-//! While this process lives it ends its program's process group itself. If it is killed, a shell
-//! that waits for the end of a pipe acts: it ends the group, stops the container, and removes the
-//! folders. A process that left its group becomes a child of this process
+//! While this process lives it ends its program's process group itself. A shell waits for the end
+//! of a pipe, and acts if this process is killed: it ends the group, stops the container, and
+//! removes the folders. A process that left its group becomes a child of this process
 //! (`PR_SET_CHILD_SUBREAPER`) if this process is a program child. Such processes are ended, too.
 
 use std::io::{self, Write as _};

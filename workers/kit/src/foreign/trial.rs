@@ -1,7 +1,7 @@
 //! Finds the flags that podman needs on this machine, by starting a container.
 //!
 //! Podman's defaults ask for more open files and processes than a process without
-//! `CAP_SYS_RESOURCE` may set (under the bounds of a service manager or an outer container). Its
+//! `CAP_SYS_RESOURCE` may set. The bounds come from a service manager or an outer container. Its
 //! default runtime may not support the machine's control groups. The flags lower the numbers of
 //! files and processes, or name another runtime. They never weaken the isolation. If the defaults
 //! work, there are no flags.

@@ -4,9 +4,9 @@
 //! On a device, the matrix and the vectors stay there between boundaries. x, r and p are read back
 //! only when the state is encoded or the execution moves.
 //!
-//! σ: magic `FIECCGP1`, load case `u64`, iterations of the cases before `u64`, their worst
-//! relative residual, true residual and backward error (`f64` each), chain of their solutions'
-//! digests (32 bytes), then the kernel's state (x, r, p and scalars). Little endian.
+//! σ: magic `FIECCGP1`, load case `u64`, iterations of the earlier cases `u64`. Then their worst
+//! relative residual, true residual and backward error (`f64` each), and the chain of their
+//! solutions' digests (32 bytes). Then the kernel's state (x, r, p and scalars). Little endian.
 
 use std::sync::Arc;
 

@@ -9,9 +9,9 @@
 //! it later ([`fiec_schemas::spread`]). Each tile is checked when it is made
 //! ([`fiec_kernels::dense::check::ProductCheck`]).
 //!
-//! σ: magic `FIECGEM2`; m, n, k, tile, first tile, the tile after the last one, tiles done (`u64`
-//! each), worst residual (`f64`), and the digest of each tile done (32 bytes). Little endian. For a
-//! grid of 32 × 32 tiles, as with n = 16,384, σ grows to 32 KiB.
+//! σ: magic `FIECGEM2`, then `u64` each: m, n, k, tile, first tile, the tile after the last one,
+//! tiles done. Then the worst residual (`f64`), and the digest of each tile done (32 bytes). Little
+//! endian. For a grid of 32 × 32 tiles, as with n = 16,384, σ grows to 32 KiB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -24,7 +24,7 @@
 //! σ: magic `FIECLU_1`, n, block, columns done (`u64` each), the check's three sums (`f64` each).
 //! Then pivots (`u32`) and the check's vector (`f64`) of the columns done, and the digests of the
 //! finished block columns (32 bytes each). Little endian. It grows to 12 bytes per column and 32
-//! per block: 25 KB for n = 2,048, 99 KB for n = 8,192 with blocks of 256.
+//! per block. With blocks of 256 that is 25 KB for n = 2,048, and 99 KB for n = 8,192.
 
 use fiec_kernels::dense::check::LuCheck;
 use fiec_kernels::dense::{Mat, lu};

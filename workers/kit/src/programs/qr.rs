@@ -15,7 +15,7 @@
 //! is made ([`fiec_kernels::dense::check::QrCheck`]).
 //!
 //! σ: magic `FIECQR_1`, m, n, block, columns done (`u64` each), the check's three sums and its
-//! vector of m elements (`f64` each), and the digests of the finished block columns (32 bytes
+//! vector of m elements (`f64` each). Then the digests of the finished block columns (32 bytes
 //! each). Little endian. 17 KB for m = n = 2,048, 68 KB for 8,192 with blocks of 128.
 
 use fiec_kernels::dense::check::QrCheck;

@@ -107,9 +107,9 @@ fn timed(device: sys::CUdevice) -> Result<Copies, result::DriverError> {
             let _ = unsafe { result::free_sync(self.0) };
         }
     }
-    // SAFETY: the device comes from the driver; the context is current on this thread until it is
-    // dropped, which happens after both allocations were; they have `BYTES` bytes each, and the
-    // slice over the host's is the only use of it. Page-locked memory is written before it is read.
+    // SAFETY: the device comes from the driver. The context is current on this thread until it is
+    // dropped, which happens after both allocations were dropped. They have `BYTES` bytes each, and
+    // the slice over the host's is its only use. Page-locked memory is written before it is read.
     #[allow(unsafe_code)]
     unsafe {
         let context = result::primary_ctx::retain(device)?;

@@ -139,7 +139,7 @@ fn sample(place: Option<(u32, String)>, bytes: u64, within: Duration) -> Result<
     let lines = (usize::try_from(bytes).unwrap_or(usize::MAX) / LINE + 1).next_power_of_two() / 2;
     let per_line = LINE / size_of::<u32>();
     let mut array = vec![0u32; lines * per_line];
-    // Each line names the next one, in an order that no prefetcher can predict: a full-period
+    // Each line names the next one, in an order that no prefetcher can predict. It is a full-period
     // linear congruence (Hull and Dobell: odd increment, multiplier 1 more than a multiple of 4).
     let mask = lines - 1;
     let mut at = 0_usize;
