@@ -95,7 +95,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "FIEC_PARKED")]
     pub parked: Option<u32>,
     /// Memory limit of all executions here, e.g. 2GiB: a cgroup where permitted, else a declared
-    /// budget [default: the limit of the enclosing cgroup]
+    /// budget [default: the tightest limit that encloses the process]
     #[arg(long, env = "FIEC_MEMORY_LIMIT", value_parser = parse_bytes)]
     pub memory_limit: Option<u64>,
     /// Never create a cgroup: the memory limit is a declared budget

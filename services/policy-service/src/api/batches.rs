@@ -31,7 +31,7 @@ const CHUNK: usize = 512;
 /// Time limit of one answer in ms: the default, and the maximum.
 const WITHIN_MS: u64 = 5_000;
 const WITHIN_LIMIT_MS: u64 = 8_000;
-/// Longest pause while the broker sends ledgers. After it, they are requested again.
+/// Longest pause while the broker sends ledgers. After it, the request fails.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Longest wait for submissions without ledgers, and the interval of the checks.
 const PATIENCE: Duration = Duration::from_millis(1_000);
