@@ -16,7 +16,7 @@ use crate::client::Unreachable;
 /// Flags that every command has.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
-    /// NATS URL [default: that of the `fiec up` running here]
+    /// NATS URL [default: the URL of the `fiec up` running here]
     #[arg(
         long,
         global = true,
@@ -35,7 +35,7 @@ pub struct Global {
         help_heading = "Servers"
     )]
     pub creds: Option<PathBuf>,
-    /// PostgreSQL URL [default: that of the `fiec up` running here]
+    /// PostgreSQL URL [default: the URL of the `fiec up` running here]
     #[arg(
         long,
         global = true,
@@ -51,7 +51,7 @@ pub struct Global {
     /// Write logs as JSON lines
     #[arg(long, global = true, env = "FIEC_LOG_JSON")]
     pub log_json: bool,
-    /// What to log, e.g. `info` or `fiec_agent=debug` [default: info for services, warn otherwise]
+    /// Log filter, e.g. `info` or `fiec_agent=debug` [default: info for services, warn otherwise]
     #[arg(long, global = true, env = "FIEC_LOG", value_name = "FILTER")]
     pub log: Option<String>,
 }
@@ -59,7 +59,7 @@ pub struct Global {
 /// The tenant of a command.
 #[derive(Debug, Clone, Args)]
 pub struct TenantArg {
-    /// Whose executions
+    /// Tenant of the executions
     #[arg(long, short = 't', env = "FIEC_TENANT", default_value = "default", value_parser = parse_tenant)]
     pub tenant: Tenant,
 }
