@@ -160,7 +160,7 @@ fn handover_message() -> LedgerMessage {
     }
 }
 
-/// The message in which an execution, with as many parts as it may have, splits off the last one.
+/// The message in which an execution splits off the last part that it may have.
 fn split_message() -> LedgerMessage {
     let at = Timestamp::from_micros(1_790_000_002_000_000);
     let line = br#"{"program":"gemm@1","params":{"a":{"random":{"n":8192}},"b":{"random":{"n":8192}},"tiles":{"from":0,"to":256}},"spread":{"up_to":17}}"#;

@@ -1,5 +1,5 @@
-//! Which crate of the workspace depends on which. A new arrow is a decision: enter it here, with the
-//! code that needs it, or find the place where it is not needed.
+//! Dependencies between the crates of the workspace. A new arrow is a decision: enter it here with
+//! the code that needs it, or find a place where it is not needed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What each crate needs at run time.
+/// Dependencies of each crate at run time.
 const ARROWS: [(&str, &[&str]); 14] = [
     ("fiec-schemas", &[]),
     ("fiec-broker", &["fiec-schemas"]),
@@ -28,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
         "fiec-agent",
         &["fiec-broker", "fiec-kit", "fiec-probes", "fiec-schemas"],
     ),
-    // The product: all of the above, and nothing of what follows.
+    // The product: all crates above, and none of the following.
     (
         "fiec",
         &[
@@ -43,7 +43,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "fiec-schemas",
         ],
     ),
-    // What measures, plays and shows the product.
+    // Crates that measure, simulate and demonstrate the product.
     ("fiec-dev-servers", &[]),
     ("fiec-simulator", &["fiec-policy", "fiec-schemas"]),
     (
@@ -65,7 +65,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// What the tests of a crate need beyond that.
+/// Further dependencies of a crate's tests.
 const ARROWS_OF_TESTS: [(&str, &[&str]); 6] = [
     ("fiec-agent", &["fiec-dev-servers"]),
     ("fiec-broker", &["fiec-dev-servers"]),
@@ -76,9 +76,9 @@ const ARROWS_OF_TESTS: [(&str, &[&str]); 6] = [
     ("fiec-recorder", &["fiec-dev-servers"]),
 ];
 
-/// What only measures, plays or shows: no part of the production binary.
+/// Crates that are not part of the production binary.
 const LAB: [&str; 3] = ["fiec-dev-servers", "fiec-lab", "fiec-simulator"];
-/// Libraries of the lab that the product once linked.
+/// Libraries of the lab that the product linked in the past.
 const LIBRARIES_OF_THE_LAB: [&str; 4] = ["faer", "font8x8", "png", "rand_chacha"];
 
 /// Dependencies of each crate of the workspace, as its manifest declares them.
@@ -126,7 +126,8 @@ impl Workspace {
             .collect()
     }
 
-    /// The crate and all that it needs at run time; of others' crates only the direct ones.
+    /// The crate and its dependencies at run time. Foreign crates count only if they are direct
+    /// ones.
     fn closure(&self, root: &str) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         let mut next = vec![root.to_owned()];

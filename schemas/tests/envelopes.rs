@@ -1,4 +1,4 @@
-//! What an envelope means, for all envelopes and all moments.
+//! Properties of envelopes, for all envelopes and all moments.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! The fold's invariants under arbitrary sequences of events: progress grows, the epoch grows by
+//! The fold's invariants under arbitrary sequences of events. Progress grows, the epoch grows by
 //! one with each binding, nothing follows an end, and the last message alone gives the state.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]

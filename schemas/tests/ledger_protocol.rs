@@ -1,6 +1,6 @@
-//! The ledger protocol (`schemas/PROTOCOL.md`) as a small model, searched exhaustively: one
-//! execution, two workers, two policy services. With all rules every property holds; each rule
-//! taken out gives a counterexample, which the test prints.
+//! The ledger protocol (`schemas/PROTOCOL.md`) as a small model with one execution, two workers and
+//! two policy services. An exhaustive search shows that every property holds with all rules.
+//! Without any one rule it finds a counterexample, which the test prints.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

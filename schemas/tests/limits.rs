@@ -1,5 +1,5 @@
-//! The largest ledger messages that there can be: every field at its bound, every text of control
-//! bytes, which are six times as long in JSON.
+//! The largest possible ledger messages. Every field is at its limit. Every text consists of
+//! control bytes, which take six times as many bytes in JSON.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -25,12 +25,12 @@ use fiec_schemas::{
 use serde_json::Value;
 use uuid::Uuid;
 
-/// No number has more digits.
+/// The number with the most digits.
 const NUMBER: f64 = -f64::MIN_POSITIVE;
-/// Every time takes the same bytes.
+/// Every time takes the same number of bytes.
 const AT: Timestamp = Timestamp::from_micros(0);
 
-/// A text over every bound.
+/// A text beyond every limit.
 fn long() -> String {
     "\u{1}".repeat(10_000)
 }
@@ -161,7 +161,7 @@ fn causes() -> Vec<Cause> {
     ]
 }
 
-/// The longest cause but pressure, and that.
+/// The longest cause except pressure, and pressure.
 fn worst_causes() -> [Cause; 2] {
     let longest = causes()
         .into_iter()
@@ -299,7 +299,7 @@ fn adjustment() -> Adjustment {
     }
 }
 
-/// The largest event of each kind. A new kind does not compile until it stands here.
+/// The largest event of each kind. A new kind does not compile until it is here.
 fn every_event() -> Vec<Event> {
     let place = StatePlace {
         index: u64::MAX,
@@ -414,7 +414,7 @@ fn kind(event: &Event) -> u32 {
     }
 }
 
-/// A submission whose canonical form just travels with its ledger.
+/// The largest submission that a ledger message contains.
 fn submission() -> Submission {
     let mut submission = Submission::of("synthetic@1");
     submission.labels = BTreeMap::from([("k".to_owned(), String::new())]);
@@ -525,7 +525,7 @@ fn size(mut events: Vec<Event>) -> usize {
 fn the_largest_event_of_every_kind_fits_with_the_largest_state() {
     for event in every_event() {
         let name = serde_json::to_value(&event).unwrap()["type"].to_string();
-        // `started` travels with whatever comes first.
+        // `started` is in one message with the event that follows it.
         let size = size(vec![started(), event]);
         println!("{name}: {size} bytes");
         assert!(size <= EVENT_HEADER_LIMIT, "{name}: {size} bytes");

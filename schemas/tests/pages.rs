@@ -1,5 +1,5 @@
-//! The pages: what they show can be submitted, their links lead somewhere, and the first ones stay short.
-//! `integration-tests/pages.rs` runs their commands.
+//! Tests of the pages: their submissions are valid, their links work, and the first pages stay
+//! short. `integration-tests/pages.rs` runs their commands.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ const LIMITS: [(&str, usize, usize); 2] = [
     ("README.md", 220, 16 * 1024),
     ("ARCHITECTURE.md", 300, 20 * 1024),
 ];
-/// Folders that hold no pages of ours.
+/// Folders without pages of this project.
 const SKIPPED: [&str; 3] = ["target", "node_modules", ".git"];
 /// Programs of the pages and of `examples` that are not built in.
 const OWN_PROGRAMS: [&str; 2] = ["train@1", "walk@1"];
 
 struct Page {
-    /// Relative to the project.
+    /// Path relative to the project.
     path: PathBuf,
     text: String,
 }
@@ -69,7 +69,7 @@ fn the_submissions_in_the_pages_are_valid_and_name_programs_that_exist() {
     for page in pages() {
         for block in blocks(&page.text, "json") {
             let stream = serde_json::Deserializer::from_str(block).into_iter::<serde_json::Value>();
-            // A block that shows a part of a submission is no JSON by itself.
+            // A block with a part of a submission is no valid JSON.
             for value in stream
                 .map_while(Result::ok)
                 .filter(|v| v.get("program").is_some())
@@ -90,7 +90,7 @@ fn the_submissions_in_the_pages_are_valid_and_name_programs_that_exist() {
     assert!(seen >= 7, "only {seen} submissions were found");
 }
 
-/// Headings outside of code, as links name them. A heading that occurs twice gets a number.
+/// Headings outside code, in the form of links. A repeated heading gets a number.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for line in without_code(text).lines() {
@@ -120,7 +120,7 @@ fn without_code(text: &str) -> String {
         .collect()
 }
 
-/// Where the links of a page lead, as written.
+/// Targets of a page's links, as written.
 fn links(text: &str) -> Vec<String> {
     let text = without_code(text);
     let links = text.split("](").skip(1);

@@ -1,6 +1,6 @@
-//! Ranges that are split, computed, given back and merged in any order: what all members of the
-//! tree have done and have left partitions the whole at all times, and in the end the first one
-//! has all of it, in order, once.
+//! Ranges that are split, computed, returned and merged in any order. At all times, the done and
+//! remaining tiles of all members partition the whole range. In the end, the first member has every
+//! tile once, in order.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 const AT: Timestamp = Timestamp::from_micros(5_000_000);
 
-/// What a program's σ says.
+/// Content of a program's σ.
 #[derive(Debug, Clone)]
 struct Sigma {
     done: Vec<u64>,
@@ -157,7 +157,7 @@ impl Tree {
         self.members.insert(id, (next, sigma));
     }
 
-    /// How it ends when nothing is left to it: in the message of its last boundary.
+    /// Its end when no tile is left, in the message of its last boundary.
     fn ending(&self, id: ExecutionId, parts: usize, sigma: &Sigma) -> Option<Event> {
         let capsules = self.state(id).boundary_index() + 1;
         (sigma.next == sigma.end).then(|| match parts {
@@ -170,7 +170,7 @@ impl Tree {
         matches!(self.state(id).phase, Phase::Started(_))
     }
 
-    /// Binds it, and merges the last of its parts where it waits for that.
+    /// Binds it, and merges the last of its parts if it waits for that.
     fn bind(&mut self, id: ExecutionId) {
         let (state, sigma) = self.members[&id].clone();
         let spread = state.spread.as_deref().unwrap();
@@ -259,7 +259,8 @@ impl Tree {
         }
     }
 
-    /// How often each tile is somewhere below the first; each member's own are in one piece.
+    /// Counts how often each tile occurs below the first member. The tiles of each member are in
+    /// one piece.
     fn tally(&self, id: ExecutionId, seen: &mut [u32]) -> TileRange {
         let (state, sigma) = &self.members[&id];
         let from = sigma.done.first().copied().unwrap_or(sigma.next);
@@ -295,7 +296,7 @@ proptest! {
             tree.step(kind, pick);
             tree.is_partition();
         }
-        // All that is left is computed, by whoever has it.
+        // The members compute all remaining tiles.
         while !tree.state(tree.first).phase.is_terminal() {
             for id in tree.members.keys().copied().collect::<Vec<_>>() {
                 tree.bind(id);
@@ -380,7 +381,7 @@ fn what_the_rules_of_ranges_forbid_is_refused_in_words() {
             .after(&[back(state.boundary_index())], "t", AT, None)
             .is_ok()
     );
-    // It waits: all that it can do is to take the last part back.
+    // It waits: it can only take back the last part.
     let waiting = state
         .after(&[yielded(Cause::Parts)], "t", AT, None)
         .unwrap();
@@ -420,7 +421,7 @@ fn a_part_inherits_what_was_changed_and_ends_with_its_state_or_gives_back() {
         to: 10,
     };
     let own = Arc::new(submission(10).part(range, AT));
-    // It is made later than its holder was submitted, and due with it all the same.
+    // It is made after its holder was submitted, and has the same deadline.
     let later = Timestamp::from_micros(AT.micros() + 30_000_000);
     let unborn = ExecutionState::unborn_part(&state, &part, own, later);
     assert_eq!(unborn.part_of(), Some(state.execution));

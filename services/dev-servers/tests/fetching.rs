@@ -23,7 +23,7 @@ async fn concurrent_callers_fetch_once_and_leave_nothing_half_done() {
         cache: Some(cache.path().to_owned()),
         ..Sources::fetched_only()
     };
-    // What a killed fetch leaves.
+    // A killed fetch leaves this folder.
     std::fs::create_dir(cache.path().join(".fetch-nats-server-2.15.1-dead")).unwrap();
     let steps = Steps::default();
     let (a, b) = tokio::join!(

@@ -20,7 +20,7 @@ async fn options(dir: &Path) -> NatsOptions {
     NatsOptions::new(binary, dir)
 }
 
-/// What a server's URL says that a client is to send.
+/// The login that a server's URL contains.
 fn login(server: &NatsServer) -> String {
     let url = server.client_url();
     let (user, password) = url
@@ -30,7 +30,7 @@ fn login(server: &NatsServer) -> String {
     format!(r#"{{"verbose":false,"user":"{user}","pass":"{password}"}}"#)
 }
 
-/// One request over the plain protocol; the answer's payload.
+/// Sends one request over the plain protocol. Returns the answer's payload.
 async fn request(server: &NatsServer, subject: &str, body: &str) -> String {
     let (port, login) = (server.port(), login(server));
     let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -132,7 +132,7 @@ async fn other_users_of_the_machine_cannot_use_the_server() {
     for name in ["nats-server.conf", "password", "nats-server.log"] {
         assert_eq!(mode(&dir.path().join(name)), 0o600, "{name}");
     }
-    // The next server on this folder has the same password: URLs in other shells stay right.
+    // The next server in this folder has the same password, so URLs in other shells stay valid.
     let before = login(&server);
     drop(server);
     let again = NatsServer::start(options(dir.path()).await).await.unwrap();

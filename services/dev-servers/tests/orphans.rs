@@ -1,4 +1,4 @@
-//! Nothing survives the process that started the servers.
+//! No server survives the process that started it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,16 +34,16 @@ fn gone_within(pids: &[u32], limit: Duration) -> bool {
     true
 }
 
-/// A folder that the servers' user can reach; a killed parent removes nothing.
+/// A folder that the servers' user can reach. A killed parent removes nothing.
 fn reachable() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
     dir
 }
 
-/// Names the data folder of the process that holds servers.
+/// Data folder of the process that holds the servers.
 const DATA_DIR: &str = "FIEC_ORPHANS_DATA_DIR";
-/// Begins the line in which that process names the servers.
+/// Beginning of the line in which that process names the servers.
 const MARK: &str = "servers: ";
 
 #[tokio::test]

@@ -74,7 +74,7 @@ async fn an_existing_cluster_is_used_again_despite_a_stale_pid_file() {
         .unwrap();
     server.kill().await;
     drop(server);
-    // The number in the file now belongs to something else: to this process.
+    // The process id in the file now belongs to another program: to this process.
     let file = dir.path().join("pg/postmaster.pid");
     let text = std::fs::read_to_string(&file).unwrap();
     let (_, rest) = text.split_once('\n').unwrap();
@@ -140,7 +140,7 @@ async fn foreign_files_and_other_versions_are_not_touched() {
     );
 }
 
-/// What the server answers to somebody without its password.
+/// The server's answer to a client without the password.
 async fn stranger(server: &Postgres) -> String {
     let options = PgConnectOptions::new_without_pgpass()
         .host("127.0.0.1")
@@ -171,7 +171,7 @@ async fn other_users_of_the_machine_cannot_use_the_server() {
         .unwrap();
     server.stop(Duration::from_secs(20)).await;
     drop(server);
-    // As an earlier version left it: no password, and everybody is trusted.
+    // The state that an earlier version left: no password, and every client is trusted.
     std::fs::remove_file(dir.path().join("pg.password")).unwrap();
     std::fs::write(
         dir.path().join("pg/pg_hba.conf"),

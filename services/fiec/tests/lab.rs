@@ -1,4 +1,4 @@
-//! The real `fiec` starts `fiec-lab`: here a script that says what it was given.
+//! The real `fiec` starts `fiec-lab`. Here a script that prints its arguments replaces it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

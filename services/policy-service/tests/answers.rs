@@ -1,4 +1,4 @@
-//! What people see who ask the micro service by the `nats` command, or publish without an answer.
+//! The answers that people see who ask with the `nats` command, or publish without an answer.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;

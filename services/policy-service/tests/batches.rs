@@ -1,5 +1,5 @@
-//! Arrays, order, all or nothing, quotas and gangs through a real broker, with nodes played by the
-//! test.
+//! Arrays, dependencies, atomic messages, quotas and gangs through a real broker, with nodes played
+//! by the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
@@ -35,7 +35,7 @@ async fn exists(stage: &Stage, client: &str) -> bool {
     ledger.last(&tenant(), id(client)).await.unwrap().is_some()
 }
 
-/// Sends a message that is to be taken as a whole or not at all.
+/// Sends an atomic message.
 async fn publish_atomic(broker: &Broker, body: &str) {
     let mut headers = HeaderMap::new();
     headers.insert(ATOMIC_HEADER, "true");
@@ -65,12 +65,12 @@ async fn an_array_becomes_so_many_executions_by_request_and_by_message_and_once_
             "they are a batch"
         );
     }
-    // Once more, by message: the same executions.
+    // The same line again, as a message: the same executions.
     stage.publish(line).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     let again: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
     assert!(again.accepted[0].existing, "{again:?}");
-    // Without ids they derive from the message's place.
+    // Without a client's id, ids derive from the message's place.
     let line = r#"{"program":"synthetic@1","array":{"count":4}}"#;
     let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
     let ids: BTreeSet<_> = reply.accepted[0].elements.iter().copied().collect();
@@ -120,7 +120,7 @@ async fn lines_that_wait_for_each_other_are_placed_in_their_order_and_circles_ar
     );
     stage.finish("first", "n1").await;
     until(|| async { phase(&stage, "last").await == "bound" }).await;
-    // By request, the error names line and field; what exists already may be waited for.
+    // By request, the error names line and field. A line may depend on existing executions.
     let reply: SubmitReply = stage
         .ask_raw(
             "fiec.api.submit.lab",
@@ -142,14 +142,14 @@ async fn lines_that_wait_for_each_other_are_placed_in_their_order_and_circles_ar
 #[tokio::test]
 async fn what_is_waited_for_may_be_submitted_a_moment_later() {
     let stage = Stage::with_nodes(&["n1"]).await;
-    // The service looks for it in the ledgers, and then among what waits to be taken in.
+    // The service looks in the ledgers, and then in the queue of submissions.
     let looks = format!("$JS.API.STREAM.MSG.GET.{}", subjects::SUBMIT_STREAM);
     let mut looks = stage.broker.client.subscribe(looks).await.unwrap();
     let service = stage.service().await;
     stage
         .publish(r#"{"id":"second","program":"synthetic@1","after":[{"id":"first"}]}"#)
         .await;
-    // It has come to the last message there is, and asks for one behind it.
+    // It has reached the last message, and asks for one after it.
     let found_none = async {
         while let Some(look) = looks.next().await {
             let look: serde_json::Value = serde_json::from_slice(&look.payload).unwrap();
@@ -206,7 +206,7 @@ async fn a_message_is_taken_as_a_whole_or_not_at_all_where_it_asks_for_that() {
     assert!(reply.accepted.is_empty(), "{reply:?}");
     assert_eq!(reply.errors.len(), 2);
     assert!(!exists(&stage, "a").await);
-    // A good one is taken.
+    // A valid message is accepted.
     publish_atomic(
         &stage.broker,
         "{\"id\":\"a\",\"program\":\"synthetic@1\"}\n{\"id\":\"b\",\"program\":\"synthetic@1\"}",
@@ -231,7 +231,7 @@ async fn a_whole_that_was_begun_by_a_service_that_died_is_completed_when_it_come
         .unwrap();
     let stored = stream.get_raw_message(1).await.unwrap();
     let micros = i64::try_from(stored.time.unix_timestamp_nanos() / 1_000).unwrap();
-    // The service that took the first line was killed before it came to the second.
+    // The service that accepted the first line was killed before the second.
     let spec = Submission::parse(lines.lines().next().unwrap().as_bytes()).unwrap();
     let stamp = Timestamp::from_micros(micros);
     let state = ExecutionState::unborn(tenant(), id("one"), Arc::new(spec), None, stamp);
@@ -286,7 +286,7 @@ async fn a_batch_of_thousands_is_cancelled_in_bounded_answers_and_dependents_do_
             .unwrap();
         serde_json::from_slice::<BatchReply>(&reply.payload).unwrap()
     };
-    // All answers that one request takes, the last one with them.
+    // Collects all answers that one request needs.
     let ask = async |verb: &str, within_ms: u64| {
         let (began, mut answers, mut cursor) = (std::time::Instant::now(), 0, None);
         loop {
@@ -306,7 +306,8 @@ async fn a_batch_of_thousands_is_cancelled_in_bounded_answers_and_dependents_do_
             );
         }
     };
-    // Two milliseconds are too short to read them all; the cursor of an answer leads to the rest.
+    // Two milliseconds are too short to read all ledgers. The cursor of each answer leads to the
+    // rest.
     let (answers, status) = ask("status", 2).await;
     eprintln!("read in {answers} answers");
     assert!(answers > 1, "one answer took longer than it was to");
@@ -371,7 +372,7 @@ async fn reserved(stage: &Stage) -> usize {
     }
 }
 
-/// How many of the executions `e-0`, `e-1`, … are in each phase.
+/// The phases of the executions `e-0`, `e-1`, ….
 async fn bound_of(stage: &Stage, count: usize) -> Vec<String> {
     let ledger = Ledger::new(&stage.broker);
     let mut bound = Vec::new();
@@ -422,7 +423,7 @@ async fn two_policy_services_never_exceed_a_quota_and_run_everything_in_turn() {
         } else {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // In the middle one of them ends; the other takes over what it had reserved.
+        // One service ends in the middle. The other one takes over its reservations.
         if completed == 5
             && let Some(one) = one.take()
         {
@@ -456,7 +457,7 @@ async fn the_capsules_of_a_gang_go_out_once_all_its_members_are_bound() {
     while told.len() < 3 {
         for binding in stage.capsule("n1").await.bindings {
             told.insert(binding.state.execution);
-            // Whatever capsule is sent, all are bound by then.
+            // When any capsule is sent, all members are bound.
             for n in 1..=3 {
                 assert_eq!(phase(&stage, &format!("g-{n}")).await, "bound");
             }
@@ -474,7 +475,7 @@ async fn what_waits_for_one_that_was_cancelled_fails_after_a_restart_too() {
         .await;
     until(|| async { exists(&stage, "second").await }).await;
     service.stop().await;
-    // Nobody is there when it ends.
+    // No service runs when it ends.
     let entry = stage.last("first").await;
     let cancelled = vec![Event::Cancelled { who: "ann".into() }];
     let draft = Draft::new(&entry.into(), cancelled, "policy/x", Timestamp::now());

@@ -1,5 +1,5 @@
-//! A policy service that is behind with what was submitted, and nodes that do not answer, through a
-//! real broker.
+//! A policy service that lags behind its queue of submissions, and nodes that do not answer,
+//! through a real broker.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
@@ -32,7 +32,7 @@ async fn exists(stage: &Stage, client: &str) -> bool {
 #[tokio::test]
 async fn what_was_submitted_and_not_taken_in_may_be_waited_for_however_far_behind_the_service_is() {
     let stage = Stage::with_nodes(&["n1"]).await;
-    // Another service has fetched it, and comes to it only when it is let go.
+    // Another service has pulled it, and takes it in only when the test allows it.
     stage
         .publish(r#"{"id":"first","program":"synthetic@1"}"#)
         .await;
@@ -61,7 +61,7 @@ async fn what_was_submitted_and_not_taken_in_may_be_waited_for_however_far_behin
         assert_eq!(phase(&stage, waiting).await, "pending");
     }
     assert!(!exists(&stage, "first").await, "it is not taken in yet");
-    // What nobody has submitted is refused all the same.
+    // A dependency that nobody submitted is refused.
     let line = r#"{"id":"fourth","program":"synthetic@1","after":[{"id":"nobody"}]}"#;
     let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
     assert_eq!(reply.errors[0].field, "after[0].id", "{reply:?}");
@@ -75,7 +75,7 @@ async fn what_was_submitted_and_not_taken_in_may_be_waited_for_however_far_behin
     service.stop().await;
 }
 
-/// Members of the batch `b` that compute on a node, as its worker has appended it.
+/// Members of the batch `b` that compute on a node, as its worker appended it.
 async fn computing(stage: &Stage, node: &str, instance: InstanceId, count: u32) {
     let line =
         format!(r#"{{"id":"b","batch":"b","program":"synthetic@1","array":{{"count":{count}}}}}"#);

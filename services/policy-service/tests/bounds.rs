@@ -1,6 +1,5 @@
-//! What submissions may take of a service: a message that cannot be taken in is refused in the end,
-//! one that takes long is not delivered to others meanwhile, a submission that is lost fails its
-//! execution.
+//! Limits on submissions. A message that can never be taken in is refused in the end. A slow one is
+//! not delivered to another service. A lost submission fails its execution.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
@@ -18,7 +17,7 @@ use fiec_schemas::{
 use futures_util::StreamExt as _;
 use stage::{Stage, tenant, until};
 
-/// How often the message of this sequence is delivered before the service sees it.
+/// Number of deliveries of this message before the service sees it.
 const DELIVERED: usize = 16;
 
 #[tokio::test]
@@ -51,7 +50,7 @@ async fn a_message_that_was_delivered_again_and_again_is_refused_and_what_lay_be
         stage.last("innocent").await.message.state.phase.as_str(),
         "bound"
     );
-    // Neither comes again.
+    // The broker delivers neither again.
     until(|| async { stage.submissions_left().await == 0 }).await;
     service.stop().await;
 }
@@ -59,7 +58,8 @@ async fn a_message_that_was_delivered_again_and_again_is_refused_and_what_lay_be
 #[tokio::test]
 async fn a_message_that_takes_longer_than_the_broker_waits_is_delivered_once() {
     let stage = Stage::with_nodes(&["n1"]).await;
-    // Its node says nothing; the service appends it after longer than the broker waits.
+    // The node does not answer. The service appends the binding later than the broker would
+    // redeliver.
     let options = Options {
         entrust: Duration::from_secs(11),
         ..Options::default()
@@ -123,7 +123,7 @@ async fn an_array_that_comes_to_too_much_is_answered_and_recorded_with_its_size(
     let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", &line).await;
     assert_eq!(reply.errors[0].field, "array.count", "{reply:?}");
     assert!(reply.errors[0].reason.contains("MiB"), "{reply:?}");
-    // By message as well, and the other line of the message goes on.
+    // The same as a message. The other line of the message is accepted.
     let body = format!("{line}\n{}", r#"{"id":"small","program":"synthetic@1"}"#);
     stage.publish(&body).await;
     assert_eq!(

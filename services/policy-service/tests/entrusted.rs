@@ -1,5 +1,5 @@
-//! First bindings that are left to their nodes, with nodes that append them, that say nothing, and
-//! with others that come first.
+//! Entrusted first bindings: nodes that append them, nodes that do not answer, and other writers
+//! that are first.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
@@ -32,7 +32,7 @@ fn patient() -> Options {
 
 const LINE: &str = r#"{"program":"synthetic@1"}"#;
 
-/// The ledger messages that a node was entrusted with so far.
+/// The ledger messages that were entrusted to a node so far.
 fn entrusted(heard: &Heard) -> Vec<String> {
     let mut texts = Vec::new();
     for (word, body) in &*heard.lock().unwrap() {
@@ -47,7 +47,7 @@ fn entrusted(heard: &Heard) -> Vec<String> {
     texts
 }
 
-/// The text with which the node was entrusted after so many others, and its execution.
+/// The `nth` message that was entrusted to the node, and its execution.
 async fn told(heard: &Heard, nth: usize) -> (String, ExecutionId) {
     until(|| async { entrusted(heard).len() > nth }).await;
     let text = entrusted(heard).swap_remove(nth);
@@ -55,7 +55,7 @@ async fn told(heard: &Heard, nth: usize) -> (String, ExecutionId) {
     (text, id)
 }
 
-/// Plays the node: the binding and all that follows in one message.
+/// Plays the node: appends the binding and all following events in one message.
 async fn append_whole(stage: &Stage, text: &str) {
     let LedgerMessage {
         mut events, state, ..
@@ -94,7 +94,7 @@ async fn what_a_node_does_not_append_in_time_is_appended_as_it_was_told() {
     let entry = stage.last_of(id).await;
     assert_eq!(entry.digest, Digest::of(text.as_bytes()));
     assert_eq!(entry.message.state.ordinal, 1);
-    // From then on it is a binding like any other.
+    // From now on it is an ordinary binding.
     let capsule = stage.capsule("n1").await;
     assert_eq!(capsule.bindings[0].digest, entry.digest);
     assert_eq!(capsule.bindings[0].seq, entry.seq);
@@ -106,7 +106,8 @@ async fn what_a_node_has_appended_is_done_with() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let _service = stage.service_with(patient()).await;
     let heard = stage.hears("n1").await;
-    // The node has four slots: the next four have places once the service knows that these ended.
+    // The node has four slots. The next four have places once the service knows that these have
+    // ended.
     for round in 0..3 {
         stage.publish(&[LINE; 4].join("\n")).await;
         let mut all = Vec::new();
@@ -136,7 +137,7 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
     stage.publish(line).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(stage.last("a").await.message.state.ordinal, 2);
-    // What is left to the node afterwards is the first that it hears.
+    // The first message that the node hears is the one entrusted afterwards.
     stage.publish(LINE).await;
     let (text, _) = told(&heard, 0).await;
     let words = heard.lock().unwrap().clone();
@@ -147,7 +148,7 @@ async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
 #[tokio::test]
 async fn a_submission_that_has_lain_in_the_service_for_long_is_not_left_to_a_node() {
     let stage = Stage::with_nodes(&["n1"]).await;
-    // One at a time: the second submission lies in the service while the first one is at its node.
+    // One at a time: the second submission waits in the service while the first one is at its node.
     let options = Options {
         in_flight: 1,
         ..patient()
@@ -157,7 +158,7 @@ async fn a_submission_that_has_lain_in_the_service_for_long_is_not_left_to_a_nod
     stage.publish(LINE).await;
     stage.publish(LINE).await;
     let (first, _) = told(&heard, 0).await;
-    // After four seconds another service may have taken the second one in.
+    // After four seconds, another service may have taken in the second submission.
     tokio::time::sleep(Duration::from_secs(5)).await;
     append_whole(&stage, &first).await;
     until(|| async { entrusted(&heard).len() > 1 || stage.submissions_left().await == 0 }).await;
@@ -184,7 +185,7 @@ async fn a_ledger_of_another_submission_is_no_answer() {
         "{rejection}"
     );
     until(|| async { stage.submissions_left().await == 0 }).await;
-    // Its place is free: the node has four.
+    // Its slot is free: the node has four.
     stage.publish(&[LINE; 4].join("\n")).await;
     told(&heard, 4).await;
 }
@@ -229,7 +230,7 @@ async fn a_service_that_is_told_to_end_appends_what_its_nodes_have_not() {
     let entry = stage.last_of(lost.1).await;
     assert_eq!(entry.digest, Digest::of(lost.0.as_bytes()));
     assert_eq!(stage.last_of(done.1).await.message.state.ordinal, 1);
-    // Another one sends it on.
+    // Another service sends its capsule.
     let _second = stage.service().await;
     assert_eq!(stage.capsule("n1").await.bindings[0].seq, entry.seq);
 }
@@ -242,9 +243,9 @@ async fn what_a_service_had_left_to_a_node_when_it_died_is_taken_up_by_another_o
     stage.publish(LINE).await;
     stage.publish(LINE).await;
     let (lost, done) = (told(&heard, 0).await, told(&heard, 1).await);
-    // It cannot say anything any more.
+    // The service ends without a message.
     first.die().await;
-    // One the node has done; of the other one nobody knows but the stream of submissions.
+    // The node has done one. Only the stream of submissions knows the other one.
     append_whole(&stage, &done.0).await;
     let _second = stage.service().await;
     let capsule = stage.capsule("n1").await;
@@ -268,7 +269,7 @@ async fn a_request_about_a_batch_waits_for_what_has_no_ledger_yet_and_says_what_
         .publish(r#"{"batch":"b","program":"synthetic@1"}"#)
         .await;
     let (_, id) = told(&heard, 0).await;
-    // The node says nothing, and the service leaves it all the time in the world.
+    // The node does not answer, and the service waits for it without a limit.
     for verb in ["status", "cancel"] {
         let reply = ask(verb).await;
         let untaken = reply.untaken.unwrap();
@@ -285,7 +286,7 @@ async fn a_request_about_a_batch_waits_for_what_has_no_ledger_yet_and_says_what_
     assert_eq!((reply.untaken, reply.done), (None, 1), "{reply:?}");
     let state = stage.last_of(id).await.message.state;
     assert!(matches!(state.phase, Phase::Cancelled), "{state:?}");
-    // A service that appends in time is waited for.
+    // The request waits for a service that appends in time.
     stage
         .publish(r#"{"batch":"b","program":"synthetic@1","labels":{"n":"2"}}"#)
         .await;

@@ -1,5 +1,5 @@
-//! More at once than any of the service's queues holds: it waits where it may, and never for
-//! itself.
+//! More submissions than any queue of the service holds. The service waits for others, but never
+//! for itself.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use stage::{Stage, until};
 
 const MESSAGES: usize = 5;
-/// Lines of each message, of which each second one is bad. In all more bad ones than outcomes may
-/// wait, and more good ones than acknowledgements.
+/// Lines of each message; every second line is invalid. In total, there are more invalid lines than
+/// the queue of outcomes holds, and more valid ones than the queue of acknowledgements.
 const LINES: usize = 2_200;
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -29,7 +29,7 @@ async fn messages_of(stage: &Stage, stream: &str) -> u64 {
 async fn a_flood_larger_than_every_queue_is_taken_in_while_questions_are_answered() {
     let stage = Stage::with_nodes(&["n1", "n2"]).await;
     let options = Options {
-        // So few that the appends' queue is full all the time.
+        // So small that the queue of appends is always full.
         in_flight: 4,
         ..Options::default()
     };
@@ -74,7 +74,7 @@ async fn a_flood_goes_on_within_seconds_after_the_broker_was_killed_in_its_middl
         writeln!(body, r#"{{"id":"k{line}","program":"synthetic@1"}}"#).unwrap();
     }
     stage.publish(&body).await;
-    // Hundreds of appends are under way from here on; what was lost of them times out at once.
+    // From here on, hundreds of appends are in flight. The lost ones time out at once.
     until(|| async { messages_of(&stage, subjects::LEDGER_STREAM).await >= 300 }).await;
     stage.restart_broker().await;
     let began = Instant::now();

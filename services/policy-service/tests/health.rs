@@ -1,4 +1,4 @@
-//! What `/healthz` says while the broker lacks something, and what comes back without a person.
+//! The answers of `/healthz` while the broker lacks something, and the recovery without a person.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
@@ -26,7 +26,7 @@ async fn healthz(address: SocketAddr) -> String {
     answer
 }
 
-/// A service, and where it says how it is.
+/// A service and the address of its `/healthz`.
 async fn watched(stage: &Stage) -> (Running, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -58,7 +58,7 @@ async fn health_is_red_while_the_broker_lacks_something_and_memory_streams_come_
     js.delete_stream(subjects::TELEMETRY_STREAM).await.unwrap();
     until(|| async { js.get_stream(subjects::TELEMETRY_STREAM).await.is_ok() }).await;
 
-    // The stand-in for a full disk: the stream of the probes refuses everything.
+    // A replacement for a full disk: the stream of the probes refuses every message.
     let probes = js.get_stream(subjects::PROBE_STREAM).await.unwrap();
     let sealed = Config {
         sealed: true,
@@ -82,7 +82,7 @@ async fn health_is_red_while_the_broker_lacks_something_and_memory_streams_come_
 async fn health_is_red_while_the_ledgers_cannot_be_read() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let js = &stage.broker.js;
-    // The broker refuses a second consumer of the ledgers, in place of anything that it may refuse.
+    // The broker refuses a second consumer of the ledgers, as an example of any refusal.
     let ledgers = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
     let config = Config {
         max_consumers: 1,
@@ -129,7 +129,7 @@ async fn a_broker_that_lacks_something_after_a_loss_is_waited_for() {
     js.delete_stream(subjects::LEDGER_STREAM).await.unwrap();
     let config = ledgers.cached_info().config.clone();
     js.create_stream(config).await.unwrap();
-    // It asks for the bucket in vain, and asks again.
+    // It asks for the bucket without success, and asks again.
     let again = looks.by_ref().take(4).count();
     let again = tokio::time::timeout(Duration::from_secs(60), again).await;
     assert!(again.is_ok(), "it does not try again");

@@ -1,4 +1,4 @@
-//! What nodes could give, asked of a real service through a real broker.
+//! Offers of nodes, requested from a real service through a real broker.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;

@@ -1,5 +1,5 @@
-//! What is asked of an execution whose range is spread, and what reaches its parts, with workers played
-//! by the test.
+//! Requests about an execution whose range is shared, and their effect on its parts, with workers
+//! played by the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
@@ -28,7 +28,7 @@ async fn comes_to_be(stage: &Stage, id: ExecutionId, phase: &str) {
     until(|| async { state(stage, id).await.phase.as_str() == phase }).await;
 }
 
-/// The worker of whoever has it appends.
+/// Appends as the worker that holds the execution.
 async fn played(stage: &Stage, id: ExecutionId, events: impl FnOnce(u64) -> Vec<Event>) {
     let entry = stage.last_of(id).await;
     let state = &entry.message.state;
@@ -47,7 +47,7 @@ fn started(epoch: u64) -> Event {
     }
 }
 
-/// It starts, and gives these tiles away at its first boundary.
+/// The execution starts, and splits off these tiles at its first boundary.
 fn shares(of: ExecutionId, from: u64, to: u64) -> (ExecutionId, impl Fn(u64) -> Vec<Event>) {
     let part = part_id(of, 0, TileRange { from, to });
     let events = move |epoch| {
@@ -119,13 +119,13 @@ async fn a_batch_that_goes_on_does_so_with_parts_of_its_executions_that_alone_ar
     assert_eq!(resume().await, (1, 0, 0));
     comes_to_be(&stage, part, "bound").await;
     assert_eq!(resume().await, (0, 0, 1), "nothing is paused any more");
-    // One that is to pause at its next boundary is left for the next request.
+    // A part with an order to pause is left for the next request.
     let pauses = |epoch| vec![started(epoch), asked(RequestKind::Pause)];
     played(&stage, part, pauses).await;
     assert_eq!(resume().await, (0, 1, 0));
 }
 
-/// What a node was asked to change, of whom and into what.
+/// The adjustments that a node was asked for, with their executions.
 fn adjustments(heard: &[String]) -> Vec<(ExecutionId, Adjustment)> {
     let requests = heard.iter().map(|text| serde_json::from_str(text).unwrap());
     let changes = requests.filter_map(|request| match request {
@@ -182,7 +182,7 @@ async fn what_is_changed_reaches_parts_and_theirs_where_they_are_and_is_due_at_t
     let said = adjust().await;
     assert!(said.starts_with("w is changed"), "{said}");
     assert!(said.ends_with("so it is with 2 of its parts"), "{said}");
-    // Those that run are changed by their workers, the one that does not by the service.
+    // The workers change the running executions, and the service the other one.
     until(|| async { adjustments(&heard.lock().unwrap()).len() == 2 }).await;
     let told = adjustments(&heard.lock().unwrap());
     assert_eq!(told, [(whole(), change.clone()), (part, of_parts.clone())]);
@@ -193,7 +193,7 @@ async fn what_is_changed_reaches_parts_and_theirs_where_they_are_and_is_due_at_t
     };
     assert_eq!(changed.message.events, std::slice::from_ref(&expected));
 
-    // Where it is so already nothing is appended again.
+    // If the adjustment is in force already, nothing is appended again.
     played(&stage, part, |_| vec![expected]).await;
     let said = adjust().await;
     assert!(!said.contains("of its parts"), "{said}");
@@ -244,7 +244,7 @@ async fn a_part_that_is_made_after_a_change_begins_with_it() {
     let _service = stage.service().await;
     submit(&stage, 2).await;
     let (part, splits) = shares(whole(), 128, 256);
-    // What is to pause has no parts made.
+    // No part is made for an execution with an order to pause.
     let pauses = |epoch| [splits(epoch), vec![asked(RequestKind::Pause)]].concat();
     played(&stage, whole(), pauses).await;
     let who = "ann".to_owned();

@@ -76,7 +76,7 @@ async fn the_same_id_with_the_same_body_is_one_execution_and_with_another_a_reje
 async fn two_racing_services_make_exactly_one_binding() {
     let stage = Stage::with_nodes(&["n1", "n2"]).await;
     let mut services = vec![stage.service().await];
-    // Pending for want of a program; then both see a node appear that has room.
+    // Pending, because no node has the program. Then both services see a node with free slots.
     let lines: Vec<String> = (0..4)
         .map(|i| format!(r#"{{"id":"r{i}","program":"cg@1","params":{{"matrix":{{"poisson2d":{{"n":8}}}}}}}}"#))
         .collect();
@@ -92,8 +92,8 @@ async fn two_racing_services_make_exactly_one_binding() {
         until(|| async { matches!(stage.last(&id).await.message.state.phase, Phase::Bound(_)) })
             .await;
     }
-    // Nothing more may happen, so there is no condition to wait for: longer than the grace after
-    // which the replica that is not preferred acts.
+    // Nothing more may happen, so there is no condition to wait for. This is longer than the grace
+    // after which the other replica acts.
     tokio::time::sleep(Duration::from_millis(800)).await;
     for i in 0..4 {
         let state = stage.last(&format!("r{i}")).await.message.state;

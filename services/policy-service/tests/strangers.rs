@@ -70,7 +70,7 @@ async fn invented_names_are_no_nodes_and_work_goes_on() {
     let strangers = metric(addr, "fiec_policy_strangers").await.unwrap();
     assert!(strangers <= 256, "{strangers} invented names are kept");
     assert_eq!(metric(addr, "fiec_policy_nodes").await, Some(1));
-    // They fall silent, and are forgotten.
+    // The names fall silent and are forgotten.
     until(async || metric(addr, "fiec_policy_strangers").await == Some(0)).await;
     service.stop().await;
 }

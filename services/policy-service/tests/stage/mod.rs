@@ -35,15 +35,15 @@ pub struct Stage {
 pub struct Running {
     stop: DropGuard,
     ended: oneshot::Receiver<Result<(), ServiceError>>,
-    /// Everything ends where it is.
+    /// Ends all tasks at once.
     die: CancellationToken,
 }
 
 impl Running {
-    /// Ends it without a word, as a kill would.
+    /// Ends the service without a message, as a kill would.
     pub async fn die(self) {
         self.die.cancel();
-        // The thread is gone with its run time and its connection.
+        // The thread has ended, with its runtime and its connection.
         assert!(self.ended.await.is_err());
     }
 
@@ -101,7 +101,7 @@ impl Stage {
         stage
     }
 
-    /// A node that says that it is well, five times a second.
+    /// Adds a node that reports five times a second that it is healthy.
     pub async fn add_node(&self, name: &str, programs: &[&str], slots: u32) {
         let (node, instance) = self.claim(name, programs, slots).await;
         let speaks = speak(self.broker.clone(), node.clone(), instance, slots);
@@ -113,7 +113,8 @@ impl Stage {
         });
     }
 
-    /// A node that says that it is well until the guard is dropped, and answers nothing.
+    /// Adds a node that reports that it is healthy until the guard is dropped, and answers no
+    /// request.
     pub async fn add_mute_node(&self, name: &str) -> (InstanceId, DropGuard) {
         let (node, instance) = self.claim(name, &["synthetic@1"], 4).await;
         let (stop, speaks) = (
@@ -125,7 +126,7 @@ impl Stage {
         (instance, stop.drop_guard())
     }
 
-    /// What a node is asked, as it comes.
+    /// The control requests to a node, as they arrive.
     pub async fn hears_control(&self, node: &str) -> Arc<Mutex<Vec<String>>> {
         let subject = subjects::control(&NodeId::new(node).unwrap());
         let mut requests = self.broker.client.subscribe(subject).await.unwrap();
@@ -141,7 +142,7 @@ impl Stage {
         heard
     }
 
-    /// A node's claim, and its proof that it computes right.
+    /// Publishes a node's descriptor, and its proof that it computes correctly.
     async fn claim(&self, name: &str, programs: &[&str], slots: u32) -> (NodeId, InstanceId) {
         let node = NodeId::new(name).unwrap();
         let instance = InstanceId::random();
@@ -201,12 +202,12 @@ impl Stage {
         (node, instance)
     }
 
-    /// A service on a thread and a run time of its own, as in production.
+    /// Starts a service on its own thread and runtime, as in production.
     pub async fn service(&self) -> Running {
         self.service_with(Options::default()).await
     }
 
-    /// The same with options of its own.
+    /// Starts a service with these options.
     pub async fn service_with(&self, policy: Options) -> Running {
         let url = self.server.client_url();
         let stop = CancellationToken::new();
@@ -287,7 +288,7 @@ impl Stage {
         .await
     }
 
-    /// Why an execution was bound, each time.
+    /// The causes of an execution's bindings.
     pub async fn causes(&self, client: &str) -> Vec<&'static str> {
         let (ledger, last) = (Ledger::new(&self.broker), self.last(client).await.seq);
         let mut causes = Vec::new();
@@ -323,7 +324,7 @@ impl Stage {
         serde_json::from_slice(&message.payload).unwrap()
     }
 
-    /// What a node is told outside its queue, as it comes.
+    /// The handover messages to a node, as they arrive.
     pub async fn hears(&self, node: &str) -> Arc<Mutex<Vec<(Handover, Bytes)>>> {
         let subject = subjects::handover(&NodeId::new(node).unwrap());
         let mut messages = self.broker.client.subscribe(subject).await.unwrap();
