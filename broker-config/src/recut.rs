@@ -112,7 +112,7 @@ mod tests {
             let length = random.below(400_000);
             let mut state = random.bytes(length);
             if round % 5 == 0 {
-                // Equal bytes are cut only at the longest chunk.
+                // A run of one byte value is cut only at the longest chunk.
                 let from = random.below(length);
                 state[from..].fill(7);
             }

@@ -96,8 +96,9 @@ impl Runner {
             return;
         };
         if self.entrusted.is_some() && message.handover.is_some() {
-            // The destination gets σ with the exact bytes of the message that binds it there. A first
-            // message may have to be built again, so `started` is appended before, on its own.
+            // The destination gets σ with the exact bytes of the message that binds it there. A
+            // ledger's first message may have to be built again, so the entrusted binding and
+            // `started` are appended first, in a message of their own.
             let rest = message.events.split_off(1.min(message.events.len()));
             let started = std::mem::replace(&mut message.events, rest);
             self.staged.push_front(message);

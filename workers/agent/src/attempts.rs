@@ -231,7 +231,7 @@ impl Runner {
         self.unheard = true;
         self.expect_first_boundary();
         self.begun(child).await;
-        // Unless it is 0, the value that the run was given.
+        // Sends the interval unless it is 0, which the run assumes already.
         self.pace().await;
     }
 

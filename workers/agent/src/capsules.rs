@@ -24,7 +24,7 @@ const IN_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
     let (acks, inbox) = mpsc::channel(UNACKNOWLEDGED);
     tokio::spawn(acknowledge(shared.clone(), inbox));
-    // Acknowledgements across reconnections: an unacknowledged capsule must not come again.
+    // Kept across reconnections: an unacknowledged capsule must not come again.
     let mut held = Vec::new();
     while !stop.is_cancelled() {
         if let Err(error) = pull_once(&shared, &acks, &mut held, &stop).await {
@@ -198,7 +198,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
                 tip
             }
             None => {
-                // If another node appends it, it comes as a capsule and is refused then.
+                // If the policy service appends it, it comes as a capsule and is refused then.
                 tip.digest
                     .iter()
                     .for_each(|d| shared.forget(tip.state.execution, *d));

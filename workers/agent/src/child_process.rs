@@ -331,7 +331,7 @@ impl Child {
         }
     }
 
-    /// Returns how a child ended that has closed its socket.
+    /// Ends a child that has closed its socket, and returns how it ended.
     pub async fn autopsy(mut self) -> String {
         // Its last output arrives with the end of the pipes, unless a grandchild holds them open.
         for reader in &mut self.readers {

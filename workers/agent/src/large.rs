@@ -58,9 +58,9 @@ type Whole = (Bytes, Arc<Vec<Piece>>);
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     last: Mutex<Option<(BoundaryIndex, Digest, Arc<Manifest>)>>,
-    /// The σ that was cut last, up to [`CUT_KEPT`].
-    cut: Mutex<Option<Whole>>,
     /// The σ that was cut last, up to [`CUT_KEPT`] bytes.
+    cut: Mutex<Option<Whole>>,
+    /// Whether the execution is leaving.
     pub(crate) hurry: Hurry,
 }
 
@@ -301,8 +301,7 @@ impl Runner {
 }
 
 /// Encodes a large σ for a handover: the list of its chunks, and those chunks that the commit
-/// `before` does not have. The list is encoded relative to that commit's list, if
-/// there is one.
+/// `before` does not have. The list is encoded relative to that commit's list, if there is one.
 ///
 /// # Errors
 /// When there are too many.

@@ -114,7 +114,7 @@ pub(crate) struct Runner {
     pub(crate) progress: Arc<Mutex<RunningProgress>>,
     /// The last message of the ledger that is known to be stored.
     pub(crate) tip: Tip,
-    /// The messages before the tip, as far as they are known here.
+    /// The messages up to the tip, as far as they are known here.
     pub(crate) chain: Held,
     /// The messages before the binding.
     pub(crate) older: Older,
