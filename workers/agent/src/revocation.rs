@@ -20,7 +20,7 @@ use crate::shared::Shared;
 const LOOK: Duration = Duration::from_millis(250);
 /// Pause before a notice that could not be written is retried.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Most bytes of a notice. A longer file is refused.
+/// Most bytes of a notice. A longer file counts as unreadable.
 const NOTICE_LIMIT: u64 = 16 << 10;
 
 /// How an agent learns that its machine will be revoked.

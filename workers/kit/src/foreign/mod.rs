@@ -2,7 +2,7 @@
 //! ([`Protocol::StateDir`]) or speak JSON lines ([`Protocol::JsonLines`]), natively or in a
 //! container. To the run time each is an [`Instance`] like a built-in.
 //!
-//! Such a program cannot harm this process. Its messages are bounded and checked, its output is
+//! Such a program cannot take this process down. Its messages are bounded and checked, its output is
 //! passed through, and its descendants are ended with it. A program that neither ends nor reaches a
 //! boundary is ended at its own limit.
 
