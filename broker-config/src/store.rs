@@ -85,7 +85,7 @@ pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Byt
 /// Returns the digest and the number of a reader's bytes.
 ///
 /// # Errors
-/// Those of the reader.
+/// The reader's errors.
 pub fn digest_of(reader: impl std::io::Read) -> std::io::Result<(Digest, u64)> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(reader)?;

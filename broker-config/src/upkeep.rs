@@ -15,7 +15,7 @@ use crate::{Broker, BrokerError};
 const EVERY: Duration = Duration::from_secs(2);
 /// Time limit of a round.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Bytes of a probe: so many that a full disk cannot absorb them.
+/// Bytes of a probe: more than a full disk can absorb.
 const PROBE_BYTES: usize = 4_096;
 
 /// The last findings. Cheap to clone.

@@ -342,7 +342,7 @@ impl Cache {
     /// goes on if they give up. `wanted` is the most bytes that the fetch may take.
     ///
     /// # Errors
-    /// Those of the fetch, or when there is no room.
+    /// The fetch's error, or a lack of room.
     pub async fn get_or_fetch<F>(
         self: &Arc<Self>,
         key: Key,

@@ -33,7 +33,7 @@ pub struct LocalOutcome {
 /// Relative names start at the current folder.
 ///
 /// # Errors
-/// Those of the program.
+/// The program's errors.
 pub fn run_local(program: &str, params: &Value) -> Result<LocalOutcome, ProgramError> {
     run_cut(program, params, &mut Inputs::anywhere(), |_| false)
 }
@@ -42,7 +42,7 @@ pub fn run_local(program: &str, params: &Value) -> Result<LocalOutcome, ProgramE
 /// resumed from the bytes of its state, as by a move.
 ///
 /// # Errors
-/// Those of the program.
+/// The program's errors.
 pub fn run_cut(
     program: &str,
     params: &Value,

@@ -238,7 +238,7 @@ impl OutputData {
     }
 }
 
-/// What a capsule may use beside its state: outputs, messages, data, and its node.
+/// A capsule's access to everything beside its state: outputs, messages, data, and its node.
 #[derive(Default)]
 pub struct Capsule {
     index: BoundaryIndex,
@@ -631,7 +631,7 @@ impl Inputs {
     /// one, is unchanged.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn get<T: Any + Send + Sync>(
         &mut self,
         key: &str,

@@ -68,7 +68,7 @@ pub trait Triangular {
 /// The solve of [`crate::dense::triangular`], by products and leaves.
 ///
 /// # Errors
-/// Those of the two steps.
+/// The errors of the two steps.
 pub fn halve<D: Triangular>(device: &mut D, l: Part, x: Part) -> Result<(), DeviceError> {
     let n = l.rows();
     if n <= LEAF {

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`cgroup::UsageThreshold`] | when a cgroup's usage crosses a number of bytes, either way | v1, `cgroup.event_control` |
 //! | [`cgroup::MemoryEvents`] | when reclaim at `memory.high`, at the limit, or the OOM killer struck | v2, `memory.events` |
-//! | [`psi::StallTrigger`] | when tasks lost so much time to memory within a window | `/proc/pressure/memory`, a cgroup's `memory.pressure` |
+//! | [`psi::StallTrigger`] | when tasks lost a share of a window to memory | `/proc/pressure/memory`, a cgroup's `memory.pressure` |
 //!
 //! One thread of an [`EventSource`] sleeps in poll(2) on all triggers and calls its callback. It
 //! ends with the source. The sampler polls the rest: see [`crate::Sampler::next_look`].
