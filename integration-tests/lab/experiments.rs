@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use fiec_kit::foreign::container::Engine;
 use serde_json::Value;
-use tokio::sync::Mutex;
 
-/// Each experiment gives its nodes processors of their own, so that they run one after the other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+use crate::ONE_AT_A_TIME;
 
 /// An experiment takes some tens of seconds.
 const PATIENCE: Duration = Duration::from_secs(400);

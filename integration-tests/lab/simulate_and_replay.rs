@@ -135,7 +135,7 @@ async fn what_really_happened_is_played_again_under_another_policy() {
     let lab = Lab::start(options()).await;
     for n in 0..6 {
         let line = json!({"id": format!("job-{n}"), "program": "synthetic@1",
-            "params": {"capsules": 20, "work_us": 20_000, "state_bytes": 4_096},
+            "params": {"capsules": 20, "rest_us": 20_000, "state_bytes": 4_096},
             "commit": {"every": 5}});
         lab.publish_json(&line).await;
     }
@@ -246,7 +246,7 @@ async fn the_company_in_which_it_ran_is_played_again_gangs_batches_quotas_and_wh
     let lab = Lab::start(options()).await;
     let quota = ["quota", "set", "lab", "--running", "2"];
     lab.fiec(&quota).await.expect(0);
-    let params = r#""params": {"capsules": 20, "work_us": 20000, "state_bytes": 4096}"#;
+    let params = r#""params": {"capsules": 20, "rest_us": 20000, "state_bytes": 4096}"#;
     let lines = [
         format!(r#"{{"id": "data", "batch": "study", "program": "synthetic@1", {params}}}"#),
         format!(

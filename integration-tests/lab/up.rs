@@ -101,7 +101,7 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     let mut up = Up::start(&["--workers", "2", "--revive-seconds", "1"]).await;
     let journal = Journal::open(&up.broker);
     let tenant = Tenant::new("lab").unwrap();
-    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 4_096});
+    let params = json!({"capsules": 2_000, "rest_us": 5_000, "state_bytes": 4_096});
     let submission = json!({"id": "moved", "program": "synthetic@1", "params": params,
         "commit": {"every": 10}});
     let lines = submission.to_string().into();

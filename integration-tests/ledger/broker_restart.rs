@@ -28,7 +28,7 @@ async fn terminal(lab: &Lab, id: ExecutionId) {
 #[tokio::test]
 async fn executions_complete_with_the_same_bits_after_a_broker_was_killed_and_restarted() {
     let mut lab = Lab::start(workers(2)).await;
-    let steps = json!({"capsules": 2_000, "work_us": 2_000, "state_bytes": 32_768});
+    let steps = json!({"capsules": 2_000, "rest_us": 2_000, "state_bytes": 32_768});
     let cg = json!({"matrix": {"poisson2d": {"n": 120}}, "load_cases": 200});
     let submission = |id: &str, program: &str, params: &Value| json!({"id": id, "program": program, "params": params, "commit": {"every_ms": 500}});
     let first = lab
@@ -77,7 +77,7 @@ async fn two_computing(lab: &Lab, params: &Value) -> Vec<ExecutionId> {
 #[tokio::test]
 async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
     let mut lab = Lab::start(workers(2)).await;
-    let params = json!({"capsules": 1_600, "work_us": 5_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 1_600, "rest_us": 5_000, "state_bytes": 1_024});
     let ids = two_computing(&lab, &params).await;
 
     lab.servers.nats.kill().await;
@@ -107,7 +107,7 @@ async fn an_outage_longer_than_the_liveness_time_is_no_loss_of_nodes() {
 #[tokio::test]
 async fn a_broker_that_hangs_longer_than_the_liveness_time_is_no_loss_of_nodes() {
     let mut lab = Lab::start(workers(2)).await;
-    let params = json!({"capsules": 3_000, "work_us": 5_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 3_000, "rest_us": 5_000, "state_bytes": 1_024});
     let ids = two_computing(&lab, &params).await;
 
     // The connections stay, and nothing comes through them.

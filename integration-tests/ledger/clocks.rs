@@ -71,7 +71,7 @@ async fn a_clock_that_is_an_hour_off_changes_no_duration_and_is_reported() {
     let n2 = lab.start_worker_in(&clock.environment()).unwrap();
     lab.ready().await.unwrap();
 
-    let params = json!({"capsules": 2_500, "work_us": 4_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 2_500, "rest_us": 4_000, "state_bytes": 2_048});
     let body = json!({"id": "moved", "program": "synthetic@1", "params": params,
         "requires": {"nodes": [n1, n2]}, "commit": {"every_ms": 100}});
     let id = lab.publish_json(&body).await;

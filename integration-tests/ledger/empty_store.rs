@@ -63,7 +63,7 @@ async fn lose_the_store(lab: &mut Lab) {
 async fn everything_goes_on_after_the_store_was_lost_from_workers_and_from_postgresql() {
     let _alone = ONE.lock().await;
     let mut lab = Lab::start(workers_with_history(2)).await;
-    let params = json!({"capsules": 2_000, "work_us": 3_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 2_000, "rest_us": 3_000, "state_bytes": 1_024});
     let body = |id: &str| json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every_ms": 200}});
     let labelled = |id: &str, labels: BTreeMap<String, String>| {
         let mut body = body(id);

@@ -86,7 +86,7 @@ async fn a_flood_is_computed_to_its_end_though_a_worker_and_a_policy_service_are
         ..workers(3)
     })
     .await;
-    let params = json!({"capsules": 3, "work_us": 500, "state_bytes": 0});
+    let params = json!({"capsules": 3, "rest_us": 500, "state_bytes": 0});
     for message in 0..40 {
         lab.publish_text(&vec![line(&params); 15].join("\n")).await;
         if message == 20 {

@@ -327,7 +327,7 @@ async fn garbage_on_every_subject_stops_nothing_and_what_is_refused_is_recorded(
     })
     .await;
     lab.exempt(Exempt::Garbage);
-    let params = json!({"capsules": 700, "work_us": 5_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 700, "rest_us": 5_000, "state_bytes": 2_048});
     let good = json!({"id": "good", "program": "synthetic@1", "params": params,
         "commit": {"every": 20}});
     let id = lab.publish_json(&good).await;

@@ -149,7 +149,7 @@ async fn flood(lab: &Lab, name: &str, messages: usize) {
         let lines: Vec<String> = (0..10)
             .map(|line| {
                 json!({"id": format!("{name}-{message}-{line}"), "program": "synthetic@1",
-                    "params": {"capsules": 4, "work_us": 300, "state_bytes": 64},
+                    "params": {"capsules": 4, "rest_us": 300, "state_bytes": 64},
                     "commit": {"every": 1}})
                 .to_string()
             })
@@ -190,7 +190,7 @@ async fn a_recorder_killed_in_a_flood_loses_and_doubles_nothing() {
 #[tokio::test]
 async fn executions_go_on_while_postgresql_is_down_and_the_recorder_catches_up() {
     let mut lab = Lab::start(options()).await;
-    let params = json!({"capsules": 1_000, "work_us": 2_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 1_000, "rest_us": 2_000, "state_bytes": 1_024});
     let long = lab
         .publish_json(
             &json!({"id": "long", "program": "synthetic@1", "params": params,

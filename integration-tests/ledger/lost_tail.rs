@@ -17,7 +17,7 @@ const TAIL: u64 = 8 * 1024;
 const TWO_ENDS: u64 = 2 * TAIL;
 
 fn params(capsules: u32) -> Value {
-    json!({"capsules": capsules, "work_us": 2_000, "state_bytes": 1_024})
+    json!({"capsules": capsules, "rest_us": 2_000, "state_bytes": 1_024})
 }
 
 async fn submit(lab: &Lab, name: &str, params: &Value) -> ExecutionId {

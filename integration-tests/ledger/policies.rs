@@ -31,7 +31,7 @@ async fn three_policies_bind_each_submission_of_a_flood_once_though_one_is_kille
         let lines: Vec<String> = (0..LINES)
             .map(|line| {
                 let id = format!("f{}", message * LINES + line);
-                json!({"id": id, "program": "synthetic@1", "params": {"capsules": 3, "work_us": 500}})
+                json!({"id": id, "program": "synthetic@1", "params": {"capsules": 3, "rest_us": 500}})
                     .to_string()
             })
             .collect();
@@ -76,7 +76,7 @@ async fn executions_outlive_all_policies_and_fresh_ones_take_them_over() {
         ..workers(2)
     })
     .await;
-    let params = json!({"capsules": 3_000, "work_us": 5_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 3_000, "rest_us": 5_000, "state_bytes": 2_048});
     let body = |id: &str| json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every": 20}});
     let running = [
         lab.publish_json(&body("r1")).await,
@@ -171,7 +171,7 @@ async fn a_fresh_one_takes_over_though_garbage_is_the_last_of_all_ledgers() {
     let mut lab = Lab::start(workers(1)).await;
     lab.exempt(Exempt::Garbage);
     // It commits nothing that would come behind the garbage.
-    let params = json!({"capsules": 500, "work_us": 5_000, "state_bytes": 512});
+    let params = json!({"capsules": 500, "rest_us": 5_000, "state_bytes": 512});
     let body = json!({"id": "good", "program": "synthetic@1", "params": params,
         "commit": {"every": 1_000_000}});
     let id = lab.publish_json(&body).await;

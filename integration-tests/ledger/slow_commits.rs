@@ -69,12 +69,11 @@ async fn a_worker_that_cannot_commit_within_its_lease_parks_and_goes_on_with_the
     let mut lab = Lab::start(ClusterOptions {
         worker_args: args(&["--slots", "1", "--lease-seconds", &lease]),
         // That it rests is seen by the processor time that it takes.
-        environment: Vec::new(),
         ..workers(2)
     })
     .await;
     // A capsule takes a millisecond at least, so that capsules tell the time of computing.
-    let params = json!({"capsules": 4_000, "work_us": 1_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 4_000, "rest_us": 1_000, "state_bytes": 1_024});
     let body = json!({"id": "parks", "program": "synthetic@1", "params": params,
         "commit": {"every_ms": 100}});
     let id = lab.publish_json(&body).await;
@@ -163,7 +162,7 @@ async fn commits(lab: &Lab, id: ExecutionId, many: usize, is: impl Fn(Duration) 
 #[tokio::test]
 async fn commits_are_stretched_while_the_recorder_hangs_and_then_as_often_as_before() {
     let mut lab = Lab::start(workers_with_history(1)).await;
-    let params = json!({"capsules": 1_000_000, "work_us": 1_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 1_000_000, "rest_us": 1_000, "state_bytes": 1_024});
     // The stream keeps 64 messages of it, half a minute's worth: the flood below takes less.
     let body = json!({"id": "stretched", "program": "synthetic@1", "params": params,
         "commit": {"every_ms": 500}});
@@ -209,7 +208,7 @@ async fn commits_are_stretched_while_the_recorder_hangs_and_then_as_often_as_bef
 #[tokio::test]
 async fn commits_by_time_wait_for_the_recorder_before_a_boundary_would_leave_the_history() {
     let mut lab = Lab::start(workers_with_history(1)).await;
-    let params = json!({"capsules": 1_000_000, "work_us": 1_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 1_000_000, "rest_us": 1_000, "state_bytes": 1_024});
     let body = json!({"id": "held", "program": "synthetic@1", "params": params,
         "commit": {"every_ms": 20}});
     let id = lab.publish_json(&body).await;

@@ -318,7 +318,7 @@ async fn a_share_is_compared_beside_the_work_and_costs_nothing_where_nobody_aske
     let id = lab
         .publish_json(
             &json!({"id": "shared", "program": "synthetic@1", "verify": {"share": 1.0},
-            "params": {"capsules": 1_000, "work_us": 5_000, "state_bytes": 4_096},
+            "params": {"capsules": 1_000, "rest_us": 5_000, "state_bytes": 4_096},
             "commit": {"every": 20}}),
         )
         .await;
@@ -353,7 +353,7 @@ async fn a_share_is_compared_beside_the_work_and_costs_nothing_where_nobody_aske
 async fn a_state_of_megabytes_is_verified_from_what_was_kept_though_its_chunks_are_replaced() {
     let lab = Lab::start(workers(2)).await;
     const STATE: u64 = 3_000_000;
-    let params = json!({"capsules": 60, "work_us": 100_000, "state_bytes": STATE,
+    let params = json!({"capsules": 60, "rest_us": 100_000, "state_bytes": STATE,
         "change": {"bytes": STATE / 10, "places": 20}});
     let id = lab
         .publish_json(

@@ -29,7 +29,7 @@ fn write_devices(file: &Path, full: [u64; 2]) {
 
 fn long(id: &str, device: Value) -> Value {
     json!({"id": id, "program": "synthetic@1",
-        "params": {"capsules": 1_200, "work_us": 10_000, "state_bytes": 2_000},
+        "params": {"capsules": 1_200, "rest_us": 10_000, "state_bytes": 2_000},
         "commit": {"every_ms": 100}, "requires": {"device": device}})
 }
 

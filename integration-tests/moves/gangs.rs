@@ -43,7 +43,7 @@ async fn full_cluster() -> Lab {
 
 /// So many capsules of 10 ms.
 fn capsules(count: u64) -> Value {
-    json!({"capsules": count, "work_us": 10_000, "state_bytes": 512})
+    json!({"capsules": count, "rest_us": 10_000, "state_bytes": 512})
 }
 
 fn body(id: &str, count: u64) -> Value {

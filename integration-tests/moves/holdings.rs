@@ -10,7 +10,7 @@ use fiec_schemas::{
 };
 use serde_json::json;
 
-const PARAMS: &str = r#"{"capsules": 20, "work_us": 1000, "state_bytes": 1024}"#;
+const PARAMS: &str = r#"{"capsules": 20, "rest_us": 1000, "state_bytes": 1024}"#;
 
 /// Writes a ledger that says that this node computes an execution which it has never heard of.
 async fn orphan(lab: &Lab, client: &str, node: &NodeId) -> ExecutionId {

@@ -96,7 +96,7 @@ fn moved(line: &Line) -> Option<(NodeId, Evidence)> {
 
 fn submission(id: &str, capsules: u64, viability: &Value) -> Value {
     json!({"id": id, "program": "synthetic@1", "viability": viability,
-        "params": {"capsules": capsules, "state_bytes": 2000, "work_us": 10_000},
+        "params": {"capsules": capsules, "state_bytes": 2000, "rest_us": 10_000},
         "commit": {"every_ms": 200}})
 }
 

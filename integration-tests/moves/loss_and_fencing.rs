@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// Some seconds of computation with a commit every 50 ms.
 fn long() -> Value {
-    json!({"capsules": 600, "work_us": 5_000, "state_bytes": 4_096})
+    json!({"capsules": 600, "rest_us": 5_000, "state_bytes": 4_096})
 }
 
 fn submission(id: &str, params: &Value) -> Value {
@@ -220,7 +220,7 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
 #[tokio::test]
 async fn a_nodes_name_is_held_by_one_worker_and_goes_on_under_its_next_life() {
     let mut lab = Lab::start(workers(1)).await;
-    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 4_096});
+    let params = json!({"capsules": 2_000, "rest_us": 5_000, "state_bytes": 4_096});
     let id = lab.publish_json(&submission("named", &params)).await;
     let node = lab.journal.computing(id, 2).await;
     let run_dir = lab.data_dir().join("run").display().to_string();
@@ -286,7 +286,7 @@ async fn what_a_killed_worker_had_committed_and_not_published_the_next_one_publi
     let mut lab = Lab::start(workers(2)).await;
     let mut line = submission(
         "owes",
-        &json!({"capsules": CAPSULES, "work_us": 5_000, "emit_every": 1}),
+        &json!({"capsules": CAPSULES, "rest_us": 5_000, "emit_every": 1}),
     );
     line["commit"] = json!({"every": 5});
     let id = lab.publish_json(&line).await;

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 fn steps(capsules: u64) -> Value {
-    json!({"capsules": capsules, "work_us": 5_000, "state_bytes": 1_024})
+    json!({"capsules": capsules, "rest_us": 5_000, "state_bytes": 1_024})
 }
 
 fn body(id: &str, params: &Value) -> Value {
@@ -42,7 +42,7 @@ async fn what_is_cancelled_ends_whether_it_waits_or_runs() {
     let mut lab = Lab::start(workers(1)).await;
     // One capsule of ten minutes: it reaches no boundary at which it could stop.
     let endless = json!({"id": "runs", "program": "synthetic@1",
-        "params": {"capsules": 1, "work_us": 600_000_000}});
+        "params": {"capsules": 1, "rest_us": 600_000_000}});
     submit(&lab, &endless).await;
     let node = lab.journal.computing(lab.id("runs"), 0).await;
     let children = proc::descendants(lab.worker(&node).pid());
@@ -98,7 +98,7 @@ async fn what_is_cancelled_ends_whether_it_waits_or_runs() {
 async fn a_cancel_survives_the_death_of_the_worker_that_took_it() {
     let mut lab = Lab::start(workers(2)).await;
     let endless = json!({"id": "runs", "program": "synthetic@1",
-        "params": {"capsules": 1, "work_us": 600_000_000}});
+        "params": {"capsules": 1, "rest_us": 600_000_000}});
     let id = lab.publish_json(&endless).await;
     let node = lab.journal.computing(id, 0).await;
     lab.fiec(&["cancel", "runs"]).await.expect(0);
@@ -317,7 +317,7 @@ async fn a_worker_that_is_told_to_end_hands_over_what_it_runs_and_loses_nothing(
 #[tokio::test]
 async fn what_is_cancelled_while_it_is_paused_leaves_no_large_state_behind() {
     let lab = Lab::start(workers(1)).await;
-    let params = json!({"capsules": 100_000, "work_us": 5_000, "state_bytes": 1_000_000});
+    let params = json!({"capsules": 100_000, "rest_us": 5_000, "state_bytes": 1_000_000});
     let id = lab.publish_json(&body("large", &params)).await;
     lab.journal.computing(id, 1).await;
     lab.fiec(&["pause", "large"]).await.expect(0);

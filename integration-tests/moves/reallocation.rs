@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 fn asking(id: &str, capsules: u64, gib: u64) -> Value {
     json!({"id": id, "program": "synthetic@1", "when_unviable": "wait", "commit": {"every": 20},
-        "params": {"capsules": capsules, "work_us": 5_000, "state_bytes": 2_000,
+        "params": {"capsules": capsules, "rest_us": 5_000, "state_bytes": 2_000,
             "reserve": {"at": 5, "memory_bytes": gib << 30}}})
 }
 
@@ -80,7 +80,7 @@ async fn one_that_says_suspend_frees_its_place_under_pressure_and_comes_back() {
         ..workers_with_history(1)
     })
     .await;
-    let params = json!({"capsules": 2_500, "work_us": 5_000, "state_bytes": 2_000});
+    let params = json!({"capsules": 2_500, "rest_us": 5_000, "state_bytes": 2_000});
     let id = lab
         .publish_json(
             &json!({"id": "calm", "program": "synthetic@1", "params": params,

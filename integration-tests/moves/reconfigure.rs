@@ -226,7 +226,7 @@ async fn a_program_in_python_is_called_back_with_what_it_has_now() {
 #[tokio::test]
 async fn a_grant_that_is_asked_for_during_a_move_is_given_where_the_execution_goes_on() {
     let lab = Lab::start(workers(2)).await;
-    let params = json!({"capsules": 1_000_000, "work_us": 2_000, "state_bytes": 4_000_000});
+    let params = json!({"capsules": 1_000_000, "rest_us": 2_000, "state_bytes": 4_000_000});
     let line = json!({"id": "moves", "program": "synthetic@1", "params": params,
         "commit": {"every_ms": 50}});
     let id = lab.publish_json(&line).await;

@@ -32,7 +32,7 @@ fn one_slot(options: ClusterOptions) -> ClusterOptions {
 }
 
 fn body(id: &str, capsules: u64, more: Value) -> Value {
-    let params = json!({"capsules": capsules, "work_us": 5_000, "state_bytes": 1_024});
+    let params = json!({"capsules": capsules, "rest_us": 5_000, "state_bytes": 1_024});
     let mut body = json!({"id": id, "program": "synthetic@1", "params": params});
     let more = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(more);

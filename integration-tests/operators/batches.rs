@@ -128,7 +128,7 @@ async fn hundreds_of_executions_are_paused_resumed_and_cancelled_as_one() {
     .await;
     let line = format!(
         r#"{{"id": "big", "batch": "big", "program": "synthetic@1", "array": {{"count": {COUNT}}},
-            "params": {{"capsules": 100000, "work_us": 20000, "state_bytes": 64}},
+            "params": {{"capsules": 100000, "rest_us": 20000, "state_bytes": 64}},
             "commit": {{"every_ms": 100}}}}"#
     );
     let file = lab.file("big.json", line);
@@ -196,7 +196,7 @@ async fn a_quota_holds_back_what_is_over_it_and_why_says_so() {
     ];
     lab.fiec(&set).await.expect(0);
     let line = r#"{"id": "q", "program": "synthetic@1", "array": {"count": 2},
-        "params": {"capsules": 100000, "work_us": 20000}}"#;
+        "params": {"capsules": 100000, "rest_us": 20000}}"#;
     let file = lab.file("q.json", line);
     lab.fiec(&["submit", file.to_str().unwrap()])
         .await
@@ -262,7 +262,7 @@ async fn a_lowered_quota_takes_what_is_worth_least_and_a_raised_one_lets_it_go_o
     .await;
     let (own, other) = (lab.tenant.clone(), Tenant::new("other").unwrap());
     let body = |id: &str, capsules: u64, every: u64| {
-        let params = json!({"capsules": capsules, "work_us": 5_000, "state_bytes": 1_024});
+        let params = json!({"capsules": capsules, "rest_us": 5_000, "state_bytes": 1_024});
         json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every": every}})
     };
     allow(&lab, "lab", "3").await;

@@ -56,7 +56,7 @@ async fn computes_on(lab: &Lab, id: ExecutionId, epoch: u64) -> NodeId {
 #[tokio::test]
 async fn what_is_pinned_excluded_moved_and_changed_obeys_and_is_kept_with_who_asked() {
     let mut lab = Lab::start(workers_with_history(3)).await;
-    let params = json!({"capsules": 5_000, "work_us": 5_000, "state_bytes": 1_024});
+    let params = json!({"capsules": 5_000, "rest_us": 5_000, "state_bytes": 1_024});
     let id = lab
         .publish_json(
             &json!({"id": "job", "program": "synthetic@1", "params": params,

@@ -106,7 +106,7 @@ async fn joules_of_intervals_bindings_and_executions_are_in_the_history_and_gaps
         ..workers_with_history(2)
     })
     .await;
-    let params = json!({"capsules": 2_000, "work_us": 5_000, "state_bytes": 256});
+    let params = json!({"capsules": 2_000, "rest_us": 5_000, "state_bytes": 256});
     let before = machine.used.load(Ordering::Relaxed);
     let id = lab
         .publish_json(
@@ -274,7 +274,7 @@ async fn a_sinusoid_moves_an_execution_away_and_lets_it_come_back_with_equal_bit
         .await
         .expect(0);
     }
-    let params = json!({"capsules": 100_000, "work_us": 4_000, "state_bytes": 4_096});
+    let params = json!({"capsules": 100_000, "rest_us": 4_000, "state_bytes": 4_096});
     let id = lab
         .publish_json(
             &json!({"id": "swing", "program": "synthetic@1", "params": params,
@@ -351,7 +351,7 @@ async fn a_sinusoid_moves_an_execution_away_and_lets_it_come_back_with_equal_bit
     let place = paused.state().boundary.clone().unwrap();
     let undisturbed = lab
         .publish_json(&json!({"id": "still", "program": "synthetic@1",
-            "params": {"capsules": place.index, "work_us": 0, "state_bytes": 4_096},
+            "params": {"capsules": place.index, "rest_us": 0, "state_bytes": 4_096},
             "commit": {"every": place.index}}))
         .await;
     let params = json!({"capsules": place.index, "state_bytes": 4_096});

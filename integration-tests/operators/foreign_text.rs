@@ -128,7 +128,7 @@ async fn consumers(lab: &Lab) -> BTreeSet<(String, Vec<String>)> {
 #[tokio::test]
 async fn a_watch_is_sent_the_ledgers_that_it_shows_and_no_others() {
     let lab = Lab::start(workers(1)).await;
-    let long = json!({"capsules": 100_000, "work_us": 1_000, "state_bytes": 64});
+    let long = json!({"capsules": 100_000, "rest_us": 1_000, "state_bytes": 64});
     let id = lab.publish("long", "synthetic@1", &long).await;
     lab.journal.computing(id, 1).await;
     for (words, expected) in [

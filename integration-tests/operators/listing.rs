@@ -75,7 +75,7 @@ async fn executions_are_listed_waited_for_and_their_results_read() {
 #[tokio::test]
 async fn a_waiting_command_outlasts_an_outage_and_says_that_it_waits() {
     let mut lab = Lab::start(workers(1)).await;
-    let steps = json!({"capsules": 200, "work_us": 10_000});
+    let steps = json!({"capsules": 200, "rest_us": 10_000});
     let id = lab.publish("long", "synthetic@1", &steps).await;
     lab.journal.computing(id, 0).await;
     let mut waiter = lab.command(&["wait", "long"]).spawn().unwrap();

@@ -29,7 +29,7 @@ async fn history_and_report_say_what_is_missing() {
 
     // The recorder stops in the middle.
     let body = json!({"id": "live", "program": "synthetic@1", "commit": {"every": 1},
-        "params": {"capsules": 100_000, "work_us": 20_000}});
+        "params": {"capsules": 100_000, "rest_us": 20_000}});
     let id = lab.publish_json(&body).await;
     until("some of it is recorded", async || {
         let query = format!("SELECT count(*) FROM boundaries WHERE execution = '{id}'");

@@ -20,7 +20,7 @@ fn options() -> ClusterOptions {
 
 /// An execution that was moved by an operator and one that failed.
 async fn a_story(lab: &Lab) -> ExecutionId {
-    let params = json!({"capsules": 1_500, "work_us": 5_000, "state_bytes": 2_048});
+    let params = json!({"capsules": 1_500, "rest_us": 5_000, "state_bytes": 2_048});
     let id = lab
         .publish_json(
             &json!({"id": "moved", "program": "synthetic@1", "params": params,
@@ -172,7 +172,7 @@ async fn what_waits_is_explained_in_sql_and_states_are_copied() {
     assert_eq!(rows.get(0, "client_id"), Some("nowhere"));
 
     // The state of a live execution is in PostgreSQL, byte for byte.
-    let params = json!({"capsules": 800, "work_us": 5_000, "state_bytes": 10_000});
+    let params = json!({"capsules": 800, "rest_us": 5_000, "state_bytes": 10_000});
     let id = lab
         .publish_json(
             &json!({"id": "live", "program": "synthetic@1", "params": params,

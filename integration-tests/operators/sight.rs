@@ -21,7 +21,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 fn printing(id: &str, capsules: u64) -> Value {
     json!({"id": id, "program": "synthetic@1", "commit": {"every": 20},
-        "params": {"capsules": capsules, "work_us": 20_000, "state_bytes": 512, "print": true}})
+        "params": {"capsules": capsules, "rest_us": 20_000, "state_bytes": 512, "print": true}})
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
         (&json!(lab.id("same")), &json!(true))
     );
     // The same in other words: spelled defaults, another order.
-    let spelled = r#"{"retries":3,"params":{"print":true,"capsules":40,"work_us":20000,"state_bytes":512},
+    let spelled = r#"{"retries":3,"params":{"print":true,"capsules":40,"rest_us":20000,"state_bytes":512},
         "commit":{"every":20},"program":"synthetic@1","id":"same"}"#;
     let spelled = lab.file("spelled.json", spelled);
     lab.fiec(&["submit", &spelled.display().to_string()])
@@ -153,7 +153,7 @@ async fn a_resubmission_is_the_same_execution_and_another_body_is_an_error() {
 async fn what_waits_is_told_why_and_what_would_help() {
     let lab = Lab::start(workers(1)).await;
     let busy = json!({"id": "busy", "program": "synthetic@1",
-        "params": {"capsules": 100_000, "work_us": 1_000}});
+        "params": {"capsules": 100_000, "rest_us": 1_000}});
     let file = lab.file("busy.json", busy.to_string());
     lab.fiec(&["submit", &file.display().to_string()])
         .await

@@ -211,7 +211,7 @@ async fn nodes_agrees_with_the_machines_own_tools_at_the_same_moment() {
 #[tokio::test]
 async fn a_move_shows_how_far_the_other_node_is() {
     let lab = Lab::start(workers(2)).await;
-    let params = json!({"capsules": 1_000_000_000u64, "work_us": 200});
+    let params = json!({"capsules": 1_000_000_000u64, "rest_us": 200});
     let id = lab.publish("mover", "synthetic@1", &params).await;
     let node_of = async |epoch: u64| {
         let what = format!("it computes under epoch {epoch}");

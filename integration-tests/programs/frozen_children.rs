@@ -83,7 +83,7 @@ async fn a_child_that_is_stopped_loses_its_slot_once_its_boundary_is_overdue() {
 #[tokio::test]
 async fn a_child_without_a_limit_that_is_stopped_counts_as_crashed_and_nothing_is_lost() {
     let mut lab = Lab::start(workers(1)).await;
-    let params = json!({"capsules": 600, "work_us": 5_000, "state_bytes": 4_096});
+    let params = json!({"capsules": 600, "rest_us": 5_000, "state_bytes": 4_096});
     let id = lab
         .publish_json(
             &json!({"id": "stopped", "program": "synthetic@1", "params": params,

@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use fiec::sql::{self, Rows};
 use fiec::ui::Steps;
-use fiec_kit::programs::synthetic::RESTS_ENV;
 use fiec_lab::cluster::{Cluster, ClusterOptions};
 use fiec_lab::process::Process;
 use fiec_schemas::duty::Actor;
@@ -105,12 +104,10 @@ pub async fn get(address: &str, path: &str) -> String {
     answer
 }
 
-/// Workers with one slot each and one policy service, without history. Capsules of `synthetic@1` rest
-/// instead of computing, so that many tests fit beside each other.
+/// Workers with one slot each and one policy service, without history.
 pub fn workers(count: u32) -> ClusterOptions {
     ClusterOptions {
         workers: count,
-        environment: vec![(RESTS_ENV.to_owned(), "1".to_owned())],
         worker_args: slots(1),
         history: false,
         ..ClusterOptions::default()

@@ -123,6 +123,9 @@ pub struct SyntheticParams {
     /// Computing time of one capsule in µs.
     #[serde(default)]
     pub work_us: u64,
+    /// Further time of one capsule in µs, in which it waits without computing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rest_us: u64,
     /// Exits with status 1 when the capsule with this index begins, after writing to stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_at: Option<u64>,

@@ -26,8 +26,6 @@ pub struct ClusterOptions {
     pub workers: u32,
     /// Arguments for every worker, e.g. `--slots 2`.
     pub worker_args: Vec<String>,
-    /// Environment of every process.
-    pub environment: Vec<(String, String)>,
     /// Input folders of the workers; the current folder by default.
     pub input_dirs: Vec<PathBuf>,
     /// Number of policy services.
@@ -52,7 +50,6 @@ impl Default for ClusterOptions {
             data_dir: None,
             workers: 3,
             worker_args: Vec::new(),
-            environment: Vec::new(),
             input_dirs: std::env::current_dir().into_iter().collect(),
             policies: 1,
             policy_args: Vec::new(),
@@ -203,7 +200,6 @@ impl Cluster {
     fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
         let log = self.data_dir().join("logs").join(format!("{name}.log"));
         let mut environment = self.environment();
-        environment.extend_from_slice(&self.options.environment);
         environment.extend_from_slice(&self.more_environment);
         Process::start(name, &self.binary, args, &environment, log)
     }

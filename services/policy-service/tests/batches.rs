@@ -1,9 +1,5 @@
 //! Arrays, dependencies, atomic messages, quotas and gangs through a real broker, with nodes played
 //! by the test.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +15,7 @@ use fiec_schemas::{
     Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
-use stage::{Stage, tenant, until};
+use crate::stage::{Stage, tenant, until};
 
 fn id(client: &str) -> ExecutionId {
     ExecutionId::from_client(&tenant(), &ClientId::new(client).unwrap())

@@ -1,9 +1,5 @@
 //! A policy service that lags behind its queue of submissions, and nodes that do not answer,
 //! through a real broker.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +12,7 @@ use fiec_schemas::{
     PhaseKind, Submission, Timestamp,
 };
 use futures_util::StreamExt as _;
-use stage::{Stage, tenant, until};
+use crate::stage::{Stage, tenant, until};
 
 async fn phase(stage: &Stage, client: &str) -> String {
     let entry = stage.last(client).await;

@@ -1,9 +1,5 @@
 //! Limits on submissions. A message that can never be taken in is refused in the end. A slow one is
 //! not delivered to another service. A lost submission fails its execution.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +11,7 @@ use fiec_schemas::{
     ClientId, Event, ExecutionId, ExecutionState, Phase, Submission, Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
-use stage::{Stage, tenant, until};
+use crate::stage::{Stage, tenant, until};
 
 /// Number of deliveries of this message before the service sees it.
 const DELIVERED: usize = 16;

@@ -1,13 +1,10 @@
 //! Entrusted first bindings: nodes that append them, nodes that do not answer, and other writers
 //! that are first.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
-
-mod stage;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::stage::{Stage, until};
 use bytes::Bytes;
 use fiec_broker::{Draft, Ledger};
 use fiec_policy_service::Options;
@@ -16,7 +13,6 @@ use fiec_schemas::{
     Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
 };
 use serde_json::{Value, json};
-use stage::{Stage, until};
 
 type Heard = Arc<Mutex<Vec<(Handover, Bytes)>>>;
 

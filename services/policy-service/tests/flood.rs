@@ -1,18 +1,14 @@
 //! More submissions than any queue of the service holds. The service waits for others, but never
 //! for itself.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use crate::stage::{Stage, until};
 use fiec_policy_service::Options;
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::subjects;
 use futures_util::future::join_all;
-use stage::{Stage, until};
 
 const MESSAGES: usize = 5;
 /// Lines of each message; every second line is invalid. In total, there are more invalid lines than

@@ -1,8 +1,4 @@
 //! The answers of `/healthz` while the broker lacks something, and the recovery without a person.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,7 +9,7 @@ use fiec_policy_service::Options;
 use fiec_schemas::messages::SubmitReply;
 use fiec_schemas::subjects;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use stage::{Running, Stage, until};
+use crate::stage::{Running, Stage, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -1,10 +1,6 @@
 //! Offers of nodes, requested from a real service through a real broker.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use fiec_schemas::surroundings::{Offers, OffersReply};
-use stage::{Stage, until};
+use crate::stage::{Stage, until};
 
 async fn offers(stage: &Stage) -> Offers {
     let reply: OffersReply = stage.ask_raw("fiec.api.offers", "").await;

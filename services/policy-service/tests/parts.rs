@@ -1,9 +1,5 @@
 //! Requests about an execution whose range is shared, and their effect on its parts, with workers
 //! played by the test.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod stage;
-
 use fiec_broker::{Draft, Ledger};
 use fiec_schemas::messages::{ApiReply, BatchReply, ControlRequest};
 use fiec_schemas::programs::TileRange;
@@ -14,7 +10,7 @@ use fiec_schemas::{
     Timestamp,
 };
 use serde_json::json;
-use stage::{Stage, tenant, until};
+use crate::stage::{Stage, tenant, until};
 
 fn whole() -> ExecutionId {
     ExecutionId::from_client(&tenant(), &ClientId::new("w").unwrap())

@@ -1,14 +1,12 @@
 //! The service against a real nats-server, with a worker played by the test.
 
-mod stage;
-
 use std::time::Duration;
 
+use crate::stage::{Stage, tenant, until};
 use fiec_schemas::duty::{Actor, START_MS, Task};
 use fiec_schemas::messages::{ApiReply, RefusalCode, SubmitReply};
 use fiec_schemas::{ClientId, Event, ExecutionId, Phase};
 use serde_json::json;
-use stage::{Stage, tenant, until};
 
 #[tokio::test]
 async fn a_submission_is_bound_in_one_message_and_its_capsule_sent() {

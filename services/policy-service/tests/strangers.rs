@@ -1,15 +1,11 @@
 //! Telemetry of invented names against a running policy service.
 
-#![allow(clippy::unwrap_used, reason = "a test may end so")]
-
-mod stage;
-
 use std::net::SocketAddr;
 
+use crate::stage::{Stage, until};
 use fiec_policy_service::Options;
 use fiec_schemas::{HardwareVector, InstanceId, NodeId, Timestamp, subjects};
 use serde_json::json;
-use stage::{Stage, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The value of a metric of the policy service.

@@ -1,13 +1,9 @@
 //! The declarations of rows against the catalogue of a migrated database, both ways.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::support::database;
 use fiec_recorder::bench_support::{Column, Declared, declarations};
 use sqlx::Row as _;
-use support::database;
 
 /// Tables that are written by statements of their own, without rows from Rust.
 const BY_STATEMENTS: [&str; 8] = [

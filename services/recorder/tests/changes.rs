@@ -1,16 +1,12 @@
 //! What was changed about live executions, field by field, against a real PostgreSQL.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{Database, database, number, rows};
 use fiec_recorder::bench_support::{LedgerWriter, project};
 use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::json;
 use sqlx::PgPool;
-use support::{Database, database, number, rows};
 
 /// The ledger of a client's execution that waits, with these messages after its submission.
 async fn record(pool: &PgPool, spec: &str, messages: Vec<Vec<Event>>) {

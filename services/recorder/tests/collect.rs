@@ -1,6 +1,4 @@
 //! What nothing refers to is removed from the broker after the grace, and nothing else.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

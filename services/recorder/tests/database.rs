@@ -1,10 +1,7 @@
 //! The projection against a real PostgreSQL, without a broker.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::sync::{Arc, LazyLock};
 
+use crate::support::{database, number, words};
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::bench_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
 use fiec_recorder::missing::{self, LedgerEnd};
@@ -15,7 +12,6 @@ use fiec_schemas::{
     Signal, Submission, Tenant, Threshold, Timestamp,
 };
 use sqlx::PgPool;
-use support::{database, number, words};
 
 /// Every row of the history as text, to see whether anything changed.
 async fn everything(pool: &PgPool) -> String {

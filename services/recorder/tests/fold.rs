@@ -1,6 +1,4 @@
 //! The pure fold: messages in, rows out.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::sync::Arc;
 
 use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};

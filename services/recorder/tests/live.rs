@@ -1,6 +1,4 @@
 //! A running recorder between a real nats-server and a real PostgreSQL.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,12 +1,8 @@
 //! What `why_pending` costs where a hundred thousand wait: not by the clock, which is the machine's,
 //! but by the rows and pages that PostgreSQL says it has looked at. The time is printed.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
+use crate::support::{Database, database, number};
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
-use support::{Database, database, number};
 
 const WAITING: u64 = 100_000;
 

@@ -1,15 +1,11 @@
 //! Migrations and views: applied once, again after a change, beside readers, and refused where another
 //! version has made the tables.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::support::{database, number, words};
 use fiec_recorder::bench_support::{project, short_ledgers};
 use sqlx::{AssertSqlSafe, PgPool};
-use support::{database, number, words};
 
 /// Tables, views and functions, each with a digest of its text and its rights.
 async fn schema(pool: &PgPool) -> BTreeSet<String> {

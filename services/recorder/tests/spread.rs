@@ -1,10 +1,7 @@
 //! Ranges that several computed, as the history tells of them.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{database, words};
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::bench_support::{LedgerWriter, project};
 use fiec_schemas::event::Output;
@@ -13,7 +10,6 @@ use fiec_schemas::spread::part_id;
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp,
 };
-use support::{database, words};
 
 fn submission(from: u64, to: u64) -> Arc<Submission> {
     let line = format!(

@@ -1,12 +1,8 @@
 //! What a node says of its machine, as the views show it, against a real PostgreSQL.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
+use crate::support::{database, rows};
 use fiec_schemas::NodeDescriptor;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use support::{database, rows};
 
 /// A descriptor that the type itself reads and writes, so that no field is only the test's.
 fn descriptor() -> Value {

@@ -1,17 +1,13 @@
 //! The pages for people: every SQL statement of `migrations/README.md` and `examples/sql` runs, the page
 //! names every table and view, and the reader's role reads and cannot write.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::support::{Database, database, number, words};
 use fiec_recorder::bench_support::{LedgerWriter, project, short_ledgers};
 use fiec_schemas::scheduling::{Keep, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp};
 use sqlx::AssertSqlSafe;
-use support::{Database, database, number, words};
 
 const PAGE: &str = include_str!("../../../migrations/README.md");
 

@@ -1,17 +1,13 @@
 //! Why things wait, however long the queue is, and who changed which quota, as SQL says it, against
 //! a real PostgreSQL.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{database, rows};
 use fiec_recorder::bench_support::{LedgerWriter, project};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use support::{database, rows};
 
 fn id(client: &str) -> ExecutionId {
     ExecutionId::from_client(

@@ -1,10 +1,6 @@
 //! An agent with a real broker and real child processes.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{PATIENCE, World, bound, children, kill, poll, result, undisturbed};
+use crate::common::{PATIENCE, World, bound, children, kill, poll, result, undisturbed};
 use fiec_agent::{Agent, AgentError, Options};
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_kit::run_local;
@@ -99,7 +95,7 @@ async fn an_execution_handed_over_again_and_again_gives_the_undisturbed_digest()
     let world = World::start().await;
     let agents = [world.agent("a").await, world.agent("b").await];
     for (state_bytes, moves) in [(72_000, 12u64), (2_500_000, 3)] {
-        let params = json!({ "capsules": 4_000, "work_us": 1_500, "state_bytes": state_bytes });
+        let params = json!({ "capsules": 4_000, "rest_us": 1_500, "state_bytes": state_bytes });
         let id = world
             .submit(&synthetic(params.clone(), json!("auto")), &agents[0])
             .await;
@@ -141,7 +137,7 @@ async fn an_execution_handed_over_again_and_again_gives_the_undisturbed_digest()
 async fn a_durable_capsule_resumes_what_was_yielded_without_a_destination() {
     let world = World::start().await;
     let (a, b) = (world.agent("a").await, world.agent("b").await);
-    let params = json!({ "capsules": 600, "work_us": 5_000, "state_bytes": 50_000 });
+    let params = json!({ "capsules": 600, "rest_us": 5_000, "state_bytes": 50_000 });
     let id = world
         .submit(&synthetic(params.clone(), json!("auto")), &a)
         .await;
@@ -173,7 +169,7 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
     let world = World::start().await;
     let options = world.options("n1");
     let agent = world.agent_with(options.clone()).await;
-    let params = json!({ "capsules": 1_000, "work_us": 4_000, "state_bytes": 5_000 });
+    let params = json!({ "capsules": 1_000, "rest_us": 4_000, "state_bytes": 5_000 });
     let id = world
         .submit(&synthetic(params.clone(), json!({ "every": 5 })), &agent)
         .await;
@@ -223,7 +219,7 @@ async fn a_pause_holds_although_the_child_dies_before_its_next_boundary() {
     options.slots = 2;
     let agent = world.agent_with(options.clone()).await;
     // Its one capsule lasts minutes, and what it asks for at the beginning says that it is in it.
-    let params = json!({ "work_us": 600_000_000,
+    let params = json!({ "rest_us": 600_000_000,
         "reserve": { "at": 0, "memory_bytes": 6 * GIB } });
     let id = world
         .submit(&synthetic(params, json!("auto")), &agent)
@@ -255,7 +251,7 @@ async fn cancel_and_pause_are_recorded_before_they_are_done() {
     // One capsule of a minute: no boundary comes, so the cancel ends in a kill.
     let id = world
         .submit(
-            &synthetic(json!({ "work_us": 60_000_000 }), json!("auto")),
+            &synthetic(json!({ "rest_us": 60_000_000 }), json!("auto")),
             &agent,
         )
         .await;
@@ -278,7 +274,7 @@ async fn cancel_and_pause_are_recorded_before_they_are_done() {
     let id = world
         .submit(
             &synthetic(
-                json!({ "capsules": 100_000, "work_us": 500 }),
+                json!({ "capsules": 100_000, "rest_us": 500 }),
                 json!("auto"),
             ),
             &agent,
@@ -334,7 +330,7 @@ async fn a_second_agent_of_a_living_node_is_refused_and_a_successor_fences_the_f
     let id = world
         .submit(
             &synthetic(
-                json!({ "capsules": 1_000_000, "work_us": 500 }),
+                json!({ "capsules": 1_000_000, "rest_us": 500 }),
                 json!("auto"),
             ),
             &first,
@@ -364,7 +360,7 @@ async fn a_second_agent_of_a_living_node_is_refused_and_a_successor_fences_the_f
 async fn a_test_that_fails() {
     let world = World::start().await;
     let agent = world.agent("n1").await;
-    let params = json!({ "capsules": 1_000_000, "work_us": 500 });
+    let params = json!({ "capsules": 1_000_000, "rest_us": 500 });
     let id = world
         .submit(&synthetic(params, json!("auto")), &agent)
         .await;
@@ -376,7 +372,7 @@ async fn a_test_that_fails() {
 fn a_test_that_fails_ends() {
     let own = std::env::current_exe().unwrap();
     let mut test = std::process::Command::new(own)
-        .args(["--exact", "a_test_that_fails", "--ignored", "--nocapture"])
+        .args(["--exact", "agent::a_test_that_fails", "--ignored", "--nocapture"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
         .spawn()
@@ -426,7 +422,7 @@ async fn a_killed_agent_leaves_no_orphan() {
     let world = World::start().await;
     let options = world.options("p1");
     let mut process = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "agent_process", "--ignored"])
+        .args(["--exact", "agent::agent_process", "--ignored"])
         .env("FIEC_TEST_URL", world.servers.nats_url())
         .env("FIEC_TEST_RUN_DIR", &options.run_dir)
         .stdout(std::process::Stdio::null())
@@ -441,7 +437,7 @@ async fn a_killed_agent_leaves_no_orphan() {
     };
     let tip = world
         .bind(
-            &synthetic(json!({ "work_us": 600_000_000 }), json!("auto")),
+            &synthetic(json!({ "rest_us": 600_000_000 }), json!("auto")),
             &to,
         )
         .await;

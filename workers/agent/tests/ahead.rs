@@ -1,12 +1,8 @@
 //! Short executions are given to a child ahead; none is lost or held up by what comes between.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
-use common::{Running, World, poll};
+use crate::common::{Running, World, poll};
 use fiec_schemas::ExecutionId;
 use fiec_schemas::messages::ControlRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -91,7 +87,7 @@ async fn a_flood_of_short_executions_is_given_ahead_and_each_completes_once() {
 async fn what_waits_behind_a_run_that_turns_out_long_goes_to_another_slot() {
     let world = World::start().await;
     let node = node(&world, 2).await;
-    let long = r#"{"program":"synthetic@1","params":{"capsules":1,"work_us":10000000}}"#;
+    let long = r#"{"program":"synthetic@1","params":{"capsules":1,"rest_us":10000000}}"#;
     let mut lines = vec![SHORT; 60];
     lines[20] = long;
     let mut ids = node.flood(&world, &lines).await;
@@ -127,7 +123,7 @@ async fn a_child_that_dies_takes_none_of_those_with_it_that_it_had_ahead() {
 async fn a_cancel_ends_the_one_that_is_meant_and_none_that_was_given_ahead() {
     let world = World::start().await;
     let node = node(&world, 1).await;
-    let slow = r#"{"program":"synthetic@1","params":{"capsules":100000,"work_us":2000}}"#;
+    let slow = r#"{"program":"synthetic@1","params":{"capsules":100000,"rest_us":2000}}"#;
     for _ in 0..3 {
         let mut lines = vec![SHORT; 40];
         lines[15] = slow;

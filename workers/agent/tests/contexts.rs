@@ -2,14 +2,10 @@
 //! broker and real children. The devices are simulated and write down what happens to their
 //! contexts.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Running, World, poll};
+use crate::common::{Running, World, poll};
 use fiec_agent::Options;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::{Cause, ExecutionId};

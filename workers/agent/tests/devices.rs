@@ -1,10 +1,6 @@
 //! Devices on a node, with a real broker and real children; the devices are simulated.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{Running, World, poll, result};
+use crate::common::{Running, World, poll, result};
 use fiec_broker::{registry, store};
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::package::{Manifest, ProgramRecord};
@@ -87,7 +83,7 @@ fn sharing(bytes: u64) -> Value {
 }
 
 fn long() -> Value {
-    json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "work_us": 1_000},
+    json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "rest_us": 1_000},
         "requires": {"device": {}}})
 }
 

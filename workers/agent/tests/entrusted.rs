@@ -1,15 +1,11 @@
 //! First bindings that are left to their node, which appends them with what it has to say.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Running, World, bound, poll, result};
 use async_nats::HeaderMap;
 use bytes::Bytes;
-use common::{Running, World, bound, poll, result};
 use fiec_broker::{Draft, Tip};
 use fiec_kit::run_local;
 use fiec_schemas::messages::{ControlRequest, HANDOVER_HEADER, Handover};
@@ -92,7 +88,7 @@ async fn with_one_slot(world: &World) -> Running {
 /// Has the node compute something for two seconds, and waits until it does.
 async fn keep_busy(world: &World, agent: &Running) {
     let long =
-        json!({ "program": "synthetic@1", "params": { "capsules": 200, "work_us": 10_000 } });
+        json!({ "program": "synthetic@1", "params": { "capsules": 200, "rest_us": 10_000 } });
     let long = world.submit(&long.to_string(), agent).await;
     world.wait_phase(long, "started").await;
 }
@@ -146,7 +142,7 @@ async fn what_ends_soon_is_one_message_with_its_binding() {
 async fn what_takes_longer_begins_its_ledger_when_it_has_started() {
     let world = World::start().await;
     let agent = world.agent("n1").await;
-    let params = json!({ "capsules": 300, "work_us": 10_000 });
+    let params = json!({ "capsules": 300, "rest_us": 10_000 });
     let (_, draft) = draft(&world, &params, &agent);
     let id = draft.state.execution;
     tell(&world, &agent, &[&draft]).await;
@@ -242,7 +238,7 @@ async fn a_binding_whose_execution_moves_at_once_begins_its_ledger_before_the_mo
     let mut options = world.options("n1");
     options.started_alone_after = Duration::from_secs(600);
     let (from, to) = (world.agent_with(options).await, world.agent("n2").await);
-    let params = json!({ "capsules": 300, "work_us": 10_000 });
+    let params = json!({ "capsules": 300, "rest_us": 10_000 });
     let line = json!({ "program": "synthetic@1", "params": params,
         "commit": { "every_ms": 600_000 } });
     let (_, draft) = draft_of(&world, &line.to_string(), &from);
@@ -300,7 +296,7 @@ async fn a_ledger_that_is_somebody_elses_is_left_alone() {
 async fn another_binding_of_the_same_epoch_wins_over_what_was_left_to_the_node() {
     let world = World::start().await;
     let agent = world.agent("n1").await;
-    let params = json!({ "capsules": 30, "work_us": 10_000 });
+    let params = json!({ "capsules": 30, "rest_us": 10_000 });
     let (tip, told) = draft(&world, &params, &agent);
     let id = tip.state.execution;
     // Another service's append comes first: the same epoch, another message.

@@ -1,13 +1,9 @@
 //! σ too large for a ledger message: its chunks are stored once, moved once, kept while the last
 //! commit needs them, and dropped when it does not.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Running, World, bound, poll, result, undisturbed};
+use crate::common::{Running, World, bound, poll, result, undisturbed};
 use fiec_broker::chunks::Manifest;
 use fiec_broker::store;
 use fiec_schemas::messages::{ControlRequest, Destination};
@@ -19,7 +15,7 @@ use serde_json::json;
 const LARGE: u64 = 1_000_000;
 
 fn steps(capsules: u64) -> serde_json::Value {
-    json!({ "capsules": capsules, "work_us": 2_000, "state_bytes": LARGE })
+    json!({ "capsules": capsules, "rest_us": 2_000, "state_bytes": LARGE })
 }
 
 fn line(capsules: u64, every: u64) -> String {
@@ -221,7 +217,7 @@ async fn a_handover_and_the_way_back_move_only_what_changed() {
         .subscribe("fiec.handover.*")
         .await
         .unwrap();
-    let params = json!({ "capsules": 3_000, "work_us": 2_000, "state_bytes": MANY });
+    let params = json!({ "capsules": 3_000, "rest_us": 2_000, "state_bytes": MANY });
     let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 400 } });
     let id = world.submit(&line.to_string(), &a).await;
     world
@@ -303,7 +299,7 @@ async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touch
     let b = agent(&world, "b", Duration::from_secs(15)).await;
     // 32 pages of 64 KiB outside of σ; 1,000 capsules touch the first of them.
     let params = json!({
-        "capsules": 1_000, "work_us": 4_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
+        "capsules": 1_000, "rest_us": 4_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
     });
     let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 100 } });
     let id = world.submit(&line.to_string(), &a).await;
@@ -317,7 +313,7 @@ async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touch
         .await
         .unwrap();
     move_to(&world, id, &a, b.destination()).await;
-    let first = tokio::time::timeout(common::PATIENCE, sent.next())
+    let first = tokio::time::timeout(crate::common::PATIENCE, sent.next())
         .await
         .unwrap()
         .unwrap();
@@ -344,7 +340,7 @@ async fn the_state_of_a_rebinding_goes_before_that_of_a_routine_commit() {
     let a = world.agent_with(options).await;
     let b = world.agent("b").await;
     let large = |bytes: u64, every: u64| {
-        let params = json!({ "capsules": 1_000_000, "work_us": 20_000, "state_bytes": bytes });
+        let params = json!({ "capsules": 1_000_000, "rest_us": 20_000, "state_bytes": bytes });
         json!({ "program": "synthetic@1", "params": params, "commit": { "every": every } })
             .to_string()
     };
@@ -357,7 +353,7 @@ async fn the_state_of_a_rebinding_goes_before_that_of_a_routine_commit() {
     let mut ledger = subjects::ledger(&world.tenant, moves);
     let (mut before, mut during, mut after) = (0, 0, 0);
     let (mut ordered, mut handed, mut done) = (false, false, false);
-    let end = tokio::time::Instant::now() + common::PATIENCE;
+    let end = tokio::time::Instant::now() + crate::common::PATIENCE;
     while after == 0 {
         let message = tokio::time::timeout_at(end, seen.next())
             .await
@@ -454,7 +450,7 @@ async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was
         })
         .await;
         loop {
-            let message = tokio::time::timeout(common::PATIENCE, verdicts.next());
+            let message = tokio::time::timeout(crate::common::PATIENCE, verdicts.next());
             let message = message.await.unwrap().unwrap();
             let signed: SignedVerdict = serde_json::from_slice(&message.payload).unwrap();
             let verdict: Verdict = serde_json::from_str(&signed.statement).unwrap();

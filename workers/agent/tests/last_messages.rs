@@ -1,10 +1,6 @@
 //! The longest handover that there can be, between two agents.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{World, result, undisturbed};
+use crate::common::{World, result, undisturbed};
 use fiec_schemas::limits::{CANDIDATES_LIMIT, EVIDENCE_LIMIT};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{
@@ -44,7 +40,7 @@ fn candidate(n: usize) -> Candidate {
 async fn a_handover_with_16_readings_and_12_candidates_arrives() {
     let world = World::start().await;
     let (from, to) = (world.agent("a").await, world.agent("b").await);
-    let params = json!({ "capsules": 2_000, "work_us": 1_500, "state_bytes": 1_000 });
+    let params = json!({ "capsules": 2_000, "rest_us": 1_500, "state_bytes": 1_000 });
     let submission = json!({ "program": "synthetic@1", "params": params }).to_string();
     let id = world.submit(&submission, &from).await;
     world.wait_phase(id, "started").await;

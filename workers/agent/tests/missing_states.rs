@@ -1,13 +1,9 @@
 //! A state that the broker has lost: restored from the recorder's copy, or the end of its execution.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{Running, World, bound, result, undisturbed};
 use bytes::Bytes;
-use common::{Running, World, bound, result, undisturbed};
 use fiec_broker::ledger::Entry;
 use fiec_broker::store;
 use fiec_schemas::messages::{ControlRequest, RestoreReply, RestoreRequest};
@@ -16,7 +12,7 @@ use futures_util::StreamExt as _;
 use serde_json::json;
 
 fn steps(capsules: u64) -> serde_json::Value {
-    json!({ "capsules": capsules, "work_us": 2_000, "state_bytes": 1_000_000 })
+    json!({ "capsules": capsules, "rest_us": 2_000, "state_bytes": 1_000_000 })
 }
 
 fn line(capsules: u64, every: u64) -> String {
@@ -118,7 +114,7 @@ async fn a_state_that_the_recorder_restores_goes_on_with_the_same_bits() {
     let mut heard = recorder(&world, None).await;
     let b = agent(&world, "b", Duration::from_secs(600)).await;
     resume(&world, paused, &b).await;
-    let request = tokio::time::timeout(common::PATIENCE, heard.next()).await;
+    let request = tokio::time::timeout(crate::common::PATIENCE, heard.next()).await;
     let request: RestoreRequest =
         serde_json::from_slice(&request.unwrap().unwrap().payload).unwrap();
     assert_eq!((request.execution, request.digest), (id, place.digest));

@@ -1,10 +1,6 @@
 //! An agent whose broker comes back without something.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{World, poll};
+use crate::common::{World, poll};
 use fiec_schemas::subjects;
 use futures_util::StreamExt as _;
 use serde_json::json;

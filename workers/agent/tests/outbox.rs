@@ -1,13 +1,9 @@
 //! What a program emits is published once, after the commit that carries it, whatever happens in
 //! between.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Running, World, bound, poll};
+use crate::common::{Running, World, bound, poll};
 use fiec_broker::outbox::PLACE_HEADER;
 use fiec_broker::topology::{self, Profile};
 use fiec_schemas::messages::ControlRequest;
@@ -15,7 +11,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, subjects};
 use serde_json::json;
 
 fn line(capsules: u64, every: u64, more: serde_json::Value) -> String {
-    let mut params = json!({ "capsules": capsules, "work_us": 500, "emit_every": 1 });
+    let mut params = json!({ "capsules": capsules, "rest_us": 500, "emit_every": 1 });
     params
         .as_object_mut()
         .unwrap()
@@ -65,7 +61,7 @@ async fn emitted_messages_are_published_once_each_in_their_order_and_end_with_th
     let world = World::start().await;
     let (a, b) = (agent(&world, "a").await, agent(&world, "b").await);
     let id = world
-        .submit(&line(400, 7, json!({ "work_us": 8_000 })), &a)
+        .submit(&line(400, 7, json!({ "rest_us": 8_000 })), &a)
         .await;
     world
         .wait(id, "a commit", |m| m.state.outbox.is_some())
@@ -122,7 +118,7 @@ async fn what_a_worker_that_died_between_commit_and_publishing_owes_the_next_one
     let world = World::start().await;
     let a = agent(&world, "a").await;
     let id = world
-        .submit(&line(2_000, 5, json!({ "work_us": 2_500 })), &a)
+        .submit(&line(2_000, 5, json!({ "rest_us": 2_500 })), &a)
         .await;
     world
         .wait(id, "some commits", |m| m.state.totals.commits > 3)
@@ -161,7 +157,7 @@ async fn what_a_worker_that_died_between_commit_and_publishing_owes_the_next_one
         .put(subjects::node_key(&a.node), value.into())
         .await
         .unwrap();
-    let ended = tokio::time::timeout(common::PATIENCE, a.task).await;
+    let ended = tokio::time::timeout(crate::common::PATIENCE, a.task).await;
     assert!(ended.unwrap().unwrap().is_err(), "it was fenced");
     let next = agent(&world, "b").await;
     assert_eq!(published(&world, id).await, there);

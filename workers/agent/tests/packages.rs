@@ -1,15 +1,11 @@
 //! Packages and data on a node, with a real broker: what is fetched, what is checked, what is
 //! refused and why.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::{World, poll, result};
 use bytes::Bytes;
-use common::{World, poll, result};
 use fiec_agent::cache::Cache;
 use fiec_agent::data::Data;
 use fiec_agent::packages::{Packages, Program};

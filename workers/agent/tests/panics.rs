@@ -1,18 +1,14 @@
 //! A panic in a runner is a crash like others: recorded, counted against the retries, and the slot
 //! is free.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{Running, World, bound, poll, result, undisturbed};
+use crate::common::{Running, World, bound, poll, result, undisturbed};
 use fiec_broker::Tip;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, ExecutionId};
 use serde_json::json;
 
 fn synthetic(capsules: u64, retries: u32) -> String {
-    let params = json!({ "capsules": capsules, "work_us": 1_000, "state_bytes": 100 });
+    let params = json!({ "capsules": capsules, "rest_us": 1_000, "state_bytes": 100 });
     json!({ "program": "synthetic@1", "params": params, "commit": { "every": 1 },
         "retries": retries })
     .to_string()
@@ -61,7 +57,7 @@ async fn a_panic_in_a_runner_is_a_crash_after_which_the_execution_goes_on_elsewh
         .await;
     world.dispatch(&[tip], &second.node).await;
     let last = world.wait_phase(id, "completed").await;
-    let params = json!({ "capsules": 10, "work_us": 1_000, "state_bytes": 100 });
+    let params = json!({ "capsules": 10, "rest_us": 1_000, "state_bytes": 100 });
     assert_eq!(result(&last), undisturbed(&params));
     first.leave().await;
     second.leave().await;

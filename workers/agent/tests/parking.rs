@@ -1,11 +1,7 @@
 //! Executions that wait at a boundary with their process alive, and programs that ask for more: by
 //! a real worker and real children.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{Running, World, poll, result, undisturbed};
+use crate::common::{Running, World, poll, result, undisturbed};
 use fiec_schemas::envelope::NodeEnvelopes;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::scheduling::Keep;
@@ -50,7 +46,7 @@ impl World {
         self.ask(agent, request).await
     }
 
-    async fn started(&self, line: Value, agent: &Running, substrate: &str) -> ExecutionId {
+    async fn started_on(&self, line: Value, agent: &Running, substrate: &str) -> ExecutionId {
         let to = Destination {
             substrate: substrate.to_owned(),
             ..agent.destination()
@@ -77,11 +73,11 @@ impl World {
 }
 
 fn long() -> Value {
-    json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "work_us": 1_000}})
+    json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "rest_us": 1_000}})
 }
 
 fn quick() -> Value {
-    json!({"program": "synthetic@1", "params": {"capsules": 3, "work_us": 1_000}})
+    json!({"program": "synthetic@1", "params": {"capsules": 3, "rest_us": 1_000}})
 }
 
 fn on_device(mut line: Value) -> Value {
@@ -93,16 +89,16 @@ fn on_device(mut line: Value) -> Value {
 async fn a_parked_execution_frees_its_slot_and_goes_on_where_it_is_with_the_same_bits() {
     let world = World::start().await;
     let a = world.agent("a").await;
-    let params = json!({"capsules": 600, "work_us": 8_000, "state_bytes": 4_000});
+    let params = json!({"capsules": 600, "rest_us": 8_000, "state_bytes": 4_000});
     let line = json!({"program": "synthetic@1", "params": params, "commit": {"every": 50}});
-    let id = world.started(line, &a, "host").await;
+    let id = world.started_on(line, &a, "host").await;
     let at = world
         .parked(&a, id, Keep::Host)
         .await
         .state
         .boundary_index();
     // The only slot is free for another one, and while that computes this one waits.
-    let other = world.started(long(), &a, "host").await;
+    let other = world.started_on(long(), &a, "host").await;
     let refused = world.unpark(&a, id).await.unwrap();
     assert!(refused.contains("1 of 1 compute"), "{refused}");
     assert_eq!(world.last(id).await.message.state.boundary_index(), at);
@@ -132,7 +128,7 @@ async fn a_parked_execution_frees_its_slot_and_goes_on_where_it_is_with_the_same
 async fn a_parked_execution_keeps_its_device_or_frees_it() {
     let world = World::start().await;
     let a = world.with_device("a", 2).await;
-    let id = world.started(on_device(long()), &a, "GPU-0").await;
+    let id = world.started_on(on_device(long()), &a, "GPU-0").await;
     let asks_for_it = async || {
         let to = Destination {
             substrate: "GPU-0".to_owned(),
@@ -152,7 +148,7 @@ async fn a_parked_execution_keeps_its_device_or_frees_it() {
     world.parked(&a, id, Keep::Host).await;
     assert_eq!(asks_for_it().await, "completed", "the device is free");
     // It takes its device again, and refuses to go on while another has that.
-    let holder = world.started(on_device(long()), &a, "GPU-0").await;
+    let holder = world.started_on(on_device(long()), &a, "GPU-0").await;
     let refused = world.unpark(&a, id).await.unwrap();
     assert!(refused.contains("GPU-0 is taken"), "{refused}");
     let cancel = ControlRequest::Cancel {
@@ -181,7 +177,7 @@ async fn a_parked_execution_yields_pauses_and_is_cancelled_where_it_stands() {
     let b = world.agent("b").await;
     let mut ids = Vec::new();
     for _ in 0..4 {
-        let id = world.started(long(), &a, "host").await;
+        let id = world.started_on(long(), &a, "host").await;
         world.parked(&a, id, Keep::Host).await;
         ids.push(id);
     }
@@ -250,7 +246,7 @@ async fn a_parked_execution_yields_pauses_and_is_cancelled_where_it_stands() {
 async fn a_drain_takes_what_is_parked_along_and_a_new_run_begins_from_its_commit() {
     let world = World::start().await;
     let a = world.agent("a").await;
-    let id = world.started(long(), &a, "host").await;
+    let id = world.started_on(long(), &a, "host").await;
     let at = world
         .parked(&a, id, Keep::Host)
         .await
@@ -270,8 +266,8 @@ async fn only_so_many_are_parked_and_none_while_memory_presses() {
     options.parked = Some(1);
     options.memory_limit = Some(64 * GIB);
     let a = world.agent_with(options).await;
-    let first = world.started(long(), &a, "host").await;
-    let second = world.started(long(), &a, "host").await;
+    let first = world.started_on(long(), &a, "host").await;
+    let second = world.started_on(long(), &a, "host").await;
     world.parked(&a, first, Keep::Host).await;
     let refused = world.park(&a, second, Keep::Host).await.unwrap();
     assert!(
@@ -319,11 +315,11 @@ async fn a_program_gets_what_nobody_else_was_granted_and_else_its_ledger_says_wh
     let a = world.agent_with(options).await;
     let asks = |bytes: u64| {
         json!({"program": "synthetic@1", "commit": {"every": 5},
-            "params": {"capsules": 1_000_000, "work_us": 1_000,
+            "params": {"capsules": 1_000_000, "rest_us": 1_000,
                 "reserve": {"at": 3, "memory_bytes": bytes}}})
     };
     // Alone it may have nearly all.
-    let first = world.started(asks(48 * GIB), &a, "host").await;
+    let first = world.started_on(asks(48 * GIB), &a, "host").await;
     let reconfigured = |m: &LedgerMessage| {
         m.events
             .iter()
@@ -337,7 +333,7 @@ async fn a_program_gets_what_nobody_else_was_granted_and_else_its_ledger_says_wh
     });
     assert_eq!(granted, Some(("program".to_owned(), Some(48 * GIB))));
     // What is left is granted to the next one, and it cannot have more.
-    let second = world.started(asks(17 * GIB), &a, "host").await;
+    let second = world.started_on(asks(17 * GIB), &a, "host").await;
     let message = world
         .wait(second, "its wish in the ledger", |m| {
             m.state.adjusted.is_some()

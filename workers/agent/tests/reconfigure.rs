@@ -1,11 +1,7 @@
 //! A running execution is given more or less: recorded with who asked, told to the program at its
 //! next boundary, and without any effect on the bits.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{World, result};
+use crate::common::{World, result};
 use fiec_kit::run_local;
 use fiec_schemas::Event;
 use fiec_schemas::messages::ControlRequest;

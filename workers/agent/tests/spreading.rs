@@ -1,13 +1,9 @@
 //! Ranges that are shared: parts are split off, computed elsewhere, given back and taken back, by
 //! real workers and real children. The test is the policy service.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Running, World, bound, children, kill, result};
+use crate::common::{Running, World, bound, children, kill, result};
 use fiec_broker::Tip;
 use fiec_kit::run_local;
 use fiec_schemas::messages::ControlRequest;
@@ -34,12 +30,6 @@ fn line() -> Value {
 }
 
 impl World {
-    async fn started(&self, line: &Value, agent: &Running) -> ExecutionId {
-        let id = self.submit(&line.to_string(), agent).await;
-        self.wait_phase(id, "started").await;
-        id
-    }
-
     async fn order_split(&self, id: ExecutionId, agent: &Running) -> Option<String> {
         let epoch = self.last(id).await.message.state.epoch;
         let request = ControlRequest::Split {
@@ -380,7 +370,7 @@ async fn an_order_to_split_is_refused_where_the_range_is_not_to_be_shared() {
     let world = World::start().await;
     let a = world.agent("a").await;
     let line =
-        json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "work_us": 1_000}});
+        json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "rest_us": 1_000}});
     let id = world.started(&line, &a).await;
     let refused = world.order_split(id, &a).await.unwrap();
     assert!(refused.contains("not to be shared"), "{refused}");

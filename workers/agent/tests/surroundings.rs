@@ -1,11 +1,7 @@
 //! Programs that look around at a boundary and ask their node for another grant: by a real worker
 //! and a real child.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
-
-use common::{Running, World, poll, result};
+use crate::common::{Running, World, poll, result};
 use fiec_kit::run_local;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::Grant;
@@ -15,14 +11,6 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 impl World {
-    async fn started(&self, line: Value, agent: &Running) -> ExecutionId {
-        let tip = self.bind(&line.to_string(), &agent.destination()).await;
-        let id = tip.state.execution;
-        self.dispatch(&[tip], &agent.node).await;
-        self.wait_phase(id, "started").await;
-        id
-    }
-
     /// What the program was told, once it is that.
     async fn told(&self, agent: &Running, words: &str) {
         poll(words, async || {
@@ -45,14 +33,14 @@ impl World {
 
 fn asks(capsules: u64, threads: u32) -> Value {
     json!({"program": "synthetic@1", "commit": {"every": 20}, "params":
-        {"capsules": capsules, "work_us": 2_000, "ask": {"every": 10, "threads": threads}}})
+        {"capsules": capsules, "rest_us": 2_000, "ask": {"every": 10, "threads": threads}}})
 }
 
 #[tokio::test]
 async fn a_program_is_told_of_its_node_and_of_others_where_somebody_knows() {
     let world = World::start().await;
     let a = world.agent("a").await;
-    let id = world.started(asks(1_000_000, 1), &a).await;
+    let id = world.started(&asks(1_000_000, 1), &a).await;
     // Nobody knows of others: that is not nothing.
     world.told(&a, "vector: a; offers: unknown").await;
     // Somebody does. Of its own node the vector tells.
@@ -115,7 +103,7 @@ async fn a_program_gets_fewer_threads_and_not_more_than_there_are_with_the_same_
     assert_eq!(grants[0].0, "program");
     assert_eq!(grants[0].1.threads, Some(1));
     assert_eq!(result(&done), whole.result);
-    let much = world.started(asks(1_000_000, 100_000), &a).await;
+    let much = world.started(&asks(1_000_000, 100_000), &a).await;
     world.told(&a, "100000 threads: refused").await;
     assert_eq!(world.grants(much).await, []);
     a.leave().await;

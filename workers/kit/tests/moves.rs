@@ -175,7 +175,7 @@ fn a_yield_ends_the_run_at_a_boundary_from_which_it_goes_on() {
     let whole = run_local(SYNTHETIC, &params).unwrap();
     let child = Child::start();
     // Its bits do not depend on how long a capsule takes.
-    let slow = json!({ "capsules": 400, "work_us": 10_000, "state_bytes": 300_000 });
+    let slow = json!({ "capsules": 400, "rest_us": 10_000, "state_bytes": 300_000 });
     child.run(SYNTHETIC, &slow, None, CommitPolicy::Auto);
     assert!(matches!(child.hear().0, Report::Began { .. }));
     child.send(&Order::Yield(frames::Yield::default()), &[]);
@@ -204,7 +204,7 @@ fn a_cancel_ends_the_run_without_a_commit_and_the_child_serves_on() {
     let child = Child::start();
     child.run(
         SYNTHETIC,
-        &json!({ "capsules": 1_000_000, "work_us": 100 }),
+        &json!({ "capsules": 1_000_000, "rest_us": 100 }),
         None,
         every(1_000_000),
     );
@@ -338,7 +338,7 @@ fn a_prepared_matrix_is_read_again_when_its_file_has_changed() {
 fn long_capsules_do_not_make_auto_commits_rarer() {
     // Its acknowledgement waits for the end of a capsule: that is not what the commit took.
     let child = Child::start();
-    let params = json!({ "capsules": 1_000, "work_us": 100_000 });
+    let params = json!({ "capsules": 1_000, "rest_us": 100_000 });
     child.run(SYNTHETIC, &params, None, CommitPolicy::Auto);
     let mut indices: Vec<u64> = Vec::new();
     // One that was really late makes the next rare.

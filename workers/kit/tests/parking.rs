@@ -106,7 +106,7 @@ fn is_end(report: &Report) -> bool {
 
 #[test]
 fn a_parked_run_computes_nothing_and_goes_on_where_it_is_with_the_same_bits() {
-    let work = json!({ "capsules": 3_000, "work_us": 1_000, "state_bytes": 5_000 });
+    let work = json!({ "capsules": 3_000, "rest_us": 1_000, "state_bytes": 5_000 });
     let solve = json!({
         "matrix": { "poisson2d": { "n": 30 } }, "iterations_per_capsule": 1, "load_cases": 300,
     });
@@ -138,7 +138,7 @@ fn a_parked_run_computes_nothing_and_goes_on_where_it_is_with_the_same_bits() {
 fn a_parked_run_ends_where_it_stands_and_the_child_serves_on() {
     let child = Child::start();
     for order in [Order::Cancel, Order::Yield(frames::Yield::default())] {
-        let params = json!({ "capsules": 1_000_000, "work_us": 100 });
+        let params = json!({ "capsules": 1_000_000, "rest_us": 100 });
         child.run(SYNTHETIC, &params, 1_000_000);
         child.park(None);
         child.send(&order);
@@ -151,7 +151,7 @@ fn a_parked_run_ends_where_it_stands_and_the_child_serves_on() {
 #[test]
 fn an_order_to_go_on_that_comes_before_the_boundary_takes_the_order_to_park_back() {
     let child = Child::start();
-    let params = json!({ "capsules": 20, "work_us": 20_000 });
+    let params = json!({ "capsules": 20, "rest_us": 20_000 });
     child.run(SYNTHETIC, &params, 1_000);
     assert!(matches!(child.hear().0, Report::Began { parks: true, .. }));
     child.send(&Order::Park(Park::default()));

@@ -19,6 +19,7 @@ use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeDescriptor, NodeId,
     Submission, Tenant, Timestamp, subjects,
 };
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -211,6 +212,13 @@ impl World {
             .unwrap();
     }
 
+    /// A line's execution, once it computes on this agent.
+    pub async fn started(&self, line: &Value, agent: &Running) -> ExecutionId {
+        let id = self.submit(&line.to_string(), agent).await;
+        self.wait_phase(id, "started").await;
+        id
+    }
+
     pub async fn submit(&self, submission: &str, to: &Running) -> ExecutionId {
         let tip = self.bind(submission, &to.destination()).await;
         let id = tip.state.execution;
@@ -305,7 +313,7 @@ pub async fn poll<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T 
 /// capsule takes, and none takes any time here.
 pub fn undisturbed(params: &serde_json::Value) -> serde_json::Value {
     let mut params = params.clone();
-    params.as_object_mut().unwrap().remove("work_us");
+    params.as_object_mut().unwrap().remove("rest_us");
     run_local("synthetic@1", &params).unwrap().result
 }
 

@@ -24,17 +24,12 @@ const MAGIC: &[u8; 8] = b"FIECSYN1";
 const MAGIC_PAGED: &[u8; 8] = b"FIECSYN2";
 const HEADER: usize = SYNTHETIC_HEADER as usize;
 const CHANGED: usize = 64;
-/// If set, a capsule sleeps for its `work_us`, so that tests of many executions do not load the
-/// machine. Never set it where computing is measured.
-pub const RESTS_ENV: &str = "FIEC_TEST_RESTS";
 /// Prefix of the outputs of its pages.
 const PAGES: &str = "filling";
 
 /// The program.
 pub struct Synthetic {
     params: SyntheticParams,
-    /// Capsules sleep instead of computing.
-    rests: bool,
     /// The file that notes a crash.
     marker: Option<PathBuf>,
     /// The answer to its request for more memory.
@@ -180,14 +175,15 @@ impl State for SyntheticState {
 }
 
 impl Synthetic {
+    /// Takes the time of one capsule.
     fn work(&self) {
         let work = Duration::from_micros(self.params.work_us);
-        if self.rests {
-            return std::thread::sleep(work);
-        }
         let start = Instant::now();
         while start.elapsed() < work {
             std::hint::spin_loop();
+        }
+        if self.params.rest_us > 0 {
+            std::thread::sleep(Duration::from_micros(self.params.rest_us));
         }
     }
 
@@ -269,7 +265,6 @@ impl Program for Synthetic {
             }
         };
         Ok(Self {
-            rests: std::env::var_os(RESTS_ENV).is_some(),
             marker,
             params,
             reserved: None,

@@ -1,0 +1,17 @@
+//! Policy services in this process against a real broker.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod stage;
+
+mod answers;
+mod batches;
+mod behind;
+mod bounds;
+mod entrusted;
+mod flood;
+mod health;
+mod offers;
+mod parts;
+mod shell;
+mod strangers;

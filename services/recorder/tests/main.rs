@@ -1,0 +1,18 @@
+//! The recorder against a real broker and a real PostgreSQL.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+mod catalogue;
+mod changes;
+mod collect;
+mod database;
+mod fold;
+mod live;
+mod queue;
+mod schema;
+mod spread;
+mod substrates;
+mod views;
+mod waiting;

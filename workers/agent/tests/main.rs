@@ -1,0 +1,22 @@
+//! Agents in this process against a real broker: from the offer of a capsule to its end.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+mod agent;
+mod ahead;
+mod contexts;
+mod devices;
+mod entrusted;
+mod large_states;
+mod last_messages;
+mod missing_states;
+mod outage;
+mod outbox;
+mod packages;
+mod panics;
+mod parking;
+mod reconfigure;
+mod spreading;
+mod surroundings;
