@@ -206,8 +206,8 @@ async fn a_whole_goes_on(when: When) -> (Lab, ExecutionId, ExecutionId, String) 
         ..workers_with_history(2)
     })
     .await;
-    let random = |seed: u64| json!({"random": {"n": 6_144, "seed": seed}});
-    let params = json!({"a": random(1), "b": random(2), "tile": 512, "threads": 1});
+    let random = |seed: u64| json!({"random": {"n": 4_608, "seed": seed}});
+    let params = json!({"a": random(1), "b": random(2), "tile": 384, "threads": 1});
     let whole = lab
         .publish_json(
             &json!({"id": "whole", "program": "gemm@1", "params": params,

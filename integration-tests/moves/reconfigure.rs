@@ -61,7 +61,7 @@ async fn request(lab: &Lab, verb: &str, id: &str, grant: Option<Grant>) -> ApiRe
 #[tokio::test]
 async fn a_running_solve_is_given_other_threads_and_memory_and_ends_with_the_same_bits() {
     let mut lab = Lab::start(workers_with_history(1)).await;
-    let params = json!({"matrix": {"poisson2d": {"n": 48}}, "load_cases": 1_200,
+    let params = json!({"matrix": {"poisson2d": {"n": 48}}, "load_cases": 400,
         "iterations_per_capsule": 20, "threads": 2});
     let line = json!({"id": "solve", "program": "cg@1", "params": params,
         "commit": {"every_ms": 100}});

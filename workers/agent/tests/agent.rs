@@ -372,7 +372,12 @@ async fn a_test_that_fails() {
 fn a_test_that_fails_ends() {
     let own = std::env::current_exe().unwrap();
     let mut test = std::process::Command::new(own)
-        .args(["--exact", "agent::a_test_that_fails", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "agent::a_test_that_fails",
+            "--ignored",
+            "--nocapture",
+        ])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
         .spawn()
