@@ -1,7 +1,7 @@
 //! The answers that people see who ask with the `nats` command, or publish without an answer.
+use crate::stage::{Stage, until};
 use fiec_schemas::messages::SubmitReply;
 use serde_json::{Value, json};
-use crate::stage::{Stage, until};
 
 #[tokio::test]
 async fn a_refused_request_is_an_error_of_the_micro_service_and_keeps_its_body() {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::stage::{Stage, tenant, until};
 use async_nats::HeaderMap;
 use fiec_broker::{Broker, Draft, Ledger, Tip};
 use fiec_policy_service::Options;
@@ -15,7 +16,6 @@ use fiec_schemas::{
     Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
-use crate::stage::{Stage, tenant, until};
 
 fn id(client: &str) -> ExecutionId {
     ExecutionId::from_client(&tenant(), &ClientId::new(client).unwrap())

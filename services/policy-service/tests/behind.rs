@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::stage::{Stage, tenant, until};
 use async_nats::jetstream::AckKind;
 use fiec_broker::{Draft, Ledger, Tip, topology};
 use fiec_policy_service::Options;
@@ -12,7 +13,6 @@ use fiec_schemas::{
     PhaseKind, Submission, Timestamp,
 };
 use futures_util::StreamExt as _;
-use crate::stage::{Stage, tenant, until};
 
 async fn phase(stage: &Stage, client: &str) -> String {
     let entry = stage.last(client).await;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::stage::{Stage, tenant, until};
 use async_nats::jetstream::AckKind;
 use fiec_broker::{Draft, Ledger, Tip, topology};
 use fiec_policy_service::Options;
@@ -11,7 +12,6 @@ use fiec_schemas::{
     ClientId, Event, ExecutionId, ExecutionState, Phase, Submission, Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
-use crate::stage::{Stage, tenant, until};
 
 /// Number of deliveries of this message before the service sees it.
 const DELIVERED: usize = 16;

@@ -2,6 +2,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::stage::{Running, Stage, until};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::Config;
 use fiec_broker::topology;
@@ -9,7 +10,6 @@ use fiec_policy_service::Options;
 use fiec_schemas::messages::SubmitReply;
 use fiec_schemas::subjects;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use crate::stage::{Running, Stage, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 

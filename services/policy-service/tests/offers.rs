@@ -1,6 +1,6 @@
 //! Offers of nodes, requested from a real service through a real broker.
-use fiec_schemas::surroundings::{Offers, OffersReply};
 use crate::stage::{Stage, until};
+use fiec_schemas::surroundings::{Offers, OffersReply};
 
 async fn offers(stage: &Stage) -> Offers {
     let reply: OffersReply = stage.ask_raw("fiec.api.offers", "").await;

@@ -1,5 +1,6 @@
 //! Requests about an execution whose range is shared, and their effect on its parts, with workers
 //! played by the test.
+use crate::stage::{Stage, tenant, until};
 use fiec_broker::{Draft, Ledger};
 use fiec_schemas::messages::{ApiReply, BatchReply, ControlRequest};
 use fiec_schemas::programs::TileRange;
@@ -10,7 +11,6 @@ use fiec_schemas::{
     Timestamp,
 };
 use serde_json::json;
-use crate::stage::{Stage, tenant, until};
 
 fn whole() -> ExecutionId {
     ExecutionId::from_client(&tenant(), &ClientId::new("w").unwrap())
