@@ -46,22 +46,6 @@ async fn needed(world: &World, place: &StatePlace) -> usize {
     sequences.len()
 }
 
-async fn agent(world: &World, name: &str, superseded_after: Duration) -> Running {
-    let mut options = world.options(name);
-    options.superseded_after = superseded_after;
-    world.agent_with(options).await
-}
-
-async fn pause(world: &World, id: ExecutionId, agent: &Running) {
-    let request = ControlRequest::Pause {
-        execution: id,
-        who: "ann".to_owned(),
-    };
-    let reply = world.control(&agent.node, &request).await.unwrap();
-    assert_eq!(reply.error, None);
-    world.wait_phase(id, "paused").await;
-}
-
 async fn move_to(world: &World, id: ExecutionId, from: &Running, to: Destination) {
     let state = world.last(id).await.message.state;
     let request = ControlRequest::Prepare {
@@ -95,15 +79,15 @@ async fn superseded_chunks_are_dropped_and_the_last_ones_are_kept_while_it_lives
     let world = World::start().await;
     let soon = Duration::from_millis(100);
     let (a, b) = (
-        agent(&world, "a", soon).await,
-        agent(&world, "b", soon).await,
+        world.agent_that_keeps("a", soon).await,
+        world.agent_that_keeps("b", soon).await,
     );
     let id = world.submit(&line(1_500, 5), &a).await;
     // Paused, it lives on, and needs its last state.
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 8)
         .await;
-    pause(&world, id, &a).await;
+    world.pause(id, &a).await;
     let paused = world.last(id).await;
     let place = paused.message.state.boundary.clone().unwrap();
     assert_eq!(place.bytes, LARGE);
@@ -151,7 +135,7 @@ async fn a_worker_that_leaves_drops_what_was_superseded_and_keeps_what_is_needed
     let world = World::start().await;
     // Nothing falls due before it leaves.
     let late = Duration::from_secs(3_600);
-    let a = agent(&world, "a", late).await;
+    let a = world.agent_that_keeps("a", late).await;
     let ended = world.submit(&line(20, 5), &a).await;
     world.wait_phase(ended, "completed").await;
     assert!(stored(&world, ended).await > 50);
@@ -176,7 +160,7 @@ const EVERY: u64 = MANY / 100 / 64;
 #[tokio::test]
 async fn a_commit_of_a_state_in_which_one_per_cent_changed_stores_at_most_five() {
     let world = World::start().await;
-    let a = agent(&world, "a", Duration::from_secs(15)).await;
+    let a = world.agent_that_keeps("a", Duration::from_secs(15)).await;
     let params = json!({ "capsules": EVERY * 12 + 1, "state_bytes": MANY });
     let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": EVERY } });
     let id = world.submit(&line.to_string(), &a).await;
@@ -208,8 +192,8 @@ async fn a_handover_and_the_way_back_move_only_what_changed() {
     let world = World::start().await;
     let late = Duration::from_secs(15);
     let (a, b) = (
-        agent(&world, "a", late).await,
-        agent(&world, "b", late).await,
+        world.agent_that_keeps("a", late).await,
+        world.agent_that_keeps("b", late).await,
     );
     let mut sent = world
         .broker
@@ -251,8 +235,8 @@ async fn what_a_fenced_worker_still_drops_is_never_what_its_successor_needs() {
     let world = World::start().await;
     let soon = Duration::from_millis(20);
     let (a, b) = (
-        agent(&world, "a", soon).await,
-        agent(&world, "b", soon).await,
+        world.agent_that_keeps("a", soon).await,
+        world.agent_that_keeps("b", soon).await,
     );
     let id = world.submit(&line(1_200, 2), &a).await;
     world
@@ -295,8 +279,8 @@ async fn what_a_fenced_worker_still_drops_is_never_what_its_successor_needs() {
 #[tokio::test]
 async fn pages_are_fetched_where_the_execution_has_moved_and_only_those_it_touches() {
     let world = World::start().await;
-    let a = agent(&world, "a", Duration::from_secs(15)).await;
-    let b = agent(&world, "b", Duration::from_secs(15)).await;
+    let a = world.agent_that_keeps("a", Duration::from_secs(15)).await;
+    let b = world.agent_that_keeps("b", Duration::from_secs(15)).await;
     // 32 pages of 64 KiB outside of σ; 1,000 capsules touch the first of them.
     let params = json!({
         "capsules": 1_000, "rest_us": 4_000, "state_bytes": 2 << 20, "page_bytes": 65_536,
@@ -400,8 +384,8 @@ async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was
     let world = World::start().await;
     let soon = Duration::from_millis(50);
     let (a, b) = (
-        agent(&world, "a", soon).await,
-        agent(&world, "b", soon).await,
+        world.agent_that_keeps("a", soon).await,
+        world.agent_that_keeps("b", soon).await,
     );
     let mut verdicts = world
         .broker
@@ -417,7 +401,7 @@ async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 8)
         .await;
-    pause(&world, id, &a).await;
+    world.pause(id, &a).await;
     let mut places = Vec::new();
     for seq in 1..=world.last(id).await.seq {
         let entry = world.ledger.by_sequence(seq).await;

@@ -6,7 +6,7 @@ use crate::common::{Running, World, bound, result, undisturbed};
 use bytes::Bytes;
 use fiec_broker::ledger::Entry;
 use fiec_broker::store;
-use fiec_schemas::messages::{ControlRequest, RestoreReply, RestoreRequest};
+use fiec_schemas::messages::{RestoreReply, RestoreRequest};
 use fiec_schemas::{Cause, Event, ExecutionId, subjects};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -20,30 +20,14 @@ fn line(capsules: u64, every: u64) -> String {
         .to_string()
 }
 
-async fn agent(world: &World, name: &str, superseded_after: Duration) -> Running {
-    let mut options = world.options(name);
-    options.superseded_after = superseded_after;
-    world.agent_with(options).await
-}
-
-async fn pause(world: &World, id: ExecutionId, agent: &Running) {
-    let request = ControlRequest::Pause {
-        execution: id,
-        who: "ann".to_owned(),
-    };
-    let reply = world.control(&agent.node, &request).await.unwrap();
-    assert_eq!(reply.error, None);
-    world.wait_phase(id, "paused").await;
-}
-
 /// A paused execution with a large state, of which the stream of chunks has lost everything.
 async fn with_lost_chunks(world: &World) -> (ExecutionId, Entry, Bytes) {
-    let a = agent(world, "a", Duration::from_secs(600)).await;
+    let a = world.agent_that_keeps("a", Duration::from_secs(600)).await;
     let id = world.submit(&line(1_500, 5), &a).await;
     world
         .wait(id, "some commits", |m| m.state.totals.commits >= 3)
         .await;
-    pause(world, id, &a).await;
+    world.pause(id, &a).await;
     let paused = world.last(id).await;
     let place = paused.message.state.boundary.clone().unwrap();
     let state = world.ledger.state(id, &place).await.unwrap();
@@ -89,7 +73,7 @@ async fn an_execution_whose_state_is_nowhere_fails_with_the_reason() {
     let world = World::start().await;
     let (id, paused, _) = with_lost_chunks(&world).await;
     let _recorder = recorder(&world, Some("PostgreSQL has no copy of it")).await;
-    let b = agent(&world, "b", Duration::from_secs(600)).await;
+    let b = world.agent_that_keeps("b", Duration::from_secs(600)).await;
     resume(&world, paused, &b).await;
     let failed = world.wait_phase(id, "failed").await;
     let reason = failed.events.iter().find_map(|e| match e {
@@ -112,7 +96,7 @@ async fn a_state_that_the_recorder_restores_goes_on_with_the_same_bits() {
     let place = paused.message.state.boundary.clone().unwrap();
     // The answer may come before the copy is there: the worker tries again.
     let mut heard = recorder(&world, None).await;
-    let b = agent(&world, "b", Duration::from_secs(600)).await;
+    let b = world.agent_that_keeps("b", Duration::from_secs(600)).await;
     resume(&world, paused, &b).await;
     let request = tokio::time::timeout(crate::common::PATIENCE, heard.next()).await;
     let request: RestoreRequest =

@@ -1,6 +1,4 @@
 //! A private broker, a service in a task, and nodes played by the test.
-#![allow(dead_code, reason = "each test file uses a part of it")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -1,6 +1,4 @@
 //! A private PostgreSQL with all tables, and what is read from it.
-#![allow(dead_code, reason = "each test file uses a part of it")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
 use std::os::unix::fs::PermissionsExt as _;
 

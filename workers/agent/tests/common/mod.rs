@@ -1,7 +1,5 @@
 //! A real nats-server, agents on it, and executions bound to them by hand.
 
-#![allow(dead_code)]
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -210,6 +208,24 @@ impl World {
             .unwrap()
             .await
             .unwrap();
+    }
+
+    /// An agent that keeps superseded states for this long.
+    pub async fn agent_that_keeps(&self, name: &str, superseded_after: Duration) -> Running {
+        let mut options = self.options(name);
+        options.superseded_after = superseded_after;
+        self.agent_with(options).await
+    }
+
+    /// Pauses an execution on its agent.
+    pub async fn pause(&self, id: ExecutionId, agent: &Running) {
+        let request = ControlRequest::Pause {
+            execution: id,
+            who: "ann".to_owned(),
+        };
+        let reply = self.control(&agent.node, &request).await.unwrap();
+        assert_eq!(reply.error, None);
+        self.wait_phase(id, "paused").await;
     }
 
     /// A line's execution, once it computes on this agent.
