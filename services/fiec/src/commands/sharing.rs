@@ -22,7 +22,7 @@ pub struct SharingArgs {
     /// one's
     #[arg(long, env = "FIEC_SLICE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub slice_ms: u64,
-    /// Milliseconds that an execution computes in its place at least before it is preempted
+    /// Least milliseconds that an execution computes in its place before it is preempted
     #[arg(long, env = "FIEC_RESIDENCY_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub residency_ms: u64,
     /// The same, as a multiple of the measured cost of a move
