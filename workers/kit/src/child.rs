@@ -1,7 +1,7 @@
 //! The run time of a child process: receives orders, runs the loop, commits beside the computation.
 //!
 //! The computing thread reads its orders itself. While it is idle it blocks on the socket. While it
-//! computes it checks the socket at a boundary, at most every [`LOOK_INTERVAL`]. So a boundary
+//! computes it checks the socket at a boundary, at most every `LOOK_INTERVAL`. So a boundary
 //! costs one reading of the clock, and no execution pays for waking a thread.
 
 mod orders;

@@ -2,7 +2,7 @@
 //! products.
 //!
 //! After Freivalds (1979): instead of `X = Y·Z`, the check compares `yᵀX` with `(yᵀY)·Z` for one
-//! vector y of signs. It uses compensated arithmetic ([`super::vector`]), so that it shows the
+//! vector y of signs. It uses compensated arithmetic (`super::vector`), so that it shows the
 //! error of X and not its own. No element of y is zero, so a single wrong element always shows. For
 //! y of independent signs `E‖yᵀΔ‖² = ‖Δ‖_F²`. So the root of the sum of squares over all columns
 //! estimates the Frobenius norm of the error.

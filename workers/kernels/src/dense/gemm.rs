@@ -7,7 +7,7 @@
 //!
 //! On x86-64 with FMA the kernels of the crate `private-gemm-x86` are used. It is pinned to a
 //! version whose order was tested to be this one with factors of 1 and −1. With other factors it
-//! rounds differently, and none are offered here. On other CPUs [`portable`] computes the same
+//! rounds differently, and none are offered here. On other CPUs `portable` computes the same
 //! chains. The tests compare all of them with a loop that follows the definition.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

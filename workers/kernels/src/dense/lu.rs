@@ -5,7 +5,7 @@
 //! column to its right. It is final, except that later exchanges still apply to the rows below its
 //! own diagonal block.
 //!
-//! The order of operations extends those of [`super::gemm`] and [`super::triangular`]. A panel of
+//! The order of operations extends those of [`mod@super::gemm`] and [`super::triangular`]. A panel of
 //! more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left half is
 //! factored. The right half is exchanged, solved, updated by one product, and factored. In a leaf,
 //! column by column: the first row of largest magnitude becomes the pivot. The column below it is

@@ -2,7 +2,7 @@
 //! and Van Loan, 1989). The reflectors of a block are `I − V·T·Vᵀ` with V unit lower trapezoidal
 //! and T upper triangular.
 //!
-//! The order of operations extends that of [`super::gemm`] and the fixed lanes of a dot product. A
+//! The order of operations extends that of [`mod@super::gemm`] and the fixed lanes of a dot product. A
 //! panel of more than [`LEAF`] columns is halved (the left half a multiple of [`LEAF`]). The left
 //! half is factored and applied to the right half ([`apply`]), which is then factored. Then `T₁₂ =
 //! −T₁₁·((V₁ᵀV₂)·T₂₂)` (Elmroth and Gustavson, 2000).

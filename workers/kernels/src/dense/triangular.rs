@@ -1,7 +1,7 @@
 //! X ← L⁻¹·X for a lower triangular L with ones on its diagonal.
 //!
 //! The order: L is halved (the first half a multiple of [`LEAF`]) until at most [`LEAF`] rows are
-//! left. Then `X₁ ← L₁₁⁻¹X₁`, `X₂ ← X₂ − L₂₁X₁` by [`super::gemm`], and `X₂ ← L₂₂⁻¹X₂`. In a leaf,
+//! left. Then `X₁ ← L₁₁⁻¹X₁`, `X₂ ← X₂ − L₂₁X₁` by [`mod@super::gemm`], and `X₂ ← L₂₂⁻¹X₂`. In a leaf,
 //! by ascending j, `xᵢ ← fma(−lᵢⱼ, xⱼ, xᵢ)` for all i > j.
 
 use super::gemm::{self, Into};

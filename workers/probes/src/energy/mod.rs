@@ -2,7 +2,7 @@
 //!
 //! An [`EnergyMeter`] follows the host's counters (RAPL by powercap) and those of devices with
 //! executions. A [`Share`] is one execution's part. [`fiec_schemas::energy`] states the rule of the
-//! charges, and [`account`] computes them.
+//! charges, and `account` computes them.
 //!
 //! The host's counters are read when an execution starts, ends or commits, but not again within
 //! [`FRESH`]. The devices' counters come from the polling thread. So an interval shorter than its
