@@ -14,7 +14,7 @@ pub struct Usage {
     pub resident: u64,
 }
 
-/// Usage of a process and all its descendants now; zero for one that is gone.
+/// Usage of a process and all its descendants until now; zero if the process has ended.
 pub fn tree(root: u32) -> Usage {
     let processes = snapshot();
     let mut usage = Usage::default();
@@ -44,7 +44,7 @@ fn family(processes: &BTreeMap<u32, Process>, root: u32) -> Vec<u32> {
     found
 }
 
-/// Usage of each part of a cluster by now, by its name; a worker with its children.
+/// Usage of each part of a cluster until now, with its name. A worker includes its children.
 pub(super) fn parts(cluster: &Cluster) -> Vec<(String, Usage)> {
     let mut all = vec![("nats-server".to_owned(), tree(cluster.servers.nats.pid()))];
     if let Some(postgres) = &cluster.servers.postgres {
@@ -59,8 +59,8 @@ pub(super) fn parts(cluster: &Cluster) -> Vec<(String, Usage)> {
     all
 }
 
-/// What each part of a cluster spent on so many pieces of work: name, seconds, pieces. Summed over
-/// the rounds, since the system counts in hundredths of a second.
+/// Processor time of each part of a cluster and the pieces of work it was spent on: name, seconds,
+/// pieces. It is a sum over all rounds, because the system counts in hundredths of a second.
 #[derive(Debug, Default)]
 pub(super) struct Spent(Vec<(String, f64, usize)>);
 

@@ -1,6 +1,6 @@
-//! `bench device`: what `fiec device test` computes and measures, as figures: products, factors and
-//! solves against the device's FP64 peak, a context that is warm against a new one, and what moves
-//! when an execution leaves the device.
+//! `bench device`: the measures of `fiec device test` as figures: products, factors and solves against
+//! the device's FP64 peak, a warm context against a new one, and the bytes that move when an execution
+//! leaves the device.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use super::figures::Figures;
 /// device's FP64 peak outside tensor cores; `iterations_per_s` of CG; `open_ms` of a device with a
 /// warm context, floor = with a new one; `moved_bytes` of a rebinding half-way (σ and what was
 /// finished since the last boundary), floor = the matrices that stay behind. A machine without a
-/// device is told so, and is an outcome of its own.
+/// device has an outcome of its own.
 ///
 /// # Errors
-/// When a device that is there cannot be opened, or computes something else than the processor.
+/// When a device cannot be opened, or its results differ from the processor's.
 pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<Outcome> {
     let found = match fiec_cuda::list() {
         Ok(found) => found,
@@ -52,8 +52,8 @@ fn on(lab: &mut Lab<'_>, device: &Found, sizes: Sizes) -> anyhow::Result<Outcome
     let report = suite::run(&devices, device, sizes, &mut |text| {
         steps.step(text);
     })?;
-    let untold = rates(&report, lab.figures);
-    for case in untold {
+    let skipped = rates(&report, lab.figures);
+    for case in skipped {
         lab.left_out(&format!("{} {}", case.name, case.contract), &case.note);
     }
     let memory = device.memory_bytes / 2;
@@ -86,12 +86,12 @@ fn on(lab: &mut Lab<'_>, device: &Found, sizes: Sizes) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// The report's figures; gives the cases of which there are none.
+/// Adds the report's figures. Returns the cases that have none.
 fn rates<'a>(report: &'a Report, figures: &mut Figures) -> Vec<&'a Case> {
-    let mut untold = Vec::new();
+    let mut skipped = Vec::new();
     for case in &report.cases {
         if case.verdict == Verdict::Skipped {
-            untold.push(case);
+            skipped.push(case);
             continue;
         }
         let words = format!("{} {}, {}", case.name, case.contract, case.size);
@@ -111,10 +111,10 @@ fn rates<'a>(report: &'a Report, figures: &mut Figures) -> Vec<&'a Case> {
     ] {
         figures.add("device", case, "open_ms", "ms", value, floor);
     }
-    untold
+    skipped
 }
 
-/// Programs that leave the device half-way, and the bytes of their matrices.
+/// The programs that leave the device half-way, with the bytes of their matrices.
 fn moves(sizes: Sizes) -> [(&'static str, Value, u64); 3] {
     let (n, block) = sizes.factor;
     let random = |seed: u64| json!({"random": {"n": n, "seed": seed}});
@@ -131,7 +131,7 @@ fn moves(sizes: Sizes) -> [(&'static str, Value, u64); 3] {
     ]
 }
 
-/// Bytes of σ and of what is stored with it when a program yields a device half-way.
+/// Bytes of σ and of the outputs stored with it, for a program that yields a device half-way.
 fn moved(
     devices: Arc<dyn Devices>,
     uuid: &str,

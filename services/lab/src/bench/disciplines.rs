@@ -1,10 +1,12 @@
-//! `bench disciplines`: heavy-tailed jobs of one device each on a small cluster under first come
-//! first served, priority, least attained service with preemption at boundaries, and ours: mean and
-//! 95th percentile of the time from submission to the end. In the simulator, on the trace of
-//! [`fiec_simulator::disciplines`]; with `--real` instead, seconds for hours, with real servers, a
-//! real worker and real programs, and beside it the simulator on these very jobs: how many of the pairs
-//! of disciplines that it tells apart come in the same order for real says whether it may be believed.
-//! The floor is the mean length of the jobs: what a lab without end would take.
+//! `bench disciplines`: heavy-tailed jobs of one device each on a small cluster. The disciplines are
+//! first come first served, priority, least attained service with preemption at boundaries, and ours.
+//! The figures are mean and 95th percentile of the time from submission to the end. The floor is the
+//! mean length of the jobs: their time on a cluster without limits.
+//!
+//! The jobs run in the simulator, on the trace of [`fiec_simulator::disciplines`]. With `--real`, jobs
+//! of seconds run with real servers, a real worker and real programs, and in the simulator as well.
+//! `pairs_in_order` says how far the simulator can be trusted: of the pairs of disciplines that it
+//! tells apart, the share that has the same order in reality.
 
 use std::time::{Duration, Instant};
 
@@ -25,20 +27,20 @@ use crate::cluster::{Cluster, ClusterOptions};
 
 /// Slots of the real worker.
 const SLOTS: usize = 2;
-/// One capsule of a real job.
+/// Time of one capsule of a real job.
 const CAPSULE: Duration = Duration::from_millis(20);
-/// Work that comes to the real worker, against what it could do.
+/// Work submitted to the real worker, as a share of its capacity.
 const LOAD: f64 = 1.0;
 /// Its jobs.
 const JOBS: usize = 80;
-/// A slice of 30 s where jobs take hours is half a second here, and all else of that kind as much
-/// shorter.
+/// Jobs take seconds here instead of hours, so a slice of 30 s is half a second, and all other times
+/// are scaled alike.
 const SLICE_MS: u64 = 500;
 const RESIDENCY_MS: u64 = 200;
 const AGEING_MS: u64 = 60_000;
-/// What a real job takes to begin in a warm child.
+/// Time of a real job's start in a warm child.
 const START_MS: u64 = 5;
-/// Means that differ by less in the simulator are not told apart.
+/// Simulated means that differ by a smaller share count as equal.
 const APART: f64 = 0.1;
 
 /// Runs the bench: `mean_completion_s`, `p95_completion_s` and `preemptions` by discipline and case.
@@ -53,10 +55,10 @@ pub async fn run(lab: &mut Lab<'_>, real: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The seeds of one discipline, all jobs of all seeds counting alike.
+/// The seeds of one discipline. All jobs of all seeds count alike.
 fn simulated(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let seeds = u64::try_from(lab.samples(10))?;
-    // What a move costs decides much: nothing at all, and what it takes to begin a training job.
+    // The cost of a move matters much. The cases are none, and the start of a training job.
     for start_ms in [0, 10_000] {
         for discipline in Discipline::ALL {
             let (mut mean, mut p95, mut preemptions, mut work) = (0.0, 0.0, 0.0, 0.0);
@@ -110,8 +112,8 @@ struct Job {
     priority: i16,
 }
 
-/// The same kind of trace in seconds: bounded Pareto with exponent 0.5, Poisson, half of what is
-/// short with a priority.
+/// The same kind of trace in seconds: bounded Pareto with exponent 0.5, Poisson arrivals. Half of the
+/// short jobs have a priority.
 fn jobs(count: usize) -> Vec<Job> {
     let mut draw = Draw::new(11, Purpose::Workload(0));
     let lengths = Quantity::Pareto {
@@ -196,8 +198,8 @@ async fn real_ones(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of the pairs whose simulated means (the second of each) are apart, the share that comes in the
-/// same order for real; none where no pair is.
+/// Of the pairs whose simulated means (the second of each) differ, the share with the same order in
+/// reality; none if no pair differs.
 fn in_order(means: &[(f64, f64)]) -> Option<f64> {
     let pairs = means
         .iter()
@@ -268,8 +270,8 @@ fn scenario(jobs: &[Job]) -> Scenario {
     }
 }
 
-/// Submits every job when its time has come; seconds from submission to end, and how often one was
-/// bound anew.
+/// Submits every job at its time. Returns seconds from submission to end, and the rebindings of a
+/// job.
 async fn play(
     cluster: &Cluster,
     jobs: &[Job],

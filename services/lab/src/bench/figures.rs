@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 pub struct Figure {
     /// The bench.
     pub bench: String,
-    /// Which case of it, e.g. `warm 72 KiB`.
+    /// The case, e.g. `warm 72 KiB`.
     pub case: String,
-    /// What was measured, with its unit in the name.
+    /// Name of the measure, which ends in its unit.
     pub metric: String,
-    /// Ours.
+    /// The product's value.
     pub value: f64,
     /// Unit of value and floor.
     pub unit: String,
-    /// What the same work costs without us, measured in the same run.
+    /// The value of the same work without FIEC, measured in the same run.
     pub floor: Option<f64>,
-    /// Ours against the floor.
+    /// Value divided by floor.
     pub ratio: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Collects figures; with `json` each is printed at once.
+    /// Collects figures. With `json`, prints each at once.
     pub fn new(json: bool) -> Self {
         Self {
             json,
@@ -38,7 +38,7 @@ impl Figures {
         }
     }
 
-    /// True when JSON lines are wanted and nothing else may stand on standard output.
+    /// True if standard output has only JSON lines.
     pub fn json(&self) -> bool {
         self.json
     }
@@ -102,7 +102,7 @@ impl Figures {
     }
 }
 
-/// A value with as many digits as people read.
+/// A value with the digits that a person reads.
 pub fn number(n: Option<f64>) -> String {
     match n {
         Some(n) if n.abs() >= 100.0 => format!("{n:.0}"),
@@ -112,7 +112,7 @@ pub fn number(n: Option<f64>) -> String {
     }
 }
 
-/// The machine's name, for whoever reads the figures later.
+/// The machine's name, to keep with the figures.
 pub fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo")
         .ok()

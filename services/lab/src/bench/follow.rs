@@ -1,11 +1,11 @@
-//! Follows the ledgers during a bench and picks out moments.
+//! Picks moments out of the ledgers of executions that a bench measures.
 //!
-//! [`Follow`] reads every message as it comes, which takes a core at the very moment that is
-//! measured. Where that matters, [`ended`] and [`arrived`] look at one ledger now and then instead.
+//! [`Follow`] reads every ledger message as it comes, which takes a core. A bench during which that
+//! would change the figures polls one ledger instead, with [`ended`] and [`arrived`].
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, Ledger};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp};
@@ -19,26 +19,6 @@ pub struct Follow {
     feed: BoxStream<'static, Result<FeedItem, BrokerError>>,
 }
 
-/// When and how long an execution computed, as its program's own clock says.
-#[derive(Debug, Clone, Copy)]
-pub struct Span {
-    /// Begin of its first capsule.
-    pub since: Timestamp,
-    /// End of its last capsule.
-    pub until: Timestamp,
-    /// Capsules in all.
-    pub capsules: u64,
-    /// Boundaries committed.
-    pub commits: u64,
-}
-
-impl Span {
-    /// Seconds between the first capsule's begin and the last one's end.
-    pub fn seconds(&self) -> f64 {
-        (self.until.micros() - self.since.micros()) as f64 / 1e6
-    }
-}
-
 impl Follow {
     /// Opens the feed.
     ///
@@ -50,72 +30,46 @@ impl Follow {
         })
     }
 
-    /// The next message of any execution.
+    /// Returns the next message of any execution.
     ///
     /// # Errors
-    /// At the deadline.
+    /// When none comes within `patience`.
     pub async fn next(
         &mut self,
         patience: Duration,
     ) -> anyhow::Result<(ExecutionId, LedgerMessage)> {
-        loop {
-            let item = tokio::time::timeout(patience, self.feed.next())
-                .await
-                .with_context(|| format!("nothing happened for {patience:?}"))?
-                .context("the ledger feed ended")?;
-            match item {
-                Ok(item) => return Ok((item.execution, item.message()?)),
-                Err(error) => tracing::debug!(%error, "ledger feed"),
-            }
-        }
+        let item = self.next_item(patience).await?;
+        Ok((item.execution, item.message()?))
     }
 
-    /// Follows one execution to its end.
+    /// Returns the next message of one execution, and the time at which the broker stored it.
     ///
     /// # Errors
-    /// When it does not complete.
-    pub async fn to_completion(
+    /// When it ends, or no execution has a message within `patience`.
+    pub async fn next_of(
         &mut self,
         execution: ExecutionId,
         patience: Duration,
-    ) -> anyhow::Result<Span> {
-        let mut since = None;
+    ) -> anyhow::Result<(LedgerMessage, Timestamp)> {
         loop {
-            let (id, message) = self.next(patience).await?;
-            if id != execution {
+            let item = self.next_item(patience).await?;
+            if item.execution != execution {
                 continue;
             }
-            for event in &message.events {
-                match event {
-                    Event::Started {
-                        computing_since, ..
-                    } if since.is_none() => {
-                        since = Some(*computing_since);
-                    }
-                    Event::Completed {
-                        computed_until,
-                        capsules,
-                        ..
-                    } => {
-                        return Ok(Span {
-                            since: since.context("it completed without having started")?,
-                            until: *computed_until,
-                            capsules: *capsules,
-                            commits: message.state.totals.commits,
-                        });
-                    }
-                    Event::Failed { reason, stderr } => bail!("it failed: {reason}\n{stderr}"),
-                    _ => {}
-                }
-            }
+            let message = item.message()?;
+            ensure!(
+                !message.state.phase.is_terminal(),
+                "it ended: {:?}",
+                message.events
+            );
+            return Ok((message, item.stored_at));
         }
     }
 
-    /// Follows one execution until it is started under this epoch or a later one; the begin of
-    /// its first capsule there, and the end of the last capsule before where it has moved.
+    /// Waits until one execution computes under this epoch or a later one.
     ///
     /// # Errors
-    /// When it ends, or at the deadline.
+    /// When it ends, or no execution has a message within `patience`.
     pub async fn started(
         &mut self,
         execution: ExecutionId,
@@ -124,10 +78,7 @@ impl Follow {
     ) -> anyhow::Result<Moved> {
         let mut yielded = None;
         loop {
-            let (id, message) = self.next(patience).await?;
-            if id != execution {
-                continue;
-            }
+            let (message, _) = self.next_of(execution, patience).await?;
             for event in &message.events {
                 match event {
                     Event::Yielded { computed_until, .. } => yielded = Some(*computed_until),
@@ -135,9 +86,8 @@ impl Follow {
                         epoch: at,
                         computing_since,
                     } if *at >= epoch => {
-                        let Phase::Started(binding) = &message.state.phase else {
-                            bail!("it ended in the message that started it");
-                        };
+                        let binding = message.state.phase.binding();
+                        let binding = binding.context("it started without a node")?;
                         return Ok(Moved {
                             epoch: *at,
                             node: binding.node.to_string(),
@@ -145,17 +95,27 @@ impl Follow {
                             yielded,
                         });
                     }
-                    Event::Completed { .. } | Event::Failed { .. } => {
-                        bail!("it ended: {:?}", message.events);
-                    }
                     _ => {}
                 }
             }
         }
     }
+
+    async fn next_item(&mut self, patience: Duration) -> anyhow::Result<FeedItem> {
+        loop {
+            let item = tokio::time::timeout(patience, self.feed.next())
+                .await
+                .with_context(|| format!("nothing happened for {patience:?}"))?
+                .context("the ledger feed ended")?;
+            match item {
+                Ok(item) => return Ok(item),
+                Err(error) => tracing::debug!(%error, "ledger feed"),
+            }
+        }
+    }
 }
 
-/// A start, with the end of computing before it.
+/// A start on a node, with the end of computing on the node before.
 #[derive(Debug, Clone)]
 pub struct Moved {
     /// The epoch.
@@ -168,6 +128,18 @@ pub struct Moved {
     pub yielded: Option<Timestamp>,
 }
 
+impl Moved {
+    /// Returns the end of the last capsule on the node `left`.
+    ///
+    /// # Errors
+    /// When it is on that node again, or its ledger does not say when it stopped there.
+    pub fn yielded_from(&self, left: &str) -> anyhow::Result<Timestamp> {
+        ensure!(self.node != left, "it was bound to {left} again");
+        self.yielded
+            .context("a move without the end of computing before it")
+    }
+}
+
 /// An execution that has completed.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
@@ -177,24 +149,24 @@ pub struct Ended {
     pub capsules: u64,
     /// Boundaries committed.
     pub commits: u64,
-    /// How often it was bound anew.
+    /// Number of rebindings.
     pub rebindings: u64,
 }
 
-/// Looks `every` so often until an execution has completed, first after such a pause.
+/// Polls a ledger until its execution has completed. The first poll is one interval from now.
 ///
 /// # Errors
-/// When it ends otherwise, or at the deadline.
+/// When it ends otherwise, or does not complete within `patience`.
 pub async fn ended(
     broker: &Broker,
     execution: ExecutionId,
-    every: Duration,
+    interval: Duration,
     patience: Duration,
 ) -> anyhow::Result<Ended> {
     let (ledger, tenant) = (Ledger::new(broker), tenant()?);
     let deadline = Instant::now() + patience;
     loop {
-        tokio::time::sleep(every).await;
+        tokio::time::sleep(interval).await;
         let message = ledger.last(&tenant, execution).await?.map(|e| e.message);
         for event in message.iter().flat_map(|m| &m.events) {
             match event {
@@ -220,23 +192,23 @@ pub async fn ended(
     }
 }
 
-/// Looks `every` so often until an execution computes under this epoch, first after such a pause.
-/// The message that says when it began must still be its last one then: nothing else may happen
-/// to it within such a pause.
+/// Polls a ledger until its execution computes under this epoch or a later one. The first poll is
+/// one interval from now. The message that tells the start must still be the last one of the ledger
+/// then, so the execution must do nothing else within an interval.
 ///
 /// # Errors
-/// When it ends or something else happened to it, or at the deadline.
+/// When its ledger has a later message, or it does not arrive within `patience`.
 pub async fn arrived(
     broker: &Broker,
     execution: ExecutionId,
     epoch: u64,
-    every: Duration,
+    interval: Duration,
     patience: Duration,
 ) -> anyhow::Result<Moved> {
     let (ledger, tenant) = (Ledger::new(broker), tenant()?);
     let deadline = Instant::now() + patience;
     loop {
-        tokio::time::sleep(every).await;
+        tokio::time::sleep(interval).await;
         let last = ledger.last(&tenant, execution).await?.map(|e| e.message);
         if let Some(message) = last.filter(|m| m.state.epoch >= epoch)
             && let Phase::Started(binding) = &message.state.phase
@@ -263,4 +235,9 @@ pub async fn arrived(
             bail!("it did not arrive within {patience:?}");
         }
     }
+}
+
+/// Milliseconds between two times of the ledger.
+pub fn millis(from: Timestamp, to: Timestamp) -> f64 {
+    (to.micros() - from.micros()) as f64 / 1e3
 }

@@ -1,5 +1,5 @@
-//! `bench history`: ledger events from the stream into PostgreSQL by the recorder, against plain
-//! COPY of the very rows that this gives, into the same tables.
+//! `bench history`: the recorder writes ledger events from the stream into PostgreSQL. The floor is a
+//! plain COPY of the same rows into the same tables.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use async_nats::HeaderMap;
 use async_nats::jetstream::message::PublishMessage;
-use fiec::sql;
 use fiec_broker::Broker;
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::{Recorder, RecorderOptions, bench_support};
@@ -15,14 +14,14 @@ use fiec_schemas::subjects;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use super::Lab;
 use super::figures::median;
+use super::{Lab, recorded};
 use crate::cluster::{Cluster, ClusterOptions};
 
-/// Short ones: what slows the machine down for a moment meets both sides of a round.
+/// Rounds are short, so that a slow moment of the machine meets both sides of a round.
 const ROUNDS: usize = 7;
-/// How often the checkpoint is looked at.
-const LOOK: Duration = Duration::from_millis(10);
+/// Poll interval of the checkpoint.
+const POLL: Duration = Duration::from_millis(10);
 
 /// Runs the bench: `rows_per_s`, floor = plain COPY, reach ≥ 0.5.
 ///
@@ -35,7 +34,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         ..Default::default()
     };
     let mut cluster = Cluster::start(options, lab.steps).await?;
-    // Only the servers, their streams and tables are wanted here.
+    // The bench uses only the servers, their streams and tables.
     cluster.policies.clear();
     cluster.recorder = None;
     let pool = cluster.pool.clone().context("this bench needs history")?;
@@ -66,7 +65,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts the messages into the stream as their writers would have.
+/// Publishes the messages to the stream as their writers do.
 async fn publish(broker: &Broker, items: &[FeedItem]) -> anyhow::Result<()> {
     let mut acks = VecDeque::new();
     for item in items {
@@ -96,27 +95,14 @@ async fn record(broker: &Broker, pool: &PgPool, last: u64) -> anyhow::Result<f64
     let running = tokio::spawn(recorder.run(stop.clone()));
     let deadline = began + Duration::from_secs(60);
     let seconds = loop {
-        let rows = sql::query(
-            pool,
-            format!(
-                "SELECT seq::text AS seq FROM recorder_checkpoint WHERE stream = '{}'",
-                subjects::LEDGER_STREAM
-            ),
-        )
-        .await?;
-        if rows
-            .get(0, "seq")
-            .and_then(|t| t.parse::<u64>().ok())
-            .unwrap_or(0)
-            >= last
-        {
+        if recorded(pool).await? >= last {
             break began.elapsed().as_secs_f64();
         }
         ensure!(
             Instant::now() < deadline,
             "the recorder did not reach {last} within a minute"
         );
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     };
     stop.cancel();
     running.await??;

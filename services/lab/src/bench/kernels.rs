@@ -1,10 +1,10 @@
-//! `bench kernels`: what reproducible bits cost. Our kernels against those of faer, and our
-//! conjugate gradients against the plain loop, turn by turn in this process: no server, no child.
+//! `bench kernels`: the cost of reproducible bits. Our kernels against those of faer, and our
+//! conjugate gradients against the plain loop, in turns in this process, without server or child.
 //!
-//! faer's factorizations may change bits with the number of threads; ours may not, and a run in
-//! which they do fails. `reproducibility_cost` is how much longer ours take, in per cent;
-//! negative where they are the faster ones. faer takes minutes to compile and nothing else needs
-//! it, so it is here only with the feature `faer`; without it the dense kernels have no floor.
+//! The bits of faer's factorizations may depend on the number of threads. Ours must not: a run in
+//! which they do fails. `reproducibility_cost` is how much longer ours take, in per cent; it is
+//! negative if ours are faster. faer takes minutes to compile and nothing else needs it, so only the
+//! feature `faer` compiles it. Without it the dense kernels have no floor.
 
 use std::time::Instant;
 
@@ -100,14 +100,15 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds of each turn, and the digest of what ours computed.
+/// Seconds of each turn, and the digest of our result.
 struct Pairs {
     ours: Vec<f64>,
     theirs: Vec<f64>,
     digest: String,
 }
 
-/// The machine's speed drifts: the ratio is the median of the pairs, not of the medians.
+/// Adds a rate and its cost. The machine's speed drifts, so the ratio is the median of the pairs'
+/// ratios, not the ratio of the medians.
 fn add(
     lab: &mut Lab<'_>,
     case: &str,
@@ -132,14 +133,14 @@ fn add(
         .add("kernels", case, "reproducibility_cost", "%", cost, None);
 }
 
-/// How long it takes, in seconds.
+/// The time of `run`, in seconds.
 pub fn seconds(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
     run();
     start.elapsed().as_secs_f64()
 }
 
-/// Each turn once for each side, and one turn before that is not counted.
+/// Runs each side once a turn. A first turn does not count.
 fn dense(kernel: Kernel, threads: usize, rounds: usize) -> anyhow::Result<Pairs> {
     let random = |seed| Mat::from_columns(N, N, load_case(1, seed, N * N));
     let (a, b) = (random(1), random(2));
@@ -154,7 +155,7 @@ fn dense(kernel: Kernel, threads: usize, rounds: usize) -> anyhow::Result<Pairs>
     for round in 0..=rounds {
         let theirs = library.turn();
         let mut failed = None;
-        // Theirs copy the matrix they factor, too.
+        // faer's side also copies the matrix that it factors.
         let ours = seconds(|| match kernel {
             Kernel::Gemm => gemm(&mut engine, a.view(), b.view(), Into::Replace, c.view_mut()),
             Kernel::Lu => {
@@ -183,7 +184,7 @@ fn dense(kernel: Kernel, threads: usize, rounds: usize) -> anyhow::Result<Pairs>
     Ok(pairs)
 }
 
-/// So many iterations of ours and of the plain loop, turn by turn.
+/// Runs `iterations` of ours and of the plain loop, in turns.
 fn solves(a: &Csr, iterations: u32, rounds: usize) -> anyhow::Result<Pairs> {
     let b = right_hand_side(a, 1, 1);
     let problem = CgProblem::new(a.clone(), b.clone())?;
@@ -210,7 +211,7 @@ fn solves(a: &Csr, iterations: u32, rounds: usize) -> anyhow::Result<Pairs> {
                 plain.step();
             }
         });
-        // Both solve the same system: after so many steps they are equally far.
+        // Both solve the same system, so the same number of steps leaves the same residual.
         let (ours_left, left) = (state.rr.sqrt(), plain.rr.sqrt());
         ensure!(
             ours_left <= 10.0 * left + 1e-6 && left <= 10.0 * ours_left + 1e-6,
@@ -224,8 +225,8 @@ fn solves(a: &Csr, iterations: u32, rounds: usize) -> anyhow::Result<Pairs> {
     Ok(pairs)
 }
 
-/// Conjugate gradients with Jacobi's preconditioner as anyone would write them: arrays and loops,
-/// and sums in whatever order is quick.
+/// Plain conjugate gradients with Jacobi's preconditioner: arrays and loops, and sums in the fastest
+/// order.
 struct Plain {
     row_ptr: Vec<usize>,
     col_idx: Vec<u32>,

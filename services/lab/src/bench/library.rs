@@ -1,5 +1,5 @@
-//! faer's own GEMM, LU and QR as `bench kernels` measures ours against them; only with the feature
-//! `faer`, since nothing else needs it and it takes minutes to compile.
+//! faer's GEMM, LU and QR, the floor of `bench kernels`. Only the feature `faer` compiles them, because
+//! that takes minutes and nothing else needs faer.
 
 #[cfg(feature = "faer")]
 pub use with::Library;

@@ -1,10 +1,8 @@
-//! `fiec bench NAME`: measurements, each with its floor from the same run. Every bench runs real
-//! processes: workers with their program children, services and servers.
+//! `fiec bench NAME`: figures of the product, each with its floor from the same run. A bench runs real
+//! processes: workers with their children, services and servers.
 
 pub mod against;
 pub mod boundary;
-pub mod canary;
-pub mod chain;
 pub mod cpu;
 pub mod device;
 pub mod disciplines;
@@ -12,33 +10,33 @@ pub mod figures;
 pub mod follow;
 pub mod history;
 pub mod idle;
-pub mod interleave;
 pub mod interval;
 pub mod kernels;
 pub mod latency;
-pub mod launch;
 mod library;
 pub mod policy;
 pub mod python;
 pub mod rebind;
 pub mod recover;
-pub mod state;
 pub mod telemetry;
 pub mod throughput;
-pub mod waiting;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use async_nats::HeaderMap;
 use clap::{Args, ValueEnum};
+use fiec::client;
 use fiec::context::Global;
 use fiec::exit::Outcome;
+use fiec::sql;
 use fiec::ui::Steps;
 use fiec_broker::Broker;
 use fiec_policy_service::STAMP_HEADER;
+use fiec_schemas::messages::ExecutionVerb;
 use fiec_schemas::{ExecutionId, Tenant, Timestamp, subjects};
+use sqlx::PgPool;
 
 use crate::cluster::{Cluster, ClusterOptions};
 use figures::Figures;
@@ -46,32 +44,27 @@ use figures::Figures;
 /// The benches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Bench {
-    /// CG through FIEC with the default commit policy, against the bare loop
+    /// Cost of boundaries: CG with the default commit policy against the bare loop; 32 KiB of
+    /// state committed at every capsule against raw appends
     Boundary,
-    /// One execution with 32 KiB of state committed at every capsule, against raw appends
-    Chain,
-    /// Time from the end of the last capsule on A to the start of the first on B
+    /// Gap of a move, from the last capsule on A to the first on B; bytes and times of a commit and
+    /// a move of 24 MB of σ of which 1 % changes
     Rebind,
-    /// 24 MB of σ of which 1 % changes: bytes stored, bytes sent, and the time for both
-    State,
-    /// Time from the publish of a submission to the start of its first capsule, on an idle system
+    /// Publish of a submission to the start of its first capsule, on an idle system; for Rust and
+    /// Python programs, with a warm child and with a new one
     Latency,
-    /// The same for Rust and Python programs, with a warm child and with a new one each time
-    Launch,
     /// No-op executions a second, with complete history in PostgreSQL
     Throughput,
-    /// Time until a new policy service has taken over 100,000 live executions
+    /// Time until a new policy service has taken over 100,000 live executions, or 200,000 waiting
+    /// ones; then `why`, and requests about a whole batch
     Recover,
-    /// 100,000 waiting executions: restart, `why`, requests about the whole batch
-    Waiting,
     /// Ledger events into PostgreSQL, against COPY of the same rows
     History,
-    /// Cost of worker, policy service and recorder at rest
+    /// Cost of worker, policy service and recorder at rest; time until a new node has joined, with
+    /// its canaries and without
     Idle,
     /// Time from memory pressure to the first capsule on another node, by stage; cost of telemetry
     Telemetry,
-    /// Time until a node has joined, with its canaries and without
-    Canary,
     /// Placements a second on one core at 100, 1,000 and 10,000 nodes; memory of each
     Policy,
     /// Heavy-tailed jobs under FIFO, priority, least attained service and ours: completion times
@@ -211,18 +204,13 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let steps = Steps::new(global.json);
     let all = [
         Bench::Boundary,
-        Bench::Chain,
         Bench::Rebind,
-        Bench::State,
         Bench::Latency,
-        Bench::Launch,
         Bench::Throughput,
         Bench::Recover,
-        Bench::Waiting,
         Bench::History,
         Bench::Idle,
         Bench::Telemetry,
-        Bench::Canary,
         Bench::Policy,
         Bench::Disciplines,
         Bench::Kernels,
@@ -240,18 +228,13 @@ pub async fn run(args: BenchArgs, global: &Global) -> anyhow::Result<Outcome> {
         };
         match bench {
             Bench::Boundary => boundary::run(&mut lab).await,
-            Bench::Chain => chain::run(&mut lab).await,
             Bench::Rebind => rebind::run(&mut lab).await,
-            Bench::State => state::run(&mut lab).await,
             Bench::Latency => latency::run(&mut lab).await,
-            Bench::Launch => launch::run(&mut lab).await,
             Bench::Throughput => throughput::run(&mut lab, args.workers, args.slots).await,
             Bench::Recover => recover::run(&mut lab).await,
-            Bench::Waiting => waiting::run(&mut lab).await,
             Bench::History => history::run(&mut lab).await,
             Bench::Idle => idle::run(&mut lab).await,
             Bench::Telemetry => telemetry::run(&mut lab).await,
-            Bench::Canary => canary::run(&mut lab).await,
             Bench::Policy => policy::run(&mut lab),
             Bench::Disciplines => disciplines::run(&mut lab, args.real).await,
             Bench::Kernels => kernels::run(&mut lab).await,
@@ -304,7 +287,31 @@ async fn publish(broker: &Broker, body: String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Submits one line with an id of ours.
+/// Asks the policy service for something about one execution.
+async fn request(
+    broker: &Broker,
+    verb: ExecutionVerb,
+    execution: ExecutionId,
+) -> anyhow::Result<()> {
+    let id = execution.to_string();
+    let reply = client::execution(broker, verb, &tenant()?, &id, None).await?;
+    match reply.error {
+        Some(error) => bail!("{verb} of {id} was refused: {error}"),
+        None => Ok(()),
+    }
+}
+
+/// Returns the sequence of the last ledger message that the recorder has written to PostgreSQL.
+async fn recorded(pool: &PgPool) -> anyhow::Result<u64> {
+    let select = format!(
+        "SELECT seq::text AS seq FROM recorder_checkpoint WHERE stream = '{}'",
+        subjects::LEDGER_STREAM
+    );
+    let rows = sql::query(pool, select).await?;
+    Ok(rows.get(0, "seq").and_then(|t| t.parse().ok()).unwrap_or(0))
+}
+
+/// Submits one line with a client's id.
 async fn submit(
     broker: &Broker,
     id: &str,
@@ -326,7 +333,7 @@ async fn submit_unnamed(
     submission: &serde_json::Value,
 ) -> anyhow::Result<ExecutionId> {
     let tenant = tenant()?;
-    // Fixed here, the id is known without asking anybody.
+    // The id follows from the stamp, so the bench knows it without a request.
     let stamp = Timestamp::now();
     let mut headers = HeaderMap::new();
     headers.insert(STAMP_HEADER, stamp.micros().to_string().as_str());

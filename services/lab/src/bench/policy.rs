@@ -1,5 +1,5 @@
-//! `bench policy`: how fast the policy places on one core, how long one decision takes, and what a
-//! node and an execution cost in memory. No server and no process beside this one.
+//! `bench policy`: placements a second on one core, the time of one decision, and the memory of a
+//! node and an execution. It starts no server and no other process.
 
 use std::time::Instant;
 
@@ -18,14 +18,14 @@ const NODES: [u32; 3] = [100, 1_000, 10_000];
 /// # Errors
 /// When an execution that has room is not placed.
 pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    // First, while nothing that was freed can be used again.
+    // Memory is measured first, before freed memory can be reused.
     memory(lab)?;
     let mut before: Option<(u32, f64)> = None;
     for nodes in NODES {
         let case = format!("{nodes} nodes");
         lab.steps_message(&format!("policy: {case}"));
         let mut bench = Bench::new(nodes, &Asks::default())?;
-        // Half of the slots, so that the last placement looks for room as the first does.
+        // It fills half of the slots, so that the last placement searches as long as the first.
         let count = lab.samples(2 * nodes.min(5_000) as usize);
         let mut took = Vec::with_capacity(count);
         for _ in 0..count {
@@ -52,8 +52,8 @@ pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is resident grows by what each node, and each execution, takes; so many of them that pages
-/// and what the allocator keeps do not count.
+/// Measures the growth of resident memory for each node and each execution. There are so many that
+/// whole pages and the allocator's reserve do not matter.
 fn memory(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     const MANY: u32 = 20_000;
     const EXECUTIONS: u32 = 200_000;
@@ -65,7 +65,7 @@ fn memory(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let case = format!("{MANY} nodes");
     lab.figures
         .add("policy", &case, "node_bytes", "B", each, None);
-    // Both live at once, so that nothing of the one is used again for the other.
+    // Both stay alive, so that the second cannot reuse memory of the first.
     let mut few = Bench::new(10, &Asks::default())?;
     let begin = resident();
     for _ in 0..EXECUTIONS {

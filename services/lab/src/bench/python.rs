@@ -1,4 +1,4 @@
-//! The Python kit as the benches use it: where it is, or why not.
+//! The Python kit for the benches: finds it, or says why not.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -10,18 +10,18 @@ use tokio::process::Command;
 
 use super::figures::Figure;
 
-/// What python3 answers: its version, and where it finds the kit.
+/// Asks python3 for its version and the kit's folder.
 const QUESTION: &str = "import sys
 if sys.version_info < (3, 10):
     sys.exit('it is ' + sys.version.split()[0] + '; the kit needs 3.10 or newer')
 import os, fiec
 print(os.path.dirname(os.path.dirname(os.path.abspath(fiec.__file__))))";
-/// How long a short command may take.
+/// Longest time of a short command.
 const ANSWER: Duration = Duration::from_secs(20);
-/// How long the kit's own bench may take.
+/// Longest time of the kit's own bench.
 const MEASURED: Duration = Duration::from_secs(120);
 
-/// The kit: the folder that has the module `fiec` in it.
+/// The kit: the folder with the module `fiec`.
 #[derive(Debug)]
 pub struct Kit {
     folder: PathBuf,
@@ -78,7 +78,7 @@ impl Kit {
     /// The figures of `python3 -m fiec.bench`.
     ///
     /// # Errors
-    /// When it fails, or says what is no figure.
+    /// When it fails, or prints a line that is no figure.
     pub async fn bench(&self) -> anyhow::Result<Vec<Figure>> {
         let mut command = python(&["-m", "fiec.bench", "--json"]);
         command.env("PYTHONPATH", &self.folder);
@@ -99,7 +99,7 @@ fn python(words: &[&str]) -> Command {
     command
 }
 
-/// What a command says, or why it failed.
+/// The output of a command, or why it failed.
 async fn answer(mut command: Command, within: Duration) -> anyhow::Result<String> {
     let output: Output = tokio::time::timeout(within, command.kill_on_drop(true).output())
         .await

@@ -1,9 +1,9 @@
-//! `bench throughput`: no-op executions to completion, with their history complete in PostgreSQL
-//! at the end; and where the processor time went.
+//! `bench throughput`: no-op executions to completion, with complete history in PostgreSQL at the
+//! end; and the processor time of each part.
 //!
-//! The floor is what no execution can do without: the broker stores one message of the size of its
-//! ledger, the first of a subject, by compare-and-set. It is measured in the same round, sent by
-//! one process without waiting for the one before, and read by nobody.
+//! The floor is the least that every execution needs: the broker stores one message of the size of
+//! its ledger, the first of a subject, by compare-and-set. It is measured in the same round. One
+//! process sends these messages without waiting for each, and nobody reads them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -19,13 +19,13 @@ use fiec_schemas::subjects;
 
 use super::cpu::{self, Spent};
 use super::figures::median;
-use super::{Lab, cluster, tenant};
+use super::{Lab, cluster, recorded, tenant};
 use crate::cluster::Cluster;
 
 const LINES_A_MESSAGE: usize = 50;
 /// Bytes of the ledger message of an execution without work.
 const MESSAGE: usize = 1_200;
-/// Appends of the floor that are under way at once.
+/// Appends of the floor that may be unacknowledged.
 const IN_FLIGHT: usize = 256;
 const FLOOR_STREAM: &str = "FIEC_BENCH_FLOOR";
 
@@ -51,7 +51,7 @@ pub async fn run(lab: &mut Lab<'_>, workers: u32, slots: u32) -> anyhow::Result<
         complete(&cluster, done).await?;
         let seconds = began.elapsed().as_secs_f64();
         if round == 0 {
-            continue; // learns the nodes' rate, fills caches
+            continue; // the first round learns the nodes' rate and fills caches
         }
         rates.push(count as f64 / seconds);
         floors.push(floor);
@@ -75,11 +75,11 @@ async fn appended(broker: &Broker, count: usize) -> anyhow::Result<f64> {
     };
     broker.js.get_or_create_stream(config).await?;
     let text = "x".repeat(MESSAGE);
-    let mut under_way = VecDeque::new();
+    let mut in_flight = VecDeque::new();
     let began = Instant::now();
     for _ in 0..count {
-        if under_way.len() >= IN_FLIGHT
-            && let Some(ack) = under_way.pop_front()
+        if in_flight.len() >= IN_FLIGHT
+            && let Some(ack) = in_flight.pop_front()
         {
             settled(ack).await?;
         }
@@ -89,9 +89,9 @@ async fn appended(broker: &Broker, count: usize) -> anyhow::Result<f64> {
             .headers(headers)
             .expected_last_subject_sequence(0);
         let subject = format!("bench.floor.{}", uuid::Uuid::now_v7());
-        under_way.push_back(broker.js.send_publish(subject, message).await?);
+        in_flight.push_back(broker.js.send_publish(subject, message).await?);
     }
-    for ack in under_way {
+    for ack in in_flight {
         settled(ack).await?;
     }
     let rate = count as f64 / began.elapsed().as_secs_f64();
@@ -104,7 +104,7 @@ async fn settled(ack: PublishAckFuture) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Publishes so many no-op submissions, fifty lines a message, acknowledged in order.
+/// Publishes `count` no-op submissions, fifty lines a message, and waits for all acknowledgements.
 async fn flood(broker: &Broker, count: usize) -> anyhow::Result<()> {
     let subject = subjects::submit(&tenant()?);
     let line = "{\"program\":\"synthetic@1\",\"params\":{\"capsules\":0}}\n";
@@ -126,23 +126,15 @@ async fn flood(broker: &Broker, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until PostgreSQL has everything that the ledger stream has, and the stream everything
-/// that was submitted; then counts, once, since counting costs what is being measured.
+/// Waits until the ledger stream has all executions and PostgreSQL has the whole stream. Counts rows
+/// only then, because a count takes processor time from the services.
 async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
     let pool = cluster.pool.as_ref().context("this bench needs history")?;
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut wait = Duration::from_millis(5);
     loop {
-        let rows = sql::query(
-            pool,
-            format!(
-                "SELECT seq::text AS seq FROM recorder_checkpoint WHERE stream = '{}'",
-                subjects::LEDGER_STREAM
-            ),
-        )
-        .await?;
-        let recorded: u64 = rows.get(0, "seq").and_then(|t| t.parse().ok()).unwrap_or(0);
-        // Every execution has a message at least.
+        let recorded = recorded(pool).await?;
+        // Every execution has at least one message.
         if recorded >= count as u64 && feed::bounds(&cluster.broker).await?.1 == recorded {
             let rows = sql::query(
                 pool,
@@ -164,7 +156,7 @@ async fn complete(cluster: &Cluster, count: usize) -> anyhow::Result<()> {
                 );
                 return Ok(());
             }
-            // Some took more messages than one; look less often.
+            // Some executions have several messages. Poll less often.
             wait = Duration::from_millis(50);
         }
         ensure!(

@@ -9,6 +9,7 @@ use fiec_kit::local::LocalOutcome;
 use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
 use serde_json::{Value, json};
+use sqlx::PgPool;
 
 use super::{print_verdicts, verdict};
 use crate::cluster::Cluster;
@@ -39,11 +40,7 @@ impl Scene<'_> {
             println!("\n{}\n{}", self.sql(REBINDINGS), rebindings.table());
             println!("{}\n{}\n", self.sql(PLACEMENTS), timeline.table());
         }
-        let pool = self
-            .cluster
-            .pool
-            .as_ref()
-            .context("the demo's cluster has history")?;
+        let pool = self.pool()?;
         let ledger = LedgerEnd::of(
             &self.cluster.broker,
             &self.last.state.tenant,
@@ -144,58 +141,39 @@ impl Scene<'_> {
         )
     }
 
-    async fn query(&self, select: &str) -> anyhow::Result<Rows> {
-        let pool = self
-            .cluster
-            .pool
-            .as_ref()
-            .context("the demo's cluster has history")?;
-        sql::query(pool, self.sql(select)).await
+    fn pool(&self) -> anyhow::Result<&PgPool> {
+        let pool = self.cluster.pool.as_ref();
+        pool.context("the demo's cluster has history")
     }
 
-    /// The rebindings, once PostgreSQL has the end of the execution.
+    async fn query(&self, select: &str) -> anyhow::Result<Rows> {
+        sql::query(self.pool()?, self.sql(select)).await
+    }
+
+    /// Waits until the recorder has written the end of the execution. Returns its rebindings.
     async fn history(&self) -> anyhow::Result<Rows> {
-        loop {
-            let summary = self.ended().await?;
-            if summary {
-                return self.query(REBINDINGS).await;
-            }
+        while !self.is_end_recorded().await? {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        self.query(REBINDINGS).await
     }
 
-    async fn ended(&self) -> anyhow::Result<bool> {
-        let pool = self
-            .cluster
-            .pool
-            .as_ref()
-            .context("the demo's cluster has history")?;
-        let rows = sql::query(
-            pool,
-            format!(
-                "SELECT phase::text AS phase FROM executions WHERE id = '{}'",
-                self.execution
-            ),
-        )
-        .await?;
+    async fn is_end_recorded(&self) -> anyhow::Result<bool> {
+        let select = format!(
+            "SELECT phase::text AS phase FROM executions WHERE id = '{}'",
+            self.execution
+        );
+        let rows = sql::query(self.pool()?, select).await?;
         Ok(rows.get(0, "phase") == Some(self.last.state.phase.as_str()))
     }
 
     /// The committed boundaries, in ledger order.
     async fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
-        let pool = self
-            .cluster
-            .pool
-            .as_ref()
-            .context("the demo's cluster has history")?;
-        let rows = sql::query(
-            pool,
-            format!(
-                "SELECT index::text AS index FROM boundaries WHERE execution = '{}' ORDER BY ordinal",
-                self.execution
-            ),
-        )
-        .await?;
+        let select = format!(
+            "SELECT index::text AS index FROM boundaries WHERE execution = '{}' ORDER BY ordinal",
+            self.execution
+        );
+        let rows = sql::query(self.pool()?, select).await?;
         Ok((0..rows.rows.len())
             .filter_map(|row| rows.get(row, "index")?.parse().ok())
             .collect())

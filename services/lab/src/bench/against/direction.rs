@@ -1,6 +1,6 @@
-//! Which way each figure is better, and how far it may be off.
+//! The better direction of each figure, and its tolerance.
 
-/// Which way a figure is better.
+/// The better direction of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -14,7 +14,7 @@ use Direction::{Less, More};
 
 /// The end of a metric's name and its direction. The first line that fits counts.
 const DIRECTIONS: [(&str, Direction); 18] = [
-    ("bytes_per_s", Less), // what an agent sends at rest
+    ("bytes_per_s", Less), // of an agent at rest
     ("_per_s", More),
     ("_per_capsule", Less),
     ("_per_execution", Less),
@@ -34,7 +34,7 @@ const DIRECTIONS: [(&str, Direction); 18] = [
     ("_percent", Less),
 ];
 
-/// Which way a metric is better; none if the table does not know it.
+/// The better direction of a metric; none if the table does not have it.
 pub fn direction(metric: &str) -> Option<Direction> {
     let mut table = DIRECTIONS.iter();
     table

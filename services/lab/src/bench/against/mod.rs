@@ -1,6 +1,6 @@
-//! `bench NAME --against BINARY`: is this program worse than another build of it? Pairs of runs of
-//! both, whose order alternates, and for every figure the interval of the median ratio of the
-//! pairs. What slows the machine down for a while meets both runs of a pair.
+//! `bench NAME --against BINARY`: is this program worse than another build of it? Both run in pairs of
+//! alternating order. Each figure has the interval of the pairs' median ratio. A slow minute of the
+//! machine meets both runs of a pair.
 
 mod direction;
 
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use super::interval::{CHANCE, interval, middle};
 pub use direction::{Direction, direction, tolerance};
 
-/// How long one run of a bench may take.
+/// Longest time of one run of a bench.
 const PATIENCE: Duration = Duration::from_secs(3_600);
-/// Bytes of a child's words that an error repeats.
+/// Bytes of a child's output that an error repeats.
 const LAST_WORDS: usize = 2_000;
 
-/// What to compare.
+/// The comparison to make.
 #[derive(Debug)]
 pub struct Plan<'a> {
     /// The build to compare with.
@@ -35,7 +35,7 @@ pub struct Plan<'a> {
     pub pairs: u16,
 }
 
-/// What the pairs say of a figure.
+/// The conclusion on a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -52,13 +52,13 @@ pub enum Verdict {
 pub struct Compared {
     /// The bench.
     pub bench: String,
-    /// Which case of it.
+    /// The case.
     pub case: String,
     /// The figure's name, which ends in its unit.
     pub metric: String,
     /// Unit of `old` and `new`.
     pub unit: String,
-    /// Which way is better.
+    /// The better direction.
     pub direction: Option<Direction>,
     /// The median of the old build.
     pub old: Option<f64>,
@@ -83,7 +83,7 @@ pub struct Compared {
     pub why: Option<String>,
 }
 
-/// A figure as a child prints it; builds may differ in all other fields.
+/// The fields of a printed figure that all builds share.
 #[derive(Deserialize)]
 struct Printed {
     bench: String,
@@ -105,7 +105,7 @@ struct Row {
 /// Runs the pairs and compares every figure, in the order in which they were printed first.
 ///
 /// # Errors
-/// When a run fails, or prints something that is no figure.
+/// When a run fails, or prints a line that is no figure.
 pub async fn compare(plan: &Plan<'_>, step: impl Fn(&str)) -> anyhow::Result<Vec<Compared>> {
     let mut rows: Vec<Row> = Vec::new();
     let mut known: HashMap<[String; 3], usize> = HashMap::new();
@@ -137,7 +137,7 @@ pub async fn compare(plan: &Plan<'_>, step: impl Fn(&str)) -> anyhow::Result<Vec
 /// The figures of one run.
 async fn measure(binary: &Path, args: &[OsString]) -> anyhow::Result<Vec<Printed>> {
     let name = binary.display();
-    // Files, not pipes: a child that says much never waits for a reader.
+    // The output goes to files, not pipes, so that a child never waits for a reader.
     let folder = tempfile::tempdir().context("cannot make a folder for a run's figures")?;
     let (figures, words) = (folder.path().join("figures"), folder.path().join("words"));
     let mut child = tokio::process::Command::new(binary)
@@ -169,7 +169,7 @@ async fn measure(binary: &Path, args: &[OsString]) -> anyhow::Result<Vec<Printed
         .collect()
 }
 
-/// The ratio of a pair; none if it says nothing.
+/// The ratio of a pair; none if it is not defined.
 fn ratio(old: f64, new: f64) -> Option<f64> {
     if old == new {
         Some(1.0) // also of two zeros

@@ -1,4 +1,4 @@
-//! What telemetry costs a node at rest, at several rates.
+//! The cost of telemetry for a node at rest, at several rates.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::cluster::Cluster;
 /// Milliseconds between two vectors, and the rate in words.
 const RATES: [(u64, &str); 3] = [(1_000, "1 Hz"), (100, "10 Hz"), (10, "100 Hz")];
 
-/// Workers at rest beside each other, one for each rate: `agent_cpu_percent` of one core by the
-/// agent alone, `bytes_per_s` of vectors.
+/// Starts one worker for each rate, all at rest: `agent_cpu_percent` of one core by the agent alone,
+/// `vectors_per_s` and `bytes_per_s`.
 pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let mut cluster = cluster(lab, 0, &[], false).await?;
     for (ms, _) in RATES {
@@ -33,7 +33,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             *of = (of.0 + 1.0, of.1 + message.payload.len() as f64);
         }
     };
-    // It ends by the clock: vectors do not.
+    // Vectors never end, so the count ends at the timeout.
     let _ = tokio::time::timeout(span, count).await;
     let passed = began.elapsed().as_secs_f64();
     for (number, ((worker, before), (_, rate))) in
@@ -57,7 +57,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processor time of a process without its children, to the nanosecond: all its threads.
+/// Processor time of all threads of a process without its children, in seconds, to the nanosecond.
 pub(super) fn seconds(pid: u32) -> f64 {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return 0.0;

@@ -1,5 +1,5 @@
-//! What the vectors of many nodes cost the policy service: processor time, and how far behind it
-//! is, seen by the moment at which it records that a node has become (un)viable.
+//! The cost of many nodes' vectors for the policy service: processor time, and lag. The lag is the time
+//! from a crossing to the record that the node has become viable or unviable.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ use super::cost::seconds;
 use crate::cluster::Cluster;
 
 const NODES: usize = 10_000;
-/// Vectors leave in as many bursts a second.
+/// Bursts of vectors a second.
 const BURSTS: usize = 100;
 
 /// `policy_cpu_percent`, `lag_p50_ms/p99_ms` and the rate that was reached.
@@ -45,7 +45,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let listener = tokio::spawn(listen(records, heard, lags.clone()));
     let mut crossed = 0;
     let template = Template::of(&mut vector)?;
-    // The first seconds are those in which everybody is new.
+    // In the first seconds all nodes are new.
     let warm = if lab.quick { 1 } else { 4 };
     let span = if lab.quick { 3 } else { 12 };
     let mut before = (0.0, Instant::now());
@@ -53,7 +53,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let began = Instant::now();
     for burst in 0..(warm + span) * BURSTS {
         let (second, part) = (burst / BURSTS, burst % BURSTS);
-        // A machine that cannot send so much ends in time all the same, and says what it sent.
+        // A machine that cannot send so many ends in time as well, and reports the rate it reached.
         if began.elapsed() > Duration::from_secs((warm + span) as u64) {
             break;
         }
@@ -67,7 +67,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let now = Timestamp::now();
         let (first, last) = (part * nodes / BURSTS, (part + 1) * nodes / BURSTS);
         for (number, (node, instance)) in simulated[first..last].iter().enumerate() {
-            // The first of them crosses, up and down, once a second.
+            // The first node crosses its threshold up and down once a second.
             let crosses = number == 0 && part == 0;
             let memory = if crosses && second % 2 == 0 {
                 0.95
@@ -91,7 +91,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let percent = (seconds(policy) - before.0) / passed * 100.0;
     drop(crossings);
     let stop = listener.abort_handle();
-    // A service that is far behind is not waited for: what it did not record is a figure as well.
+    // The bench does not wait for a service that is far behind: missing records are a figure too.
     if let Ok(ended) = tokio::time::timeout(Duration::from_secs(10), listener).await {
         ended??;
     }
@@ -117,8 +117,8 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A vector as it was published by a worker, to be filled in for others: writing 10,000 of them a
-/// second anew would measure this program.
+/// A published vector as a template for other nodes. To encode 10,000 vectors a second would measure
+/// this program.
 struct Template(Vec<Piece>);
 
 enum Piece {
@@ -131,7 +131,7 @@ enum Piece {
 }
 
 impl Template {
-    /// Marks what differs between vectors, and cuts the text at the marks.
+    /// Cuts the text at the fields that differ between vectors.
     fn of(vector: &mut HardwareVector) -> anyhow::Result<Self> {
         const AT: i64 = 4_102_444_800_123_456;
         const MEMORY: f64 = 0.123_456_789;
@@ -198,7 +198,7 @@ impl Template {
     }
 }
 
-/// Puts the nodes' descriptors where the policy service follows them.
+/// Writes the nodes' descriptors to the bucket that the policy service follows.
 async fn join(
     broker: &Broker,
     mut descriptor: NodeDescriptor,
@@ -246,7 +246,7 @@ async fn listen(
             let Ok(Record::Node { what, .. }) = serde_json::from_slice(&message.payload) else {
                 continue;
             };
-            // Those of the seconds that do not count come before.
+            // Records of the seconds that do not count come before.
             if what == "viability" && arrived >= crossed {
                 let ms = (arrived.micros() - crossed.micros()) as f64 / 1e3;
                 lags.lock().unwrap_or_else(PoisonError::into_inner).push(ms);

@@ -1,5 +1,5 @@
-//! `bench telemetry`: how long from memory pressure to the first capsule elsewhere, stage by
-//! stage; what telemetry costs a node; what vectors of many nodes cost the policy service.
+//! `bench telemetry`: the time from memory pressure to the first capsule on another node, by stage;
+//! the cost of telemetry for a node; the cost of many nodes' vectors for the policy service.
 
 mod cost;
 mod intake;

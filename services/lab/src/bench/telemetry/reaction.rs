@@ -1,32 +1,32 @@
-//! From the crossing of a threshold to the first capsule on another node. A process allocates
-//! inside the node's own limit and says when it crossed; everything else is observed from outside,
-//! on a connection of the bench's, so that each stage includes the broker.
+//! From the crossing of a threshold to the first capsule on another node. A process allocates inside
+//! the node's own limit and prints when it crossed the threshold. The bench observes everything else
+//! on its own connection, so each stage includes the broker.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use fiec::client;
 use fiec_broker::Broker;
 use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::{ControlRequest, ExecutionVerb};
-use fiec_schemas::{Event, ExecutionId, HardwareVector, NodeId, Phase, Signal, Timestamp};
+use fiec_schemas::{ExecutionId, HardwareVector, NodeId, Signal, Timestamp};
 use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::super::figures::quantile;
-use super::super::follow::Follow;
-use super::super::{Lab, cluster, submit, tenant};
+use super::super::follow::{Follow, Moved, millis};
+use super::super::{Lab, cluster, request, submit, tenant};
 use crate::cluster::Cluster;
 use crate::process::Process;
 
 const LIMIT: &str = "512MiB";
 const HIGH: f64 = 0.6;
 const LOW: f64 = 0.4;
-/// What the allocating process goes up to.
+/// Share of the limit up to which the process allocates.
 const SHARE: f64 = 0.68;
-/// How long one move may take.
+/// Longest time of one move.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One move, in milliseconds.
@@ -39,7 +39,8 @@ struct Stages {
     whole: f64,
 }
 
-/// Measures moves out of a real cgroup, where one can be made, and out of a declared budget.
+/// Measures moves out of a real cgroup, if the machine lets us make one, and out of a declared
+/// budget.
 pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     for (case, more) in [
         ("cgroup", &[][..]),
@@ -86,8 +87,8 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The thresholds of the nodes. An execution returns to a node that it left as soon as every signal
-/// has been calm for its dwell, so no signal has one here; and memory alone decides.
+/// The thresholds of the nodes. No signal has a dwell, because an execution returns to a node that it
+/// left only after every signal has been calm for its dwell. Only memory can cross its threshold.
 fn thresholds() -> Vec<String> {
     let all = default_thresholds().into_keys();
     all.map(|signal| match signal {
@@ -97,15 +98,15 @@ fn thresholds() -> Vec<String> {
     .collect()
 }
 
-/// What was seen on the way, with the moment at which it arrived here.
+/// A message on the way of a move, with the time of its arrival here.
 enum Seen {
     Vector(Timestamp, Box<HardwareVector>),
     Yield(Timestamp, ExecutionId, NodeId),
 }
 
-/// Hands on vectors and orders as they come, stamped at once.
+/// Forwards vectors and orders as they come, each with the time of its arrival.
 async fn watch(broker: &Broker) -> anyhow::Result<mpsc::Receiver<Seen>> {
-    let (tell, told) = mpsc::channel(4_096);
+    let (sender, receiver) = mpsc::channel(4_096);
     let mut vectors = broker.client.subscribe("fiec.telemetry.*").await?;
     let mut orders = broker.client.subscribe("fiec.control.*").await?;
     broker.client.flush().await?;
@@ -129,15 +130,15 @@ async fn watch(broker: &Broker) -> anyhow::Result<mpsc::Receiver<Seen>> {
                     }
                 }
             };
-            // Ends with whoever listens.
+            // The task ends when the receiver is dropped.
             if let Some(seen) = seen
-                && tell.send(seen).await.is_err()
+                && sender.send(seen).await.is_err()
             {
                 return;
             }
         }
     });
-    Ok(told)
+    Ok(receiver)
 }
 
 async fn measure(lab: &Lab<'_>, case: &str, cluster: &Cluster) -> anyhow::Result<Vec<Stages>> {
@@ -157,46 +158,32 @@ async fn measure(lab: &Lab<'_>, case: &str, cluster: &Cluster) -> anyhow::Result
         }
         let node: NodeId = at.node.parse().context("a node's name in the ledger")?;
         let other = Cluster::node(if node == Cluster::node(1) { 2 } else { 1 });
-        calm(&mut seen, [&node, &other]).await?;
+        wait_until_calm(&mut seen, [&node, &other]).await?;
         let (mut hog, log) = press(cluster, &node, number).await?;
-        let moved = one(&mut seen, &mut follow, execution, &node, at.epoch).await;
+        let moved = observe_move(&mut seen, &mut follow, execution, &node, at.epoch).await;
         let why = match &moved {
             Ok(_) => String::new(),
-            Err(_) => why(cluster, execution).await,
+            Err(_) => explain(cluster, execution).await,
         };
         let crossed = crossed(&log);
         hog.kill();
-        let (vector, order, yielded, started) = moved.with_context(|| why)?;
+        let (vector, order, yielded, moved) = moved.with_context(|| why)?;
         let crossed = crossed?;
-        let ms = |from: Timestamp, to: Timestamp| (to.micros() - from.micros()) as f64 / 1e3;
         all.push(Stages {
-            pressure_to_vector: ms(crossed, vector),
-            vector_to_decision: ms(vector, order),
-            decision_to_yield: ms(order, yielded),
-            yield_to_first_capsule: ms(yielded, started.1),
-            whole: ms(crossed, started.1),
+            pressure_to_vector: millis(crossed, vector),
+            vector_to_decision: millis(vector, order),
+            decision_to_yield: millis(order, yielded),
+            yield_to_first_capsule: millis(yielded, moved.since),
+            whole: millis(crossed, moved.since),
         });
-        at.epoch = started.0;
-        at.node = other.to_string();
+        at = moved;
     }
-    let reply = client::execution(
-        &cluster.broker,
-        ExecutionVerb::Cancel,
-        &tenant()?,
-        &execution.to_string(),
-        None,
-    )
-    .await?;
-    ensure!(
-        reply.error.is_none(),
-        "the cancel was refused: {:?}",
-        reply.error
-    );
+    request(&cluster.broker, ExecutionVerb::Cancel, execution).await?;
     Ok(all)
 }
 
-/// What the policy service says of an execution that should have moved.
-async fn why(cluster: &Cluster, execution: ExecutionId) -> String {
+/// The policy service's explanation of an execution that should have moved.
+async fn explain(cluster: &Cluster, execution: ExecutionId) -> String {
     let Ok(tenant) = tenant() else {
         return String::new();
     };
@@ -207,8 +194,11 @@ async fn why(cluster: &Cluster, execution: ExecutionId) -> String {
     }
 }
 
-/// Waits until both nodes say that their memory is below `LOW`.
-async fn calm(seen: &mut mpsc::Receiver<Seen>, nodes: [&NodeId; 2]) -> anyhow::Result<()> {
+/// Waits until both nodes report memory below `LOW`.
+async fn wait_until_calm(
+    seen: &mut mpsc::Receiver<Seen>,
+    nodes: [&NodeId; 2],
+) -> anyhow::Result<()> {
     let mut calm = [false; 2];
     let wait = async {
         while calm != [true; 2] {
@@ -226,7 +216,7 @@ async fn calm(seen: &mut mpsc::Receiver<Seen>, nodes: [&NodeId; 2]) -> anyhow::R
     waited.context("the nodes' memory did not calm down")?
 }
 
-/// Starts the process that fills the node's memory; and its log.
+/// Starts the process that fills the node's memory. Returns it with its log.
 async fn press(
     cluster: &Cluster,
     node: &NodeId,
@@ -270,7 +260,7 @@ async fn press(
     Ok((hog, log))
 }
 
-/// When the process crossed the threshold, as it said.
+/// Reads from the process's log when it crossed the threshold.
 fn crossed(log: &PathBuf) -> anyhow::Result<Timestamp> {
     let text = std::fs::read_to_string(log)?;
     let said = text.lines().find_map(|l| l.strip_prefix("crossed "));
@@ -280,15 +270,15 @@ fn crossed(log: &PathBuf) -> anyhow::Result<Timestamp> {
     Ok(Timestamp::from_micros(micros))
 }
 
-/// When the first vector above the threshold, the order to leave, the end of the last capsule
-/// here and the begin of the first one elsewhere (with its epoch) were.
-async fn one(
+/// Observes one move: the times of the first vector above the threshold, of the order to yield and of
+/// the end of the last capsule on `node`; and the start elsewhere.
+async fn observe_move(
     seen: &mut mpsc::Receiver<Seen>,
     follow: &mut Follow,
     execution: ExecutionId,
     node: &NodeId,
     epoch: u64,
-) -> anyhow::Result<(Timestamp, Timestamp, Timestamp, (u64, Timestamp))> {
+) -> anyhow::Result<(Timestamp, Timestamp, Timestamp, Moved)> {
     let order = async {
         let mut vector_at = None;
         loop {
@@ -300,7 +290,8 @@ async fn one(
                     }
                 }
                 Seen::Yield(at, who, from) if who == execution && from == *node => {
-                    let vector_at = vector_at.context("an order before a vector above high")?;
+                    let vector_at =
+                        vector_at.context("an order before a vector above the threshold")?;
                     return anyhow::Ok((vector_at, at));
                 }
                 _ => {}
@@ -308,35 +299,14 @@ async fn one(
         }
     };
     let moved = async {
-        let mut yielded = None;
-        loop {
-            let (id, message) = follow.next(PATIENCE).await?;
-            if id != execution {
-                continue;
-            }
-            for event in &message.events {
-                match event {
-                    Event::Yielded { computed_until, .. } => yielded = Some(*computed_until),
-                    Event::Started {
-                        epoch: now,
-                        computing_since,
-                    } if *now > epoch => {
-                        let there =
-                            matches!(&message.state.phase, Phase::Started(b) if b.node != *node);
-                        ensure!(there, "it was bound to {node} again");
-                        let yielded = yielded.context("a move without the end of computing")?;
-                        return anyhow::Ok((yielded, (*now, *computing_since)));
-                    }
-                    _ => {}
-                }
-            }
-        }
+        let moved = follow.started(execution, epoch + 1, PATIENCE).await?;
+        anyhow::Ok((moved.yielded_from(node.as_str())?, moved))
     };
     let both = async { tokio::try_join!(order, moved) };
     let both = tokio::time::timeout(PATIENCE, both).await;
-    let ((vector, order), (yielded, started)) =
+    let ((vector, order), (yielded, moved)) =
         both.with_context(|| format!("pressure did not move the execution away from {node}"))??;
-    Ok((vector, order, yielded, started))
+    Ok((vector, order, yielded, moved))
 }
 
 #[cfg(test)]

@@ -1,52 +1,56 @@
-//! `bench state`: a σ of 24 MB of which one per cent changes with every capsule, in one place, as an
-//! insertion, and spread: which share of it is stored with a commit and sent with a handover, and
-//! how long both take, against moving the whole of it.
+//! The large σ of `bench rebind`: 24 MB of which one per cent changes with every capsule, in one
+//! place, as an insertion, or in 60 places. The figures are the share of σ that a commit stores and a
+//! handover sends, and how long both take. The floor moves the whole σ.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use bytes::Bytes;
-use fiec::client;
-use fiec_broker::feed::{self, FeedItem};
-use fiec_broker::{Broker, BrokerError, ConnectOptions, chunks, store};
+use fiec_broker::{Broker, ConnectOptions, chunks, store};
 use fiec_schemas::messages::{ExecutionVerb, HANDOVER_HEADER};
-use fiec_schemas::{Event, ExecutionId, Phase, StatePlace, Timestamp, subjects};
+use fiec_schemas::{Event, ExecutionId, StatePlace, subjects};
 use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
 use serde_json::json;
 
-use super::figures::{median, quantile};
-use super::{Lab, cluster, submit, tenant};
+use super::super::figures::{median, quantile};
+use super::super::follow::{Follow, Moved, millis};
+use super::super::{Lab, cluster, request, submit, tenant};
 
 /// Bytes of σ.
 const STATE: u64 = 24_000_000;
 /// Bytes that change: one per cent.
 const CHANGED: u64 = STATE / 100;
-/// Computation in one capsule, in microseconds: more than a commit takes, so that none waits for
-/// the one before it.
+/// Computation in one capsule, in microseconds. It is longer than a commit takes, so that no commit
+/// waits for the one before.
 const WORK_US: u64 = 200_000;
-/// How long one step may take.
+/// Longest time of one step.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of one message of a floor, and how many may be unacknowledged.
+/// Bytes of one message of a floor.
 const PART: usize = 512 * 1024;
+/// Messages of a floor that may be unacknowledged.
 const UNACKNOWLEDGED: usize = 4;
 
-/// Runs the bench. `moved_percent` of σ, floor = what changed: stored with a commit, with the list of
-/// all chunks (half a per cent), and sent with a handover, with what of that list is new.
-/// `commit_p50_ms`, end of a capsule to the broker having its commit, floor = the whole σ stored in
-/// the same stream. `gap_p50_ms` of a move, floor = the whole σ from one connection to another,
-/// which no program has made or taken up.
+/// Measures each case:
+///
+/// * `moved_percent` of a commit: the share of σ that is stored, with the list of all chunks (half a
+///   per cent). Floor: the share that changed.
+/// * `moved_percent` of a handover: the share of σ that is sent, with the new part of that list.
+///   Floor: the share that changed.
+/// * `commit_p50_ms`: end of a capsule until the broker has stored its commit. Floor: the whole σ
+///   stored in the same stream.
+/// * `gap_p50_ms` of a move. Floor: the whole σ sent from one connection to another, without the
+///   time of a program that encodes and decodes it.
 ///
 /// # Errors
 /// When something could not be started or measured.
-pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    // Moves are asked for here; a machine that is busy beside this is no reason against one.
+pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    // The bench orders the moves. A busy machine must not cause others.
     let calm = ["--threshold", "latency=1:0.9:60000"];
     let cluster = cluster(lab, 2, &calm, false).await?;
     let broker = &cluster.broker;
     let rounds = lab.samples(10).max(3);
-    lab.steps_message("state: the whole σ, without us");
+    lab.steps_message("state: the floor: the whole σ");
     let (mut stored, mut sent) = (Vec::new(), Vec::new());
     let other = ConnectOptions::new(cluster.servers.nats_url(), "fiec bench");
     let other = Broker::connect(other).await?;
@@ -73,7 +77,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let mut commits = run.commits(broker, lab.samples(20).max(4)).await?;
         lab.steps_message(&format!("{case}: moves"));
         let mut moves = run.moves(broker, lab.samples(15).max(4)).await?;
-        run.end(broker).await?;
+        request(broker, ExecutionVerb::Cancel, run.execution).await?;
         let mut add = |what: &str, metric, unit, value, floor| {
             let case = format!("{case}, {what}");
             lab.figures
@@ -102,23 +106,10 @@ struct Samples {
 /// An execution under measurement.
 struct Run {
     execution: ExecutionId,
-    feed: BoxStream<'static, Result<FeedItem, BrokerError>>,
-    /// The last commit that was seen.
+    follow: Follow,
+    /// The last commit that was read; none right after a move.
     last: Option<StatePlace>,
-    node: String,
-    epoch: u64,
-}
-
-/// What one ledger message said.
-struct Said {
-    events: Vec<Event>,
-    phase: Phase,
-    place: Option<StatePlace>,
-    stored_at: Timestamp,
-}
-
-fn millis(from: Timestamp, to: Timestamp) -> f64 {
-    (to.micros() - from.micros()) as f64 / 1e3
+    at: Moved,
 }
 
 impl Run {
@@ -127,88 +118,30 @@ impl Run {
         id: &str,
         submission: serde_json::Value,
     ) -> anyhow::Result<Self> {
-        let feed = feed::live(broker).await?;
+        let mut follow = Follow::open(broker).await?;
         let execution = submit(broker, id, submission).await?;
+        let at = follow.started(execution, 1, PATIENCE).await?;
         let mut run = Self {
             execution,
-            feed,
+            follow,
             last: None,
-            node: String::new(),
-            epoch: 0,
+            at,
         };
-        run.started(1).await?;
-        // The first commits store all of it, and wait for each other.
+        // The first commits store the whole σ, and each waits for the one before.
         run.commits(broker, 2).await?;
         Ok(run)
     }
 
-    async fn next(&mut self) -> anyhow::Result<Said> {
-        loop {
-            let item = tokio::time::timeout(PATIENCE, self.feed.next())
-                .await
-                .with_context(|| format!("nothing happened for {PATIENCE:?}"))?
-                .context("the ledger feed ended")?;
-            let item = match item {
-                Ok(item) if item.execution == self.execution => item,
-                Ok(_) => continue,
-                Err(error) => {
-                    tracing::debug!(%error, "ledger feed");
-                    continue;
-                }
-            };
-            let message = item.message()?;
-            ensure!(
-                !message.state.phase.is_terminal(),
-                "it ended: {:?}",
-                message.events
-            );
-            return Ok(Said {
-                phase: message.state.phase,
-                place: message.state.boundary,
-                stored_at: item.stored_at,
-                events: message.events,
-            });
-        }
-    }
-
-    /// Until it is started under this epoch: when its first capsule began, and when the last one
-    /// before had ended.
-    async fn started(&mut self, epoch: u64) -> anyhow::Result<(Timestamp, Option<Timestamp>)> {
-        let mut yielded = None;
-        loop {
-            let said = self.next().await?;
-            if let Some(place) = said.place.clone() {
-                self.last = Some(place);
-            }
-            for event in &said.events {
-                match event {
-                    Event::Yielded { computed_until, .. } => yielded = Some(*computed_until),
-                    Event::Started {
-                        epoch: at,
-                        computing_since,
-                    } if *at >= epoch => {
-                        let binding = said.phase.binding().context("started without a node")?;
-                        let node = binding.node.to_string();
-                        ensure!(node != self.node, "it was bound to {node} again");
-                        (self.node, self.epoch) = (node, *at);
-                        return Ok((*computing_since, yielded));
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    /// Commits that are one capsule behind the one before.
+    /// Measures commits that are one capsule after the commit before.
     async fn commits(&mut self, broker: &Broker, count: usize) -> anyhow::Result<Samples> {
         let mut samples = Samples::default();
         while samples.percent.len() < count {
-            let said = self.next().await?;
-            let committed = said.events.iter().find_map(|event| match event {
+            let (message, stored_at) = self.follow.next_of(self.execution, PATIENCE).await?;
+            let committed = message.events.iter().find_map(|event| match event {
                 Event::Boundary(boundary) => Some(boundary.computed_at),
                 _ => None,
             });
-            let (Some(computed_at), Some(place)) = (committed, said.place) else {
+            let (Some(computed_at), Some(place)) = (committed, message.state.boundary) else {
                 continue;
             };
             let before = self.last.replace(place.clone());
@@ -220,7 +153,7 @@ impl Run {
             samples
                 .percent
                 .push(100.0 * bytes as f64 / place.bytes as f64);
-            samples.millis.push(millis(computed_at, said.stored_at));
+            samples.millis.push(millis(computed_at, stored_at));
         }
         Ok(samples)
     }
@@ -231,21 +164,16 @@ impl Run {
         let nodes = subjects::handover(&fiec_schemas::NodeId::new("x")?).replace(".x", ".*");
         let mut parts = broker.client.subscribe(nodes).await?;
         for _ in 0..count {
-            // A move of a computation that has committed on the node where it is.
+            // It must have committed on the node that it leaves.
             self.commits(broker, 1).await?;
-            let id = self.execution.to_string();
-            let reply =
-                client::execution(broker, ExecutionVerb::Yield, &tenant()?, &id, None).await?;
-            ensure!(
-                reply.error.is_none(),
-                "the move was refused: {:?}",
-                reply.error
-            );
-            let (since, yielded) = self.started(self.epoch + 1).await?;
-            let yielded = yielded.context("a move without the end of computing before it")?;
-            samples.millis.push(millis(yielded, since));
+            request(broker, ExecutionVerb::Yield, self.execution).await?;
+            let epoch = self.at.epoch + 1;
+            let moved = self.follow.started(self.execution, epoch, PATIENCE).await?;
+            let yielded = moved.yielded_from(&self.at.node)?;
+            samples.millis.push(millis(yielded, moved.since));
+            (self.at, self.last) = (moved, None);
             let mut bytes = 0;
-            // All that it has sent was sent before it was started elsewhere.
+            // The node before sent everything before the start on this one.
             while let Ok(Some(part)) =
                 tokio::time::timeout(Duration::from_millis(50), parts.next()).await
             {
@@ -256,17 +184,6 @@ impl Run {
         }
         Ok(samples)
     }
-
-    async fn end(self, broker: &Broker) -> anyhow::Result<()> {
-        let id = self.execution.to_string();
-        let reply = client::execution(broker, ExecutionVerb::Cancel, &tenant()?, &id, None).await?;
-        ensure!(
-            reply.error.is_none(),
-            "the cancel was refused: {:?}",
-            reply.error
-        );
-        Ok(())
-    }
 }
 
 fn whole() -> Vec<Bytes> {
@@ -276,21 +193,21 @@ fn whole() -> Vec<Bytes> {
     parts
 }
 
-/// Milliseconds to store so many bytes in the stream of chunks.
+/// Milliseconds to store as many bytes as σ has in the stream of chunks.
 async fn store_whole(broker: &Broker) -> anyhow::Result<f64> {
     let execution = ExecutionId(uuid::Uuid::now_v7());
     let (parts, tenant) = (whole(), tenant()?);
     let began = Instant::now();
-    let (mut under_way, mut stored) = (VecDeque::new(), Vec::new());
+    let (mut in_flight, mut stored) = (VecDeque::new(), Vec::new());
     for part in parts {
-        if under_way.len() >= UNACKNOWLEDGED
-            && let Some(ack) = under_way.pop_front()
+        if in_flight.len() >= UNACKNOWLEDGED
+            && let Some(ack) = in_flight.pop_front()
         {
             stored.push(sequence(ack).await?);
         }
-        under_way.push_back(chunks::send(broker, &tenant, execution, part).await?);
+        in_flight.push_back(chunks::send(broker, &tenant, execution, part).await?);
     }
-    for ack in under_way {
+    for ack in in_flight {
         stored.push(sequence(ack).await?);
     }
     let took = began.elapsed().as_secs_f64() * 1e3;
@@ -302,11 +219,11 @@ async fn sequence(ack: async_nats::jetstream::context::PublishAckFuture) -> anyh
     Ok(ack.await.context("a raw publish failed")?.sequence)
 }
 
-/// Milliseconds for so many bytes from one connection to another.
+/// Milliseconds to send as many bytes as σ has from one connection to another.
 async fn send_whole(from: &Broker, to: &Broker) -> anyhow::Result<f64> {
     let subject = from.client.new_inbox();
     let mut coming = to.client.subscribe(subject.clone()).await?;
-    // Nobody answers that, but the server has read the subscription before it says so.
+    // No subscriber answers, but the server reads the subscription before it reports that.
     let _ = to.client.request(to.client.new_inbox(), Bytes::new()).await;
     let parts = whole();
     let began = Instant::now();

@@ -1,10 +1,10 @@
-//! `bench chain`: one execution, 32 KiB of state committed at every capsule, no-op work, against
-//! raw serial compare-and-set publishes of the same size on the same stream. Once with the ledger
-//! alone, and once with a recorder that writes every boundary into PostgreSQL meanwhile.
+//! The chain of commits of `bench boundary`: one execution without work commits 32 KiB of state at
+//! every capsule. The floor is raw serial compare-and-set publishes of the same size on the same
+//! stream. One case has the ledger alone, the other has a recorder that writes every boundary into
+//! PostgreSQL.
 //!
-//! Nobody follows the ledger on behalf of the bench while either is measured: reading thousands of
-//! messages a second would take the processor from what is measured, and from one more than from
-//! the other.
+//! The bench does not follow the ledger meanwhile. To read thousands of messages a second takes
+//! processor time from both sides, and not the same from each.
 
 use std::time::{Duration, Instant};
 
@@ -16,28 +16,28 @@ use fiec_broker::Broker;
 use fiec_schemas::{ExecutionId, subjects};
 use serde_json::json;
 
-use super::cpu::{self, Spent};
-use super::figures::median;
-use super::follow::{self, Follow};
-use super::{Lab, cluster, submit, tenant};
+use super::super::cpu::{self, Spent};
+use super::super::figures::median;
+use super::super::follow::{self, Follow};
+use super::super::{Lab, cluster, submit, tenant};
 
 const STATE: usize = 32 * 1024;
 /// Bytes of a boundary's event, so that both sides publish messages of one size.
 const EVENT: usize = 1_000;
 
-/// Many short ones: what slows the machine down for a moment meets both sides of a round.
+/// Rounds are short and many, so that a slow moment of the machine meets both sides of a round.
 const ROUNDS: usize = 20;
-/// How often it is looked whether the execution has ended.
-const LOOK: Duration = Duration::from_millis(20);
-/// How long a round may take.
+/// Poll interval for the execution's end.
+const POLL: Duration = Duration::from_millis(20);
+/// Longest time of a round.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs the bench: `capsules_per_s`, floor = raw appends a second, reach ≥ 0.8; and
-/// `cpu_us_per_capsule` for each part, also while the raw publishes are made.
+/// Measures `capsules_per_s` (floor: raw appends a second, reach ≥ 0.8), and `cpu_us_per_capsule` of
+/// each part, for both sides.
 ///
 /// # Errors
 /// When something could not be started or measured.
-pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     for (case, history) in [("32 KiB", false), ("32 KiB with history", true)] {
         measure(lab, case, history).await?;
     }
@@ -84,7 +84,7 @@ async fn committed(broker: &Broker, round: usize, count: usize) -> anyhow::Resul
     let execution = submit(broker, &format!("chain-{round}"), submission).await?;
     let since = started.started(execution, 1, PATIENCE).await?.since;
     drop(started);
-    let end = follow::ended(broker, execution, LOOK, PATIENCE).await?;
+    let end = follow::ended(broker, execution, POLL, PATIENCE).await?;
     // The last capsule completes the execution; every other one ends in a commit.
     anyhow::ensure!(
         end.commits + 1 >= count as u64,
@@ -103,7 +103,7 @@ async fn raw(broker: &Broker, count: usize) -> anyhow::Result<f64> {
     let mut last = 0;
     let began = Instant::now();
     for _ in 0..count {
-        // As long as a boundary's event, but none: readers pass over it.
+        // As long as a boundary's event, but no event: readers skip it.
         let mut headers = HeaderMap::new();
         headers.insert("Fiec-Bench", text.as_str());
         let message = PublishMessage::build()

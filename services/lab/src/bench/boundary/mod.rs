@@ -1,14 +1,16 @@
-//! `bench boundary`: what boundaries cost a real solve. CG through FIEC with the default commit
-//! policy against the bare loop of the same program in the same binary; and what a boundary that
-//! is not committed costs a loop in Python.
+//! `bench boundary`: the cost of boundaries. CG through FIEC with the default commit policy, against
+//! the bare loop of the same program in the same binary; a boundary without a commit in a Python
+//! loop; and a `chain` of commits, one at every capsule.
 //!
-//! Two solves of a pair run interleaved ([`interleave`]), so that what slows the machine down for a
-//! second meets both, and what is left between pairs is small enough to judge 2 % by. With the
-//! median of the pairs' ratios comes an interval that holds the median of all such pairs, whatever
-//! their distribution is ([`interval`]); the reach is met, missed or not decided by that. Commits
-//! are due by the clock on the wall, which goes on while a solve waits for its turn: each solve
-//! makes about twice as many commits for its time of computing as it would alone, so the ratio is
-//! rather too low than too high.
+//! The two solves of a pair run interleaved (`interleave`). So a slow second of the machine meets
+//! both, and pairs differ little enough to judge 2 %. The median of the pairs' ratios is printed with
+//! an interval that holds the median of all such pairs, whatever their distribution is ([`interval`]).
+//! That interval says whether the reach is met, missed or not decided. Commits are due by the wall
+//! clock, which goes on while a solve waits for its turn. So each solve makes about twice as many
+//! commits as it would alone, and the ratio is too low rather than too high.
+
+mod chain;
+mod interleave;
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -16,26 +18,26 @@ use serde_json::json;
 use super::figures::median;
 use super::interval::{CHANCE, interval, middle};
 use super::python::Kit;
-use super::{Lab, cluster, interleave};
+use super::{Lab, cluster};
 
-/// The share of the bare loop that is aimed at.
+/// The share of the bare loop's speed that is wanted.
 const REACH: f64 = 0.98;
 
 /// A matrix, with the parameters of its solve.
 struct Case {
     name: &'static str,
     params: serde_json::Value,
-    /// Load cases of a solve whose time says how many are needed for `seconds`.
+    /// Load cases of the trial solve. Its time tells how many load cases take `seconds`.
     few: u64,
-    /// How long a solve computes at least: the longer one until its large state is committed.
+    /// Least time of computing of a solve, in seconds. The one with the large state must commit it.
     seconds: f64,
     /// Pairs of solves.
     pairs: usize,
 }
 
 /// Runs the bench: `iterations_per_s` for each matrix, floor = bare loop, reach ≥ 0.98, with
-/// `ratio_low` and `ratio_high`, between which it lies; and `boundary_us` of the Python kit, reach
-/// < 20.
+/// `ratio_low` and `ratio_high`, between which it lies; `boundary_us` of the Python kit, reach < 20;
+/// and the figures of `chain`.
 ///
 /// # Errors
 /// When something could not be started or measured.
@@ -68,7 +70,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             params["load_cases"] = json!(load_cases);
             params
         };
-        // Once unmeasured on each side: pages, caches, the matrix.
+        // One unmeasured solve on each side warms pages and caches, and reads the matrix.
         lab.steps_message(&format!("{name}: a trial"));
         let trial = interleave::pair(&cluster, &slug, with(case.few)).await?;
         let seconds = if lab.quick { 0.3 } else { case.seconds };
@@ -106,10 +108,11 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         );
     }
     cluster.stop().await;
-    python(lab).await
+    python(lab).await?;
+    chain::run(lab).await
 }
 
-/// What an interval that holds the median with this chance says of the reach.
+/// The verdict on the reach of an interval that holds the median with this chance.
 fn verdict(low: f64, high: f64, chance: f64) -> &'static str {
     if chance < CHANCE {
         "not decided"

@@ -1,7 +1,7 @@
-//! Two solves at once, of which one computes at a time: one by a worker, one as a bare loop in a
-//! thread of this process. They take turns of a fraction of a second, and the time of each is what
-//! it had the turn. The worker's children are stopped by a signal meanwhile, the thread waits at a
-//! boundary; everything else of FIEC goes on as ever.
+//! Two interleaved solves: one by a worker, one as a bare loop in a thread of this process. They take
+//! turns of a fraction of a second, and the time of a solve is the sum of its turns. During the
+//! other's turn a signal stops the worker's children, and the thread waits at a boundary. All other
+//! parts of FIEC go on.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use fiec_schemas::{Event, ExecutionId, Timestamp};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::{cpu, follow, submit, tenant};
+use super::super::{cpu, follow, submit, tenant};
 use crate::cluster::Cluster;
 
-/// How long a turn is; the bare loop's ends at its next boundary after that.
+/// Length of a turn. The bare loop's turn ends at its next boundary after that.
 const TURN: Duration = Duration::from_millis(50);
-/// How often it is looked whether the worker's solve has begun.
-const LOOK: Duration = Duration::from_millis(4);
-/// How long a pair may take.
+/// Poll interval for the begin of the worker's solve.
+const POLL: Duration = Duration::from_millis(4);
+/// Longest time of a pair.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a pair of solves took.
+/// The times of a pair of solves.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     /// Time of computing through FIEC, from the first capsule's begin to the last one's end.
@@ -46,7 +46,7 @@ pub async fn pair(cluster: &Cluster, id: &str, params: Value) -> anyhow::Result<
     bare.parked().await?;
     let submission = json!({"program": "cg@1", "params": params});
     let execution = submit(broker, id, submission).await?;
-    let since = follow::arrived(broker, execution, 1, LOOK, PATIENCE)
+    let since = follow::arrived(broker, execution, 1, POLL, PATIENCE)
         .await?
         .since;
     let ledger = Ledger::new(broker);
@@ -113,7 +113,7 @@ async fn completed(ledger: &Ledger, execution: ExecutionId) -> anyhow::Result<Op
     Ok(None)
 }
 
-/// Processes that are stopped as long as this lives.
+/// Processes that are stopped until this is dropped.
 struct Stopped(Vec<Pid>);
 
 impl Stopped {
@@ -128,7 +128,7 @@ impl Stopped {
 
     fn signal(&self, signal: Signal) {
         for pid in &self.0 {
-            // One that has ended meanwhile computes nothing.
+            // A process that has ended does not compute.
             let _ = kill_process(*pid, signal);
         }
     }
@@ -140,24 +140,24 @@ impl Drop for Stopped {
     }
 }
 
-/// What the thread of the bare loop says.
+/// A message of the bare loop's thread.
 enum Said {
     /// It waits at a boundary.
     Parked,
-    /// It has ended, and waited so long in all.
+    /// It has ended. The time is that of all its waits.
     Ended(Box<Result<LocalOutcome, ProgramError>>, Duration),
 }
 
 /// The bare loop.
 struct Bare {
     said: tokio::sync::mpsc::Receiver<Said>,
-    /// How long it waited for its turns.
+    /// Time of its waits for turns.
     waited: Duration,
     outcome: Option<LocalOutcome>,
 }
 
 impl Bare {
-    /// Starts it; it waits at its first boundary for its first turn.
+    /// Starts it. It waits at its first boundary for its first turn.
     fn start(params: Value) -> anyhow::Result<(SyncSender<Duration>, Self)> {
         let (gate, turns) = sync_channel(1);
         let (say, said) = tokio::sync::mpsc::channel(2);
@@ -175,7 +175,7 @@ impl Bare {
                     turn.boundary();
                     false
                 });
-                // Nobody listens any more where the pair was given up.
+                // The receiver is dropped if the pair was given up.
                 let _ = say.blocking_send(Said::Ended(Box::new(outcome), turn.waited));
             })?;
         let bare = Self {
@@ -186,7 +186,7 @@ impl Bare {
         Ok((gate, bare))
     }
 
-    /// Waits until it waits, or has ended.
+    /// Waits until it is at a boundary or has ended.
     async fn parked(&mut self) -> anyhow::Result<()> {
         let said = tokio::time::timeout(PATIENCE, self.said.recv())
             .await
