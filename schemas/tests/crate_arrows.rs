@@ -73,7 +73,8 @@ const ARROWS_OF_TESTS: [(&str, &[&str]); 6] = [
     // Its played clusters are recorded as traces.
     ("fiec-policy", &["fiec-simulator"]),
     ("fiec-policy-service", &["fiec-dev-servers"]),
-    ("fiec-recorder", &["fiec-dev-servers"]),
+    // Itself with the feature that holds the lab's and the tests' part.
+    ("fiec-recorder", &["fiec-dev-servers", "fiec-recorder"]),
 ];
 
 /// Crates that are not part of the production binary.

@@ -1,5 +1,6 @@
-//! What `fiec bench history` and the tests need: ledgers made in memory, the recorder's own path
-//! over them, and plain COPY of the very rows that this path gives.
+//! For `fiec bench history` and the tests: ledgers made in memory, the recorder's own stages over
+//! them, and a plain COPY of the same rows. Only the feature `lab-support` compiles this module, so
+//! the product does not contain it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ use crate::{parts, results, rows, telemetry};
 pub struct Measured {
     /// Ledger messages.
     pub messages: usize,
-    /// New rows of executions, placements, decisions, boundaries, events, rebindings; a row that
+    /// New rows of executions, placements, decisions, boundaries, events and rebindings. A row that
     /// was changed later counts once.
     pub rows: usize,
     /// From the first message in hand to the last commit.
@@ -52,7 +53,7 @@ pub struct LedgerWriter {
 }
 
 impl LedgerWriter {
-    /// An execution that nothing is known of yet.
+    /// An execution without a ledger.
     pub fn new(
         tenant: Tenant,
         execution: ExecutionId,
@@ -70,7 +71,7 @@ impl LedgerWriter {
         &self.state
     }
 
-    /// Appends a message and gives it as the feed would.
+    /// Appends a message. Returns it as the feed does.
     ///
     /// # Errors
     /// An event that the state does not allow, or a message that is too large.
@@ -106,8 +107,8 @@ impl LedgerWriter {
     }
 }
 
-/// The ledgers of executions without work: `submitted+bound`, `started+completed`, in the order in
-/// which a busy system writes them (fifty of the one, fifty of the other), from sequence `first`.
+/// The ledgers of executions without work, from sequence `first`: `submitted+bound`, then
+/// `started+completed`. A busy system writes fifty of the one, then fifty of the other.
 ///
 /// # Errors
 /// Never for a reason outside this program.
@@ -187,11 +188,11 @@ pub fn short_ledgers(
     }
 }
 
-/// Takes messages through the recorder's own stages into the tables. They must begin right after
-/// the checkpoint.
+/// Takes messages through the recorder's own stages into the tables. The first message must be the
+/// next one after the checkpoint.
 ///
 /// # Errors
-/// When they do not, or a row is there already.
+/// When it is not, or a row exists already.
 pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
     let shared = Shared {
         pool: pool.clone(),
@@ -221,8 +222,8 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
     })
 }
 
-/// Sends the rows of these messages by one COPY a table in one transaction, and nothing else: the
-/// floor. Reading, folding and encoding are not in the time. The tables must not hold them.
+/// The floor: sends the rows of these messages by one COPY a table in one transaction. The time has no
+/// reading, folding and encoding. The tables must not have these rows.
 ///
 /// # Errors
 /// What PostgreSQL says.
@@ -239,7 +240,7 @@ pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
     }
     let began = Instant::now();
     let mut tx = connection.begin().await.map_err(failed("begin"))?;
-    // As the recorder does, or the floor would wait for the disk and we would not.
+    // As the recorder does. Otherwise only the floor would wait for the disk.
     sqlx::query("SET LOCAL synchronous_commit = off")
         .execute(&mut *tx)
         .await
@@ -264,7 +265,7 @@ pub async fn clear(pool: &PgPool) -> Result<()> {
          execution_events, execution_changes, boundary_state, hardware_vectors, nodes, \
          node_events, rejections, ledger_gaps, record_gaps",
         "UPDATE recorder_checkpoint SET seq = 0",
-        // So that one measurement does not pay for the one before.
+        // Otherwise the next measurement pays for the one before.
         "CHECKPOINT",
     ] {
         sqlx::query(statement)

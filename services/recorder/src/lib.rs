@@ -16,11 +16,12 @@
 //! Absent on purpose: the recorder does not seed a lost stream from these tables. That is an
 //! operator's decision (`fiec repair`).
 
-pub mod bench_support;
 mod collect;
 mod error;
 pub mod fold;
 mod known;
+#[cfg(feature = "lab-support")]
+pub mod lab_support;
 mod ledger;
 mod lost;
 mod metrics;

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::database;
-use fiec_recorder::bench_support::{Column, Declared, declarations};
+use fiec_recorder::lab_support::{Column, Declared, declarations};
 use sqlx::Row as _;
 
 /// Tables that are written by statements of their own, without rows from Rust.

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use crate::support::{Database, database, number, rows};
-use fiec_recorder::bench_support::{LedgerWriter, project};
+use fiec_recorder::lab_support::{LedgerWriter, project};
 use fiec_schemas::scheduling::{Adjustment, Deadline, OnMiss};
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::json;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use fiec_broker::topology::{Profile, apply};
 use fiec_broker::{Broker, ConnectOptions, chunks, registry, store};
 use fiec_dev_servers::{DevServers, NoProgress, Options};
-use fiec_recorder::bench_support::LedgerWriter;
+use fiec_recorder::lab_support::LedgerWriter;
 use fiec_recorder::{Collection, Recorder, RecorderOptions};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Output, Submission, Tenant,

@@ -3,7 +3,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::support::{database, number, words};
 use fiec_broker::feed::FeedItem;
-use fiec_recorder::bench_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
+use fiec_recorder::lab_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
 use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::event::Decision;
 use fiec_schemas::event::Evidence;

@@ -1,8 +1,8 @@
 //! The pure fold: messages in, rows out.
 use std::sync::Arc;
 
-use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::fold::{Known, Message, fold};
+use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_schemas::{
     Cause, Decision, Entrusted, Event, ExecutionId, InstanceId, LedgerMessage, Submission, Tenant,
     Timestamp,

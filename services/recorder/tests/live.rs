@@ -8,7 +8,7 @@ use fiec_broker::feed::FeedItem;
 use fiec_broker::topology::{Profile, apply};
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_dev_servers::{DevServers, NoProgress, Options};
-use fiec_recorder::bench_support::{LedgerWriter, short_ledgers};
+use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::{Recorder, RecorderOptions};
 use fiec_schemas::messages::Record;
 use fiec_schemas::{

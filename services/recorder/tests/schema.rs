@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::support::{database, number, words};
-use fiec_recorder::bench_support::{project, short_ledgers};
+use fiec_recorder::lab_support::{project, short_ledgers};
 use sqlx::{AssertSqlSafe, PgPool};
 
 /// Tables, views and functions, each with a digest of its text and its rights.

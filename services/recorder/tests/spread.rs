@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::support::{database, words};
 use fiec_broker::feed::FeedItem;
-use fiec_recorder::bench_support::{LedgerWriter, project};
+use fiec_recorder::lab_support::{LedgerWriter, project};
 use fiec_schemas::event::Output;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::part_id;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::support::{Database, database, number, words};
-use fiec_recorder::bench_support::{LedgerWriter, project, short_ledgers};
+use fiec_recorder::lab_support::{LedgerWriter, project, short_ledgers};
 use fiec_schemas::scheduling::{Keep, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp};
 use sqlx::AssertSqlSafe;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::support::{database, rows};
-use fiec_recorder::bench_support::{LedgerWriter, project};
+use fiec_recorder::lab_support::{LedgerWriter, project};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{ClientId, Event, ExecutionId, Submission, Tenant, Timestamp};
 use serde_json::{Value, json};

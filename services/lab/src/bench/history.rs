@@ -9,7 +9,7 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::message::PublishMessage;
 use fiec_broker::Broker;
 use fiec_broker::feed::FeedItem;
-use fiec_recorder::{Recorder, RecorderOptions, bench_support};
+use fiec_recorder::{Recorder, RecorderOptions, lab_support};
 use fiec_schemas::subjects;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     cluster.policies.clear();
     cluster.recorder = None;
     let pool = cluster.pool.clone().context("this bench needs history")?;
-    let items = bench_support::short_ledgers(lab.samples(30_000), 1)
+    let items = lab_support::short_ledgers(lab.samples(30_000), 1)
         .map_err(|reason| anyhow::anyhow!("{reason}"))?;
     lab.steps_message(&format!("history: writing {} ledger messages", items.len()));
     publish(&cluster.broker, &items).await?;
@@ -47,9 +47,9 @@ pub async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let mut ratios = Vec::new();
     for round in 0..=ROUNDS {
         lab.steps_message(&format!("history: round {round} of {ROUNDS}"));
-        bench_support::clear(&pool).await?;
-        let floor = bench_support::plain_copy(&pool, &items).await?;
-        bench_support::clear(&pool).await?;
+        lab_support::clear(&pool).await?;
+        let floor = lab_support::plain_copy(&pool, &items).await?;
+        lab_support::clear(&pool).await?;
         let seconds = record(&cluster.broker, &pool, last).await?;
         if round > 0 {
             floors.push(floor.rows_per_s());
