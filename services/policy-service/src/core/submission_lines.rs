@@ -9,14 +9,15 @@ use fiec_schemas::{LineError, package};
 use super::Core;
 use crate::intake::{Check, Line, Next, excerpt};
 
-/// Lines taken in before other news is looked at.
+/// Lines taken in before other news is handled.
 const LINES_AT_ONCE: usize = 64;
-/// Longest time for which lines are taken in before other news: some take long to read.
+/// Longest time for which lines are taken in before other news, because some lines take long to
+/// read.
 const LINES_WITHIN: Duration = Duration::from_millis(10);
 
 /// Whether the next line waits for a slot if all nodes are full. A line that gets a slot before its
-/// first append costs one ledger message; otherwise it costs three. Only lines behind it wait too,
-/// and only for [`Options::hold`](crate::Options): then it is appended without a slot.
+/// first append costs one ledger message; otherwise it costs three. The lines after it wait too.
+/// After [`Options::hold`](crate::Options) the line is appended without a slot.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Hold {
     /// It may wait.
@@ -24,12 +25,12 @@ pub enum Hold {
     Possible,
     /// It waits until then.
     Until(Instant),
-    /// The last one got no slot. The next one may wait after another completion than these.
+    /// The last line got no slot. The next one may wait after a further completion.
     InVain { completions: u64 },
 }
 
 impl Hold {
-    /// Comes true when the line has waited long enough.
+    /// Returns when the line has waited long enough.
     pub async fn ends(self) {
         match self {
             Self::Until(moment) => tokio::time::sleep_until(moment.into()).await,
@@ -49,7 +50,7 @@ impl Core {
         self.in_flight < self.options.in_flight && !self.intake.is_full()
     }
 
-    /// Takes lines in, as many as there is room and time for.
+    /// Takes lines in, as many as memory and time allow.
     pub(super) async fn take_lines_in(&mut self) {
         let began = Instant::now();
         for _ in 0..LINES_AT_ONCE {
@@ -80,8 +81,8 @@ impl Core {
         }
     }
 
-    /// Makes the checks that are left, then begins the ledger. Returns false if the line waits for
-    /// a slot.
+    /// Makes the remaining checks, then begins the ledger. Returns false if the line waits for a
+    /// slot.
     async fn check_line(&mut self, mut line: Box<Line>) -> bool {
         if line.check == Check::Program {
             if !self.effects.programs.has(&line.spec.program) {
@@ -152,7 +153,7 @@ impl Core {
         };
     }
 
-    /// A check of this line is done; the next one follows when its turn comes.
+    /// Takes a line back after a check. The next check follows in its turn.
     pub(super) fn resume_line(&mut self, mut line: Box<Line>, next: Check) {
         self.in_flight -= 1;
         line.check = next;
@@ -184,7 +185,7 @@ impl Core {
         self.reject(Some(line.message), tenant, error, excerpt);
     }
 
-    /// Takes the answer whether the program of a line is registered.
+    /// Takes the result of looking up a line's program.
     pub(super) async fn settle_program(&mut self, line: Box<Line>, found: Result<bool, String>) {
         match found {
             Ok(true) => self.resume_line(line, Check::Size),
@@ -199,7 +200,7 @@ impl Core {
         }
     }
 
-    /// Takes the answer whether a large submission is stored.
+    /// Takes the result of storing a large submission.
     pub(super) async fn settle_large(&mut self, line: Box<Line>, stored: Result<(), String>) {
         match stored {
             Ok(()) => self.resume_line(line, Check::Ledger),

@@ -1,5 +1,4 @@
-//! The first bindings that are left to their nodes, until a message of each ledger comes or the
-//! time is up.
+//! Entrusted first bindings, until a message of their ledger comes or their time is up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
@@ -19,18 +18,19 @@ const BINDING_BYTES: usize = 512 * 1024;
 /// A submission line and the first message of its ledger.
 pub type OpenBinding = (Box<Line>, Draft);
 
-/// Bindings that were left to nodes, and of which no ledger message has come.
+/// Entrusted bindings whose ledgers have no message yet.
 #[derive(Default)]
 pub struct EntrustedBindings {
     /// Headers of ledger messages that are not sent, by node.
     unsent: BTreeMap<NodeId, Vec<String>>,
     open: HashMap<ExecutionId, OpenBinding>,
-    /// When the service appends each binding itself, earliest first. Some are not open any more.
+    /// When the service appends each binding itself, earliest first. Some entries are no longer
+    /// open.
     due: VecDeque<(Instant, ExecutionId)>,
 }
 
 impl EntrustedBindings {
-    /// Leaves a binding to a node until `due`.
+    /// Entrusts a binding to a node until `due`.
     pub fn push(&mut self, node: NodeId, (line, draft): OpenBinding, due: Instant) {
         let execution = line.execution();
         let headers = self.unsent.entry(node).or_default();
@@ -60,7 +60,7 @@ impl EntrustedBindings {
         self.open.drain().map(|(_, open)| open)
     }
 
-    /// Sends what is unsent. A message that gets lost costs time only: its bindings become overdue.
+    /// Sends the unsent bindings. A lost message only costs time: its bindings become overdue.
     pub async fn flush(&mut self, broker: &Broker) {
         while let Some((node, headers)) = self.unsent.pop_first() {
             let mut headers = &headers[..];

@@ -18,11 +18,11 @@
 //! * An entrusted binding is faster: the node does not wait for the broker. It requires that nobody
 //!   else can have begun the ledger, and that the execution shares no limit with others. A client's
 //!   id can have a ledger, so its first binding is appended here.
-//! * The node appends nothing within `--entrust-ms`: the binding is appended here, as it was sent.
+//! * If the node appends nothing within `--entrust-ms`, the binding is appended here, unchanged.
 //!   From then on it is on the other road.
-//! * Both append: compare-and-set accepts one message. The node knows its own binding by the digest,
-//!   and appends `started` behind it.
-//! * The service dies: the submission is not acknowledged, so the broker delivers it to another
+//! * If both append, compare-and-set accepts one message. The node knows its own binding by the
+//!   digest, and appends `started` after it.
+//! * If the service dies, the submission is not acknowledged, so the broker delivers it to another
 //!   policy service. That one finds the ledger, or appends it.
 
 mod entrusted_bindings;
@@ -41,7 +41,7 @@ pub use entrusted_bindings::EntrustedBindings;
 impl Core {
     /// Begins the ledger of a submission line with these events.
     pub(super) async fn begin_ledger(&mut self, mut line: Box<Line>, events: Vec<Event>) {
-        // Another policy service may have taken in a line that waited here for long.
+        // If the line waited here for long, another policy service may have taken it in.
         line.can_have_ledger |= !line.asked.is_recent();
         let now = self.effects.broker.now();
         match Draft::new(&line.tip, events, &self.effects.author, now) {
@@ -59,7 +59,7 @@ impl Core {
         let Phase::Bound(binding) = &state.phase else {
             return None;
         };
-        // Verifiers, and the parts of a range, find each other by ledgers.
+        // Verifiers and parts of a range are found by their ledgers.
         let is_plain = state.spec.is_some() && state.spread.is_none() && !state.guarded;
         let may = is_plain
             && !line.can_have_ledger
@@ -106,7 +106,7 @@ impl Core {
                 self.metrics.append_failures.inc();
                 self.step(Input::Vanished { execution });
                 match error {
-                    // These would fail in the same way for ever.
+                    // A retry would fail in the same way.
                     AppendError::Transition(_) | AppendError::Message(_) => {
                         self.refuse_line(&line, "", error.to_string());
                     }
@@ -147,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Appends all open bindings when the service ends, since nobody would see what the nodes do.
+    /// Appends all open bindings when the service ends, because no service would watch the nodes.
     /// The submissions are delivered to another service, which finds the ledgers.
     pub(super) async fn append_open_bindings(&mut self) {
         for (line, draft) in self.entrusted.drain() {
@@ -158,8 +158,8 @@ impl Core {
         }
     }
 
-    /// Takes what was read of a ledger that existed before its first append. The same submission is
-    /// fine, another one is refused.
+    /// Takes the result of reading a ledger that existed before its first append. The same
+    /// submission is accepted, another one is refused.
     pub(super) async fn compare_with_ledger(
         &mut self,
         line: Box<Line>,
