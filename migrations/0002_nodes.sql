@@ -35,7 +35,7 @@ CREATE TABLE nodes (
     status_at          timestamptz,
     cordoned           boolean NOT NULL DEFAULT false,
     draining           boolean NOT NULL DEFAULT false,
-    viability          text,
+    viability          text,                  -- for people: viable, unviable or unknown, then why
     shard              integer,
     slots              integer,
     running            integer,
@@ -53,13 +53,17 @@ CREATE TABLE nodes (
 ) WITH (fillfactor = 70);
 
 CREATE TABLE node_events (
-    seq      bigint PRIMARY KEY,              -- in FIEC_RECORD
-    node     text NOT NULL,
-    instance uuid,
-    what     text NOT NULL,
-    detail   text NOT NULL,
-    at       timestamptz NOT NULL,
-    who      text                             -- asked for it; null: nobody did
+    seq       bigint PRIMARY KEY,             -- in FIEC_RECORD
+    node      text NOT NULL,
+    instance  uuid,
+    what      text NOT NULL,                  -- joined, left, lost, returned, cordoned, uncordoned,
+                                              -- draining, revoked, quarantined, released, viability,
+                                              -- envelopes
+    detail    text NOT NULL,                  -- for people
+    at        timestamptz NOT NULL,
+    who       text,                           -- asked for it; null: nobody did
+    contract  text,                           -- of `quarantined`: the contract that was lost
+    substrate text                            -- and the device that lost it; null: all of the node
 );
 CREATE INDEX node_events_node ON node_events (node, at);
 CREATE INDEX node_events_asked ON node_events (at) WHERE who IS NOT NULL;

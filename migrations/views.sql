@@ -751,9 +751,6 @@ FROM nodes n;
 -- How each place of each node stands with each contract. A device that has lost a contract has lost it
 -- alone. A place without a proof has a row that says so. A proof from before a release does not count
 -- again.
---
--- A node event's detail names the place: 'bitwise: why' is all of a node, 'bitwise on GPU-…: why'
--- one of its devices.
 CREATE OR REPLACE VIEW node_trust AS
 WITH places AS (
     SELECT node, substrate, contract FROM node_proofs
@@ -801,13 +798,13 @@ LEFT JOIN LATERAL (
 ) r ON true
 LEFT JOIN LATERAL (
     SELECT e.what, e.detail,
-           CASE WHEN starts_with(e.detail, t.contract || ':') THEN 'node' ELSE t.substrate END AS place
+           coalesce(e.substrate, 'node') AS place
     FROM node_events e
     WHERE e.node = t.node
       AND (e.what = 'released'
            OR (e.what = 'quarantined'
-               AND (starts_with(e.detail, t.contract || ':')
-                    OR starts_with(e.detail, t.contract || ' on ' || t.substrate || ':'))))
+               AND e.contract = t.contract
+               AND (e.substrate IS NULL OR e.substrate = t.substrate)))
     ORDER BY e.seq DESC LIMIT 1
 ) q ON true;
 

@@ -9,6 +9,7 @@ use crate::stage::{
 };
 use fiec::client;
 use fiec_broker::{Broker, ConnectOptions};
+use fiec_schemas::messages::Viability;
 use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -91,7 +92,7 @@ impl Up {
             .into_iter()
             .find(|n| n.descriptor.node == *node)?;
         let descriptor = found.descriptor;
-        (found.viability == "viable").then_some((descriptor.pid, descriptor.instance))
+        (found.viability == Viability::Viable).then_some((descriptor.pid, descriptor.instance))
     }
 }
 

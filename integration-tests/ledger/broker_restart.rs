@@ -20,7 +20,7 @@ async fn terminal(lab: &Lab, id: ExecutionId) {
     let ledger = Ledger::new(&lab.broker);
     until(&format!("{id} has ended"), async || {
         let last = ledger.last(&lab.tenant, id).await.ok()??;
-        outcome_of(&last.message.state.phase)
+        outcome_of(last.message.state.phase.kind())
     })
     .await;
 }

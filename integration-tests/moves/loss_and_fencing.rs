@@ -4,6 +4,7 @@ use crate::stage;
 use crate::stage::{Lab, Line, audit, digest_of, proc, undisturbed_synthetic, until, workers};
 use async_nats::jetstream::stream;
 use fiec_broker::outbox::PLACE_HEADER;
+use fiec_schemas::messages::Viability;
 use fiec_schemas::{Cause, Event, ExecutionId, NodeId, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -110,7 +111,7 @@ async fn a_stopped_worker_that_comes_back_is_fenced() {
     let status = until("the node is heard again and runs nothing", async || {
         let status = lab.status_of(&node).await.ok()?;
         let idle = status.vector.as_ref()?.running_count == 0;
-        (status.viability == "viable" && status.bound == 0 && idle).then_some(status)
+        (status.viability == Viability::Viable && status.bound == 0 && idle).then_some(status)
     })
     .await;
     assert_eq!(status.descriptor.node, node);

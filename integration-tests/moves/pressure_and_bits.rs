@@ -10,7 +10,7 @@ use crate::stage;
 use crate::stage::{Lab, Line, args, audit, digest_of, until, workers_with_history};
 use fiec_lab::cluster::ClusterOptions;
 use fiec_lab::demo::matrix;
-use fiec_schemas::messages::ApiReply;
+use fiec_schemas::messages::{ApiReply, Viability};
 use fiec_schemas::{Cause, Event, Evidence, HardwareVector, NodeId, Signal, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
@@ -184,7 +184,7 @@ async fn the_node_returns_after_sustained_recovery(
     })
     .await;
     let status = lab.status_of(node).await.unwrap();
-    assert_eq!(status.viability, "unviable", "{ran}");
+    assert_eq!(status.viability, Viability::Unviable, "{ran}");
     assert!(status.pressing.join("; ").contains("memory"), "{status:?}");
 
     let vectors = readings(lab, node).await;

@@ -10,7 +10,7 @@ use crate::stage::{Lab, args, until, workers, workers_with_history};
 use fiec_broker::{Draft, Ledger, Tip};
 use fiec_lab::process::Process;
 use fiec_schemas::duty::Actor;
-use fiec_schemas::messages::{ApiReply, NodeStatus};
+use fiec_schemas::messages::{ApiReply, NodeStatus, Viability};
 use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, InstanceId, LedgerMessage, Phase, Submission,
     Timestamp,
@@ -247,8 +247,8 @@ async fn doctor_nodes_metrics_and_logs_say_how_the_parts_are() {
     let ran = lab.fiec(&["nodes", "--json"]).await.expect(0);
     let node: NodeStatus = serde_json::from_str(ran.stdout.trim()).unwrap();
     assert_eq!(
-        (node.descriptor.slots, node.viability.as_str()),
-        (2, "viable")
+        (node.descriptor.slots, node.viability),
+        (2, Viability::Viable)
     );
     assert_eq!(node.descriptor.labels["rack"], "7");
     assert!(node.descriptor.programs.contains(&"cg@1".to_owned()));

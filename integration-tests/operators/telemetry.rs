@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::stage;
 use crate::stage::{Lab, args, until, workers};
 use fiec_lab::process::Process;
-use fiec_schemas::messages::NodeStatus;
+use fiec_schemas::messages::{NodeStatus, Viability};
 use fiec_schemas::{HardwareVector, Phase, Reading, Signal, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -242,7 +242,10 @@ async fn a_move_shows_how_far_the_other_node_is() {
     let us = reading.raw.unwrap();
     assert!(us > 0.0 && us < 2e6, "{reading:?}");
     // It informs; it does not judge the node.
-    assert_eq!(lab.status_of(&from).await.unwrap().viability, "viable");
+    assert_eq!(
+        lab.status_of(&from).await.unwrap().viability,
+        Viability::Viable
+    );
     lab.fiec(&["cancel", "mover"]).await.expect(0);
     lab.stop().await;
 }

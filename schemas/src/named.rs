@@ -103,7 +103,11 @@ mod tests {
     use serde::Serialize;
     use serde::de::DeserializeOwned;
 
-    use crate::messages::{BatchVerb, ExecutionVerb, NodeVerb, RefusalCode};
+    use crate::messages::{
+        BatchVerb, ExecutionVerb, NodeEventKind, NodeVerb, RefusalCode, StandingKind,
+        VerificationOutcome, Viability,
+    };
+    use crate::substrate::SubstrateKind;
     use crate::{CauseKind, EventKind, PhaseKind};
 
     fn agree<T: Copy + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned>(
@@ -134,7 +138,12 @@ mod tests {
             ExecutionVerb,
             BatchVerb,
             NodeVerb,
-            RefusalCode
+            RefusalCode,
+            NodeEventKind,
+            VerificationOutcome,
+            Viability,
+            StandingKind,
+            SubstrateKind
         );
         assert_eq!(EventKind::SteppedBack.as_str(), "stepped_back");
         assert_eq!(format!("{:>8}", PhaseKind::Bound), "   bound");

@@ -9,13 +9,28 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::ids::{Digest, Timestamp};
+use crate::named::named;
 use crate::submission::Contract;
 
 /// The id of the substrate that is the host's processors.
 pub const HOST: &str = "host";
 
-/// Entry of a node's confinement which says that its worker may start containers.
-pub const CONTAINERS: &str = "containers";
+named! {
+    /// Where a worker runs, and the isolation that it can give its programs.
+    pub enum Confinement {
+        /// The worker runs inside a container.
+        Container,
+        /// The worker runs on the host itself.
+        Host,
+        /// It can run programs as other users: it has `CAP_SETUID` and `CAP_SETGID`.
+        Users,
+        /// It can create control groups: the folder of its own memory group is writable.
+        Cgroups,
+        /// It can start containers: `podman` or `docker` is in the PATH. Inside a container the
+        /// engine may still refuse; this is tried when a program asks for one.
+        Containers,
+    }
+}
 
 /// CUDA's version of a device's features, e.g. `9.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
@@ -66,13 +81,25 @@ impl<'de> Deserialize<'de> for ComputeCapability {
     }
 }
 
+named! {
+    /// What a place that can execute is.
+    pub enum SubstrateKind {
+        /// The host's processors.
+        Cpu,
+        /// A whole GPU.
+        Gpu,
+        /// A MIG slice of a GPU.
+        Mig,
+    }
+}
+
 /// A substrate: a place that executes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Substrate {
     /// `host`, or the UUID of a GPU or MIG slice.
     pub id: String,
-    /// `cpu`, `gpu` or `mig`.
-    pub kind: String,
+    /// What it is.
+    pub kind: SubstrateKind,
     /// Name for people.
     pub name: String,
     /// Its own memory in bytes, if known.
@@ -86,7 +113,10 @@ pub struct Substrate {
 impl Substrate {
     /// True for a device, which one execution has alone or several share by a budget.
     pub fn is_device(&self) -> bool {
-        self.kind != "cpu"
+        match self.kind {
+            SubstrateKind::Cpu => false,
+            SubstrateKind::Gpu | SubstrateKind::Mig => true,
+        }
     }
 }
 
@@ -184,10 +214,9 @@ pub struct NodeProfile {
     /// Numeric contracts that the host's kernels can keep.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<Contract>,
-    /// `host` or `container`, then the isolation that the worker can give programs: `users` (other
-    /// users), `cgroups` (their own control groups), `containers` (containers).
+    /// Where its worker runs, then the isolation that it can give programs. Empty: not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub confinement: Vec<String>,
+    pub confinement: Vec<Confinement>,
     /// Versions of the libraries that the devices need: `nvidia_driver`, `cuda_driver`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub libraries: BTreeMap<String, String>,

@@ -7,6 +7,7 @@ use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState, PhaseKind};
 use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
+use crate::named::named;
 use crate::package::Grant;
 use crate::scheduling::Adjustment;
 use crate::submission::LineError;
@@ -338,8 +339,8 @@ pub struct InForce {
     /// The last reading, in [0, 1]. Absent if no reading is recent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// `viable`, `suspect`, `unviable`, `recovering`, `unknown`.
-    pub state: String,
+    /// How the signal stands.
+    pub state: Viability,
 }
 
 /// A node as a policy service sees it.
@@ -349,8 +350,8 @@ pub struct NodeStatus {
     pub descriptor: NodeDescriptor,
     /// The operators' flags.
     pub flags: NodeFlags,
-    /// `viable`, `suspect`, `unviable`, `recovering`, `unknown`, `lost`.
-    pub viability: String,
+    /// Whether it may compute.
+    pub viability: Viability,
     /// The signals that are not viable, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pressing: Vec<String>,
@@ -367,6 +368,44 @@ pub struct NodeStatus {
     pub contracts: Vec<ContractStanding>,
 }
 
+named! {
+    /// How a node, or one of its signals, stands with its thresholds.
+    pub enum Viability {
+        /// No fresh reading.
+        Unknown,
+        /// Below the threshold.
+        Viable,
+        /// At or above `high`, not yet for the dwell.
+        Suspect,
+        /// At or above `high` for the dwell.
+        Unviable,
+        /// Below `low`, not yet for the dwell.
+        Recovering,
+        /// The node is lost. No signal has this state.
+        Lost,
+    }
+}
+
+named! {
+    /// Whether work under a numeric contract may go to a place.
+    pub enum StandingKind {
+        /// It has proved the contract.
+        Proved,
+        /// It has not, or its canaries could not run.
+        Unproved,
+        /// Its proof does not count.
+        Refused,
+        /// Its proof is of an earlier start or environment, or from before its release.
+        Outdated,
+        /// Its proof is too old.
+        Expired,
+        /// Its canaries broke the contract.
+        Failed,
+        /// It has lost the contract until an operator gives it back.
+        Quarantined,
+    }
+}
+
 /// Standing of a node with a numeric contract.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ContractStanding {
@@ -374,8 +413,8 @@ pub struct ContractStanding {
     pub contract: crate::submission::Contract,
     /// The substrate.
     pub substrate: String,
-    /// `proved`, `unproved`, `expired`, `failed`, `quarantined`.
-    pub standing: String,
+    /// The standing.
+    pub standing: StandingKind,
     /// Details in words: until when, or why not.
     pub detail: String,
 }

@@ -8,8 +8,9 @@ use crate::hardware::NodeDescriptor;
 use crate::ids::{
     BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
 };
+use crate::named::named;
 use crate::quota::Quota;
-use crate::submission::LineError;
+use crate::submission::{Contract, LineError};
 use crate::trust::SignedProof;
 
 /// A fact on `fiec.record.*` for the recorder.
@@ -37,9 +38,14 @@ pub enum Record {
         /// The life of its agent, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         instance: Option<InstanceId>,
-        /// `joined`, `left`, `lost`, `returned`, `cordoned`, `uncordoned`, `draining`, `revoked`,
-        /// `quarantined`, `released`, `viability`.
-        what: String,
+        /// What happened.
+        what: NodeEventKind,
+        /// The contract that was lost, of `quarantined`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        contract: Option<Contract>,
+        /// The device that lost it, of `quarantined`; none: all of the node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        substrate: Option<String>,
         /// Who or why, in words.
         detail: String,
         /// Who asked for it, if somebody did.
@@ -74,8 +80,8 @@ pub enum Record {
         node: Option<NodeId>,
         /// The nodes that computed it again.
         by: Vec<NodeId>,
-        /// `agreed`, `node_corrupt`, `verifier_corrupt`, `undecided`.
-        outcome: String,
+        /// What came of it.
+        outcome: VerificationOutcome,
         /// In words.
         detail: String,
         /// When.
@@ -112,6 +118,51 @@ pub enum Record {
         /// The quota in force now, with who set it and when.
         quota: Quota,
     },
+}
+
+named! {
+    /// What happened to a node. The same names stand in the column `what` of `node_events`.
+    pub enum NodeEventKind {
+        /// An agent began on it.
+        Joined,
+        /// Its agent ended.
+        Left,
+        /// It is silent and does not answer a probe.
+        Lost,
+        /// It is heard again after it was lost.
+        Returned,
+        /// An operator lets nothing new begin there.
+        Cordoned,
+        /// An operator opens it again.
+        Uncordoned,
+        /// An operator moves everything away from it.
+        Draining,
+        /// It will be gone at a known time.
+        Revoked,
+        /// It, or one of its devices, has lost a contract.
+        Quarantined,
+        /// An operator gave its contracts back.
+        Released,
+        /// It became viable, unviable or unknown.
+        Viability,
+        /// What it may offer was changed; told as [`Record::Envelopes`].
+        Envelopes,
+    }
+}
+
+named! {
+    /// What came of computing a part of an execution once more. The same names stand in the column
+    /// `outcome` of `verifications`.
+    pub enum VerificationOutcome {
+        /// The bits are the same.
+        Agreed,
+        /// Two verifiers agree, and the node that had computed it does not.
+        NodeCorrupt,
+        /// The first verifier alone has other bits.
+        VerifierCorrupt,
+        /// All have other bits, or the claim cannot be compared.
+        Undecided,
+    }
 }
 
 /// The recorder's progress, on `fiec.recorder.checkpoint`.
@@ -156,6 +207,16 @@ pub struct PolicyPresence {
     pub leaving: bool,
 }
 
+named! {
+    /// An output stream of a program.
+    pub enum LogStream {
+        /// Its standard output.
+        Stdout,
+        /// Its standard error.
+        Stderr,
+    }
+}
+
 /// A line of a program's output, on `fiec.log.<tenant>.<execution>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LogLine {
@@ -165,8 +226,8 @@ pub struct LogLine {
     pub node: NodeId,
     /// The epoch of its binding.
     pub epoch: Epoch,
-    /// `stdout` or `stderr`.
-    pub stream: String,
+    /// Where the program wrote it.
+    pub stream: LogStream,
     /// Last boundary that the program had reached.
     pub boundary: BoundaryIndex,
     /// The line, cut at 8 KiB.

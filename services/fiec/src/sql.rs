@@ -1,6 +1,7 @@
 //! Rows of PostgreSQL as tables for people and JSON for scripts.
 
 use anyhow::Context as _;
+use fiec_schemas::{ExecutionId, PhaseKind};
 use serde_json::{Map, Value};
 use sqlx::{Column as _, PgPool, Row as _, ValueRef as _};
 
@@ -18,6 +19,15 @@ pub struct Rows {
 /// A foreign text as an SQL literal.
 pub fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\0', "").replace('\'', "''"))
+}
+
+/// Reads an execution's phase from its column.
+///
+/// # Errors
+/// When this version knows no such phase.
+pub fn parse_phase(execution: ExecutionId, text: &str) -> anyhow::Result<PhaseKind> {
+    text.parse()
+        .with_context(|| format!("the phase of {execution} in PostgreSQL"))
 }
 
 /// Runs a query of this program. Ids in it are parsed UUIDs, other values are [`literal`]s.

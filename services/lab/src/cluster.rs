@@ -12,7 +12,8 @@ use fiec::ui::Steps;
 use fiec_broker::{Broker, ConnectOptions, topology};
 use fiec_dev_servers::{DevServers, Progress};
 use fiec_schemas::NodeId;
-use fiec_schemas::messages::NodeStatus;
+use fiec_schemas::messages::{NodeStatus, StandingKind, Viability};
+use fiec_schemas::substrate::HOST;
 use sqlx::PgPool;
 
 use crate::process::Process;
@@ -64,9 +65,9 @@ impl Default for ClusterOptions {
 
 /// True once a node's canaries have a result.
 fn is_judged(node: &NodeStatus) -> bool {
-    let pending = |standing: &str| matches!(standing, "unproved" | "outdated");
-    let mut host = node.contracts.iter().filter(|c| c.substrate == "host");
-    host.all(|c| !pending(&c.standing))
+    let pending = |standing| matches!(standing, StandingKind::Unproved | StandingKind::Outdated);
+    let mut host = node.contracts.iter().filter(|c| c.substrate == HOST);
+    host.all(|c| !pending(c.standing))
 }
 
 /// Shows the steps of finding and starting the servers.
@@ -292,7 +293,7 @@ impl Cluster {
                     let viable = reply
                         .nodes
                         .iter()
-                        .filter(|n| n.viability == "viable" && is_judged(n))
+                        .filter(|n| n.viability == Viability::Viable && is_judged(n))
                         .count();
                     if viable >= self.workers.len() {
                         return Ok(());

@@ -122,24 +122,13 @@ impl Effects {
         timeout: Duration,
     ) {
         let answer = self.control(&node, &request, timeout).await;
-        let (execution, epoch) = match &request {
-            ControlRequest::Yield {
-                execution, epoch, ..
-            }
-            | ControlRequest::Park {
-                execution, epoch, ..
-            }
-            | ControlRequest::Unpark {
-                execution, epoch, ..
-            }
-            | ControlRequest::Split { execution, epoch } => (*execution, *epoch),
-            _ => return,
+        let Some((execution, Some(epoch))) = request.runner() else {
+            return;
         };
         let outcome = match answer {
             Ok(_) => ControlOutcome::Taken,
-            Err(NoReply::Refused(reason) | NoReply::Moving(reason)) => {
-                ControlOutcome::Refused(reason)
-            }
+            Err(NoReply::Refused(reason)) => ControlOutcome::Refused(reason),
+            Err(NoReply::Moving(reason)) => ControlOutcome::Moving(reason),
             Err(NoReply::NotHeld(_)) => ControlOutcome::NotHeld,
             Err(NoReply::Silent(reason)) => {
                 tracing::warn!(%execution, epoch, %node, reason, "no answer to an order");
@@ -148,7 +137,11 @@ impl Effects {
         };
         self.tell(match request {
             ControlRequest::Split { .. } => Outcome::Split(execution, epoch, outcome),
-            _ => Outcome::Ordered(execution, epoch, outcome, ticket),
+            ControlRequest::Yield { .. }
+            | ControlRequest::Park { .. }
+            | ControlRequest::Unpark { .. } => Outcome::Ordered(execution, epoch, outcome, ticket),
+            // The policy waits for the effect of other orders, not for their answer.
+            _ => return,
         })
         .await;
     }

@@ -183,13 +183,19 @@ async fn pull(
         .await
         .map_err(BrokerError::operation(WHAT))?;
     let deadline = tokio::time::Instant::now() + OPEN + LATE;
+    let mut has_come = false;
     while let Ok(Some(message)) = tokio::time::timeout_at(deadline, messages.next()).await {
         let message = match message {
             Ok(message) => message,
-            // The next message is larger than the rest of the requested bytes.
-            Err(error) if error.to_string().contains("MaxBytes") => return Ok(()),
+            // The broker ends an answer so if the next message is larger than the rest of the
+            // requested bytes. Other trouble ends the next answer too, before its first message.
+            Err(error) if has_come => {
+                tracing::debug!(%error, "the rest of the submissions is asked for anew");
+                return Ok(());
+            }
             Err(error) => return Err(BrokerError::operation(WHAT)(error)),
         };
+        has_come = true;
         let bytes = match alone {
             true => usize::MAX,
             false => message.payload.len() + OVERHEAD / 4,

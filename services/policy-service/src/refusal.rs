@@ -175,6 +175,9 @@ pub enum Refusal {
     /// Its node refused the order to move it.
     #[error("its node did not take the order: {0}")]
     OrderRefused(String),
+    /// It is about to start at its node, or to leave it.
+    #[error("its node did not take the order yet: {0}; try again")]
+    OrderTooEarly(String),
     /// Its node did not answer the order to move it.
     #[error("its node did not answer; the order is given again while it lives")]
     OrderUnanswered,
@@ -274,7 +277,10 @@ impl Refusal {
             Self::Ended { .. } => Code::Ended,
             Self::NotPaused { .. } => Code::NotPaused,
             Self::Pausing { .. } => Code::Pausing,
-            Self::Moving { .. } | Self::BetweenNodes { .. } | Self::Unborn(_) => Code::Moving,
+            Self::Moving { .. }
+            | Self::BetweenNodes { .. }
+            | Self::OrderTooEarly(_)
+            | Self::Unborn(_) => Code::Moving,
             Self::NotRunning { .. } => Code::NotRunning,
             Self::NodeRefused { .. } | Self::OrderRefused(_) => Code::NodeRefused,
             Self::NodeSilent { .. } | Self::OrderUnanswered => Code::NodeSilent,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Entry, feed, outbox, store};
 use fiec_policy::Good;
 use fiec_policy::verify::Named;
-use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record};
 use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
@@ -49,9 +49,12 @@ impl Effects {
         match changed.await {
             Ok(true) => {
                 tracing::error!(%node, contract = contract.as_str(), reason, "quarantined");
-                let place = substrate.map_or_else(String::new, |device| format!(" on {device}"));
+                let place = substrate.as_deref().map(|device| format!(" on {device}"));
+                let place = place.unwrap_or_default();
                 let detail = format!("{}{place}: {reason}", contract.as_str());
-                self.record_node(&node, "quarantined", detail, None).await;
+                let lost = Some((contract, substrate));
+                self.record_node(&node, NodeEventKind::Quarantined, lost, detail, None)
+                    .await;
             }
             Ok(false) => {}
             Err(error) => {
@@ -88,7 +91,8 @@ impl Effects {
             let names: Vec<_> = lost.iter().map(|c| c.as_str()).collect();
             let detail = format!("{} given back by {who}", names.join(", "));
             let who = Some(who.to_owned());
-            self.record_node(node, "released", detail, who).await;
+            self.record_node(node, NodeEventKind::Released, None, detail, who)
+                .await;
         }
         Ok(lost)
     }
@@ -131,11 +135,22 @@ impl Effects {
         Err(words(&"others keep writing it"))
     }
 
-    async fn record_node(&self, node: &NodeId, what: &str, detail: String, who: Option<String>) {
+    /// `lost`: the contract, and the device that lost it, if it is not all of the node.
+    async fn record_node(
+        &self,
+        node: &NodeId,
+        what: NodeEventKind,
+        lost: Option<(Contract, Option<String>)>,
+        detail: String,
+        who: Option<String>,
+    ) {
+        let (contract, substrate) = lost.unzip();
         let record = Record::Node {
             node: node.clone(),
             instance: None,
-            what: what.to_owned(),
+            what,
+            contract,
+            substrate: substrate.flatten(),
             detail,
             who,
             at: self.broker.now(),
@@ -154,7 +169,7 @@ impl Effects {
             Err(error) => Err(error),
         };
         if let Err(error) = stored {
-            tracing::warn!(%error, %node, what, "cannot record a node's change");
+            tracing::warn!(%error, %node, %what, "cannot record a node's change");
         }
     }
 

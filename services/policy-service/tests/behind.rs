@@ -7,7 +7,7 @@ use crate::stage::{Stage, tenant, until};
 use async_nats::jetstream::AckKind;
 use fiec_broker::{Draft, Ledger, Tip, topology};
 use fiec_policy_service::Options;
-use fiec_schemas::messages::{ApiReply, BatchReply, SubmitReply};
+use fiec_schemas::messages::{ApiReply, BatchReply, SubmitReply, Viability};
 use fiec_schemas::{
     BatchId, BatchPlace, Cause, ClientId, Event, ExecutionId, ExecutionState, InstanceId, NodeId,
     PhaseKind, Submission, Timestamp,
@@ -167,7 +167,7 @@ async fn a_batch_on_a_silent_node_costs_one_wait_and_is_cancelled_once_the_node_
     drop(silence);
     until(|| async {
         let nodes: ApiReply = stage.ask_raw("fiec.api.nodes", "{}").await;
-        nodes.nodes.iter().all(|n| n.viability == "lost")
+        nodes.nodes.iter().all(|n| n.viability == Viability::Lost)
     })
     .await;
     let began = std::time::Instant::now();

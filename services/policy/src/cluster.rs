@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use fiec_schemas::messages::Viability;
 use fiec_schemas::scheduling::Parked;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{
@@ -95,7 +96,7 @@ pub struct Node {
     /// Time of the next question.
     pub holdings_due: Millis,
     /// The viability recorded last.
-    pub said: &'static str,
+    pub recorded_viability: Option<Viability>,
 }
 
 impl Node {
@@ -248,7 +249,7 @@ impl Cluster {
             reviewed: Millis(0),
             holdings_asked: Millis(0),
             holdings_due: Millis(0),
-            said: "",
+            recorded_viability: None,
         });
         ix
     }

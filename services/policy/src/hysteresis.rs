@@ -20,6 +20,7 @@
 //! * A reading holds until the next one. The caller feeds it again as time passes.
 
 use fiec_schemas::Threshold;
+use fiec_schemas::messages::Viability;
 
 use crate::time::Millis;
 
@@ -53,14 +54,14 @@ pub enum State {
 }
 
 impl State {
-    /// The name in messages and for people.
-    pub fn as_str(self) -> &'static str {
+    /// The state without its times, as messages have it.
+    pub fn kind(self) -> Viability {
         match self {
-            State::Unknown { .. } => "unknown",
-            State::Viable => "viable",
-            State::Suspect { .. } => "suspect",
-            State::Unviable { .. } => "unviable",
-            State::Recovering { .. } => "recovering",
+            State::Unknown { .. } => Viability::Unknown,
+            State::Viable => Viability::Viable,
+            State::Suspect { .. } => Viability::Suspect,
+            State::Unviable { .. } => Viability::Unviable,
+            State::Recovering { .. } => Viability::Recovering,
         }
     }
 

@@ -30,7 +30,7 @@ use self::filters::{View, reasons};
 pub(crate) use self::filters::{free_bytes, offered_memory};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
-pub(crate) use self::reason::{EXCLUDED, NOT_NAMED, other_requirements};
+pub(crate) use self::reason::{NAMES, Operators};
 use crate::cluster::{Cluster, NodeIx, Presence};
 use crate::config::Config;
 use crate::execution::Avoided;
@@ -109,7 +109,7 @@ impl<'a> Ask<'a> {
 }
 
 /// Joins remedies that are all necessary.
-pub(crate) const AND: &str = ", and ";
+const AND: &str = ", and ";
 
 /// The chosen place.
 #[derive(Debug, Clone)]
@@ -409,28 +409,50 @@ fn is_long_gone(view: &View<'_, '_>) -> bool {
 
 /// All verdicts, and what would help. It skips a node that left long ago, unless the execution is
 /// there or names it.
-pub fn review(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Review {
+pub fn review(
+    cluster: &Cluster,
+    config: &Config,
+    now: Now,
+    ask: &Ask<'_>,
+    operators: Option<Operators<'_>>,
+) -> Review {
     let Some(search) = Search::new(cluster, config, now, ask) else {
         return Review::default();
     };
     let mut review = Review::default();
+    // The command that lifts what operators restrict, if a place needs nothing else.
+    let mut lifts = None;
     for view in search.views().filter(|view| !is_long_gone(view)) {
         let mut found = search.candidate(&view);
-        if reasons(&view).next().is_some() {
+        if found.score.is_none() {
             // If there are several obstacles, all of them must change.
-            let mut remedies: Vec<_> = reasons(&view)
-                .filter_map(|reason| reason.remedy(view.node))
-                .collect();
+            let (mut rejected, mut remedies, mut lifted) = (Vec::new(), Vec::new(), None);
+            for reason in reasons(&view) {
+                let ruled_out = operators.and_then(|by| Some((by, by.in_words(reason)?)));
+                if let Some((by, words)) = ruled_out {
+                    rejected.push(words);
+                    lifted = Some(by.remedy());
+                } else {
+                    rejected.push(reason.in_words(view.node, now.mono));
+                    remedies.extend(reason.remedy(view.node));
+                }
+            }
             remedies.dedup();
-            review
-                .would_help
-                .extend(Some(remedies.join(AND)).filter(|words| !words.is_empty()));
-            found.rejected = reasons(&view)
-                .map(|r| r.in_words(view.node, now.mono))
-                .collect();
+            match lifted {
+                Some(unpin) if remedies.is_empty() => lifts = Some(unpin),
+                lifted => remedies.extend(lifted),
+            }
+            if !remedies.is_empty() {
+                review.would_help.push(remedies.join(AND));
+            }
+            found.rejected = rejected;
         }
         review.candidates.push(found);
     }
     review.would_help.dedup();
+    if let Some(unpin) = lifts {
+        let words = format!("{unpin}: it may go to any node then");
+        review.would_help.insert(0, words);
+    }
     review
 }

@@ -346,6 +346,8 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use fiec_schemas::substrate::SubstrateKind;
+
     use super::*;
 
     fn devices() -> (Devices, DeviceIx) {
@@ -353,14 +355,14 @@ mod tests {
         devices.describe(&[
             Substrate {
                 id: HOST.into(),
-                kind: "cpu".into(),
+                kind: SubstrateKind::Cpu,
                 name: "cpu".into(),
                 memory_bytes: Some(1),
                 device: None,
             },
             Substrate {
                 id: "GPU-1".into(),
-                kind: "gpu".into(),
+                kind: SubstrateKind::Gpu,
                 name: "test".into(),
                 memory_bytes: Some(100),
                 device: None,

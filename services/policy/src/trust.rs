@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fiec_schemas::messages::StandingKind;
 use fiec_schemas::trust::{NodeIdentity, Proof, Proved, Quarantine, Quarantined};
 use fiec_schemas::{Contract, NodeDescriptor, Timestamp};
 
@@ -116,16 +117,16 @@ impl Standing<'_> {
         matches!(self, Standing::Proved { .. })
     }
 
-    /// The standing in one word.
-    pub fn as_str(self) -> &'static str {
+    /// The standing without its reason, as messages have it.
+    pub fn kind(self) -> StandingKind {
         match self {
-            Standing::Proved { .. } => "proved",
-            Standing::Unproved | Standing::Unable(_) => "unproved",
-            Standing::Refused(_) | Standing::Stranger(_) => "refused",
-            Standing::Outdated => "outdated",
-            Standing::Expired { .. } => "expired",
-            Standing::Failed(_) => "failed",
-            Standing::Quarantined(_) => "quarantined",
+            Standing::Proved { .. } => StandingKind::Proved,
+            Standing::Unproved | Standing::Unable(_) => StandingKind::Unproved,
+            Standing::Refused(_) | Standing::Stranger(_) => StandingKind::Refused,
+            Standing::Outdated => StandingKind::Outdated,
+            Standing::Expired { .. } => StandingKind::Expired,
+            Standing::Failed(_) => StandingKind::Failed,
+            Standing::Quarantined(_) => StandingKind::Quarantined,
         }
     }
 
@@ -219,6 +220,7 @@ mod tests {
     fn word(trust: &Trust, contract: Contract) -> &'static str {
         trust
             .standing(&descriptor(), contract, "host", NOW)
+            .kind()
             .as_str()
     }
 
@@ -231,16 +233,17 @@ mod tests {
         let at = |d: &str| {
             trust
                 .standing(&descriptor(), Contract::Bitwise, d, NOW)
+                .kind()
                 .as_str()
         };
         assert_eq!(at("GPU-1"), "unproved");
         let late = Timestamp::from_micros(2_000);
         let expired = trust.standing(&descriptor(), Contract::Bitwise, "host", late);
-        assert_eq!(expired.as_str(), "expired");
+        assert_eq!(expired.kind().as_str(), "expired");
         let mut other = descriptor();
         other.instance = InstanceId::random();
         let outdated = trust.standing(&other, Contract::Bitwise, "host", NOW);
-        assert_eq!(outdated.as_str(), "outdated");
+        assert_eq!(outdated.kind().as_str(), "outdated");
         let mut other = descriptor();
         other.identity = None;
         assert!(
@@ -303,7 +306,10 @@ mod tests {
         let at = |trust: &Trust, substrate: &str| {
             let d = descriptor();
             let standing = trust.standing(&d, Contract::Bitwise, substrate, NOW);
-            (standing.as_str(), standing.in_words(Contract::Bitwise))
+            (
+                standing.kind().as_str(),
+                standing.in_words(Contract::Bitwise),
+            )
         };
         let broken = trust.broken();
         assert_eq!(broken.len(), 1);

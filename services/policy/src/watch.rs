@@ -355,7 +355,7 @@ impl Watched {
             State::Recovering { since, .. } => format!(", below low for {} ms", now.since(since)),
             _ => String::new(),
         };
-        let state = self.automaton.state().as_str();
+        let state = self.automaton.state().kind();
         format!("{}{place} is {state}: {value} ({limits}{age})", self.signal)
     }
 }

@@ -3,6 +3,7 @@
 
 mod world;
 
+use fiec_schemas::substrate::Confinement;
 use fiec_schemas::{Cause, Event, Phase, Signal};
 use proptest::prelude::*;
 use world::offers::{with_devices, with_slices};
@@ -140,16 +141,16 @@ fn a_place_offers_no_more_than_its_envelope_lets_it() {
 
 #[test]
 fn a_program_in_a_container_goes_where_containers_can_be_started() {
-    let confined = |i: usize, words: &[&str]| {
+    let confined = |i: usize, all: &[Confinement]| {
         let mut d = descriptor(i, 100 + i as u128);
         d.programs.push("boxed@*".into());
-        d.profile.confinement = words.iter().map(|w| (*w).to_owned()).collect();
+        d.profile.confinement = all.to_vec();
         d
     };
     let mut w = World::of(vec![
-        confined(0, &["container"]),
-        confined(1, &["host", "users"]),
-        confined(2, &["host", "containers"]),
+        confined(0, &[Confinement::Container]),
+        confined(1, &[Confinement::Host, Confinement::Users]),
+        confined(2, &[Confinement::Host, Confinement::Containers]),
     ]);
     w.step(fiec_policy::Input::Container("boxed@1"));
     for n in 1..=2 {

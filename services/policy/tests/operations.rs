@@ -4,7 +4,7 @@
 mod world;
 
 use fiec_policy::{Action, Input};
-use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::messages::{ControlRequest, Record, Viability};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, NodeFlags, NodeId, Phase, PhaseKind, Signal, Threshold,
@@ -440,7 +440,7 @@ fn a_tighter_threshold_is_judged_at_once_and_moves_it_after_its_own_dwell() {
     let why = w.why(1);
     let memory = why.thresholds.iter().find(|t| t.signal == Signal::Memory);
     let memory = memory.unwrap();
-    assert!(memory.own && memory.threshold.high == 0.5 && memory.state == "suspect");
+    assert!(memory.own && memory.threshold.high == 0.5 && memory.state == Viability::Suspect);
     w.pass(1_800);
     assert!(
         yields(&mut w).is_empty(),

@@ -6,6 +6,7 @@
 mod world;
 
 use fiec_policy::Action;
+use fiec_schemas::messages::StandingKind;
 use fiec_schemas::trust::{Quarantine, Released, digest_of_result};
 use fiec_schemas::{Contract, Digest, Phase};
 use world::World;
@@ -65,8 +66,8 @@ fn a_proof_counts_for_the_life_that_made_it_and_until_it_expires() {
     let statuses = w.policy.node_statuses(w.at());
     let bitwise = &statuses[0].contracts[0];
     assert_eq!(
-        (bitwise.contract, bitwise.standing.as_str()),
-        (Contract::Bitwise, "proved")
+        (bitwise.contract, bitwise.standing),
+        (Contract::Bitwise, StandingKind::Proved)
     );
 }
 
@@ -90,7 +91,7 @@ fn a_node_whose_key_is_not_the_pinned_one_is_given_nothing_and_why_says_so() {
     assert!(of(1).contains("its key is U, and V is pinned"), "{why:?}");
     assert!(of(2).contains("not among the nodes whose keys"), "{why:?}");
     let statuses = w.policy.node_statuses(w.at());
-    assert_eq!(statuses[2].contracts[0].standing, "refused");
+    assert_eq!(statuses[2].contracts[0].standing, StandingKind::Refused);
 }
 
 #[test]
@@ -396,12 +397,12 @@ fn what_a_quarantined_node_holds_beside_is_taken_away_and_a_release_asks_for_a_n
     w.lose(holder, released);
     let standing = |w: &World| {
         let all = w.policy.node_statuses(w.at());
-        all[holder].contracts[0].standing.clone()
+        all[holder].contracts[0].standing
     };
-    assert_eq!(standing(&w), "outdated");
+    assert_eq!(standing(&w), StandingKind::Outdated);
     w.pass(1_000);
     w.prove(holder, true);
-    assert_eq!(standing(&w), "proved");
+    assert_eq!(standing(&w), StandingKind::Proved);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use fiec_recorder::fold::{Known, Message, fold};
 use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_schemas::{
-    Cause, Decision, Entrusted, Event, ExecutionId, InstanceId, LedgerMessage, Submission, Tenant,
-    Timestamp,
+    Cause, CauseKind, Decision, Entrusted, Event, EventKind, ExecutionId, InstanceId,
+    LedgerMessage, PhaseKind, Submission, Tenant, Timestamp,
 };
 
 fn at(ms: i64) -> Timestamp {
@@ -80,7 +80,7 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     assert!(
         rows.executions
             .iter()
-            .all(|e| e.is_new && e.phase == "completed" && e.spec.is_some())
+            .all(|e| e.is_new && e.phase == PhaseKind::Completed && e.spec.is_some())
     );
     assert!(
         rows.placements
@@ -195,7 +195,7 @@ fn a_first_message_that_yields_says_so_and_is_no_handover() {
     let item = w.append(events, "worker/a/i", at(3), 1).unwrap();
     let rows = fold(vec![message(&item)], &mut Known::default());
     let kinds: Vec<_> = rows.events.iter().map(|e| e.kind).collect();
-    assert_eq!(kinds, ["yielded"]);
+    assert_eq!(kinds, [EventKind::Yielded]);
     assert_eq!(rows.placements[0].end_reason, Some("drain"));
 }
 
@@ -222,7 +222,10 @@ fn a_lost_node_ends_its_placement_and_begins_a_rebinding() {
     assert_eq!(rows.rebindings.len(), 1, "{:?}", rows.rebindings);
     let rebinding = &rows.rebindings[0];
     assert_eq!(rebinding.from_node.as_ref().unwrap().as_str(), "a");
-    assert_eq!((rebinding.cause, rebinding.yielded_at), ("lost", None));
+    assert_eq!(
+        (rebinding.cause, rebinding.yielded_at),
+        (CauseKind::Lost, None)
+    );
     assert_eq!(
         rebinding.gap_us, None,
         "nothing was committed, so no capsule is known to have ended"

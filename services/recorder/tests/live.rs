@@ -10,7 +10,7 @@ use fiec_broker::{Broker, ConnectOptions};
 use fiec_dev_servers::{DevServers, NoProgress, Options};
 use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::{Recorder, RecorderOptions};
-use fiec_schemas::messages::Record;
+use fiec_schemas::messages::{NodeEventKind, Record};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError,
     Reading, Signal, Submission, Tenant, Timestamp, subjects,
@@ -246,7 +246,9 @@ async fn rejections_and_node_events_are_recorded() {
     let cordoned = Record::Node {
         node: "n1".parse().unwrap(),
         instance: None,
-        what: "cordoned".into(),
+        what: NodeEventKind::Cordoned,
+        contract: None,
+        substrate: None,
         detail: "by ada".into(),
         who: Some("ada".into()),
         at,

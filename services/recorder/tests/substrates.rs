@@ -120,14 +120,27 @@ async fn proved(pool: &PgPool, seq: i64, substrate: &str, passed: bool) {
     .unwrap();
 }
 
-async fn event(pool: &PgPool, seq: i64, what: &str, detail: &str) {
-    sqlx::query("INSERT INTO node_events VALUES ($1, 'n1', NULL, $2, $3, now())")
-        .bind(seq)
-        .bind(what)
-        .bind(detail)
-        .execute(pool)
-        .await
-        .unwrap();
+/// `lost`: the contract, and the device that lost it, if it is not all of the node.
+async fn event(
+    pool: &PgPool,
+    seq: i64,
+    what: &str,
+    detail: &str,
+    lost: Option<(&str, Option<&str>)>,
+) {
+    let (contract, substrate) = lost.unzip();
+    sqlx::query(
+        "INSERT INTO node_events (seq, node, what, detail, at, contract, substrate) \
+         VALUES ($1, 'n1', $2, $3, now(), $4, $5)",
+    )
+    .bind(seq)
+    .bind(what)
+    .bind(detail)
+    .bind(contract)
+    .bind(substrate.flatten())
+    .execute(pool)
+    .await
+    .unwrap();
 }
 
 /// `place contract standing [lost with]` in order.
@@ -160,7 +173,14 @@ async fn a_device_that_has_lost_its_contract_has_lost_it_alone() {
     }
     assert_eq!(trust(&pool).await, all("proved"));
     // Whatever was proved since, only a release gives it back.
-    event(&pool, 4, "quarantined", "bitwise on GPU-1: canary dot").await;
+    event(
+        &pool,
+        4,
+        "quarantined",
+        "bitwise on GPU-1: canary dot",
+        Some(("bitwise", Some("GPU-1"))),
+    )
+    .await;
     proved(&pool, 5, "GPU-1", true).await;
     let mut lost = all("proved");
     lost[0] = "GPU-1 bitwise quarantined GPU-1".to_owned();
@@ -172,14 +192,21 @@ async fn a_device_that_has_lost_its_contract_has_lost_it_alone() {
     .await;
     assert_eq!(why[0]["why"], "bitwise on GPU-1: canary dot");
     // Its host's is all of the node's.
-    event(&pool, 6, "quarantined", "bitwise: it computed other bits").await;
+    event(
+        &pool,
+        6,
+        "quarantined",
+        "bitwise: it computed other bits",
+        Some(("bitwise", None)),
+    )
+    .await;
     let bitwise = trust(&pool).await;
     let bitwise: Vec<_> = bitwise.iter().filter(|t| t.contains("bitwise")).collect();
     assert!(
         bitwise.iter().all(|t| t.ends_with("quarantined node")),
         "{bitwise:?}"
     );
-    event(&pool, 7, "released", "bitwise given back by ann").await;
+    event(&pool, 7, "released", "bitwise given back by ann", None).await;
     assert_eq!(trust(&pool).await, all("outdated"));
     sqlx::query("UPDATE node_proofs SET proved_at = now() + interval '1 minute'")
         .execute(&pool)

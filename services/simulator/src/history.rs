@@ -7,6 +7,9 @@ mod together;
 
 use std::collections::BTreeMap;
 
+use fiec_schemas::messages::NodeEventKind::{
+    self, Cordoned, Draining, Joined, Left, Lost, Returned, Revoked, Uncordoned,
+};
 use fiec_schemas::scheduling::{AfterOutcome, Deadline};
 use fiec_schemas::{ExecutionId, NodeId, Signal, Timestamp};
 
@@ -18,6 +21,8 @@ use crate::scenario::{
 };
 use crate::settings::Settings;
 use together::Whole;
+
+type Kinds = [NodeEventKind];
 
 /// The parts that are taken from the history unchanged.
 pub const RECORDED: [&str; 8] = [
@@ -254,23 +259,23 @@ impl History {
     fn faults(&self, row: &NodeRow) -> Vec<Fault> {
         let events: Vec<&EventRow> = self.events.iter().filter(|e| e.node == row.node).collect();
         let mut faults = Vec::new();
-        let mut add = |begins: &[&str], ends: &[&str], make: fn(NodeFault) -> Fault| {
+        let mut add = |begins: &Kinds, ends: &Kinds, make: fn(NodeFault) -> Fault| {
             let mut since: Option<u64> = None;
             // A node whose first event is its arrival was absent before.
             if let Some(first) = events.iter().find(|e| {
-                let known = |set: &[&str]| set.contains(&e.what.as_str());
+                let known = |set: &Kinds| set.contains(&e.what);
                 known(begins) || known(ends)
-            }) && ends.contains(&first.what.as_str())
-                && ends.contains(&"joined")
+            }) && ends.contains(&first.what)
+                && ends.contains(&Joined)
                 && self.ms(first.at) > 0
             {
                 since = Some(0);
             }
             for event in &events {
                 let at = self.ms(event.at);
-                if begins.contains(&event.what.as_str()) {
+                if begins.contains(&event.what) {
                     since = since.or(Some(at));
-                } else if ends.contains(&event.what.as_str())
+                } else if ends.contains(&event.what)
                     && let Some(at_ms) = since.take()
                 {
                     faults.push(make(NodeFault {
@@ -288,8 +293,8 @@ impl History {
                 }));
             }
         };
-        add(&["lost", "left"], &["joined", "returned"], Fault::Loss);
-        add(&["draining"], &["uncordoned"], |f| {
+        add(&[Lost, Left], &[Joined, Returned], Fault::Loss);
+        add(&[Draining], &[Uncordoned], |f| {
             Fault::Drain(Drain {
                 node: f.node,
                 at_ms: f.at_ms,
@@ -297,25 +302,23 @@ impl History {
                 within_ms: None,
             })
         });
-        add(&["cordoned"], &["uncordoned"], Fault::Cordon);
+        add(&[Cordoned], &[Uncordoned], Fault::Cordon);
         faults.extend(self.revocations(row, &events));
         faults
     }
 
     /// The announcements of a node's end that came true.
     fn revocations(&self, row: &NodeRow, events: &[&EventRow]) -> Vec<Fault> {
-        let is = |event: &&EventRow, set: &[&str]| set.contains(&event.what.as_str());
+        let is = |event: &&EventRow, set: &Kinds| set.contains(&event.what);
         let mut faults = Vec::new();
         for (n, said) in events.iter().enumerate() {
-            let next = events[n + 1..]
-                .iter()
-                .position(|e| is(e, &["left", "lost"]));
-            let Some(gone) = next.filter(|_| said.what == "revoked") else {
+            let next = events[n + 1..].iter().position(|e| is(e, &[Left, Lost]));
+            let Some(gone) = next.filter(|_| said.what == Revoked) else {
                 continue;
             };
             let (at_ms, gone_ms) = (self.ms(said.at), self.ms(events[n + 1 + gone].at));
             let mut after = events[n + 1 + gone..].iter();
-            let back = after.find(|e| is(e, &["joined", "returned"]));
+            let back = after.find(|e| is(e, &[Joined, Returned]));
             faults.push(Fault::Revoke(Revocation {
                 node: row.node.clone(),
                 at_ms,

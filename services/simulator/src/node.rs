@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fiec_schemas::messages::Destination;
 use fiec_schemas::scheduling::Keep;
-use fiec_schemas::substrate::Substrate;
+use fiec_schemas::substrate::{Substrate, SubstrateKind};
 use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{
     Cause, Decision, Digest, InstanceId, NodeDescriptor, NodeId, Requirements, Signal, Timestamp,
@@ -56,7 +56,7 @@ pub enum Write {
     /// A boundary with this index.
     Commit(u64),
     /// A boundary with this index, unless it is committed, and the result of an order there.
-    Leave(u64, Box<Order>),
+    Order(u64, Box<Order>),
     /// A resume after a park.
     Unpark(String),
     /// The end, whether it completed or failed.
@@ -276,7 +276,7 @@ impl Node {
         let parks = |o: &Order| matches!(o, Order::Park { .. });
         let taken = |r: &&Run| {
             let on_its_way = match &r.writing {
-                Some(Write::Leave(_, order)) => parks(order),
+                Some(Write::Order(_, order)) => parks(order),
                 _ => r.order.as_deref().is_some_and(parks),
             };
             r.parked || on_its_way
@@ -398,7 +398,7 @@ fn descriptor(group: &NodeGroup, node: NodeId, number: u32) -> NodeDescriptor {
         memory_limit_source: "declared".to_owned(),
         substrates: vec![Substrate {
             id: "host".to_owned(),
-            kind: "cpu".to_owned(),
+            kind: SubstrateKind::Cpu,
             name: "host".to_owned(),
             memory_bytes: None,
             device: None,

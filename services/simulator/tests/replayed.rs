@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{
     ExecutionId, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
 };
@@ -64,11 +65,11 @@ fn vector(name: &str, ms: i64, value: f64) -> VectorRow {
     }
 }
 
-fn event(name: &str, ms: i64, what: &str) -> EventRow {
+fn event(name: &str, ms: i64, what: NodeEventKind) -> EventRow {
     EventRow {
         node: node(name),
         at: at(ms),
-        what: what.to_owned(),
+        what,
     }
 }
 
@@ -141,7 +142,9 @@ fn what_was_recorded_is_played_again_and_otherwise() {
     // One node presses for twelve seconds; the other joined two seconds late.
     history.vectors.insert(1, vector("a", 10_000, 0.95));
     history.vectors.insert(2, vector("a", 22_000, 0.2));
-    history.events.push(event("b", 2_000, "joined"));
+    history
+        .events
+        .push(event("b", 2_000, NodeEventKind::Joined));
     let scenario = history.scenario();
     let absent = Fault::Loss(NodeFault {
         node: node("b"),
@@ -318,9 +321,9 @@ fn a_deadline_is_as_far_away_as_it_was() {
 fn a_node_that_said_that_it_would_be_gone_is_left_before_it_is() {
     let mut history = history(vec![execution(1, 0, 30, ""), execution(2, 0, 30, "")]);
     history.events = vec![
-        event("b", 5_000, "revoked"),
-        event("b", 25_000, "left"),
-        event("b", 40_000, "joined"),
+        event("b", 5_000, NodeEventKind::Revoked),
+        event("b", 25_000, NodeEventKind::Left),
+        event("b", 40_000, NodeEventKind::Joined),
     ];
     let scenario = history.scenario();
     let revoked = Fault::Revoke(Revocation {

@@ -15,6 +15,7 @@ use fiec_kit::frames::{
     DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
 };
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
+use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::net::unix::pipe;
@@ -254,8 +255,8 @@ impl Spawner {
         leftovers::note(&self.run_dir, pid);
         let mut readers = Vec::new();
         for (pipe, stream) in [
-            (process.stdout.take().map(OwnedFd::from), "stdout"),
-            (process.stderr.take().map(OwnedFd::from), "stderr"),
+            (process.stdout.take().map(OwnedFd::from), LogStream::Stdout),
+            (process.stderr.take().map(OwnedFd::from), LogStream::Stderr),
         ] {
             if let Some(pipe) = pipe {
                 let pipe = pipe::Receiver::from_owned_fd(pipe)?;

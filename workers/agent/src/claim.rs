@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::kv::{Operation, Store};
 use fiec_broker::{Broker, BrokerError};
-use fiec_schemas::messages::{ControlReply, ControlRequest, Record};
+use fiec_schemas::messages::{ControlReply, ControlRequest, NodeEventKind, Record};
 use fiec_schemas::{InstanceId, NodeDescriptor, NodeId, subjects};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
@@ -102,7 +102,7 @@ pub async fn claim(broker: &Broker, descriptor: &NodeDescriptor) -> Result<Claim
                 record(
                     broker,
                     &claim,
-                    "joined",
+                    NodeEventKind::Joined,
                     detail,
                     Some(Box::new(descriptor.clone())),
                 )
@@ -122,14 +122,16 @@ pub async fn claim(broker: &Broker, descriptor: &NodeDescriptor) -> Result<Claim
 async fn record(
     broker: &Broker,
     claim: &Claim,
-    what: &str,
+    what: NodeEventKind,
     detail: String,
     descriptor: Option<Box<NodeDescriptor>>,
 ) {
     let record = Record::Node {
         node: claim.node.clone(),
         instance: Some(claim.instance),
-        what: what.to_owned(),
+        what,
+        contract: None,
+        substrate: None,
         detail,
         who: None,
         at: broker.now(),
@@ -147,7 +149,7 @@ async fn record(
         Err(error) => Err(error),
     };
     if let Err(error) = stored {
-        tracing::warn!(%error, what, "cannot record the node's change");
+        tracing::warn!(%error, %what, "cannot record the node's change");
     }
 }
 
@@ -229,7 +231,7 @@ impl Claim {
 
     /// Gives the name back.
     pub async fn release(&self, broker: &Broker, why: &str) {
-        record(broker, self, "left", why.to_owned(), None).await;
+        record(broker, self, NodeEventKind::Left, why.to_owned(), None).await;
         if let Err(error) = self
             .store
             .delete_expect_revision(&self.key, Some(self.revision.load(Ordering::Acquire)))

@@ -229,17 +229,22 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use fiec_schemas::substrate::SubstrateKind;
+
     use super::*;
 
     fn devices() -> Arc<Devices> {
-        let place = |id: &str, kind: &str| Substrate {
+        let place = |id: &str, kind| Substrate {
             id: id.into(),
-            kind: kind.into(),
+            kind,
             name: id.into(),
             memory_bytes: Some(100),
             device: None,
         };
-        Devices::of(&[place(HOST, "cpu"), place("g0", "gpu")])
+        Devices::of(&[
+            place(HOST, SubstrateKind::Cpu),
+            place("g0", SubstrateKind::Gpu),
+        ])
     }
 
     const SOON: Duration = Duration::from_millis(1);

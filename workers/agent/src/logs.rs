@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use fiec_broker::Broker;
 use fiec_schemas::limits::STDERR_TAIL_LIMIT;
-use fiec_schemas::messages::LogLine;
+use fiec_schemas::messages::{LogLine, LogStream};
 use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, NodeId, Tenant, subjects};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -103,7 +103,7 @@ impl Logs {
     }
 
     /// Reads a pipe to its end.
-    pub async fn follow(self, mut pipe: impl AsyncRead + Unpin, stream: &'static str) {
+    pub async fn follow(self, mut pipe: impl AsyncRead + Unpin, stream: LogStream) {
         let (mut buffer, mut chunk) = (Vec::new(), vec![0; 16 * 1024]);
         loop {
             let found = match pipe.read(&mut chunk).await {
@@ -111,7 +111,7 @@ impl Logs {
                 Ok(found) => found,
             };
             self.lock().printed = true;
-            if stream == "stderr" {
+            if stream == LogStream::Stderr {
                 let mut state = self.lock();
                 state.tail.extend_from_slice(&chunk[..found]);
                 let excess = state.tail.len().saturating_sub(STDERR_TAIL_LIMIT);
@@ -134,7 +134,7 @@ impl Logs {
         }
     }
 
-    async fn line(&self, line: &[u8], stream: &'static str) {
+    async fn line(&self, line: &[u8], stream: LogStream) {
         let (source, boundary, dropped) = {
             let mut state = self.lock();
             if state.window.elapsed().as_millis() >= 1_000 {
@@ -155,7 +155,8 @@ impl Logs {
             let text = format!(
                 "({dropped} lines dropped: over {LINES_A_SECOND} lines or {BYTES_A_SECOND} bytes a second)"
             );
-            self.publish(&source, boundary, "stderr", text).await;
+            self.publish(&source, boundary, LogStream::Stderr, text)
+                .await;
         }
         let cut = &line[..line.len().min(LINE_LIMIT)];
         self.publish(
@@ -167,12 +168,18 @@ impl Logs {
         .await;
     }
 
-    async fn publish(&self, source: &Source, boundary: BoundaryIndex, stream: &str, line: String) {
+    async fn publish(
+        &self,
+        source: &Source,
+        boundary: BoundaryIndex,
+        stream: LogStream,
+        line: String,
+    ) {
         let message = LogLine {
             at: self.broker.now(),
             node: self.node.clone(),
             epoch: source.epoch,
-            stream: stream.to_owned(),
+            stream,
             boundary,
             line,
         };

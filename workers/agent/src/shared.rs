@@ -143,7 +143,7 @@ impl Node {
     /// memory equally, unless `threads` is set. On a device the grant names it.
     fn grant(&self, substrate: Option<&str>, threads: Option<u32>) -> Grant {
         let place = self.substrates.iter().find(|s| Some(&*s.id) == substrate);
-        let device = place.filter(|s| s.kind != "cpu").map(|s| DeviceGrant {
+        let device = place.filter(|s| s.is_device()).map(|s| DeviceGrant {
             uuid: s.id.clone(),
             memory_bytes: s.memory_bytes.map(|all| self.offered(Some(&s.id), all)),
         });
@@ -425,7 +425,7 @@ impl Shared {
         let places = &self.resources.substrates;
         let device = places
             .iter()
-            .find(|s| s.kind != "cpu" && Some(&*s.id) == substrate);
+            .find(|s| s.is_device() && Some(&*s.id) == substrate);
         Some(Share::new(meter, device.map(|d| &*d.id)))
     }
 

@@ -2,26 +2,15 @@
 //!
 //! A worker inside a container lacks abilities that it has on the host. It cannot run programs as
 //! other users or create control groups below its own, and mostly cannot start containers. A
-//! submission or an operator may need to know, so a node states its abilities as words.
+//! submission or an operator may need to know, so a node states its abilities in its descriptor.
 
 use std::fs;
 use std::path::Path;
 
+use fiec_schemas::substrate::Confinement;
 use rustix::fs::Access;
 
 use crate::cgroup;
-
-/// The worker runs inside a container.
-pub const CONTAINER: &str = "container";
-/// The worker runs on the host itself.
-pub const HOST: &str = "host";
-/// It can run programs as other users: it has `CAP_SETUID` and `CAP_SETGID`.
-pub const USERS: &str = "users";
-/// It can create control groups: the folder of its own memory group is writable.
-pub const CGROUPS: &str = "cgroups";
-/// It can start containers: `podman` or `docker` is in the PATH. Inside a container the engine may
-/// still refuse; this is tried when a program asks for one.
-pub const CONTAINERS: &str = fiec_schemas::substrate::CONTAINERS;
 
 /// Files that container runtimes create in a container's root.
 const MARKS: [&str; 2] = ["run/.containerenv", ".dockerenv"];
@@ -59,21 +48,22 @@ fn said_by(root: &Path, variable: impl Fn(&str) -> Option<String>, group: &str) 
     mark.or_else(named).or_else(grouped)
 }
 
-/// Returns where this process runs ([`HOST`] or [`CONTAINER`]) and its abilities ([`USERS`],
-/// [`CGROUPS`], [`CONTAINERS`]).
-pub fn confinement() -> Vec<String> {
+/// Returns where this process runs, and then its abilities.
+pub fn confinement() -> Vec<Confinement> {
     let contained = inside_container().is_some();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let group = cgroup::locate_own();
-    let words = [
-        (CONTAINER, contained),
-        (HOST, !contained),
-        (USERS, may_change_user(&status)),
-        (CGROUPS, group.is_ok_and(|own| is_writable(&own.dir))),
-        (CONTAINERS, has_engine()),
-    ];
-    let holds = words.into_iter().filter(|(_, holds)| *holds);
-    holds.map(|(word, _)| word.to_owned()).collect()
+    Confinement::ALL
+        .iter()
+        .copied()
+        .filter(|one| match one {
+            Confinement::Container => contained,
+            Confinement::Host => !contained,
+            Confinement::Users => may_change_user(&status),
+            Confinement::Cgroups => group.as_ref().is_ok_and(|own| is_writable(&own.dir)),
+            Confinement::Containers => has_engine(),
+        })
+        .collect()
 }
 
 fn may_change_user(status: &str) -> bool {
@@ -133,12 +123,15 @@ mod tests {
 
     #[test]
     fn a_process_says_where_it_runs_first() {
-        let words = confinement();
-        let inside = inside_container().is_some();
-        assert_eq!(words[0], if inside { CONTAINER } else { HOST });
-        assert_eq!(words.iter().any(|word| word == CONTAINERS), has_engine());
+        let all = confinement();
+        let place = match inside_container() {
+            Some(_) => Confinement::Container,
+            None => Confinement::Host,
+        };
+        assert_eq!(all[0], place);
+        assert_eq!(all.contains(&Confinement::Containers), has_engine());
         let status = fs::read_to_string("/proc/self/status").unwrap();
-        let users = words.iter().any(|word| word == USERS);
+        let users = all.contains(&Confinement::Users);
         assert_eq!(users, may_change_user(&status));
     }
 }

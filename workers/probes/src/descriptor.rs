@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fiec_schemas::hardware::{NodeDescriptor, NodeProfile, Substrate};
+use fiec_schemas::substrate::SubstrateKind;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
 use crate::devices::{cuda_devices, cuda_version};
@@ -44,7 +45,7 @@ impl MachineFacts {
         let memory_limit_bytes = limit.bytes()?;
         let host = Substrate {
             id: "host".into(),
-            kind: "cpu".into(),
+            kind: SubstrateKind::Cpu,
             name: cpu_name(),
             memory_bytes: Some(memory_limit_bytes),
             device: None,

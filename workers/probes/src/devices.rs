@@ -3,6 +3,7 @@
 use cudarc::driver::{result, sys};
 use fiec_schemas::Contract;
 use fiec_schemas::hardware::{ComputeCapability, DeviceProfile, Substrate};
+use fiec_schemas::substrate::SubstrateKind;
 
 /// Returns the devices that CUDA can run on here. Empty without a working driver, with a log line.
 /// Loads the driver, which may take a second: for joining, not for telemetry.
@@ -46,7 +47,10 @@ fn substrate(ordinal: i32) -> Result<Substrate, result::DriverError> {
     let profile = profile(device);
     Ok(Substrate {
         id: id_of(device)?,
-        kind: if mig { "mig" } else { "gpu" }.into(),
+        kind: match mig {
+            true => SubstrateKind::Mig,
+            false => SubstrateKind::Gpu,
+        },
         name,
         memory_bytes: Some(total as u64),
         device: Some(DeviceProfile {

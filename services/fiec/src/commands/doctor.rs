@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
 use fiec_recorder::PgTime;
+use fiec_schemas::messages::Viability;
 use fiec_schemas::{ClockReading, subjects};
 use serde_json::json;
 use sqlx::{PgPool, Row as _};
@@ -161,7 +162,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
             let viable = reply
                 .nodes
                 .iter()
-                .filter(|n| n.viability == "viable")
+                .filter(|n| n.viability == Viability::Viable)
                 .count();
             let detail = format!("{viable} of {} nodes are viable", reply.nodes.len());
             if viable > 0 {

@@ -1,24 +1,12 @@
 //! `fiec ls`: the executions in the history, with filters.
 
 use clap::Args;
-use fiec_schemas::{NodeId, Tenant};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use fiec_schemas::{NodeId, PhaseKind, Tenant};
 
 use crate::context::{Global, parse_tenant};
 use crate::exit::Outcome;
 use crate::sql::{self, literal};
-
-/// Phases that can be filtered for.
-const PHASES: [&str; 9] = [
-    "pending",
-    "bound",
-    "started",
-    "verifying",
-    "paused",
-    "completed",
-    "returned",
-    "failed",
-    "cancelled",
-];
 
 /// List executions, the latest first: live ones, or those that match the filters
 ///
@@ -29,8 +17,8 @@ pub struct LsArgs {
     #[arg(long, short)]
     pub all: bool,
     /// Only executions in this phase, ended ones included; repeatable
-    #[arg(long, value_parser = PHASES)]
-    pub phase: Vec<String>,
+    #[arg(long, value_parser = parse_phase())]
+    pub phase: Vec<PhaseKind>,
     /// Only executions of this batch: its UUID, or the client's name for it
     #[arg(long)]
     pub batch: Option<String>,
@@ -48,12 +36,22 @@ pub struct LsArgs {
     pub limit: u32,
 }
 
+/// Any phase by its name.
+fn parse_phase() -> impl TypedValueParser<Value = PhaseKind> {
+    let names = PhaseKind::ALL.iter().map(|phase| phase.as_str());
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
+}
+
 impl LsArgs {
     /// The filters as SQL conditions, each value quoted.
     fn conditions(&self) -> String {
         let mut all = Vec::new();
         if !self.phase.is_empty() {
-            let phases: Vec<_> = self.phase.iter().map(|phase| literal(phase)).collect();
+            let phases: Vec<_> = self
+                .phase
+                .iter()
+                .map(|phase| literal(phase.as_str()))
+                .collect();
             all.push(format!("x.phase IN ({})", phases.join(", ")));
         } else if !self.all {
             all.push("x.finished_at IS NULL".to_owned());

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, NodeStatus, NodeVerb};
+use fiec_schemas::messages::{ApiReply, NodeStatus, NodeVerb, StandingKind};
+use fiec_schemas::substrate::HOST;
 use fiec_schemas::{NodeId, Timestamp};
 
 use super::adjust::parse_span;
@@ -124,7 +125,7 @@ pub fn far_clocks(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String
 
 fn row(node: &NodeStatus) -> Vec<String> {
     let d = &node.descriptor;
-    let mut viability = node.viability.clone();
+    let mut viability = node.viability.to_string();
     let revoked = node.flags.revocation_of(d.instance);
     if let Some(at) = revoked {
         viability.push_str(&format!(", gone at {at}"));
@@ -229,13 +230,15 @@ fn signal_rows(node: &NodeStatus, now: Timestamp) -> Vec<Vec<String>> {
 fn contracts(node: &NodeStatus) -> String {
     let words = node.contracts.iter().map(|c| {
         let place = match c.substrate.as_str() {
-            "host" => String::new(),
+            HOST => String::new(),
             device => format!(" on {device}"),
         };
         let contract = c.contract.as_str();
-        match c.standing.as_str() {
-            "proved" => format!("{contract}{place}"),
-            "unproved" | "outdated" => format!("{contract}{place}: {}", c.standing),
+        match c.standing {
+            StandingKind::Proved => format!("{contract}{place}"),
+            standing @ (StandingKind::Unproved | StandingKind::Outdated) => {
+                format!("{contract}{place}: {standing}")
+            }
             standing => format!("{contract}{place}: {standing}, {}", c.detail),
         }
     });

@@ -172,7 +172,7 @@ fn print_why(why: &Why) {
                 Some(value) => format!("{:.1} %", value * 100.0),
                 None => "not measured".to_owned(),
             },
-            t.state.clone(),
+            t.state.to_string(),
             format!("{:.1} %", high * 100.0),
             format!("{:.1} %", low * 100.0),
             format!("{dwell_ms} ms"),

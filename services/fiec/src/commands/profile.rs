@@ -116,7 +116,7 @@ fn print(shown: &Shown) {
     );
     let words = |list: Vec<&str>| list.join(", ");
     let contracts = profile.contracts.iter().map(|c| c.as_str()).collect();
-    let offers = profile.confinement.iter().map(String::as_str).collect();
+    let offers = profile.confinement.iter().map(|c| c.as_str()).collect();
     let libraries: Vec<_> = profile
         .libraries
         .iter()

@@ -17,14 +17,15 @@ use fiec_recorder::PgTime;
 use fiec_schemas::event::{BatchPlace, Totals};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    BatchId, Cause, Digest, Event, ExecutionId, ExecutionState, Phase, StatePlace, Submission,
-    Tenant,
+    BatchId, Cause, Digest, Event, ExecutionId, ExecutionState, Phase, PhaseKind, StatePlace,
+    Submission, Tenant,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
 
 use crate::context::Global;
 use crate::exit::Outcome;
+use crate::sql;
 
 /// Author of the messages that this command appends.
 const AUTHOR: &str = "operator/repair";
@@ -158,7 +159,7 @@ impl Lost {
             ..Totals::default()
         };
         state.adjusted = adjusted(pool, id).await?.map(Box::new);
-        if row.try_get::<String, _>("phase")? == "paused" {
+        if sql::parse_phase(id, row.try_get("phase")?)? == PhaseKind::Paused {
             let who: Option<String> = row.try_get("paused_by")?;
             state.phase = Phase::Paused {
                 who: who.unwrap_or_default(),

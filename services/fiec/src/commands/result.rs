@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fiec_broker::{Broker, Ledger, results};
-use fiec_schemas::{Event, ExecutionId, Phase, Tenant};
+use fiec_schemas::{Event, ExecutionId, Phase, PhaseKind, Tenant};
 use serde_json::Value;
 
 use super::{output, wait};
@@ -26,7 +26,7 @@ pub struct ResultArgs {
 
 /// How an execution ended.
 struct End {
-    phase: String,
+    phase: PhaseKind,
     result: Option<Value>,
     /// The reason, if it did not complete.
     words: Option<String>,
@@ -43,7 +43,7 @@ pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
     let mut end = of_ledger(&broker, tenant, execution).await?;
     if end
         .as_ref()
-        .is_none_or(|end| end.phase == "completed" && end.result.is_none())
+        .is_none_or(|end| end.phase == PhaseKind::Completed && end.result.is_none())
     {
         end = of_history(global, tenant, execution).await?.or(end);
     }
@@ -51,12 +51,13 @@ pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
         eprintln!("tenant {tenant} has no execution {id}");
         return Ok(Outcome::Failed);
     };
-    if end.phase != "completed" {
-        match wait::outcome_of_name(&end.phase) {
-            Some(_) => eprintln!("{id} {}", end.words.unwrap_or(end.phase.clone())),
+    if end.phase != PhaseKind::Completed {
+        let outcome = wait::outcome_of(end.phase);
+        match outcome {
+            Some(_) => eprintln!("{id} {}", end.words.unwrap_or(end.phase.to_string())),
             None => eprintln!("{id} is {}; `fiec wait {id}` waits for its end", end.phase),
         }
-        return Ok(wait::outcome_of_name(&end.phase).unwrap_or(Outcome::Failed));
+        return Ok(outcome.unwrap_or(Outcome::Failed));
     }
     println!("{}", end.result.unwrap_or(Value::Null));
     match &args.output {
@@ -83,7 +84,7 @@ async fn of_ledger(
         _ => None,
     });
     Ok(Some(End {
-        phase: message.state.phase.as_str().to_owned(),
+        phase: message.state.phase.kind(),
         result,
         words,
     }))
@@ -107,6 +108,7 @@ async fn of_history(
     let Some(phase) = rows.get(0, "phase") else {
         return Ok(None);
     };
+    let phase = sql::parse_phase(execution, phase)?;
     let result = rows
         .get(0, "result")
         .map(serde_json::from_str)
@@ -115,7 +117,7 @@ async fn of_history(
         .get(0, "failure")
         .map(|words| format!("{phase}: {words}"));
     Ok(Some(End {
-        phase: phase.to_owned(),
+        phase,
         result,
         words: failure,
     }))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use fiec_broker::Broker;
 use fiec_schemas::messages::{ApiReply, ExecutionVerb};
-use fiec_schemas::{ExecutionId, Phase, Tenant};
+use fiec_schemas::{ExecutionId, PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::client;
@@ -45,7 +45,7 @@ pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
         let reply = waiting.status(id).await?;
         match (&reply.state, super::history::resolve(tenant, id)) {
             (Some(state), _) => waiting.add(state.execution, id.clone()),
-            (None, Ok(execution)) if waiting.recorded(execution).await.is_some() => {
+            (None, Ok(execution)) if waiting.recorded(execution).await?.is_some() => {
                 waiting.add(execution, id.clone());
             }
             (None, _) => {
@@ -57,20 +57,19 @@ pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
     Ok(outcome.worse(waiting.until_all_have_ended().await?))
 }
 
-/// Outcome of an ended execution.
-pub fn outcome_of(phase: &Phase) -> Option<Outcome> {
-    outcome_of_name(phase.as_str())
-}
-
-/// Outcome by the name of the phase.
-pub fn outcome_of_name(phase: &str) -> Option<Outcome> {
+/// Outcome of an execution in this phase. None: it has not ended.
+pub fn outcome_of(phase: PhaseKind) -> Option<Outcome> {
     match phase {
         // The outputs of a returned part belong to its holder: nothing is lost, and nothing else
         // follows.
-        "completed" | "returned" => Some(Outcome::Done),
-        "failed" => Some(Outcome::Failed),
-        "cancelled" => Some(Outcome::Cancelled),
-        _ => None,
+        PhaseKind::Completed | PhaseKind::Returned => Some(Outcome::Done),
+        PhaseKind::Failed => Some(Outcome::Failed),
+        PhaseKind::Cancelled => Some(Outcome::Cancelled),
+        PhaseKind::Pending
+        | PhaseKind::Bound
+        | PhaseKind::Started
+        | PhaseKind::Paused
+        | PhaseKind::Verifying => None,
     }
 }
 
@@ -139,14 +138,24 @@ impl<'a> Waiting<'a> {
     }
 
     /// How an execution without a ledger has ended, if the history can be reached.
-    async fn recorded(&mut self, execution: ExecutionId) -> Option<Outcome> {
-        if self.history.is_none() {
-            self.global.database_url().ok()?;
+    ///
+    /// # Errors
+    /// When the history has a phase that this version does not know.
+    async fn recorded(&mut self, execution: ExecutionId) -> anyhow::Result<Option<Outcome>> {
+        if self.history.is_none() && self.global.database_url().is_ok() {
             self.history = self.global.database().await.ok();
         }
+        let Some(history) = &self.history else {
+            return Ok(None);
+        };
         let query = format!("SELECT phase FROM executions WHERE id = '{execution}'");
-        let rows = sql::query(self.history.as_ref()?, query).await.ok()?;
-        outcome_of_name(rows.get(0, "phase")?)
+        let Ok(rows) = sql::query(history, query).await else {
+            return Ok(None);
+        };
+        let Some(phase) = rows.get(0, "phase") else {
+            return Ok(None);
+        };
+        Ok(outcome_of(sql::parse_phase(execution, phase)?))
     }
 
     fn draw_bar(&mut self) {
@@ -201,7 +210,7 @@ impl<'a> Waiting<'a> {
             {
                 return Ok(None);
             }
-            let outcome = self.recorded(id).await;
+            let outcome = self.recorded(id).await?;
             if outcome.is_none() {
                 self.history_asked = Some(Instant::now());
             }
@@ -214,7 +223,7 @@ impl<'a> Waiting<'a> {
                 (None, None) => format!("capsule {}", progress.boundary),
             });
         }
-        let outcome = outcome_of(&state.phase);
+        let outcome = outcome_of(state.phase.kind());
         if outcome.is_some_and(|outcome| outcome != Outcome::Done) && !self.global.json {
             let words = super::watch::ending(self.broker, &state).await;
             let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());

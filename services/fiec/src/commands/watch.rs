@@ -44,7 +44,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         if let Some(state) = reply.state {
             wanted = Some(state.execution);
-            let outcome = super::wait::outcome_of(&state.phase);
+            let outcome = super::wait::outcome_of(state.phase.kind());
             if !global.json {
                 let last = match outcome {
                     Some(_) => ending(&broker, &state).await,
@@ -98,7 +98,7 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             }
         }
         if wanted == Some(item.execution)
-            && let Some(outcome) = super::wait::outcome_of(&message.state.phase)
+            && let Some(outcome) = super::wait::outcome_of(message.state.phase.kind())
         {
             return Ok(outcome);
         }

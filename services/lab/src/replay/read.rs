@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, ensure};
+use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{NodeId, Signal, Submission, Threshold, Timestamp};
 use fiec_simulator::history::{EventRow, ExecutionRow, History, NodeRow, QuotaRow, VectorRow};
 use serde::Serialize;
@@ -268,8 +269,9 @@ async fn vectors(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<Vector
 async fn events(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<EventRow>> {
     let sql = format!(
         "SELECT node, (extract(epoch FROM at) * 1e6)::bigint AS at, what
-         FROM node_events WHERE {} AND what <> 'viability' ORDER BY node, at, seq",
-        span("at")
+         FROM node_events WHERE {} AND what <> '{}' ORDER BY node, at, seq",
+        span("at"),
+        NodeEventKind::Viability
     );
     let found = rows(pool, sql, from, to).await?;
     found
@@ -278,7 +280,7 @@ async fn events(pool: &PgPool, from: i64, to: i64) -> anyhow::Result<Vec<EventRo
             Ok(EventRow {
                 node: NodeId::new(row.try_get::<String, _>("node")?)?,
                 at: Timestamp::from_micros(row.try_get("at")?),
-                what: row.try_get("what")?,
+                what: row.try_get::<String, _>("what")?.parse()?,
             })
         })
         .collect()

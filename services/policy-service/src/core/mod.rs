@@ -305,6 +305,9 @@ impl Core {
                         ControlOutcome::Refused(reason) => {
                             Err(Refusal::OrderRefused(reason.clone()))
                         }
+                        ControlOutcome::Moving(reason) => {
+                            Err(Refusal::OrderTooEarly(reason.clone()))
+                        }
                         ControlOutcome::NotHeld => {
                             Ok("its node does not hold it; it is bound anew within seconds"
                                 .to_owned())

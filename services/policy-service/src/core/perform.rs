@@ -2,7 +2,7 @@
 
 use async_nats::jetstream::message::PublishMessage;
 use fiec_policy::{Action, Input};
-use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record};
 use fiec_schemas::trust::Proof;
 use fiec_schemas::{Event, LineError, subjects};
 
@@ -169,9 +169,11 @@ impl Core {
                 detail,
                 ..
             } => {
-                tracing::info!(%node, what, detail, "node");
-                let id = match (what.as_str(), instance) {
-                    ("joined", Some(instance)) => Some(format!("joined/{node}/{instance}")),
+                tracing::info!(%node, %what, detail, "node");
+                let id = match (what, instance) {
+                    (NodeEventKind::Joined, Some(instance)) => {
+                        Some(format!("joined/{node}/{instance}"))
+                    }
                     _ => None,
                 };
                 (subjects::node_record(node), id)
@@ -194,7 +196,7 @@ impl Core {
                 detail,
                 ..
             } => {
-                tracing::info!(%execution, outcome, detail, "verification");
+                tracing::info!(%execution, %outcome, detail, "verification");
                 let Some(node) = node.as_ref().or(by.first()) else {
                     return;
                 };

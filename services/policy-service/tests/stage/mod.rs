@@ -12,6 +12,7 @@ use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_policy_service::{Options, PolicyService, ServiceError};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::{CapsuleMessage, HANDOVER_HEADER, Handover};
+use fiec_schemas::substrate::SubstrateKind;
 use fiec_schemas::trust::{NodeIdentity, Proof, SUITE};
 use fiec_schemas::{
     ClientId, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeId,
@@ -161,7 +162,7 @@ impl Stage {
             memory_limit_source: "declared".into(),
             substrates: vec![Substrate {
                 id: "host".into(),
-                kind: "cpu".into(),
+                kind: SubstrateKind::Cpu,
                 name: "host".into(),
                 memory_bytes: None,
                 device: None,

@@ -242,7 +242,7 @@ impl Policy {
     pub(super) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
         let refused = match outcome {
             ControlOutcome::Taken => return,
-            ControlOutcome::Refused(reason) => reason,
+            ControlOutcome::Refused(reason) | ControlOutcome::Moving(reason) => reason,
             ControlOutcome::NotHeld => "its node does not hold it".to_owned(),
             ControlOutcome::NoAnswer => "its node did not answer".to_owned(),
         };

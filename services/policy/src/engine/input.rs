@@ -29,8 +29,11 @@ pub enum ProbeOutcome {
 pub enum ControlOutcome {
     /// The node accepts the request.
     Taken,
-    /// The node refuses, with its reason.
+    /// The node refuses, with its reason for people.
     Refused(String),
+    /// The node refuses for now, with its reason for people: the execution is about to start there,
+    /// or to leave.
+    Moving(String),
     /// The node does not hold the execution.
     NotHeld,
     /// No answer came.

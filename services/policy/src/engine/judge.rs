@@ -1,6 +1,6 @@
 //! Compares what two nodes computed for the same claim, and decides what follows.
 
-use fiec_schemas::messages::{ControlRequest, Record};
+use fiec_schemas::messages::{ControlRequest, Record, VerificationOutcome};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, NodeId, StatePlace};
@@ -101,14 +101,14 @@ impl Policy {
             .as_ref()
             .map_or("its nodes", |n| n.as_str())
             .to_owned();
-        let mut record = |by: Vec<NodeId>, outcome: &str, detail: String| {
+        let mut record = |by: Vec<NodeId>, outcome: VerificationOutcome, detail: String| {
             out.push(Action::Record(Box::new(Record::Verification {
                 execution: id,
                 from,
                 to,
                 node: claimant.clone(),
                 by,
-                outcome: outcome.to_owned(),
+                outcome,
                 detail,
                 at: now.wall,
             })));
@@ -116,7 +116,11 @@ impl Policy {
         match outcome {
             Outcome::Agreed(by) => {
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
-                record(names, "agreed", format!("{said} had computed the same"));
+                record(
+                    names,
+                    VerificationOutcome::Agreed,
+                    format!("{said} had computed the same"),
+                );
                 self.confirm(now, id, &by, out);
             }
             Outcome::Slandered(slanderer, by) => {
@@ -126,7 +130,7 @@ impl Policy {
                 );
                 record(
                     vec![name(slanderer), name(by)],
-                    "verifier_corrupt",
+                    VerificationOutcome::VerifierCorrupt,
                     format!("{}: {reason}", name(slanderer)),
                 );
                 self.confirm(now, id, &[by], out);
@@ -140,14 +144,18 @@ impl Policy {
                     "it computed {what} with other bits than {}",
                     words.join(" and ")
                 );
-                record(names, "node_corrupt", format!("{said}: {reason}"));
+                record(
+                    names,
+                    VerificationOutcome::NodeCorrupt,
+                    format!("{said}: {reason}"),
+                );
                 self.go_back(now, id, claim.node, reason, out);
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
                 record(
                     names,
-                    "undecided",
+                    VerificationOutcome::Undecided,
                     format!("{said} had computed other bits"),
                 );
                 check.retry_at = now.mono;
@@ -157,14 +165,18 @@ impl Policy {
                     "the ledger shows no more which outputs {what} have named, so they are \
                      computed anew"
                 );
-                record(vec![name(by)], "undecided", reason.clone());
+                record(
+                    vec![name(by)],
+                    VerificationOutcome::Undecided,
+                    reason.clone(),
+                );
                 self.go_back(now, id, None, reason, out);
             }
             Outcome::Babel(by) => {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = others.iter().map(|ix| name(*ix)).collect();
                 let note = format!("{what} have three different ends; all were asked for proofs");
-                record(names, "undecided", note.clone());
+                record(names, VerificationOutcome::Undecided, note.clone());
                 out.extend(
                     claim
                         .node

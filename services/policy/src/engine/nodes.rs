@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fiec_schemas::messages::Record;
+use fiec_schemas::messages::{NodeEventKind, Record, Viability};
 use fiec_schemas::{HardwareVector, NodeDescriptor, NodeFlags, NodeId, Reading, Signal};
 
 use super::{Action, Policy, ProbeOutcome};
@@ -68,7 +68,7 @@ impl Policy {
             self.record(
                 now,
                 ix,
-                "joined",
+                NodeEventKind::Joined,
                 detail,
                 Some(Arc::clone(&descriptor)),
                 out,
@@ -96,7 +96,7 @@ impl Policy {
         self.record(
             now,
             ix,
-            "left",
+            NodeEventKind::Left,
             "it withdrew its descriptor".to_owned(),
             None,
             out,
@@ -180,7 +180,7 @@ impl Policy {
             self.record(
                 now,
                 ix,
-                "returned",
+                NodeEventKind::Returned,
                 "it sends vectors again".to_owned(),
                 None,
                 out,
@@ -211,7 +211,7 @@ impl Policy {
             self.cluster.node_mut(ix).presence = Presence::Up;
             self.dirty = true;
             let detail = "its worker writes again".to_owned();
-            self.record(now, ix, "returned", detail, None, out);
+            self.record(now, ix, NodeEventKind::Returned, detail, None, out);
         }
     }
 
@@ -317,7 +317,7 @@ impl Policy {
                     self.record(
                         now,
                         ix,
-                        "returned",
+                        NodeEventKind::Returned,
                         "it answers again".to_owned(),
                         None,
                         out,
@@ -342,7 +342,7 @@ impl Policy {
                 node.presence = Presence::Lost { since: now.mono };
                 let detail = format!("silent for {silent_ms} ms, and a probe was not answered");
                 if node.descriptor.is_some() {
-                    self.record(now, ix, "lost", detail, None, out);
+                    self.record(now, ix, NodeEventKind::Lost, detail, None, out);
                 }
                 self.review_holds(now, ix, out);
             }
@@ -353,22 +353,22 @@ impl Policy {
     fn say_viability(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
         let node = self.cluster.node(ix);
         let Some(base) = &node.base else { return };
-        let word = match base.worst() {
-            State::Viable | State::Suspect { .. } => "viable",
-            State::Unviable { .. } | State::Recovering { .. } => "unviable",
-            State::Unknown { .. } => "unknown",
+        let viability = match base.worst() {
+            State::Viable | State::Suspect { .. } => Viability::Viable,
+            State::Unviable { .. } | State::Recovering { .. } => Viability::Unviable,
+            State::Unknown { .. } => Viability::Unknown,
         };
-        if word == node.said || (node.said.is_empty() && word == "unknown") {
+        if viability == node.recorded_viability.unwrap_or(Viability::Unknown) {
             return;
         }
         let complaints = base.complaints(now.mono).join("; ");
         let detail = if complaints.is_empty() {
-            word.to_owned()
+            viability.to_string()
         } else {
-            format!("{word}: {complaints}")
+            format!("{viability}: {complaints}")
         };
-        self.cluster.node_quietly(ix).said = word;
-        self.record(now, ix, "viability", detail, None, out);
+        self.cluster.node_quietly(ix).recorded_viability = Some(viability);
+        self.record(now, ix, NodeEventKind::Viability, detail, None, out);
     }
 
     /// Records a fact about a node, if this replica is the preferred one.
@@ -376,7 +376,7 @@ impl Policy {
         &mut self,
         now: Now,
         ix: NodeIx,
-        what: &str,
+        what: NodeEventKind,
         detail: String,
         descriptor: Option<Arc<NodeDescriptor>>,
         out: &mut Vec<Action>,
@@ -389,7 +389,7 @@ impl Policy {
         &mut self,
         now: Now,
         ix: NodeIx,
-        (what, detail): (&str, String),
+        (what, detail): (NodeEventKind, String),
         who: Option<String>,
         descriptor: Option<Arc<NodeDescriptor>>,
         out: &mut Vec<Action>,
@@ -402,7 +402,9 @@ impl Policy {
         out.push(Action::Record(Box::new(Record::Node {
             node: node.id.clone(),
             instance: instance.or(node.confirmed.map(|(i, _)| i)),
-            what: what.to_owned(),
+            what,
+            contract: None,
+            substrate: None,
             detail,
             who,
             at: now.wall,
@@ -412,14 +414,14 @@ impl Policy {
 }
 
 /// Name and description of a change of a node's flags. None if nothing changed.
-fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)> {
+fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(NodeEventKind, String)> {
     let who = format!("asked for by {}", flags.who);
     if let Some(at) = flags
         .revoked_at
         .filter(|_| (before.revoked_at, before.revoked) != (flags.revoked_at, flags.revoked))
     {
         return Some((
-            "revoked",
+            NodeEventKind::Revoked,
             format!("it will be gone at {at}, said {}", flags.who),
         ));
     }
@@ -427,13 +429,13 @@ fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(&'static str, String)>
         let by = flags
             .drain_by
             .map(|at| format!("; it is to be empty by {at}"));
-        return Some(("draining", who + &by.unwrap_or_default()));
+        return Some((NodeEventKind::Draining, who + &by.unwrap_or_default()));
     }
     if flags.cordoned && !before.cordoned {
-        return Some(("cordoned", who));
+        return Some((NodeEventKind::Cordoned, who));
     }
     let closed = |f: &NodeFlags| f.cordoned || f.draining || f.revoked_at.is_some();
-    (closed(before) && !closed(flags)).then_some(("uncordoned", who))
+    (closed(before) && !closed(flags)).then_some((NodeEventKind::Uncordoned, who))
 }
 
 /// True if two vectors of a node agree in everything that is judged.

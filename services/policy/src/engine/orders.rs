@@ -11,10 +11,9 @@ use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
 use super::bind::{Placed, leaves};
 use super::refusal::YieldRefusal;
-use super::why::by_operators;
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
-use crate::placement::{self, Ask, Choice, Leaving};
+use crate::placement::{self, Ask, Choice, Leaving, Operators};
 use crate::places::Claim;
 use crate::time::{Millis, Now};
 use crate::watch::Watched;
@@ -320,6 +319,8 @@ impl Policy {
                 }
                 self.retry_order(now, id, ix, &reason);
             }
+            // It says nothing of whether the program can be parked.
+            ControlOutcome::Moving(reason) => self.retry_order(now, id, ix, &reason),
             ControlOutcome::NotHeld => {
                 self.suspect(now, ix);
                 self.retry_order(now, id, ix, "it does not hold the execution");
@@ -451,10 +452,12 @@ impl Policy {
         placement::choose_for_operator(rankings, cluster, &self.config, now, &ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {
-                let mut review = placement::review(&self.cluster, &self.config, now, &ask);
-                if let Some(change) = e.extra.as_ref().and_then(|x| x.adjusted.as_deref()) {
-                    by_operators(id, change, &mut review);
-                }
+                let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
+                let operators = change.map(|change| Operators {
+                    execution: id,
+                    change,
+                });
+                let review = placement::review(&self.cluster, &self.config, now, &ask, operators);
                 let rejected = review.candidates.into_iter();
                 let mut rejected = rejected.map(|c| (c.node, c.rejected));
                 match to {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use fiec_schemas::NodeId;
 
+use crate::placement::NAMES;
+
 /// Reason why an execution does not move to another node.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum YieldRefusal {
@@ -57,9 +59,6 @@ fn in_a_row(nodes: &[(NodeId, Vec<String>)]) -> String {
         .collect();
     words.join(", ")
 }
-
-/// Most nodes that an answer names.
-pub(super) const NAMES: usize = 12;
 
 /// A node that has not joined, with the names of those that have.
 #[derive(Debug, Clone, PartialEq, Eq)]

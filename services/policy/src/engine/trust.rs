@@ -29,7 +29,7 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
             all.push(ContractStanding {
                 contract,
                 substrate: substrate.id.clone(),
-                standing: standing.as_str().to_owned(),
+                standing: standing.kind(),
                 detail: standing.in_words(contract),
             });
         }

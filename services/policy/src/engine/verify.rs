@@ -286,7 +286,7 @@ impl Policy {
         let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         let Some(choice) = choice else {
             let soon = self.could_be_asked(now, &avoid);
-            let review = placement::review(&self.cluster, &self.config, now, &ask);
+            let review = placement::review(&self.cluster, &self.config, now, &ask, None);
             let out_of = |node: &NodeId| {
                 let ix = self.cluster.find(node);
                 avoid.iter().any(|a| Some(a.node) == ix)

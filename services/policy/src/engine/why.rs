@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::messages::{InForce, NodeStatus, Place, Why};
+use fiec_schemas::messages::{InForce, NodeStatus, Place, Viability, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 
 use super::Policy;
-use super::refusal::{NAMES, UnknownNode};
+use super::refusal::UnknownNode;
 use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
-use crate::placement::{self, Ask, Leaving, Review};
+use crate::placement::{self, Ask, Leaving, Operators};
 use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
@@ -77,10 +77,12 @@ impl Policy {
             ..Ask::new(e.profile, e.left())
         }
         .leaves(here.map(|node| Leaving::Place(node, e.device())));
-        let mut review = placement::review(&self.cluster, &self.config, now, &ask);
-        if let Some(change) = e.extra.as_ref().and_then(|x| x.adjusted.as_deref()) {
-            by_operators(id, change, &mut review);
-        }
+        let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
+        let operators = change.map(|change| Operators {
+            execution: id,
+            change,
+        });
+        let mut review = placement::review(&self.cluster, &self.config, now, &ask, operators);
         if let Some(here) = here {
             // For its own place, only the pressure there counts.
             let node = self.cluster.node(here);
@@ -160,7 +162,7 @@ impl Policy {
                 threshold: w.threshold,
                 own: own(w.signal),
                 value: w.automaton.value(),
-                state: w.automaton.state().as_str().to_owned(),
+                state: w.automaton.state().kind(),
             })
             .collect()
     }
@@ -249,8 +251,11 @@ impl Policy {
         let wanted = requires.nodes.clone();
         let profile = self.acquire(now, profile);
         let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
-        let mut review = placement::review(&self.cluster, &self.config, now, &ask);
-        by_operators(id, change, &mut review);
+        let operators = Operators {
+            execution: id,
+            change,
+        };
+        let review = placement::review(&self.cluster, &self.config, now, &ask, Some(operators));
         self.cluster.release_profile(profile);
         let from = here.map(|ix| self.cluster.node(ix).id.to_string());
         let best = review
@@ -291,14 +296,14 @@ impl Policy {
                 let base = node.base.as_ref();
                 let fresh = node.is_fresh(now.mono, &self.config);
                 let viability = match node.presence {
-                    Presence::Lost { .. } => "lost",
-                    _ if !fresh => "unknown",
-                    _ => base.map_or("unknown", |b| b.worst_of(Judged::HOST).as_str()),
+                    Presence::Lost { .. } => Viability::Lost,
+                    _ if !fresh => Viability::Unknown,
+                    _ => base.map_or(Viability::Unknown, |b| b.worst_of(Judged::HOST).kind()),
                 };
                 Some(NodeStatus {
                     descriptor: (**descriptor).clone(),
                     flags: node.flags.clone(),
-                    viability: viability.to_owned(),
+                    viability,
                     pressing: base.map(|b| b.complaints(now.mono)).unwrap_or_default(),
                     vector: node.vector.as_deref().cloned(),
                     silent_ms: Some(now.mono.since(node.heard)),
@@ -333,55 +338,6 @@ impl Policy {
             .find(node)
             .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
     }
-}
-
-/// If operators, not the submission, restrict the nodes of an execution, the explanation says so
-/// and names the command that lifts the restriction.
-pub(super) fn by_operators(id: ExecutionId, change: &Adjustment, review: &mut Review) {
-    let pinned = change.nodes.as_ref().filter(|nodes| !nodes.is_empty());
-    let excluded = change.exclude.as_ref().filter(|nodes| !nodes.is_empty());
-    if pinned.is_none() && excluded.is_none() {
-        return;
-    }
-    let mut ruled_out = BTreeSet::new();
-    for candidate in &mut review.candidates {
-        for reason in &mut candidate.rejected {
-            let words = match (reason.as_str(), pinned) {
-                (placement::NOT_NAMED, Some(nodes)) => {
-                    let names: Vec<_> = nodes.iter().take(NAMES).map(|n| n.as_str()).collect();
-                    format!("it is pinned to {} (`fiec unpin`)", names.join(", "))
-                }
-                (placement::EXCLUDED, _) if excluded.is_some() => {
-                    "an operator has excluded it (`fiec unpin`)".to_owned()
-                }
-                _ => continue,
-            };
-            *reason = words;
-            ruled_out.insert(placement::other_requirements(&candidate.node));
-        }
-    }
-    let unpin = format!("`fiec unpin {id}`");
-    let (mut alone, mut help) = (false, Vec::new());
-    for words in std::mem::take(&mut review.would_help) {
-        let mut parts = words.split(placement::AND);
-        if !parts.any(|part| ruled_out.contains(part)) {
-            help.push(words);
-            continue;
-        }
-        // The other obstacles of that node must disappear as well.
-        let others = words.split(placement::AND);
-        let mut all: Vec<_> = others.filter(|part| !ruled_out.contains(*part)).collect();
-        if all.is_empty() {
-            alone = true;
-        } else {
-            all.push(&unpin);
-            help.push(all.join(placement::AND));
-        }
-    }
-    if alone {
-        help.insert(0, format!("{unpin}: it may go to any node then"));
-    }
-    review.would_help = help;
 }
 
 /// The first acceptable nodes.

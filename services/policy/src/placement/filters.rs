@@ -4,7 +4,7 @@ use fiec_schemas::Contract;
 use fiec_schemas::hardware::{Reading, Signal};
 use fiec_schemas::package::matches;
 use fiec_schemas::submission::DeviceRequirement;
-use fiec_schemas::substrate::{CONTAINERS, HOST};
+use fiec_schemas::substrate::{Confinement, HOST};
 
 use super::reason::Reason;
 use super::{Ask, Leaving};
@@ -129,8 +129,8 @@ fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
         return Some(Reason::Program { wanted, offered });
     }
     // A worker that does not state its confinement is tried, and refuses if it must.
-    let words = &v.node.descriptor.as_ref()?.profile.confinement;
-    let starts = words.is_empty() || words.iter().any(|word| word == CONTAINERS);
+    let confinement = &v.node.descriptor.as_ref()?.profile.confinement;
+    let starts = confinement.is_empty() || confinement.contains(&Confinement::Containers);
     (v.profile.container && !starts).then_some(Reason::NoContainers { wanted })
 }
 

@@ -2,8 +2,9 @@
 
 use fiec_schemas::machine::Unmet;
 use fiec_schemas::package::is_built_in;
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::ComputeCapability;
-use fiec_schemas::{Contract, NodeId, Timestamp};
+use fiec_schemas::{Contract, ExecutionId, NodeId, Timestamp};
 
 use crate::cluster::Node;
 use crate::places::NoRoom;
@@ -11,14 +12,42 @@ use crate::time::Millis;
 use crate::trust::Standing;
 use crate::watch::Watched;
 
-/// The execution names other nodes.
-pub(crate) const NOT_NAMED: &str = "other nodes are named for it (`requires.nodes` or a pin)";
-/// The execution excludes the node.
-pub(crate) const EXCLUDED: &str = "it is excluded (`requires.exclude` or `fiec exclude`)";
+/// Most nodes that an explanation names.
+pub(crate) const NAMES: usize = 12;
 
-/// The remedy if a node does not meet the requirements.
-pub(crate) fn other_requirements(node: &NodeId) -> String {
-    format!("other requirements in the submission (they rule out {node})")
+/// What operators changed about an execution. An explanation tells their restrictions of its nodes
+/// apart from those of the submission, and names the command that lifts them.
+#[derive(Debug, Clone, Copy)]
+pub struct Operators<'a> {
+    /// The execution.
+    pub execution: ExecutionId,
+    /// The changes in force.
+    pub change: &'a Adjustment,
+}
+
+impl Operators<'_> {
+    /// Why a place was not taken, if operators rule it out.
+    pub(super) fn in_words(self, reason: Reason<'_>) -> Option<String> {
+        let (pinned, excluded) = (&self.change.nodes, &self.change.exclude);
+        match (reason, pinned, excluded) {
+            (Reason::NotNamed, Some(nodes), _) if !nodes.is_empty() => {
+                let names: Vec<_> = nodes.iter().take(NAMES).map(NodeId::as_str).collect();
+                Some(format!(
+                    "it is pinned to {} (`fiec unpin`)",
+                    names.join(", ")
+                ))
+            }
+            (Reason::Excluded, _, Some(nodes)) if !nodes.is_empty() => {
+                Some("an operator has excluded it (`fiec unpin`)".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// The command that lifts the restrictions.
+    pub(super) fn remedy(self) -> String {
+        format!("`fiec unpin {}`", self.execution)
+    }
 }
 
 /// A reason against a place.
@@ -159,8 +188,10 @@ impl Reason<'_> {
                     "its memory"
                 }
             ),
-            Reason::NotNamed => NOT_NAMED.to_owned(),
-            Reason::Excluded => EXCLUDED.to_owned(),
+            Reason::NotNamed => {
+                "other nodes are named for it (`requires.nodes` or a pin)".to_owned()
+            }
+            Reason::Excluded => "it is excluded (`requires.exclude` or `fiec exclude`)".to_owned(),
             Reason::Memory { has, needs } => {
                 format!("its memory limit is {has} bytes, {needs} are required")
             }
@@ -299,7 +330,9 @@ impl Reason<'_> {
             | Reason::DeviceUnits { .. }
             | Reason::DeviceMemory { .. }
             | Reason::DeviceCopies { .. }
-            | Reason::Label { .. } => other_requirements(id),
+            | Reason::Label { .. } => {
+                format!("other requirements in the submission (they rule out {id})")
+            }
             _ => return None,
         })
     }

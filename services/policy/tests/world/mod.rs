@@ -20,6 +20,7 @@ use fiec_schemas::envelope::EnvelopeNow;
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
 use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::substrate::SubstrateKind;
 use fiec_schemas::trust::{
     Finding, NodeIdentity, Proof, Quarantine, Segment, SignedProof, Verdict, VerifiedUpTo,
 };
@@ -552,7 +553,7 @@ pub fn descriptor(i: usize, instance: u128) -> NodeDescriptor {
         memory_limit_source: "declared".into(),
         substrates: vec![Substrate {
             id: "host".into(),
-            kind: "cpu".into(),
+            kind: SubstrateKind::Cpu,
             name: "host".into(),
             memory_bytes: None,
             device: None,

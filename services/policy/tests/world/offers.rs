@@ -35,7 +35,7 @@ pub fn with_slices(i: usize) -> NodeDescriptor {
     let mut d = with_devices(i, &[40, 40, 40]);
     let slices = d.substrates.iter_mut().filter(|s| s.is_device());
     for (slice, whole) in slices.zip(["whole0", "whole0", "whole1"]) {
-        slice.kind = "mig".into();
+        slice.kind = SubstrateKind::Mig;
         if let Some(profile) = &mut slice.device {
             profile.whole = Some(whole.into());
         }
@@ -50,7 +50,7 @@ pub fn with_devices(i: usize, memory: &[u64]) -> NodeDescriptor {
     let devices = memory.iter().enumerate();
     d.substrates.extend(devices.map(|(g, bytes)| Substrate {
         id: format!("g{g}"),
-        kind: "gpu".into(),
+        kind: SubstrateKind::Gpu,
         name: "NVIDIA H100 80GB HBM3".into(),
         memory_bytes: Some(*bytes),
         device: Some(DeviceProfile {

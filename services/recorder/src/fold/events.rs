@@ -1,7 +1,7 @@
 //! Each kind of event, and the rows that it leads to.
 
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Cause, Event, NodeId};
+use fiec_schemas::{Cause, CauseKind, Event, EventKind, NodeId};
 use sqlx::types::Json;
 
 use super::Step;
@@ -39,7 +39,7 @@ impl Step<'_> {
             Event::Emitted { outbox } => {
                 let (count, through) = (outbox.count, outbox.through);
                 let detail = format!("{count} messages, the last at boundary {through}");
-                self.note("emitted", detail);
+                self.note(EventKind::Emitted, detail);
             }
             Event::Yielded {
                 cause,
@@ -47,22 +47,26 @@ impl Step<'_> {
             } => self.yield_up(&cause, computed_until, is_handover),
             Event::Refused { reason, offer } => {
                 let detail = format!("{reason} (the node offers {offer} slots)");
-                self.note("refused", detail);
+                self.note(EventKind::Refused, detail);
                 self.end_placement("refused");
             }
             Event::Paused { who } => {
-                self.note_by(who, "paused", |who| format!("paused by {who}"));
+                self.note_by(who, EventKind::Paused, |who| format!("paused by {who}"));
                 self.end_placement("paused");
             }
             Event::Resumed { who } => {
-                self.note_by(who, "resumed", |who| format!("resumed by {who}"));
+                self.note_by(who, EventKind::Resumed, |who| format!("resumed by {who}"));
             }
             Event::Requested { who, what } => {
-                self.note_by(who, "requested", |who| format!("{what} asked for by {who}"));
+                self.note_by(who, EventKind::Requested, |who| {
+                    format!("{what} asked for by {who}")
+                });
             }
             Event::Reconfigured { who, grant } => {
                 let grant = serde_json::to_string(&grant).unwrap_or_default();
-                self.note_by(who, "reconfigured", |who| format!("given {grant} by {who}"));
+                self.note_by(who, EventKind::Reconfigured, |who| {
+                    format!("given {grant} by {who}")
+                });
             }
             Event::Adjusted { who, change } => self.adjust(who, change),
             Event::Parked {
@@ -72,9 +76,9 @@ impl Step<'_> {
             } => {
                 self.tracked.computed_until = Some(computed_until);
                 let detail = format!("keeps its {}: {}", keep.as_str(), cause.in_words());
-                self.note_cause("parked", &cause, detail);
+                self.note_cause(EventKind::Parked, &cause, detail);
             }
-            Event::Unparked { reason, .. } => self.note("unparked", reason),
+            Event::Unparked { reason, .. } => self.note(EventKind::Unparked, reason),
             Event::Split {
                 part,
                 nth,
@@ -84,7 +88,7 @@ impl Step<'_> {
             Event::Merged { part } => self.merge(part),
             Event::Returned { to } => {
                 let detail = format!("what is left is done by its holder, {to}");
-                self.note("returned", detail);
+                self.note(EventKind::Returned, detail);
                 self.end_placement("returned");
             }
             Event::Crashed {
@@ -94,7 +98,7 @@ impl Step<'_> {
                 backoff_ms,
             } => {
                 let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
-                self.note("crashed", detail);
+                self.note(EventKind::Crashed, detail);
                 self.columns().stderr_tail = Some(stderr);
             }
             Event::Completed {
@@ -120,7 +124,7 @@ impl Step<'_> {
             } => {
                 // Result and outputs are not for readers before `completed` says them again.
                 let detail = "computed to its end; others compute it once more before it counts";
-                self.note("computed", detail.to_owned());
+                self.note(EventKind::Computed, detail.to_owned());
                 self.end_computing("computed", computed_until, energy);
             }
             Event::Verified { by, segments } => {
@@ -128,13 +132,15 @@ impl Step<'_> {
                 let by = by.join(", ");
                 let detail =
                     format!("computed once more in {segments} parts by {by}, with the same bits");
-                self.note("verified", detail);
+                self.note(EventKind::Verified, detail);
             }
             Event::SteppedBack { to, cause } => self.step_back(to, &cause),
             Event::Healed { kept, lost, .. } => self.heal(kept, lost),
             Event::Failed { reason, stderr } => self.fail(reason, stderr),
             Event::Cancelled { who } => {
-                self.note_by(who, "cancelled", |who| format!("cancelled by {who}"));
+                self.note_by(who, EventKind::Cancelled, |who| {
+                    format!("cancelled by {who}")
+                });
                 self.end_placement("cancelled");
             }
         }
@@ -172,29 +178,29 @@ impl Step<'_> {
         self.changes += 1;
         let change = change.in_words();
         let words = |who: &str| format!("changed by {who}: {change}");
-        self.note_by(who, "adjusted", words);
+        self.note_by(who, EventKind::Adjusted, words);
     }
 
     /// Adds a row to `execution_events`, with the placement in force.
-    pub(super) fn note(&mut self, kind: &'static str, detail: String) {
+    pub(super) fn note(&mut self, kind: EventKind, detail: String) {
         self.add_event(kind, None, None, detail);
     }
 
     /// The same for an event that has a cause.
-    pub(super) fn note_cause(&mut self, kind: &'static str, cause: &Cause, detail: String) {
-        self.add_event(kind, Some(cause.as_str()), None, detail);
+    pub(super) fn note_cause(&mut self, kind: EventKind, cause: &Cause, detail: String) {
+        self.add_event(kind, Some(cause.kind()), None, detail);
     }
 
     /// The same for an event that somebody asked for.
-    fn note_by(&mut self, who: String, kind: &'static str, words: impl FnOnce(&str) -> String) {
+    fn note_by(&mut self, who: String, kind: EventKind, words: impl FnOnce(&str) -> String) {
         let detail = words(&who);
         self.add_event(kind, None, Some(who), detail);
     }
 
     fn add_event(
         &mut self,
-        kind: &'static str,
-        cause: Option<&'static str>,
+        kind: EventKind,
+        cause: Option<CauseKind>,
         who: Option<String>,
         detail: String,
     ) {

@@ -1,7 +1,7 @@
 //! Placements: how they begin, start and end, and the rebinding that each after the first is.
 
 use fiec_schemas::energy::Energy;
-use fiec_schemas::{Cause, Decision, Epoch, InstanceId, NodeId, Timestamp};
+use fiec_schemas::{Cause, Decision, Epoch, EventKind, InstanceId, NodeId, Timestamp};
 
 use sqlx::types::Json;
 
@@ -46,7 +46,7 @@ impl Step<'_> {
             node: Some(placed.node.clone()),
             instance: Some(placed.instance),
             substrate: Some(placed.substrate.clone()),
-            cause: Some(placed.cause.as_str()),
+            cause: Some(placed.cause.kind()),
             bound_at: Some(at),
             ..PlacementRow::new(id, epoch)
         };
@@ -67,7 +67,7 @@ impl Step<'_> {
             at,
             from_node: self.tracked.node.clone(),
             to_node: placed.node.clone(),
-            cause: cause.as_str(),
+            cause: cause.kind(),
             cause_detail: cause.in_words(),
             who: match cause {
                 Cause::Operator { who } | Cause::Drain { who } | Cause::Revoked { who, .. } => {
@@ -101,7 +101,7 @@ impl Step<'_> {
             epoch: placed.epoch,
             ordinal: self.state.ordinal,
             at: self.stored_at,
-            cause: placed.cause.as_str(),
+            cause: placed.cause.kind(),
             chosen: placed.node.clone(),
             candidates: Json(decision.candidates),
             omitted: decision.omitted,
@@ -135,7 +135,7 @@ impl Step<'_> {
         self.tracked.yielded_at = Some(self.at());
         // In a handover the rebinding's row says all of it.
         if !handover {
-            self.note_cause("yielded", cause, cause.in_words());
+            self.note_cause(EventKind::Yielded, cause, cause.in_words());
         }
         self.end_placement(cause.as_str());
     }

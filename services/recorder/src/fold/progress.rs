@@ -2,7 +2,8 @@
 
 use fiec_schemas::energy::Energy;
 use fiec_schemas::{
-    BoundaryEvent, BoundaryIndex, Cause, Ordinal, Output, ResultObject, StatePlace, Timestamp,
+    BoundaryEvent, BoundaryIndex, Cause, EventKind, Ordinal, Output, ResultObject, StatePlace,
+    Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -77,7 +78,7 @@ impl Step<'_> {
     }
 
     pub(super) fn fail(&mut self, reason: String, stderr: String) {
-        self.note("failed", reason.clone());
+        self.note(EventKind::Failed, reason.clone());
         self.end_placement("failed");
         let columns = self.columns();
         columns.failure = Some(reason);
@@ -93,7 +94,7 @@ impl Step<'_> {
             Some(to) => format!("goes on from boundary {}: {why}", to.index),
             None => format!("goes on from the beginning: {why}"),
         };
-        self.note_cause("stepped_back", cause, detail);
+        self.note_cause(EventKind::SteppedBack, cause, detail);
         self.end_placement(cause.as_str());
         self.execution.has_new_boundary = true;
         self.rows.steps_back.push(StepBack {
@@ -116,7 +117,7 @@ impl Step<'_> {
                  appended what they came to"
             )
         };
-        self.note("healed", detail);
+        self.note(EventKind::Healed, detail);
         if is_begun_anew {
             self.end_placement("lost");
             self.replace_parts();

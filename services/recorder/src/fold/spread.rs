@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fiec_schemas::{ExecutionId, Timestamp};
+use fiec_schemas::{EventKind, ExecutionId, Timestamp};
 
 use super::Step;
 use crate::parts::{DroppedParts, MergedPart, SplitRow};
@@ -14,7 +14,7 @@ impl Step<'_> {
             end: to,
         } = tiles;
         let detail = format!("tiles {from} to {to} are part {part}");
-        self.note("split", detail);
+        self.note(EventKind::Split, detail);
         self.rows.splits.push(SplitRow {
             part,
             holder: self.state.execution,
@@ -27,7 +27,7 @@ impl Step<'_> {
 
     pub(super) fn merge(&mut self, part: ExecutionId) {
         let detail = format!("has taken what part {part} has done");
-        self.note("merged", detail);
+        self.note(EventKind::Merged, detail);
         let at = self.stored_at;
         self.rows.merges.push(MergedPart { part, at });
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use fiec_schemas::envelope::NodeEnvelopes;
+use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeId, Thresholds, Timestamp};
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -92,24 +93,26 @@ table! {
 
 /// Brings the status and the flags of a node up to date with one of its events.
 pub(super) async fn update_status(tx: &mut PgConnection, event: &NodeEventRow) -> sqlx::Result<()> {
-    let what = event.what.as_str();
-    let status = match what {
-        "joined" | "returned" => Some("up"),
-        "left" => Some("left"),
-        "lost" => Some("lost"),
+    use NodeEventKind::{
+        Cordoned, Draining, Joined, Left, Lost, Returned, Revoked, Uncordoned, Viability,
+    };
+    let status = match event.what {
+        Joined | Returned => Some("up"),
+        Left => Some("left"),
+        Lost => Some("lost"),
         _ => None,
     };
-    let cordoned = match what {
-        "cordoned" | "revoked" => Some(true),
-        "uncordoned" => Some(false),
+    let cordoned = match event.what {
+        Cordoned | Revoked => Some(true),
+        Uncordoned => Some(false),
         _ => None,
     };
-    let draining = match what {
-        "draining" | "revoked" => Some(true),
-        "joined" | "uncordoned" => Some(false),
+    let draining = match event.what {
+        Draining | Revoked => Some(true),
+        Joined | Uncordoned => Some(false),
         _ => None,
     };
-    let viability = (what == "viability").then_some(event.detail.as_str());
+    let viability = (event.what == Viability).then_some(event.detail.as_str());
     sqlx::query(
         "INSERT INTO nodes AS n (node, status, status_detail, status_at, cordoned, draining, \
          viability) VALUES ($1, coalesce($2, 'unknown'), $3, $4, coalesce($5, false), \

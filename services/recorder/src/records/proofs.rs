@@ -1,5 +1,6 @@
 //! Proofs of nodes, and the parts of executions that other nodes computed once more.
 
+use fiec_schemas::messages::VerificationOutcome;
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{
     BoundaryIndex, Contract, Digest, ExecutionId, InstanceId, NodeId, Sequence, Timestamp, limits,
@@ -66,7 +67,7 @@ table! {
         /// The nodes that computed it once more.
         by_nodes: Vec<NodeId>,
         /// The outcome.
-        outcome: String,
+        outcome: VerificationOutcome,
         /// In words.
         detail: String,
         /// When.

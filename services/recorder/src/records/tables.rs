@@ -1,8 +1,10 @@
 //! The tables of records, and the rows that each record leads to.
 
-use fiec_schemas::messages::Record;
+use fiec_schemas::messages::{NodeEventKind, Record};
 use fiec_schemas::quota::Quota;
-use fiec_schemas::{Candidate, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp};
+use fiec_schemas::{
+    Candidate, Contract, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
+};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
@@ -42,13 +44,17 @@ table! {
         /// Which life of its agent.
         instance: Option<InstanceId>,
         /// What happened.
-        what: String,
+        what: NodeEventKind,
         /// In words.
         detail: String,
         /// When.
         at: Timestamp,
         /// Who asked for it.
         who: Option<String>,
+        /// The contract that was lost.
+        contract: Option<Contract>,
+        /// The device that lost it.
+        substrate: Option<String>,
     }
 }
 
@@ -122,6 +128,8 @@ pub(super) async fn apply(
             node,
             instance,
             what,
+            contract,
+            substrate,
             detail,
             who,
             at,
@@ -131,10 +139,12 @@ pub(super) async fn apply(
                 seq,
                 node: node.clone(),
                 instance: *instance,
-                what: what.clone(),
+                what: *what,
                 detail: detail.clone(),
                 at: *at,
                 who: who.clone(),
+                contract: *contract,
+                substrate: substrate.clone(),
             };
             write_one(&mut *tx, &event).await?;
             nodes::update_status(&mut *tx, &event).await?;
@@ -163,7 +173,7 @@ pub(super) async fn apply(
                 to_boundary: *to,
                 node: node.clone(),
                 by_nodes: by.clone(),
-                outcome: outcome.clone(),
+                outcome: *outcome,
                 detail: detail.clone(),
                 at: *at,
             };
@@ -193,10 +203,12 @@ pub(super) async fn apply(
                 seq,
                 node: node.clone(),
                 instance: None,
-                what: "envelopes".to_owned(),
+                what: NodeEventKind::Envelopes,
                 detail: envelopes.in_words(),
                 at: envelopes.at,
                 who: who.filter(|who| !who.is_empty()),
+                contract: None,
+                substrate: None,
             };
             write_one(&mut *tx, &event).await?;
             nodes::set_envelopes(tx, node, envelopes).await

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fiec_schemas::{
     BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState, NodeId,
-    Ordinal, Output, Phase, Sequence, Submission, Tenant, Timestamp,
+    Ordinal, Output, Phase, PhaseKind, Sequence, Submission, Tenant, Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -37,7 +37,7 @@ table! {
         /// When it was submitted.
         submitted_at: Timestamp,
         /// Name of the phase.
-        phase: &'static str = Take,
+        phase: PhaseKind = Take,
         /// Node of the last binding.
         node: Option<NodeId> = Fill,
         /// Place on that node.
@@ -157,7 +157,7 @@ impl ExecutionRow {
             submission: state.submission,
             spec: spec.map(Json),
             submitted_at: state.submitted_at,
-            phase: state.phase.as_str(),
+            phase: state.phase.kind(),
             node: tracked.node.clone(),
             substrate: events.substrate,
             epoch: state.epoch,

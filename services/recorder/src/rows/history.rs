@@ -2,8 +2,8 @@
 
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, NodeId, Ordinal, Output, Sequence, Tenant,
-    Timestamp,
+    BatchId, BoundaryIndex, CauseKind, Digest, Epoch, EventKind, ExecutionId, NodeId, Ordinal,
+    Output, Sequence, Tenant, Timestamp,
 };
 use sqlx::types::Json;
 
@@ -70,9 +70,9 @@ table! {
         /// When the broker stored it.
         at: Timestamp,
         /// What happened.
-        kind: &'static str,
+        kind: EventKind,
         /// Why it yielded, was parked or stepped back.
-        cause: Option<&'static str>,
+        cause: Option<CauseKind>,
         /// Under which binding.
         epoch: Epoch,
         /// Where.

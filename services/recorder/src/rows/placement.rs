@@ -1,8 +1,8 @@
 //! Where executions were: placements, the decisions that led to them, and the moves between them.
 
 use fiec_schemas::{
-    BoundaryIndex, Candidate, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Reading,
-    Signal, Timestamp,
+    BoundaryIndex, Candidate, CauseKind, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal,
+    Reading, Signal, Timestamp,
 };
 use sqlx::types::Json;
 
@@ -47,7 +47,7 @@ table! {
         /// Which place on the node.
         substrate: Option<String>,
         /// Why.
-        cause: Option<&'static str>,
+        cause: Option<CauseKind>,
         /// When it was bound.
         bound_at: Option<Timestamp>,
         /// When `started` was written.
@@ -110,7 +110,7 @@ table! {
         /// When the broker stored it.
         at: Timestamp,
         /// Why a node was chosen.
-        cause: &'static str,
+        cause: CauseKind,
         /// The node.
         chosen: NodeId,
         /// All candidates that are named.
@@ -134,7 +134,7 @@ table! {
         /// To where.
         to_node: NodeId,
         /// Why.
-        cause: &'static str,
+        cause: CauseKind,
         /// Why, in a sentence.
         cause_detail: String,
         /// Who asked for it, if somebody did.

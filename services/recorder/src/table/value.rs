@@ -4,8 +4,10 @@
 
 use std::borrow::Cow;
 
+use fiec_schemas::messages::{NodeEventKind, VerificationOutcome};
 use fiec_schemas::{
-    BatchId, ClientId, Contract, Digest, ExecutionId, InstanceId, NodeId, Signal, Tenant, Timestamp,
+    BatchId, CauseKind, ClientId, Contract, Digest, EventKind, ExecutionId, InstanceId, NodeId,
+    PhaseKind, Signal, Tenant, Timestamp,
 };
 use serde::Serialize;
 use sqlx::encode::IsNull;
@@ -66,6 +68,11 @@ values! { 25, 1009:
     ClientId => |v| v.as_str();
     Contract => |v| v.as_str();
     Signal => |v| v.as_str();
+    EventKind => |v| v.as_str();
+    PhaseKind => |v| v.as_str();
+    CauseKind => |v| v.as_str();
+    NodeEventKind => |v| v.as_str();
+    VerificationOutcome => |v| v.as_str();
 }
 // real
 values! { 700, 1021: f32 => |v| v.to_be_bytes(); }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{
     ExecutionId, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
 };
@@ -44,7 +45,7 @@ pub struct EventRow {
     /// Its time.
     pub at: Timestamp,
     /// `joined`, `left`, `lost`, `returned`, `cordoned`, `draining`, `uncordoned`.
-    pub what: String,
+    pub what: NodeEventKind,
 }
 
 /// A tenant's limits from a moment on. A missing field means no limit.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fiec_policy::{Action, Config, Input, LedgerView, Millis, Now, Policy, ProbeOutcome};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::substrate::SubstrateKind;
 use fiec_schemas::trust::{NodeIdentity, Proof, SignedProof};
 use fiec_schemas::{
     Digest, Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, LedgerMessage,
@@ -460,14 +461,14 @@ impl Stage {
 fn descriptor(n: usize, life: u64) -> NodeDescriptor {
     let host = Substrate {
         id: "host".into(),
-        kind: "cpu".into(),
+        kind: SubstrateKind::Cpu,
         name: "host".into(),
         memory_bytes: None,
         device: None,
     };
     let device = |(id, gib): &(&str, u64)| Substrate {
         id: (*id).to_owned(),
-        kind: "gpu".into(),
+        kind: SubstrateKind::Gpu,
         name: format!("emulated {gib} GiB"),
         memory_bytes: Some(gib * GIB),
         device: Some(Default::default()),

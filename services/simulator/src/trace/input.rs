@@ -145,6 +145,7 @@ pub struct Message {
 pub enum OrderReply {
     Taken,
     Refused,
+    Moving,
     NotHeld,
     NoAnswer,
 }
@@ -538,6 +539,7 @@ impl OrderReply {
         match outcome {
             ControlOutcome::Taken => Self::Taken,
             ControlOutcome::Refused(_) => Self::Refused,
+            ControlOutcome::Moving(_) => Self::Moving,
             ControlOutcome::NotHeld => Self::NotHeld,
             ControlOutcome::NoAnswer => Self::NoAnswer,
         }
@@ -547,6 +549,7 @@ impl OrderReply {
         match self {
             Self::Taken => ControlOutcome::Taken,
             Self::Refused => ControlOutcome::Refused(MARK.to_owned()),
+            Self::Moving => ControlOutcome::Moving(MARK.to_owned()),
             Self::NotHeld => ControlOutcome::NotHeld,
             Self::NoAnswer => ControlOutcome::NoAnswer,
         }

@@ -148,7 +148,7 @@ impl<D: Decide> World<'_, D> {
             return refused("it does not run here under that epoch");
         };
         let leaves = match &run.writing {
-            Some(Write::Leave(_, order)) => !matches!(**order, Order::Park { .. }),
+            Some(Write::Order(_, order)) => !matches!(**order, Order::Park { .. }),
             Some(Write::Finish | Write::Refuse(_)) => true,
             _ => false,
         };

@@ -71,7 +71,7 @@ impl<D: Decide> World<'_, D> {
         exec.tiles.as_ref()?;
         let run = self.range_run(node, e, epoch)?;
         match run.writing.as_ref()? {
-            Write::Commit(index) | Write::Leave(index, _) => Some((run.tile_at(*index), run.end)),
+            Write::Commit(index) | Write::Order(index, _) => Some((run.tile_at(*index), run.end)),
             Write::Split(index) => {
                 let range = self.gives(run, *index)?;
                 Some((run.tile_at(*index), range.from))

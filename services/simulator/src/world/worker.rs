@@ -210,7 +210,7 @@ impl<D: Decide> World<'_, D> {
             Some(
                 Write::Start | Write::Commit(_) | Write::Unpark(_) | Write::Split(_) | Write::Merge,
             ) if ours => self.acknowledged(node, e, epoch, now_at),
-            Some(Write::Leave(_, order)) if ours || !matches!(*order, Order::Park { .. }) => {
+            Some(Write::Order(_, order)) if ours || !matches!(*order, Order::Park { .. }) => {
                 self.acknowledged(node, e, epoch, now_at)
             }
             Some(Write::Finish | Write::Refuse(_) | Write::Rest) => {
@@ -274,7 +274,7 @@ impl<D: Decide> World<'_, D> {
                 reason,
                 computing_since: now,
             }],
-            Write::Leave(index, order) => {
+            Write::Order(index, order) => {
                 let mut events = Vec::with_capacity(3);
                 if index > run.committed {
                     events.push(boundary(run, index));
@@ -317,7 +317,7 @@ impl<D: Decide> World<'_, D> {
                 self.plan_look(node, e, epoch);
                 Ok(())
             }
-            Some(Write::Leave(index, order)) => {
+            Some(Write::Order(index, order)) => {
                 run.committed = index;
                 match *order {
                     Order::Park { .. } => return self.parked(node, e, epoch),
@@ -431,13 +431,13 @@ impl<D: Decide> World<'_, D> {
             Some(order @ (Order::GiveUp { .. } | Order::Cancel { .. })) => {
                 return Some((
                     self.now,
-                    Write::Leave(run.committed, Box::new(order.clone())),
+                    Write::Order(run.committed, Box::new(order.clone())),
                 ));
             }
             Some(order) if run.parked => {
                 return Some((
                     self.now,
-                    Write::Leave(run.committed, Box::new(order.clone())),
+                    Write::Order(run.committed, Box::new(order.clone())),
                 ));
             }
             None if run.parked => return None,
@@ -463,7 +463,7 @@ impl<D: Decide> World<'_, D> {
         if let Some(order) = &run.order {
             let index = boundary_after(self.now);
             if index < all {
-                next = (boundary_at(index), Write::Leave(index, order.clone()));
+                next = (boundary_at(index), Write::Order(index, order.clone()));
             }
             return Some(next);
         }
@@ -510,7 +510,7 @@ impl<D: Decide> World<'_, D> {
         match self.next(node, e, epoch) {
             Some((at, write)) if at <= now => {
                 if let Some(run) = self.nodes[node].run(e, epoch) {
-                    if matches!(write, Write::Leave(..)) {
+                    if matches!(write, Write::Order(..)) {
                         run.order = None;
                     }
                     run.writing = Some(write);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use fiec_broker::Broker;
-use fiec_schemas::messages::Record;
+use fiec_schemas::messages::{NodeEventKind, Record};
 use fiec_schemas::{
     HardwareVector, InstanceId, NodeDescriptor, NodeId, Signal, Threshold, Timestamp, subjects,
 };
@@ -247,7 +247,7 @@ async fn listen(
                 continue;
             };
             // Records of the seconds that do not count come before.
-            if what == "viability" && arrived >= crossed {
+            if what == NodeEventKind::Viability && arrived >= crossed {
                 let ms = (arrived.micros() - crossed.micros()) as f64 / 1e3;
                 lags.lock().unwrap_or_else(PoisonError::into_inner).push(ms);
                 break;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fiec::client;
 use fiec::ui::Steps;
+use fiec_schemas::messages::StandingKind;
 use fiec_schemas::{ClientId, ExecutionId, Tenant, Timestamp, subjects};
 use fiec_simulator::reallocation::{DEVICES, Job, Measured, Mix, Mode, jobs};
 use serde_json::{Value, json};
@@ -186,7 +187,7 @@ impl Lab {
             let reply = client::nodes(&self.cluster.broker).await?;
             let mut contracts = reply.nodes.iter().flat_map(|n| &n.contracts);
             if reply.nodes.len() == self.cluster.workers.len()
-                && contracts.all(|c| c.standing == "proved")
+                && contracts.all(|c| c.standing == StandingKind::Proved)
             {
                 return Ok(());
             }
