@@ -259,6 +259,23 @@ fn a_node_or_a_program_that_cannot_park_lets_it_be_suspended() {
 }
 
 #[test]
+fn an_execution_on_its_way_is_ordered_to_park_again() {
+    let line = format!(r#"{VIABILITY},{DEVICE},"when_unviable":"wait""#);
+    let mut world = one(&line, vec![parks(with_devices(0, &[80]))]);
+    world.set_device(0, "g0", 0.95);
+    world.pass(2_500);
+    let parked = |control: &ControlRequest| matches!(control, ControlRequest::Park { .. });
+    assert!(world.take_controls().iter().all(|(_, order)| parked(order)));
+    world.step(fiec_policy::Input::Ordered {
+        execution: World::id(1),
+        epoch: 1,
+        outcome: fiec_policy::ControlOutcome::Moving("it is about to leave".into()),
+    });
+    let given = live(&mut world, 10_000);
+    assert!(!given.is_empty() && given.iter().all(parked), "{given:?}");
+}
+
+#[test]
 fn a_drain_takes_a_parked_execution_along() {
     let line = format!(r#"{VIABILITY},{DEVICE},"when_unviable":"wait""#);
     let mut world = one(

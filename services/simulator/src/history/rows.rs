@@ -44,7 +44,7 @@ pub struct EventRow {
     pub node: NodeId,
     /// Its time.
     pub at: Timestamp,
-    /// `joined`, `left`, `lost`, `returned`, `cordoned`, `draining`, `uncordoned`.
+    /// The kind.
     pub what: NodeEventKind,
 }
 
