@@ -171,7 +171,7 @@ impl Bare {
                     waited: Duration::ZERO,
                 };
                 let program = fiec_schemas::programs::CG;
-                let outcome = run_cut(program, &params, &mut Inputs::default(), |_| {
+                let outcome = run_cut(program, &params, &mut Inputs::anywhere(), |_| {
                     turn.boundary();
                     false
                 });
