@@ -68,12 +68,12 @@ async fn a_worker_that_cannot_commit_within_its_lease_parks_and_goes_on_with_the
     let lease = LEASE.as_secs_f64().to_string();
     let mut lab = Lab::start(ClusterOptions {
         worker_args: args(&["--slots", "1", "--lease-seconds", &lease]),
-        // That it rests is seen by the processor time that it takes.
         ..workers(2)
     })
     .await;
     // A capsule takes a millisecond at least, so that capsules tell the time of computing.
-    let params = json!({"capsules": 4_000, "rest_us": 1_000, "state_bytes": 1_024});
+    // Its processor time shows whether it computes.
+    let params = json!({"capsules": 4_000, "work_us": 1_000, "state_bytes": 1_024});
     let body = json!({"id": "parks", "program": "synthetic@1", "params": params,
         "commit": {"every_ms": 100}});
     let id = lab.publish_json(&body).await;

@@ -165,7 +165,7 @@ async fn what_finds_no_other_place_commits_and_waits_before_its_node_is_gone() {
 async fn a_drain_with_a_deadline_ends_what_reaches_no_boundary_and_binds_it_elsewhere() {
     let mut lab = Lab::start(workers(2)).await;
     let endless = json!({"id": "stuck", "program": "synthetic@1",
-        "params": {"capsules": 1, "rest_us": 600_000_000}});
+        "params": {"capsules": 1, "work_us": 600_000_000}});
     let id = lab.publish_json(&endless).await;
     let node = lab.journal.computing(id, 0).await;
     let children = proc::descendants(lab.worker(&node).pid());
