@@ -27,10 +27,10 @@ static REFERENCE: LazyLock<String> = LazyLock::new(|| {
     outcome.result["digest"].as_str().unwrap().to_owned()
 });
 
-/// Some ten seconds of work for one processor, in 256 tiles.
+/// Some tens of seconds of work for one processor, in 256 tiles.
 fn params() -> Value {
-    let random = |seed: u64| json!({"random": {"n": 6_144, "seed": seed}});
-    json!({"a": random(1), "b": random(2), "tile": 384, "threads": 1})
+    let random = |seed: u64| json!({"random": {"n": 8_192, "seed": seed}});
+    json!({"a": random(1), "b": random(2), "tile": 512, "threads": 1})
 }
 
 fn submission(id: &str, up_to: u32) -> Value {

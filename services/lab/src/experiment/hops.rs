@@ -13,7 +13,7 @@ use super::{Experiment, ExperimentArgs, Name, runs};
 /// Runs the experiment.
 pub(super) async fn run(args: &ExperimentArgs, steps: &Steps) -> anyhow::Result<Experiment> {
     let (dwell_ms, seconds) = if args.quick {
-        (200, 16.0)
+        (200, 10.0)
     } else {
         (1_000, 20.0)
     };
