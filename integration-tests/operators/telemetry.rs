@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::stage;
 use crate::stage::{Lab, args, until, workers};
-use fiec_lab::process::Process;
 use fiec_schemas::messages::{NodeStatus, Viability};
 use fiec_schemas::{HardwareVector, Phase, Reading, Signal, Timestamp, subjects};
 use futures_util::StreamExt as _;
@@ -275,35 +274,10 @@ async fn a_crossing_is_told_at_once_however_slow_the_heartbeat() {
         .await
         .unwrap();
     lab.broker.client.flush().await.unwrap();
-    let used = status
-        .vector
-        .as_ref()
-        .and_then(|v| v.host(Signal::Memory)?.raw)
-        .unwrap();
-    let run_dir = lab.data_dir().join("run").join(node.as_str());
     let log = lab.path("pressure.log");
-    let mut hog = Process::start(
-        "pressure",
-        std::path::Path::new(stage::BINARY),
-        &args(&[
-            "pressure",
-            "--limit-source",
-            &status.descriptor.memory_limit_source,
-            "--limit-bytes",
-            &status.descriptor.memory_limit_bytes.to_string(),
-            "--run-dir",
-            &run_dir.display().to_string(),
-            "--used-bytes",
-            &format!("{used:.0}"),
-            "--share",
-            "0.68",
-            "--say-share",
-            &HIGH.to_string(),
-        ]),
-        &[],
-        log.clone(),
-    )
-    .unwrap();
+    let high = HIGH.to_string();
+    let options = ["--share", "0.68", "--say-share", &high];
+    let mut hog = lab.press_with(&node, &options, log.clone()).await;
     let arrived = tokio::time::timeout(stage::PATIENCE, async {
         loop {
             let message = vectors.next().await.unwrap();

@@ -133,7 +133,7 @@ fn tests() -> BTreeSet<String> {
     names
 }
 
-/// What follows each `--` in a text, as far as it is an option's name.
+/// Returns the names of the options (`--name`) in a text.
 fn options(text: &str) -> BTreeSet<String> {
     let parts = text.split("--").skip(1);
     let name = |part: &str| -> String {

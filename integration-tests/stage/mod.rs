@@ -328,6 +328,13 @@ impl Lab {
 
     /// Starts the process that fills a node's memory limit up to 88 %.
     pub async fn press(&self, node: &NodeId) -> Process {
+        let log = self.data_dir().join("logs").join("pressure.log");
+        self.press_with(node, &["--share", "0.88", "--hold", "120"], log)
+            .await
+    }
+
+    /// Starts `fiec-lab pressure` against a node's memory limit, with these options.
+    pub async fn press_with(&self, node: &NodeId, options: &[&str], log: PathBuf) -> Process {
         let status = self.status_of(node).await.unwrap();
         let used = status
             .vector
@@ -346,13 +353,9 @@ impl Lab {
             &run_dir.display().to_string(),
             "--used-bytes",
             &format!("{used:.0}"),
-            "--share",
-            "0.88",
-            "--hold",
-            "120",
         ];
-        let log = self.data_dir().join("logs").join("pressure.log");
-        Process::start("pressure", Path::new(BINARY), &args(&list), &[], log).unwrap()
+        let list = args(&[&list, options].concat());
+        Process::start("pressure", Path::new(BINARY), &list, &[], log).unwrap()
     }
 }
 

@@ -142,7 +142,7 @@ pub struct SyntheticParams {
     /// Reads its surroundings and asks for another grant. Its note has the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask: Option<SyntheticAsk>,
-    /// Emits a message `tick` with its index after every so many capsules. 0: never.
+    /// Emits a message `tick` with its index after each group of this many capsules. 0: never.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub emit_every: u64,
 }

@@ -18,8 +18,8 @@
 //! parts of a holder form a stack. The last part begins where the holder ends, and is taken back
 //! first, so tiles are never out of order.
 //!
-//! A part's id derives from its holder, the number of earlier splits, and its range. Whoever reads
-//! a `split` may make the part, and all make the same one. Holder and range alone would not do: a
+//! A part's id derives from its holder, the number of earlier splits, and its range. Every reader
+//! of a `split` may make the part, and all make the same one. Holder and range alone would not do: a
 //! range that came back and is split off again would have the id of the earlier part.
 
 use std::sync::Arc;

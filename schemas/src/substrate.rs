@@ -98,7 +98,7 @@ named! {
 pub struct Substrate {
     /// `host`, or the UUID of a GPU or MIG slice.
     pub id: String,
-    /// What it is.
+    /// The kind of the substrate.
     pub kind: SubstrateKind,
     /// Name for people.
     pub name: String,

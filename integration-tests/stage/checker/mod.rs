@@ -33,7 +33,7 @@ pub const CLOCKS_MS: i64 = 500;
 /// How long the recorder has to come to the streams' ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is checked.
+/// A rule of the checker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// Each message on a ledger's subject is a ledger message of that execution.

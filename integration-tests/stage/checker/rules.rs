@@ -53,7 +53,7 @@ pub fn judge(chain: &Chain) -> Vec<Violation> {
             found.push(Violation::new(rule, &chain.execution, what));
         };
         order(before, message, &mut say);
-        // What is lost or not known is taken from the message's own state.
+        // After a loss, and if the beginning is unknown, the fold continues from the message's own state.
         if message.has("healed") {
             say(
                 Rule::Durable,

@@ -145,7 +145,7 @@ named! {
         Released,
         /// It became viable, unviable or unknown.
         Viability,
-        /// What it may offer was changed; told as [`Record::Envelopes`].
+        /// Its envelopes were changed. The record itself is [`Record::Envelopes`].
         Envelopes,
     }
 }

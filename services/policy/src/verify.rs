@@ -74,7 +74,7 @@ pub struct Check {
     pub segments: u32,
     /// The event to repeat once everything is verified.
     pub completed: Option<Event>,
-    /// What is known of an earlier verification.
+    /// The result of an earlier verification.
     pub recall: Recall,
     /// No verifier is asked before this moment.
     pub retry_at: Millis,

@@ -233,7 +233,7 @@ fn only_what_has_the_place_that_one_member_lacks_gives_way() {
     }
 }
 
-/// Adds so many policy services that for every key one of them is preferred.
+/// Adds enough policy services that one of them is preferred for every key.
 fn rivals(lab: &mut Lab) {
     for n in 2..42 {
         lab.w.step(Input::Replica {

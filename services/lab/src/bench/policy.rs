@@ -52,7 +52,7 @@ pub fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the growth of resident memory for each node and each execution. There are so many that
+/// Measures the growth of resident memory for each node and each execution. Their number is so large that
 /// whole pages and the allocator's reserve do not matter.
 fn memory(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     const MANY: u32 = 20_000;

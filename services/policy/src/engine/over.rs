@@ -5,7 +5,7 @@
 //!
 //! Exactly the excess is preempted. A holder that did not answer an order may have received it, so
 //! the policy repeats that order and asks no other execution. A preempted execution is not counted
-//! until its reservation is freed, whoever frees it.
+//! until its reservation is freed, by any replica.
 //!
 //! One execution too many can be preempted in two cases. A holder that answers none of [`TRIES`]
 //! orders is replaced by another, and may find its first order later. A policy service that takes

@@ -221,7 +221,7 @@ impl Policy {
                 .then(by_regret)
                 .then(b.id.cmp(&a.id))
         });
-        // Places that are reserved for a gang are not available, whoever is preempted there.
+        // Places that are reserved for a gang are not available, even after a preemption.
         let kept = self.kept_from(contender.id);
         let mut asked = BTreeMap::new();
         let would_do = |(at, _): &(usize, Rule)| {

@@ -53,7 +53,7 @@ pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let began = Instant::now();
     for burst in 0..(warm + span) * BURSTS {
         let (second, part) = (burst / BURSTS, burst % BURSTS);
-        // A machine that cannot send so many ends in time as well, and reports the rate it reached.
+        // A slow machine ends in time too, and reports the rate that it reached.
         if began.elapsed() > Duration::from_secs((warm + span) as u64) {
             break;
         }
