@@ -12,7 +12,6 @@ use crate::stage::{
     workers_with_history,
 };
 use fiec_lab::cluster::{Cluster, ClusterOptions};
-use fiec_lab::process::Process;
 use fiec_schemas::messages::{
     CapsuleBinding, CapsuleMessage, ControlReply, ControlRequest, HANDOVER_HEADER, Handover,
 };
@@ -290,21 +289,12 @@ async fn noise(lab: &Lab, dice: &mut Dice) {
     }
 }
 
-/// Where a service says in its log that it can be asked for its health.
-fn address_of(service: &Process) -> String {
-    let log = std::fs::read_to_string(&service.log).unwrap();
-    let line = log.lines().find(|line| line.contains("serving /metrics"));
-    let port = line.and_then(|line| line.split("127.0.0.1:").nth(1));
-    let port = port.unwrap_or_else(|| panic!("{} says no address:\n{log}", service.name));
-    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
-    format!("127.0.0.1:{port}")
-}
-
 /// Everything runs, says that it is well, and every node is there.
 async fn all_are_well(lab: &mut Lab) {
     lab.none_ended().unwrap();
     let services = lab.policies.iter().chain(&lab.recorder);
-    let mut addresses: Vec<String> = services.map(address_of).collect();
+    let addresses = services.map(|service| crate::stage::address_of(service).unwrap());
+    let mut addresses: Vec<String> = addresses.collect();
     for number in 1..=lab.workers.len() {
         let status = lab.status_of(&Cluster::node(number)).await.unwrap();
         let http = status.descriptor.http.unwrap();

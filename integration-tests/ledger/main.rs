@@ -12,6 +12,7 @@ mod dice;
 mod empty_store;
 mod entrusted;
 mod forged_histories;
+mod forged_observations;
 mod garbage;
 mod history;
 mod lost_tail;

@@ -9,6 +9,7 @@
 
 pub mod checker;
 pub mod journal;
+pub mod oracles;
 pub mod overdue;
 pub mod proc;
 pub mod python;
@@ -32,6 +33,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub use checker::Exempt;
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
+use oracles::Scene;
+use oracles::answers::{Answers, Said};
 
 /// The binary under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
@@ -149,6 +152,8 @@ pub struct Lab {
     pub patience: Duration,
     is_concluded: bool,
     pub journal: Journal,
+    /// What clients were told.
+    pub answers: Answers,
     pub tenant: Tenant,
     folder: tempfile::TempDir,
 }
@@ -172,6 +177,7 @@ impl Lab {
             patience: overdue::PATIENCE,
             is_concluded: false,
             journal,
+            answers: Answers::default(),
             tenant: Tenant::new("lab").unwrap(),
             folder,
         }
@@ -199,8 +205,8 @@ impl Lab {
         self.cluster.take().unwrap().stop().await;
     }
 
-    /// Asserts that nobody is overdue and that the history keeps its rules. A test that then stops
-    /// a server calls it itself.
+    /// Asserts that nobody is overdue, that every promise holds, and that the history keeps its
+    /// rules. A test that then stops a server calls it itself.
     pub async fn conclude(&mut self) {
         if std::mem::replace(&mut self.is_concluded, true) {
             return;
@@ -209,16 +215,44 @@ impl Lab {
         if let Err(who) = found {
             panic!("at the end of the test: {who}");
         }
+        let policies = self.policies.iter_mut();
+        let policies = policies.filter_map(|p| p.ended().is_none().then_some(()));
+        let policies = policies.count();
+        let mut found = oracles::settle(Scene {
+            broker: &self.broker,
+            journal: &self.journal,
+            policies,
+            answers: &self.answers,
+            patience: self.patience,
+        })
+        .await;
+        found.retain(|broken| !self.exempt.iter().any(|e| e.explains(broken.rule)));
+        if !found.is_empty() {
+            let healths = oracles::health::observe(&self.addresses()).await;
+            let late = overdue::overdue(&self.broker, &self.killed).await;
+            let is_late = late.is_ok_and(|late| !late.is_empty());
+            found.extend(oracles::health::judge(&found, &healths, is_late));
+        }
         let pool = self.pool.as_ref();
-        let found = checker::check(&self.broker, pool, &self.journal, &self.exempt).await;
-        let found = found.unwrap_or_else(|why| panic!("the history cannot be checked: {why}"));
+        let history = checker::check(&self.broker, pool, &self.journal, &self.exempt).await;
+        let history = history.unwrap_or_else(|why| panic!("the history cannot be checked: {why}"));
+        found.extend(history);
         let words: Vec<String> = found.iter().take(20).map(ToString::to_string).collect();
         assert!(
             found.is_empty(),
-            "the history breaks {} rules:\n{}",
+            "{} promises are broken:\n{}",
             found.len(),
             words.join("\n")
         );
+    }
+
+    /// Names and addresses of the services that say in their logs where they can be asked for their
+    /// health.
+    fn addresses(&self) -> Vec<(String, String)> {
+        let services = self.workers.iter().chain(&self.policies);
+        let services = services.chain(&self.recorder);
+        let found = services.filter_map(|s| Some((s.name.clone(), address_of(s)?)));
+        found.collect()
     }
 
     /// A `fiec` command that finds this cluster.
@@ -237,9 +271,41 @@ impl Lab {
         command
     }
 
-    /// Runs a `fiec` command to its end.
+    /// Runs a `fiec` command to its end. An answer that promises something is noted.
     pub async fn fiec(&self, args: &[&str]) -> Ran {
-        run(self.command(args)).await
+        let ran = run(self.command(args)).await;
+        if ran.code == 0 {
+            self.note_answer(args, &ran);
+        }
+        ran
+    }
+
+    fn note_answer(&self, args: &[&str], ran: &Ran) {
+        let Some((verb, rest)) = args.split_first() else {
+            return;
+        };
+        let said = match *verb {
+            "pause" => Said::Paused,
+            "resume" => Said::Resumed,
+            "cancel" => Said::Cancelled,
+            "submit" => {
+                // It prints the ids of the accepted lines.
+                let words = ran.stdout.split_whitespace();
+                for id in words.filter_map(|word| word.parse().ok()) {
+                    self.answers.note(id, Said::Accepted);
+                }
+                return;
+            }
+            _ => return,
+        };
+        // With options a command may mean executions of another tenant.
+        if rest.iter().any(|arg| arg.starts_with('-')) {
+            return;
+        }
+        for name in rest {
+            let id = name.parse().unwrap_or_else(|_| self.id(name));
+            self.answers.note(id, said);
+        }
     }
 
     /// Writes a file of the test's own.
@@ -362,6 +428,16 @@ impl Lab {
 /// The number of `n3` is 3.
 pub fn number_of(node: &NodeId) -> usize {
     node.as_str().trim_start_matches('n').parse().unwrap()
+}
+
+/// Where a service says in its log that it can be asked for its health.
+pub fn address_of(service: &Process) -> Option<String> {
+    let log = std::fs::read_to_string(&service.log).ok()?;
+    let lines = log.lines().filter(|line| line.contains("serving /metrics"));
+    // A service that was started again goes on in the same log.
+    let port = lines.last()?.split("127.0.0.1:").nth(1)?;
+    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
+    Some(format!("127.0.0.1:{port}"))
 }
 
 /// The digest of the same computation without servers, nodes or boundaries in between.

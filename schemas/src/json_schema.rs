@@ -43,6 +43,8 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("batch-request", schema::<messages::BatchRequest>()),
         ("batch-reply", schema::<messages::BatchReply>()),
         ("api-reply", schema::<messages::ApiReply>()),
+        ("view-request", schema::<messages::ViewRequest>()),
+        ("view-reply", schema::<messages::ViewReply>()),
         ("submit-reply", schema::<messages::SubmitReply>()),
         ("record", schema::<messages::Record>()),
         (

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::ids::{ExecutionId, NodeId, Tenant};
+use crate::ids::{ExecutionId, InstanceId, NodeId, Tenant};
 use crate::messages::{ExecutionVerb, NodeVerb};
 
 /// Header of a ledger message that holds its [`crate::LedgerMessage`] as JSON.
@@ -197,6 +197,11 @@ pub const API_ENVELOPE: &str = "fiec.api.node.envelope";
 
 /// The resources that nodes can offer. The answer is a [`crate::surroundings::OffersReply`].
 pub const OFFERS: &str = "fiec.api.offers";
+
+/// What one policy service believes of live executions: a [`crate::messages::ViewRequest`].
+pub fn api_view(service: InstanceId) -> String {
+    format!("fiec.api.view.{service}")
+}
 
 /// The probe of a kind of service, stored in [`PROBE_STREAM`].
 pub fn probe(who: &str) -> String {

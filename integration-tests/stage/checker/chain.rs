@@ -3,8 +3,17 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use fiec_schemas::subjects;
+
 use super::message::{Message, by_execution};
 use super::{Rule, Violation};
+
+impl Message {
+    /// Whether the stream must still have it, beside the newest message of its ledger.
+    fn is_kept(&self, newest: u64) -> bool {
+        newest.saturating_sub(self.state.ordinal) < subjects::LEDGER_DEPTH as u64
+    }
+}
 
 /// A ledger as far as it is known.
 #[derive(Debug, Clone)]
@@ -57,11 +66,22 @@ fn join(execution: &str, stored: Vec<Message>, seen: &[Message]) -> (Chain, Vec<
         .filter(|message| !in_stream.contains(message.digest.as_str()))
         .map(|message| (message.digest.as_str(), message))
         .collect();
+    let newest = stored.last().map_or(0, |message| message.state.ordinal);
     let mut messages: Vec<Message> = Vec::new();
     for message in &stored {
         let last = messages.last().map(|last| last.digest.as_str());
         match behind(message, last, &others) {
             Some(between) => {
+                let deleted = between
+                    .iter()
+                    .filter(|m| last.is_some() && m.is_kept(newest));
+                wrong.extend(deleted.map(|deleted| {
+                    let what = format!(
+                        "message {} (ordinal {}) was deleted from the stream",
+                        deleted.seq, deleted.state.ordinal
+                    );
+                    Violation::new(Rule::Durable, execution, what)
+                }));
                 messages.extend(between.into_iter().cloned());
                 messages.push(message.clone());
             }

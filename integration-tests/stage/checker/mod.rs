@@ -70,6 +70,24 @@ pub enum Rule {
     Records,
     /// Nothing is stated as missing or made anew.
     Gaps,
+    /// A confirmed request is done, and an accepted line has a ledger.
+    Answers,
+    /// Each policy service believes what the ledgers say.
+    Agreement,
+    /// A pending execution that a free viable node could take is bound.
+    Liveness,
+    /// The age of the last commit of a computing execution is bounded.
+    RecoveryPoint,
+    /// Nothing is left behind.
+    Leaks,
+    /// Of each execution the stream holds a prefix of the emitted messages, each once.
+    Outbox,
+    /// Streams and consumers are as they were set up.
+    Configuration,
+    /// While something is broken, some health is red or somebody is overdue.
+    Health,
+    /// Everything can be observed.
+    Observed,
 }
 
 /// What a test does to its cluster on purpose, so that some rules cannot hold.
@@ -84,11 +102,11 @@ pub enum Exempt {
 
 impl Exempt {
     /// True where the damage explains the violation.
-    fn explains(self, rule: Rule) -> bool {
+    pub fn explains(self, rule: Rule) -> bool {
         match self {
             Exempt::Garbage => rule == Rule::Readable,
             Exempt::LostMessages => {
-                matches!(rule, Rule::Durable | Rule::Gaps)
+                matches!(rule, Rule::Durable | Rule::Gaps | Rule::Outbox)
             }
         }
     }
@@ -110,6 +128,11 @@ impl Violation {
             execution: execution.to_owned(),
             what: what.into(),
         }
+    }
+
+    /// Something could not be read.
+    pub fn unobserved(why: impl Into<String>) -> Self {
+        Self::new(Rule::Observed, "", why)
     }
 }
 

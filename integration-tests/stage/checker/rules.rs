@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use fiec_schemas::Timestamp;
 use serde_json::Value;
 
 use super::chain::Chain;
@@ -38,11 +39,53 @@ struct Fold {
     started: BTreeSet<u64>,
 }
 
+/// Time between a request and the order that reaches the program, in ms.
+const ORDER_MS: i64 = 2_000;
+
+/// A pause that a worker has confirmed: it is carried out at the next boundary, on whichever node.
+#[derive(Debug, Default)]
+struct Pause {
+    /// When it was requested, while it is open.
+    since: Option<Timestamp>,
+    /// Boundaries that were computed after it.
+    boundaries: u32,
+}
+
+impl Pause {
+    fn follow(&mut self, message: &Message, say: &mut impl FnMut(Rule, String)) {
+        for event in &message.events {
+            match text(event, "type") {
+                "requested" if text(event, "what") == "pause" => {
+                    self.since.get_or_insert(message.state.at);
+                }
+                "boundary" => {
+                    let at: Option<Timestamp> = text(event, "computed_at").parse().ok();
+                    let late = |(since, at): (Timestamp, Timestamp)| {
+                        at.millis() > since.millis() + ORDER_MS
+                    };
+                    if self.since.zip(at).is_some_and(late) {
+                        self.boundaries += 1;
+                    }
+                    if self.boundaries == 2 {
+                        let what = "a second boundary after a pause was confirmed";
+                        say(Rule::Answers, what.to_owned());
+                    }
+                }
+                "paused" | "completed" | "failed" | "cancelled" | "returned" => {
+                    *self = Self::default();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 /// Judges a ledger by all rules that need nothing beside it.
 pub fn judge(chain: &Chain) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut fold = Fold::default();
     let mut before: Option<&Message> = None;
+    let mut pause = Pause::default();
     for message in &chain.messages {
         let mut say = |rule, what: String| {
             let at = format!(
@@ -53,6 +96,7 @@ pub fn judge(chain: &Chain) -> Vec<Violation> {
             found.push(Violation::new(rule, &chain.execution, what));
         };
         order(before, message, &mut say);
+        pause.follow(message, &mut say);
         // After a loss, and if the beginning is unknown, the fold continues from the message's own state.
         if message.has("healed") {
             say(

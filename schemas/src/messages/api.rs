@@ -419,6 +419,51 @@ pub struct ContractStanding {
     pub detail: String,
 }
 
+/// A request for what one policy service believes of live executions, on `fiec.api.view.<service>`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ViewRequest {
+    /// Only executions with a greater id: the last one of the page before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<ExecutionId>,
+}
+
+/// The answer to `fiec.api.view.<service>`: a page, ordered by id.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ViewReply {
+    /// Why the request was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Reason for programs. Present if `error` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalCode>,
+    /// Live executions, at most [`VIEW_PAGE`].
+    pub executions: Vec<Believed>,
+    /// True if executions with greater ids follow.
+    pub more: bool,
+}
+
+/// Most executions in a [`ViewReply`].
+pub const VIEW_PAGE: usize = 2_000;
+
+/// What a policy service believes of one execution. Its ledger is the truth.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Believed {
+    /// The execution.
+    pub execution: ExecutionId,
+    /// Its phase.
+    pub phase: PhaseKind,
+    /// Sequence of the last message known; 0 before the first is stored.
+    pub seq: Sequence,
+    /// Epoch of its last binding.
+    pub epoch: Epoch,
+    /// The node that it is bound to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    /// True while an append of the service is in flight.
+    pub appending: bool,
+}
+
 /// The answer to `fiec.api.submit.<tenant>`: one result for every line that is not blank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SubmitReply {

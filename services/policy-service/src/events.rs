@@ -6,7 +6,7 @@ use fiec_policy::holds::Seen;
 use fiec_policy::verify::Named;
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::hardware::RunningProgress;
-use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, Why};
+use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, ViewReply, Why};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::surroundings::Offers;
@@ -135,6 +135,8 @@ pub enum Ask {
     Lost(oneshot::Sender<BTreeSet<NodeId>>),
     /// The resources that the nodes can offer.
     Offers(oneshot::Sender<Offers>),
+    /// What this service believes of live executions, after this one in order.
+    View(Option<ExecutionId>, oneshot::Sender<ViewReply>),
     /// The progress of a running execution.
     Progress(ExecutionId, oneshot::Sender<Option<RunningProgress>>),
     /// Move an execution.

@@ -6,7 +6,9 @@ use async_nats::service::{
     NATS_SERVICE_ERROR, NATS_SERVICE_ERROR_CODE, Request, error::Error as ServiceError,
 };
 use bytes::Bytes;
-use fiec_schemas::messages::{ApiReply, BatchReply, QuotaReply, RefusalCode, SubmitReply};
+use fiec_schemas::messages::{
+    ApiReply, BatchReply, QuotaReply, RefusalCode, SubmitReply, ViewReply,
+};
 use fiec_schemas::surroundings::OffersReply;
 use serde::Serialize;
 
@@ -49,6 +51,7 @@ macro_rules! reply {
 reply! {
     ApiReply: |_| None,
     OffersReply: |_| None,
+    ViewReply: |_| None,
     QuotaReply: |_| None,
     BatchReply: |reply| Some(format!("{} failed: {}", reply.failed, reply.reasons.first()?)),
     SubmitReply: |reply| {

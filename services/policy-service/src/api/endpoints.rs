@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use fiec_schemas::messages::{ExecutionVerb, NodeVerb};
-use fiec_schemas::subjects;
+use fiec_schemas::{InstanceId, subjects};
 
 /// An endpoint of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,16 +27,19 @@ pub(super) enum Endpoint {
     Node(NodeVerb),
     /// Reads or changes the envelopes of a node.
     Envelope,
+    /// Reads what this service believes of live executions.
+    View(InstanceId),
 }
 
 impl Endpoint {
-    /// All endpoints.
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    /// All endpoints of a service.
+    pub(super) fn all(service: InstanceId) -> impl Iterator<Item = Self> {
         let executions = ExecutionVerb::ALL.iter().copied().map(Self::Execution);
         let nodes = NodeVerb::ALL.iter().copied().map(Self::Node);
         [Self::Submit, Self::Batch, Self::Quota, Self::Quotas]
             .into_iter()
             .chain([Self::Nodes, Self::Offers, Self::Envelope])
+            .chain([Self::View(service)])
             .chain(executions)
             .chain(nodes)
     }
@@ -53,6 +56,7 @@ impl Endpoint {
             Self::Offers => "offers",
             Self::Node(verb) => verb.as_str(),
             Self::Envelope => "envelope",
+            Self::View(_) => "view",
         }
     }
 
@@ -68,6 +72,7 @@ impl Endpoint {
             Self::Offers => subjects::OFFERS.to_owned(),
             Self::Node(verb) => subjects::api_node(verb),
             Self::Envelope => subjects::API_ENVELOPE.to_owned(),
+            Self::View(service) => subjects::api_view(service),
         }
     }
 
@@ -83,6 +88,7 @@ impl Endpoint {
             Self::Offers => ("none", "offers-reply.json"),
             Self::Node(_) => ("node-request.json", "api-reply.json"),
             Self::Envelope => ("envelope-request.json", "api-reply.json"),
+            Self::View(_) => ("view-request.json", "view-reply.json"),
         };
         let pairs = [("request", request), ("reply", reply)];
         let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -98,9 +104,10 @@ mod tests {
 
     #[test]
     fn each_endpoint_has_a_name_and_a_subject_of_its_own() {
-        let (names, subjects): (Vec<_>, Vec<_>) =
-            Endpoint::all().map(|e| (e.name(), e.subject())).unzip();
-        assert_eq!(names.len(), 21);
+        let (names, subjects): (Vec<_>, Vec<_>) = Endpoint::all(InstanceId(uuid::Uuid::nil()))
+            .map(|e| (e.name(), e.subject()))
+            .unzip();
+        assert_eq!(names.len(), 22);
         assert_eq!(BTreeSet::from_iter(&names).len(), names.len());
         assert_eq!(BTreeSet::from_iter(&subjects).len(), subjects.len());
         assert!(subjects.contains(&"fiec.api.why.*".to_owned()));

@@ -14,13 +14,14 @@ mod question;
 mod quotas;
 mod sight;
 mod submit;
+mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::service::{Request, ServiceExt};
+use async_nats::service::{Request, Service, ServiceExt};
 use fiec_schemas::Tenant;
 use fiec_schemas::messages::{ApiReply, NodeVerb, Record, SubmitReply};
 use fiec_schemas::submission::ATOMIC_HEADER;
@@ -75,7 +76,7 @@ pub async fn serve(
         .await
         .map_err(|error| failed(format!("cannot start the micro service: {error}")))?;
     let mut endpoints = Vec::new();
-    for endpoint in Endpoint::all() {
+    for endpoint in Endpoint::all(options.id) {
         let name = endpoint.name();
         let requests = service
             .endpoint_builder()
@@ -86,6 +87,7 @@ pub async fn serve(
             .map_err(|error| failed(format!("cannot add the endpoint {name}: {error}")))?;
         endpoints.push(requests.map(move |request| (endpoint, request)));
     }
+    let _registered = Registered(Some(service));
     let api = Api {
         effects,
         options: Arc::new(options),
@@ -115,6 +117,18 @@ pub async fn serve(
     Err(failed("its subscriptions ended".to_owned()))
 }
 
+/// The micro service as the broker's clients see it. It is withdrawn on drop: its answers to
+/// `nats micro info` would otherwise outlive the life that served it.
+struct Registered(Option<Service>);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Some(service) = self.0.take() {
+            tokio::spawn(service.stop());
+        }
+    }
+}
+
 /// Result of a handler: a value, or the refusal of the request.
 type Answered<T> = Result<T, Refusal>;
 
@@ -138,6 +152,7 @@ impl Api {
             Endpoint::Node(NodeVerb::Release) => Answer::of(self.release(payload).await),
             Endpoint::Node(verb) => Answer::of(self.node(verb, payload).await),
             Endpoint::Envelope => Answer::of(self.envelope(payload).await),
+            Endpoint::View(_) => Answer::of(self.view(payload).await),
             Endpoint::Execution(verb) => Answer::of(self.execution(verb, tenant, payload).await),
         };
         respond(&self.effects.broker.client, endpoint, request, answer).await;

@@ -2,7 +2,7 @@
 
 use async_nats::jetstream::message::PublishMessage;
 use fiec_policy::{Action, Input};
-use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record};
+use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record, VIEW_PAGE, ViewReply};
 use fiec_schemas::trust::Proof;
 use fiec_schemas::{Event, LineError, subjects};
 
@@ -242,6 +242,14 @@ impl Core {
             }
             Ask::Offers(reply) => {
                 let _ = reply.send(self.policy.offers(self.now()));
+            }
+            Ask::View(after, reply) => {
+                let (executions, more) = self.policy.beliefs(after, VIEW_PAGE);
+                let _ = reply.send(ViewReply {
+                    executions,
+                    more,
+                    ..ViewReply::default()
+                });
             }
             Ask::Progress(execution, reply) => {
                 let _ = reply.send(self.policy.progress(execution));

@@ -22,6 +22,7 @@
 mod action;
 mod adopt;
 mod aside;
+mod beliefs;
 mod bind;
 mod duties;
 mod fill;

@@ -1,0 +1,47 @@
+//! While a promise is broken for longer than its bound, some health is red or some duty is overdue:
+//! an operator can see it.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::stage::checker::{Rule, Violation};
+use crate::stage::get;
+
+/// How long a service has to answer.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// What a service says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// Its name.
+    pub service: String,
+    /// True if it says that all is well.
+    pub is_green: bool,
+}
+
+/// Asks the services at these addresses. One that does not answer is not green.
+pub async fn observe(services: &[(String, String)]) -> Vec<Health> {
+    let mut found = Vec::new();
+    for (service, address) in services {
+        let asked = tokio::spawn({
+            let address = address.clone();
+            async move { get(&address, "/healthz").await }
+        });
+        let answer = timeout(WITHIN, asked).await;
+        let is_green = matches!(answer, Ok(Ok(page)) if page.starts_with("HTTP/1.1 200"));
+        found.push(Health {
+            service: service.clone(),
+            is_green,
+        });
+    }
+    found
+}
+
+/// Finds that nothing shows what is broken. `overdue`: some duty is overdue.
+pub fn judge(broken: &[Violation], healths: &[Health], overdue: bool) -> Option<Violation> {
+    let all_green = healths.iter().all(|health| health.is_green);
+    let is_hidden = !broken.is_empty() && all_green && !overdue;
+    let what = "every health is green and nobody is overdue, while this is broken";
+    is_hidden.then(|| Violation::new(Rule::Health, "", what))
+}
