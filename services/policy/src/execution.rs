@@ -3,7 +3,7 @@
 
 use fiec_schemas::duty::Request;
 use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
-use fiec_schemas::{Cause, Decision, InstanceId, Sequence, Tenant, Timestamp};
+use fiec_schemas::{Cause, Decision, InstanceId, RequestKind, Sequence, Tenant, Timestamp};
 
 use crate::cluster::NodeIx;
 use crate::places::{Claim, DeviceIx};
@@ -122,6 +122,17 @@ pub struct Avoided {
 /// must not become repeated offers.
 const DOUBLINGS: u8 = 3;
 
+/// A request that the worker has confirmed and not carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenRequest {
+    /// The request.
+    pub what: RequestKind,
+    /// Who asked.
+    pub who: Box<str>,
+    /// The worker's duty that follows from it.
+    pub duty: Request,
+}
+
 /// The rare fields of an execution.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
@@ -146,7 +157,7 @@ pub struct Extra {
     /// The reason for the park, if known.
     pub why_parked: Option<Cause>,
     /// The open request to its worker.
-    pub request: Option<Request>,
+    pub request: Option<OpenRequest>,
     /// True if its program asks for more than its place has.
     pub asks: bool,
     /// Time until which it is not ordered to park, because it could not.

@@ -14,6 +14,8 @@ use fiec_schemas::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::execution::OpenRequest;
+
 /// The fields of a ledger message that the policy reads. Traces write and read them too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LedgerView<'a> {
@@ -123,6 +125,8 @@ pub struct PhaseView<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RequestedView<'a> {
     what: RequestKind,
+    #[serde(borrow)]
+    who: Cow<'a, str>,
     at: Option<&'a str>,
 }
 
@@ -311,16 +315,21 @@ impl<'a> StateView<'a> {
     }
 
     /// The open request to its worker, with its time limit.
-    pub fn request(&self) -> Option<Request> {
+    pub fn request(&self) -> Option<OpenRequest> {
         let requested = self.requested.as_ref()?;
-        Some(Request::of(Requested {
+        let duty = Request::of(Requested {
             what: requested.what,
             at: requested.at.map_or_else(|| self.at(), stamp),
             bound_at: self.moved_at().unwrap_or_default(),
             parked_at: self.parked.map(|parked| parked.at),
             commits: self.commits(),
             compute_us: self.compute_us(),
-        }))
+        });
+        Some(OpenRequest {
+            what: requested.what,
+            who: (*requested.who).into(),
+            duty,
+        })
     }
 
     /// Time of the last binding.

@@ -280,7 +280,16 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
-        if e.busy || e.profile == ProfileIx::UNKNOWN {
+        if e.busy {
+            return Placed::Moot;
+        }
+        if self.carry_out_request(now, id, &cause, out) {
+            return Placed::Yes;
+        }
+        let Some(e) = self.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        if e.profile == ProfileIx::UNKNOWN {
             return Placed::Moot;
         }
         if e.stage == Stage::Pending && !self.may_wait(id) {

@@ -51,7 +51,11 @@ impl Policy {
             },
             Stage::Started(..) => Standing::Started {
                 is_parked: e.parked().is_some(),
-                request: e.extra.as_ref().and_then(|extra| extra.request),
+                request: e
+                    .extra
+                    .as_ref()
+                    .and_then(|extra| extra.request.as_ref())
+                    .map(|open| open.duty),
             },
             Stage::Paused => Standing::Paused,
             Stage::Verifying => Standing::Verifying,

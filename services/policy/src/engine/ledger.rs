@@ -466,6 +466,9 @@ impl Policy {
             e.epoch = epoch;
             e.busy = false;
             e.since = now.mono;
+            if let Some(extra) = e.extra.as_mut().filter(|_| stage == Stage::Paused) {
+                extra.request = None;
+            }
         }
         self.note_deadline(id);
         match stage {

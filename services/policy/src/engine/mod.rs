@@ -43,6 +43,7 @@ mod preempt;
 mod realloc;
 mod reconcile;
 mod refusal;
+mod requests;
 mod reserve;
 mod resize;
 mod room;

@@ -1,0 +1,67 @@
+//! A pause or a cancel that a worker has confirmed survives its worker.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod world;
+
+use fiec_policy::{Input, ProbeOutcome};
+use fiec_schemas::{Cause, Event, Phase, PhaseKind, RequestKind};
+use world::World;
+
+/// Time after which a silent node is probed, in ms.
+const SILENT_MS: u64 = 5_500;
+
+/// The node is silent, and a probe is not answered.
+fn lose(w: &mut World, node: usize) {
+    w.silence(node);
+    w.pass(SILENT_MS);
+    let name = w.node(node);
+    w.step(Input::Probe(&name, ProbeOutcome::Silent));
+    w.carry_out();
+}
+
+/// An execution that computes, of which this was requested.
+fn requested(nodes: usize, what: RequestKind) -> World {
+    let mut w = World::new(nodes);
+    w.submit_and_store(1);
+    w.start(1);
+    let author = w.author(1);
+    let who = "ann@lab".to_owned();
+    let event = Event::Requested { who, what };
+    w.append(World::id(1), vec![event], &author, true);
+    w
+}
+
+#[test]
+fn a_confirmed_pause_is_carried_out_when_its_worker_is_lost() {
+    let mut w = requested(2, RequestKind::Pause);
+    let node = w.node_of(1);
+    lose(&mut w, node);
+    let who = "ann@lab".to_owned();
+    assert_eq!(w.phase(1), Phase::Paused { who });
+    // It does not run again by itself.
+    w.speak(node);
+    w.pass(SILENT_MS);
+    assert_eq!(w.phase(1).kind(), PhaseKind::Paused);
+}
+
+#[test]
+fn a_confirmed_cancel_is_carried_out_when_its_worker_is_lost_and_no_node_has_room() {
+    let mut w = requested(1, RequestKind::Cancel);
+    lose(&mut w, 0);
+    assert_eq!(w.phase(1), Phase::Cancelled);
+}
+
+#[test]
+fn a_confirmed_pause_is_carried_out_when_its_worker_left_it_pending() {
+    let mut w = requested(2, RequestKind::Pause);
+    let author = w.author(1);
+    let yielded = Event::Yielded {
+        cause: Cause::Drain {
+            who: "ann@lab".to_owned(),
+        },
+        computed_until: w.at().wall,
+    };
+    w.append(World::id(1), vec![yielded], &author, true);
+    w.pass(1_000);
+    assert_eq!(w.phase(1).kind(), PhaseKind::Paused);
+}
