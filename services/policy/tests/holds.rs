@@ -2,7 +2,8 @@
 
 mod world;
 
-use fiec_schemas::{Cause, Event, Phase};
+use fiec_policy::Input;
+use fiec_schemas::{Cause, Event, InstanceId, Phase};
 use world::World;
 use world::scenes::{GANG, gang_of_three, gang_without_its_second, quota};
 
@@ -187,6 +188,53 @@ fn a_reservation_that_finds_no_room_lets_the_next_one_try() {
     assert_eq!((w.running(), w.reserved()), (0, 1));
     w.pass(7_000);
     assert_eq!(phase(&w, 2), "bound");
+}
+
+/// Gives all reservations to a policy service that is gone.
+fn widow(w: &mut World) {
+    let (tenant, gone) = (World::tenant(), InstanceId(uuid::Uuid::from_u128(77)));
+    let (seq, table) = w.holds.tables.entry(tenant.clone()).or_default();
+    table.entries.iter_mut().for_each(|entry| entry.by = gone);
+    *seq += 1;
+    let (seq, table) = (*seq, table.clone());
+    w.step(Input::Reserved {
+        tenant: &tenant,
+        table: Some((seq, &table)),
+        answer: false,
+    });
+}
+
+#[test]
+fn a_reservation_of_a_gone_service_is_freed_in_turn_and_its_append_comes_too_late() {
+    let mut w = World::new(2);
+    w.quota(Some(quota(1)));
+    w.pass(7_000);
+    w.submit_line(1, r#""requires":{"nodes":["elsewhere"]}"#);
+    w.pass(1_000);
+    assert_eq!((w.running(), w.reserved()), (0, 1));
+    let expected = w.ledgers[&World::id(1)].seq;
+    let since = w.why(1).summary;
+    widow(&mut w);
+    w.submit_and_store(2);
+    w.pass(4_000);
+    let moved = w.ledgers[&World::id(1)].seq > expected;
+    assert_eq!((w.reserved(), moved), (1, false), "it may find a place yet");
+    for _ in 0..200 {
+        w.pass(50);
+        let first = w.reservation_of(1);
+        let moved = w.ledgers[&World::id(1)].seq > expected;
+        assert!(
+            first || moved,
+            "an append of the gone service could succeed"
+        );
+    }
+    assert_eq!(phase(&w, 2), "bound", "{}", w.why(2).summary);
+    let waited = |summary: &str| summary.split(' ').nth(2)?.parse::<u64>().ok();
+    let (before, after) = (waited(&since), waited(&w.why(1).summary));
+    assert!(
+        before.is_some() && after >= before.map(|ms| ms + 14_000),
+        "{before:?} {after:?}"
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
 //!    frees only when no append of its own is in flight.
 //! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
-//!    execution's ledger has moved on, so that an append still in flight must fail.
+//!    execution's ledger has moved on, so that an append still in flight must fail ([`super::free`]).
 //!
 //! A replica that was stalled or cut off reads its reservations again before it trusts them.
 
@@ -19,8 +19,8 @@ use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
 
 use super::{Action, Policy};
 use crate::cluster::Stage;
+use crate::holds::Fate;
 use crate::holds::reserve::{Change, Denied, Sum};
-use crate::holds::{Fate, Seen};
 use crate::time::{Millis, Now};
 
 /// Most sets of reservations in one change.
@@ -154,16 +154,6 @@ impl Policy {
         }
     }
 
-    /// An execution has ended: its reservation is freed, by the owner at once.
-    pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
-        if let Some(table) = self.holds.tables.get_mut(tenant)
-            && table.entries.contains_key(&id)
-        {
-            table.to_free.insert(id, Millis(0));
-            self.holds.due = true;
-        }
-    }
-
     /// Finds unused reservations, and executions that run without one.
     pub(super) fn sweep_reservations(&mut self, now: Now) {
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
@@ -205,12 +195,11 @@ impl Policy {
                     }
                     Some(e) if e.stage == Stage::Pending && own && !e.busy => {
                         let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
-                        let moved = entry.firm.is_none_or(|seq| e.seq > seq);
                         // Another execution yields for it, or places are reserved.
                         let asked = self.share.asking.contains_key(id)
                             || self.share.promised.contains_key(id)
                             || first.is_some_and(|first| first.members.contains(id));
-                        if old(since, self.config.reserve_ms) && moved && !asked {
+                        if old(since, self.config.reserve_ms) && !asked {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }
@@ -241,19 +230,6 @@ impl Policy {
         self.holds.due |= !self.holds.gangs_due.is_empty();
     }
 
-    /// Result of a look at the ledger of a reservation's execution.
-    pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
-        if seen == Seen::Lives || self.knows(id) {
-            return;
-        }
-        for table in self.holds.tables.values_mut() {
-            if table.entries.contains_key(&id) {
-                table.to_free.insert(id, now.mono);
-                self.holds.due = true;
-            }
-        }
-    }
-
     /// Requests wanted and free reservations, one change of a tenant at a time.
     pub(super) fn ask_for_reservations(&mut self, now: Now, out: &mut Vec<Action>) {
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
@@ -276,7 +252,7 @@ impl Policy {
                 ..Change::default()
             };
             let unread = !table.fresh;
-            self.plan_freeing(now, &tenant, &mut change);
+            self.plan_freeing(now, &tenant, &mut change, out);
             self.plan_taking(now, &tenant, &mut change);
             self.plan_adopting(&tenant, &mut change);
             self.plan_reserving(now, &tenant, &mut change);
@@ -294,65 +270,6 @@ impl Policy {
                 tenant,
                 change: Box::new(change),
             });
-        }
-    }
-
-    fn plan_freeing(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
-        let Some(table) = self.holds.tables.get(tenant) else {
-            return;
-        };
-        let mut settled = Vec::new();
-        for (id, at) in &table.to_free {
-            let Some(entry) = table.entries.get(id) else {
-                settled.push(*id);
-                continue;
-            };
-            let live = self.cluster.execution(*id);
-            // It was resumed or bound in the meantime.
-            let needed = live.is_some_and(|e| {
-                e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
-            });
-            if needed || (live.is_some() && entry.by != self.seed) {
-                settled.push(*id);
-            } else if entry.by == self.seed
-                || self.is_gone(now, entry)
-                || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
-            {
-                change.free.push((*id, entry.by));
-            }
-        }
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
-            table.to_free.retain(|id, _| !settled.contains(id));
-            // Another owner gets some time to free it.
-            for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
-                *at = now.mono;
-            }
-        }
-    }
-
-    /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
-    /// the owner may not have been heard yet.
-    pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
-        let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
-        !young && !self.replicas.is_present(entry.by)
-    }
-
-    /// Takes over a gone owner's reservations for live executions.
-    fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
-        let Some(table) = self.holds.tables.get(tenant) else {
-            return;
-        };
-        for (id, entry) in &table.entries {
-            let Some(e) = self.cluster.execution(*id) else {
-                continue;
-            };
-            let mine = match entry.gang {
-                Some(_) => self.places_gangs(),
-                None => self.is_mine(*id),
-            };
-            if mine && self.is_gone(now, entry) {
-                change.take.push((*id, entry.by, self.seed, e.seq));
-            }
         }
     }
 
