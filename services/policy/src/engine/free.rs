@@ -112,22 +112,37 @@ impl Policy {
         !young && !self.replicas.is_present(entry.by)
     }
 
-    /// Takes over a gone owner's reservations for live executions.
+    /// Takes over a gone owner's reservations for live executions. If the preferred replica does
+    /// not, this one does after a grace period.
     pub(super) fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
         };
+        let grace = self.config.grace_ms;
+        let is_late = table.left.is_some_and(|at| now.mono.since(at) >= grace);
+        let mut is_left = false;
         for (id, entry) in &table.entries {
             let Some(e) = self.cluster.execution(*id) else {
                 continue;
             };
+            if !self.is_gone(now, entry) {
+                continue;
+            }
             let mine = match entry.gang {
                 Some(_) => self.places_gangs(),
                 None => self.is_mine(*id),
             };
-            if mine && self.is_gone(now, entry) {
+            if mine || is_late {
                 change.take.push((*id, entry.by, self.seed, e.seq));
+            } else {
+                is_left = true;
             }
+        }
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            table.left = table
+                .left
+                .filter(|_| is_left)
+                .or(is_left.then_some(now.mono));
         }
     }
 }

@@ -10,6 +10,13 @@
 //!    execution's ledger has moved on, so that an append still in flight must fail ([`super::free`]).
 //!
 //! A replica that was stalled or cut off reads its reservations again before it trusts them.
+//!
+//! A replica that cannot read the ledgers is silent, so it counts as gone while it still acts. It
+//! stops binding under a reservation when it learns of the new owner. Until then its append and that
+//! of the new owner follow the same message, so the ledger accepts one of them.
+//!
+//! One replica is preferred for each reservation. If it does not act, another one reserves, or takes
+//! over, after a grace period.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -290,14 +297,20 @@ impl Policy {
         let mut seen = BTreeSet::new();
         let mut stale = Vec::new();
         let mut scarce = false;
+        let (mut left, mut others) = (Vec::new(), Vec::new());
         for (_, _, id) in queue.iter().take(LOOKED_AT) {
             if change.sets.len() >= SETS {
                 break;
             }
-            let Some((_, from)) = self.holds.queued.get(id) else {
+            let Some(queued) = self.holds.queued.get(id) else {
                 continue;
             };
-            if *from > now.mono || seen.contains(id) {
+            // Its owner binds it, or another replica takes it over.
+            if entries.get(id).is_some_and(|entry| entry.by != self.seed) {
+                others.push(*id);
+                continue;
+            }
+            if queued.from > now.mono || seen.contains(id) {
                 continue;
             }
             let pending = |id: &ExecutionId| {
@@ -320,7 +333,6 @@ impl Policy {
             for member in &set {
                 match entries.get(member) {
                     Some(entry) if entry.by == self.seed => {}
-                    // Its owner binds it, or another replica takes it over.
                     Some(_) => foreign = true,
                     None => wanted.extend(self.reservation(*member)),
                 }
@@ -348,15 +360,31 @@ impl Policy {
                 Err(_) => continue,
             }
             wanted.iter().for_each(|entry| sum.add(entry));
-            // An entry that another replica is about to reserve keeps its room. If that replica is
-            // gone, this one soon becomes the preferred one.
+            // An entry that another replica is about to reserve keeps its room. If that replica
+            // does not, this one does after a grace period.
             let mine = if set.len() > 1 {
                 self.places_gangs()
             } else {
                 self.is_mine(*id)
             };
-            if mine {
+            let is_late = |at: Millis| now.mono.since(at) >= self.config.grace_ms;
+            if mine || queued.left.is_some_and(is_late) {
                 change.sets.push(wanted);
+            } else if queued.left.is_none() {
+                left.push(*id);
+            }
+        }
+        for id in left {
+            if let Some(queued) = self.holds.queued.get_mut(&id) {
+                queued.left = Some(now.mono);
+            }
+        }
+        // After another replica has had it in vain, it is the turn of others. A look may see the end
+        // of that late.
+        let turn = self.config.reserve_ms + self.config.look_ms;
+        for id in others {
+            if let Some(queued) = self.holds.queued.get_mut(&id) {
+                (queued.from, queued.left) = (now.mono.plus(turn), None);
             }
         }
         for id in stale {
